@@ -1,0 +1,69 @@
+"""Energon sample types for packed and for unpacked multimodal conversations.
+
+Images are PIL images, upright, decoded when first used. Videos are bytes of the file.
+"""
+
+from typing import Any, Optional  # Energon's reader of dataset.yaml wants Optional
+
+from megatron.energon import Sample, edataclass
+
+
+@edataclass
+class MultiMixQASample(Sample):
+    """One conversation with its media: an unpacked sample."""
+
+    #: role/content messages; each `<image>` or `<video>` in a content stands for the next of its kind
+    messages: list[dict[str, Any]]
+    #: its images, in the order of their placeholders
+    image: Optional[list[Any]] = None
+    #: its videos
+    video: Optional[list[Any]] = None
+    #: tool schemas for the chat template
+    tools: Optional[list[Any]] = None
+
+
+@edataclass
+class PackedMultiMixQASample(Sample):
+    """One pack: n conversations, each with its own media. All lists have n entries, one a member."""
+
+    #: role/content messages of each member
+    messages: list[list[dict[str, Any]]]
+    #: images of each member, in the order of its placeholders
+    images: list[list[Any]]
+    #: videos of each member
+    videos: list[list[Any]]
+    #: tool schemas of each member
+    tools: list[Optional[list[Any]]]
+    #: `<source shard>/<key>` of each member
+    sample_ids: list[str]
+    #: tokens of each member as they were measured; training has to come to the same
+    token_lens: list[int]
+    #: tokens of each member that are trained on
+    num_supervised: list[int]
+    #: text, image, video or mix
+    media_type: str
+    #: of the tokenizer, chat template and image rules the lengths were measured with
+    fingerprint: str
+
+
+@edataclass
+class PackedCaptioningSample(Sample):
+    """One pack in LLaVA-OneVision-2's layout: prompts and captions alternate, a member may have several of each."""
+
+    #: images of each member
+    images: list[list[Any]]
+    #: user turns of each member
+    prompts: list[list[str]]
+    #: assistant turns of each member
+    captions: list[list[str]]
+    #: int array of (t, h, w) per patch for each image of each member, None for an image without
+    patch_positions: Optional[list[list[Any]]] = None
+    #: frames per second of each member
+    fps: Optional[list[Any]] = None
+    #: decimals of the timestamps of each member
+    timestamp_decimal: Optional[list[Any]] = None
+    #: as in `PackedMultiMixQASample`; None in packs that other tools wrote
+    sample_ids: Optional[list[str]] = None
+    token_lens: Optional[list[int]] = None
+    num_supervised: Optional[list[int]] = None
+    fingerprint: Optional[str] = None

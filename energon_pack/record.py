@@ -1,0 +1,261 @@
+"""One source sample's JSON, normalised: the messages, and the names of the media they speak of.
+
+    raw bytes ──load_json──► JSON ──parse_record──► Record ──media_parts──► the parts that are its media
+
+Pure functions. Measuring, writing and training all call them, so that a sample means the same in each of the three.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon_pack.sample import PLACEHOLDERS, Message, Part, Reason, Skip, flat_content, kind_by_name
+
+_ROLES = {
+    **{role: role for role in ("system", "user", "assistant", "tool")},
+    "human": "user",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "function_call": "assistant",
+    "function": "tool",
+    "observation": "tool",
+}
+_MESSAGE_KEYS = ("messages", "conversations", "texts")
+_MEDIA_KEYS = ("name", "media_files")
+_KIND_KEYS = ("media", "media_type")
+
+
+@dataclass(frozen=True)
+class ReadSettings:
+    """How samples are read from their files (`source.*`); part of what a length depends on."""
+
+    messages_key: str | None = None
+    sample_type: str = "auto"  # auto | chat | captioning | vqa
+    caption_prompt: str = ""
+    control_tokens: str = "keep"  # keep | skip
+
+
+@dataclass
+class Record:
+    """One sample's JSON, normalised, before its media were looked at."""
+
+    #: role (system | user | assistant | tool), content (a string, or a list of parts), and keys of their own
+    messages: list[Message]
+    #: tool schemas for the chat template
+    tools: list[Any] | None = None
+    #: names of the media in order, as the sample lists them; None: all media parts, in the tar's order
+    listed_media: list[str] | None = None
+    #: `image`, `video`, `mix` or `text`, as the sample declares
+    declared: str | None = None
+    #: the sample's other fields, untouched
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def load_json(raw: bytes) -> Any:
+    """Parse one sample's JSON (UTF-8, or UTF-16/32 by its first bytes).
+
+    Raises:
+        Skip: `invalid_json`, also for lone surrogates, which no tokenizer can encode.
+    """
+    try:
+        value = json.loads(raw)
+        if b"\\u" in raw or b"\0" in raw:  # only an escape can smuggle half a character in
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeError as error:
+        raise Skip(Reason.INVALID_JSON, f"text is not valid Unicode: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise Skip(Reason.INVALID_JSON, str(error) or type(error).__name__) from None
+    return value
+
+
+def parse_record(value: Any, settings: ReadSettings) -> Record:
+    """Normalise one sample's JSON to messages.
+
+    Tried in order: `settings.messages_key`, `messages`, `conversations`, `texts`, `prompts`/`captions`, then a
+    caption, then a question with its answer. A list at the root is a list of messages.
+
+    Raises:
+        Skip: `not_an_object`, `no_messages`, `bad_message` or `no_assistant_turn`.
+    """
+    if isinstance(value, list):
+        value = {"messages": value}
+    if not isinstance(value, dict):
+        raise Skip(Reason.NOT_AN_OBJECT, f"the JSON is a {type(value).__name__}, not an object")
+
+    messages, used = _find_messages(value, settings)
+    if not messages:
+        raise Skip(Reason.NO_MESSAGES, "the conversation is empty")
+    system = value.get("system")
+    if isinstance(system, str) and system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+        used.add("system")
+    if not any(message["role"] == "assistant" for message in messages):
+        raise Skip(Reason.NO_ASSISTANT_TURN, f"roles are {[m['role'] for m in messages][:8]}")
+
+    used.update((*_MEDIA_KEYS, *_KIND_KEYS, "tools"))
+    return Record(
+        messages=messages,
+        tools=_tools(value.get("tools")),
+        listed_media=_listed_media(value, messages),
+        declared=next((kind for key in _KIND_KEYS if (kind := _kind(value.get(key)))), None),
+        fields={key: item for key, item in value.items() if key not in used},
+    )
+
+
+def caption_record(caption: str, settings: ReadSettings) -> Record:
+    """The conversation of a caption: `settings.caption_prompt` asks, the caption answers."""
+    return Record([_turn("user", settings.caption_prompt), _turn("assistant", caption.strip())])
+
+
+def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[list[Message], set[str]]:
+    """The messages of a sample and the keys they came from."""
+    if settings.sample_type in ("auto", "chat"):
+        keys = (settings.messages_key, *_MESSAGE_KEYS) if settings.messages_key else _MESSAGE_KEYS
+        for key in keys:
+            if value.get(key):
+                return _messages(value[key]), {key}
+        if value.get("prompts") and value.get("captions"):
+            return _prompts_and_captions(value), {"prompts", "captions"}
+    if settings.sample_type in ("auto", "captioning"):
+        caption = value.get("caption")
+        if isinstance(caption, str):
+            return caption_record(caption, settings).messages, {"caption"}
+    if settings.sample_type in ("auto", "vqa"):
+        question = next((key for key in ("question", "context") if isinstance(value.get(key), str)), None)
+        answer_key = next((key for key in ("answer", "answers") if value.get(key)), None)
+        if question and answer_key:
+            answer = value[answer_key]
+            answer = answer[0] if isinstance(answer, list) else answer
+            if not isinstance(answer, str):
+                raise Skip(Reason.BAD_MESSAGE, f"{answer_key} is not text: {answer!r}")
+            return [_turn("user", value[question]), _turn("assistant", answer)], {question, answer_key}
+    wanted = " or ".join(keys) if settings.sample_type in ("auto", "chat") else settings.sample_type
+    raise Skip(Reason.NO_MESSAGES, f"no {wanted} among {sorted(value)[:8]} (source.messages_key names the field)")
+
+
+def _messages(value: Any) -> list[Message]:
+    if isinstance(value, dict) and {"prompts", "captions"} <= value.keys():
+        return _prompts_and_captions(value)
+    if not isinstance(value, list):
+        raise Skip(Reason.BAD_MESSAGE, f"messages are a {type(value).__name__}, not a list")
+    return [_message(message, index) for index, message in enumerate(value)]
+
+
+def _prompts_and_captions(value: Mapping[str, Any]) -> list[Message]:
+    sides = []
+    for key in ("prompts", "captions"):
+        side = value[key] if isinstance(value[key], list) else [value[key]]
+        if len(side) == 1 and isinstance(side[0], list):
+            side = side[0]
+        if not all(isinstance(text, str) for text in side):
+            raise Skip(Reason.BAD_MESSAGE, f"{key} are not all text")
+        sides.append(side)
+    if len(sides[0]) != len(sides[1]):
+        raise Skip(Reason.BAD_MESSAGE, f"{len(sides[0])} prompts for {len(sides[1])} captions")
+    return [turn for p, c in zip(*sides, strict=True) for turn in (_turn("user", p), _turn("assistant", c))]
+
+
+def _turn(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _message(message: Any, index: int) -> Message:
+    """role/content from either spelling; other keys of the message (tool_calls, loss …) stay."""
+    if not isinstance(message, dict):
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} is a {type(message).__name__}, not an object")
+    named = message.get("role", message.get("from"))
+    role = _ROLES.get(named) if isinstance(named, str) else None
+    if role is None:
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}")
+    content = message.get("content", message.get("value"))
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if isinstance(content, list):
+        content = _content(content, index)
+    elif not isinstance(content, str):
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has the content {content!r}")
+    rest = {k: v for k, v in message.items() if k not in ("role", "from", "content", "value")}
+    return {"role": role, "content": content, **rest}
+
+
+def _content(items: list[Any], index: int) -> str | list[Message]:
+    """Structured content: parts of type text, image or video, as a string where `sample.flat_content` can."""
+    parts: list[Message] = []
+    for item in items:
+        kind = item.get("type", "text" if "text" in item else None) if isinstance(item, dict) else None
+        kind = {"image_url": "image", "video_url": "video"}.get(str(kind), kind)
+        if kind == "text" and isinstance(item.get("text"), str):
+            parts.append({"type": "text", "text": item["text"]})
+        elif kind in PLACEHOLDERS:
+            named = item.get(item["type"], item.get(kind))
+            named = named.get("url") if isinstance(named, dict) else named
+            parts.append({"type": kind, **({"name": named} if isinstance(named, str) else {})})
+        else:
+            raise Skip(Reason.BAD_MESSAGE, f"message {index} has a content part {str(item)[:80]}")
+    return flat_content(parts)
+
+
+def _tools(value: Any) -> list[Any] | None:
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise Skip(Reason.BAD_MESSAGE, f"tools are not JSON: {value[:80]!r}") from None
+    if not value:
+        return None
+    if not isinstance(value, list):
+        raise Skip(Reason.BAD_MESSAGE, f"tools are a {type(value).__name__}, not a list")
+    return value
+
+
+def _listed_media(value: Mapping[str, Any], messages: list[Message]) -> list[str] | None:
+    for key in _MEDIA_KEYS:
+        if value.get(key):
+            names = list(_flatten(value[key]))
+            if not all(isinstance(name, str) for name in names):
+                raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is not a name: {value[key]!r}")
+            return names
+    items = [p for m in messages if isinstance(m["content"], list) for p in m["content"] if p["type"] != "text"]
+    return [item["name"] for item in items] if items and all("name" in item for item in items) else None
+
+
+def _kind(value: Any) -> str | None:
+    kind = value.lower() if isinstance(value, str) else None
+    return kind if kind in ("text", "image", "video", "mix") else None
+
+
+def _flatten(value: Any) -> list[Any]:
+    return [leaf for item in value for leaf in _flatten(item)] if isinstance(value, list) else [value]
+
+
+def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
+    """The media of a sample in the order it lists them, else all media parts in the tar's order.
+
+    A listed name is a part (`0.jpg`), a whole member name (`00012.0.jpg`), or the extension of the only part that
+    has it (`jpg`).
+
+    Raises:
+        Skip: `missing_media`.
+    """
+    if record.listed_media is None:
+        found = [part for part in parts if kind_by_name(part.name)]
+        if not found and record.declared in ("image", "video", "mix"):
+            raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but there are no media")
+        return found
+    by_name = {part.name: part for part in parts}
+    basename = key.rpartition("/")[2]
+    chosen = []
+    for listed in record.listed_media:
+        part = by_name.get(listed)
+        if part is None:
+            whole = listed.removeprefix("./")
+            prefix = next((p for p in (f"{key}.", f"{basename}.") if whole.startswith(p)), None)
+            part = by_name.get(whole[len(prefix) :]) if prefix else None
+        if part is None:
+            same = [p for p in parts if p.name.rpartition(".")[2] == listed]
+            part = same[0] if len(same) == 1 else None
+        if part is None:
+            raise Skip(Reason.MISSING_MEDIA, f"{listed!r} is listed, the parts are {sorted(by_name)[:8]}")
+        chosen.append(part)
+    return chosen

@@ -1,0 +1,282 @@
+"""The packed shards: bytes from the source tars, in the order of the plan.
+
+One job writes one shard and its index from one row group of pack_plan.parquet. Media go from file to file inside
+the kernel where it can; the JSON of a pack is made from the JSON of its members. Bytes depend on the plan and the
+source alone: no time, owner or machine is in them.
+"""
+
+import errno
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from energon_pack.errors import PackError
+from energon_pack.manifest import FORMAT
+from energon_pack.record import ReadSettings
+from energon_pack.sample import media_type, place_media
+from energon_pack.sources import wds
+
+_BLOCK = tarfile.BLOCKSIZE
+_FLUSH = 1 << 20
+_MAX_OPEN_SHARDS = 64
+_NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """One output shard."""
+
+    path: Path
+    plan: Path
+    row_group: int
+    source: dict[str, wds.Shard]  # by name
+    settings: ReadSettings
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    name: str
+    num_packs: int
+    num_samples: int
+    num_bytes: int
+    num_bytes_read: int
+
+
+def write_shard(job: ShardJob) -> WrittenShard:
+    """Write one shard and its `.tar.idx`, whole or not at all.
+
+    Raises:
+        PackError: a source shard changed since it was measured.
+    """
+    table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
+    temporary = job.path.with_suffix(".tmp")
+    starts: list[int] = []
+    with _Sources(job.source) as sources, open(temporary, "wb", buffering=0) as file:
+        tar = TarWriter(file.fileno())
+        for key, members in groupby(_members(table), key=itemgetter(0)):
+            starts.append(tar.position)
+            _write_pack(tar, key, [member for _, member in members], sources, job)
+        starts.append(tar.position)
+        tar.end()
+        os.fsync(file.fileno())
+        num_bytes = tar.position
+    os.replace(temporary, job.path)
+    # Energon's index: where each sample's first header is, and where the last sample ends.
+    write_whole(job.path.with_suffix(".tar.idx"), np.array(starts, dtype="<u8").tobytes())
+    num_bytes_read = sum(table["record_size"].to_pylist()) + sum(part[2] for row in wds.parts_of(table) for part in row)
+    return WrittenShard(job.path.name, len(starts) - 1, table.num_rows, num_bytes, num_bytes_read)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a small file beside, sync it, rename it into place."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+# ------------------------------------------------------------------------------------------------------- a pack
+
+
+class Member(NamedTuple):
+    """One sample of a pack: a row of the plan."""
+
+    shard: str
+    key: str
+    token_len: int
+    num_supervised: int
+    record_part: str
+    record_offset: int
+    record_size: int
+    parts: list[tuple[str, int, int, str, str]]  # name, offset, size, kind, extension
+
+
+def _members(table: pa.Table) -> Iterator[tuple[str, Member]]:
+    columns = [table[name].to_pylist() for name in Member._fields[:-1]]
+    rows = zip(*columns, wds.parts_of(table), strict=True)
+    return zip(table["pack"].to_pylist(), map(Member._make, rows), strict=True)
+
+
+def _write_pack(tar: "TarWriter", key: str, members: list[Member], sources: "_Sources", job: ShardJob) -> None:
+    names = [list(_part_names(index, member)) for index, member in enumerate(members)]
+    kinds = [part[3] for member in members for part in member.parts]
+    value = {
+        "messages": [_conversation(member, sources, job.settings) for member in members],
+        "media_files": names,
+        "media_type": media_type(kinds),
+        "_meta": {
+            "format": FORMAT,
+            "pack_id": key,
+            "sample_ids": [f"{member.shard}/{member.key}" for member in members],
+            "token_lens": [member.token_len for member in members],
+            "num_supervised": [member.num_supervised for member in members],
+            "total_token_len": sum(member.token_len for member in members),
+            "fingerprint": job.fingerprint,
+            "source_parts": [[part[0] for part in member.parts] for member in members],
+        },
+    }
+    tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+    for member, member_names in zip(members, names, strict=True):
+        for name, (_, offset, size, _, _) in zip(member_names, member.parts, strict=True):
+            tar.copy(f"{key}.{name}", sources.fd(member.shard), offset, size)
+
+
+def _part_names(index: int, member: Member) -> Iterator[str]:
+    """`s003.i00.jpg`: the member, the nth of its images or videos, the extension of the content."""
+    counts = {"image": 0, "video": 0}
+    for _, _, _, kind, extension in member.parts:
+        yield f"s{index:03d}.{kind[0]}{counts[kind]:02d}.{extension}"
+        counts[kind] += 1
+
+
+def _conversation(member: Member, sources: "_Sources", settings: ReadSettings) -> dict[str, Any]:
+    """A member as the pack's JSON holds it: its messages, and its other fields untouched."""
+    fd = sources.fd(member.shard)
+    kinds = [part[3] for part in member.parts]
+    record = wds.read_record(fd, member.record_part, member.record_offset, member.record_size, bool(kinds), settings)
+    messages, _, _ = place_media(record.messages, kinds)
+    tools = {"tools": record.tools} if record.tools else {}
+    return {"messages": messages, **tools, **{k: v for k, v in record.fields.items() if k != "messages"}}
+
+
+class _Sources:
+    """Open source shards, the least recently used closed first."""
+
+    def __init__(self, shards: dict[str, wds.Shard]):
+        self._shards = shards
+        self._open: dict[str, int] = {}
+
+    def fd(self, name: str) -> int:
+        """A descriptor of a shard that is still what was measured."""
+        fd = self._open.pop(name, None)
+        if fd is None:
+            if len(self._open) >= _MAX_OPEN_SHARDS:
+                os.close(self._open.pop(next(iter(self._open))))
+            fd = self._open_same(self._shards[name])
+        self._open[name] = fd
+        return fd
+
+    def _open_same(self, shard: wds.Shard) -> int:
+        try:
+            fd = os.open(shard.path, os.O_RDONLY)
+        except OSError as error:
+            raise PackError(f"{shard.path}: {error.strerror}") from None
+        status = os.fstat(fd)
+        if (status.st_size, status.st_mtime_ns) != (shard.size, shard.mtime_ns):
+            os.close(fd)
+            raise PackError(f"{shard.path} changed since it was measured: run again, it will be measured anew")
+        return fd
+
+    def __enter__(self) -> "_Sources":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+
+
+# -------------------------------------------------------------------------------------------------------- a tar
+
+
+class TarWriter:
+    """USTAR members with fixed metadata: mode 0644, no owner, time 0."""
+
+    def __init__(self, fd: int):
+        self._fd = fd
+        self._buffer = bytearray()
+        self.position = 0
+
+    def add(self, name: str, data: bytes) -> None:
+        """A member from memory."""
+        self._put(tar_header(name, len(data)))
+        self._put(data)
+        self._pad(len(data))
+
+    def copy(self, name: str, source_fd: int, offset: int, size: int) -> None:
+        """A member whose bytes are in another file."""
+        self._put(tar_header(name, size))
+        if size < _FLUSH // 16:  # small enough that a read is cheaper than two flushes
+            data = os.pread(source_fd, size, offset)
+            if len(data) != size:
+                raise PackError(f"the source of {name} ends early: it changed since it was measured")
+            self._put(data)
+        else:
+            self._flush()
+            _copy(source_fd, offset, self._fd, size, name)
+            self.position += size
+        self._pad(size)
+
+    def end(self) -> None:
+        """Two zero blocks, filled up to a record as tar programs do."""
+        self._put(bytes(-(self.position + 2 * _BLOCK) % tarfile.RECORDSIZE + 2 * _BLOCK))
+        self._flush()
+
+    def _put(self, data: bytes) -> None:
+        self._buffer += data
+        self.position += len(data)
+        if len(self._buffer) >= _FLUSH:
+            self._flush()
+
+    def _pad(self, size: int) -> None:
+        self._put(bytes(-size % _BLOCK))
+
+    def _flush(self) -> None:
+        view = memoryview(self._buffer)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        view.release()
+        self._buffer = bytearray()
+
+
+def _copy(source_fd: int, offset: int, fd: int, size: int, name: str) -> None:
+    end = offset + size
+    copy_range = getattr(os, "copy_file_range", None)
+    while offset < end:
+        if copy_range is not None:
+            try:
+                copied = copy_range(source_fd, fd, end - offset, offset_src=offset)
+            except OSError as error:
+                if error.errno not in _NO_KERNEL_COPY:
+                    raise
+                copy_range = None
+                continue
+        else:
+            copied = os.write(fd, os.pread(source_fd, min(end - offset, _FLUSH), offset))
+        if copied == 0:
+            raise PackError(f"the source of {name} ends early: it changed since it was measured")
+        offset += copied
+
+
+_TEMPLATE = bytearray(tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT))
+_TEMPLATE[0] = 0
+_TEMPLATE[124:136] = bytes(12)
+_TEMPLATE[148:156] = b" " * 8
+_TEMPLATE_SUM = sum(_TEMPLATE)
+
+
+def tar_header(name: str, size: int) -> bytes:
+    """The header of a regular file, byte for byte what tarfile writes for mode 0644, no owner, time 0."""
+    encoded = name.encode()
+    digits = b"%011o\0" % size
+    if len(encoded) > 100 or len(digits) > 12:  # beyond USTAR
+        info = tarfile.TarInfo(name)
+        info.size = size
+        return info.tobuf(tarfile.PAX_FORMAT)
+    header = bytearray(_TEMPLATE)
+    header[: len(encoded)] = encoded
+    header[124:136] = digits
+    header[148:156] = b"%06o\0 " % (_TEMPLATE_SUM + sum(encoded) + sum(digits))
+    return bytes(header)

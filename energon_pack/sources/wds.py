@@ -1,0 +1,291 @@
+"""WebDataset tars as a source: which shards, which samples in them, and one sample's record and media.
+
+A member's key is its path up to the first dot of the basename, its part the rest, as Energon groups them; the
+members of a sample are adjacent. Nothing is unpacked and nothing is written beside the tars.
+"""
+
+import glob
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from energon_pack.errors import PackError
+from energon_pack.record import ReadSettings, Record, caption_record, load_json, parse_record
+from energon_pack.sample import Part, Reason, Skip
+from energon_pack.sources.tar import Damage, TarScan, compression
+
+#: Raised when the index of a shard would come out differently.
+INDEX_VERSION = 1
+
+_PART_TYPE = pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))
+INDEX_SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("record_part", pa.string()),  # json or txt
+        ("record_offset", pa.int64()),
+        ("record_size", pa.int64()),
+        ("parts", _PART_TYPE),  # all others, in the tar's order
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+_RECORD_PARTS = ("json", "txt")
+_SKIPPED_FOLDER = re.compile("__[^/]*__/")
+_COMPRESSED_NAMES = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One source tar, and how to tell whether it is still the same."""
+
+    name: str  # path relative to the source, with forward slashes
+    path: str
+    size: int
+    mtime_ns: int
+
+
+# ------------------------------------------------------------------------------------------------- which shards
+
+
+@dataclass(frozen=True)
+class Source:
+    """The tars that `source.path` names."""
+
+    shards: list[Shard]  # in name order
+    folders: list[Path]  # whose whole content belongs to the source
+
+
+def find_shards(path: str | Sequence[str]) -> Source:
+    """The tars of a source.
+
+    Args:
+        path: a folder (searched recursively), a tar, a glob, or a list of these.
+
+    Raises:
+        PackError: nothing there, or compressed tars among it.
+    """
+    found: dict[str, str] = {}
+    roots: list[str] = []
+    folders: list[Path] = []
+    for entry in [path] if isinstance(path, str) else path:
+        root, entry_folders, files = _expand(os.path.expanduser(entry))
+        tars = files + [tar for folder in entry_folders for tar in _walk(folder)]
+        if not tars:
+            raise PackError(f"source.path={entry}: no *.tar there")
+        roots.append(root)
+        folders += [Path(folder).resolve() for folder in entry_folders]
+        found.update({os.path.realpath(tar): tar for tar in tars})
+    compressed = sorted(tar for tar in found.values() if _COMPRESSED_NAMES.search(tar))
+    if compressed:
+        raise PackError(_refusal(compressed[0], len(compressed)))
+    common = os.path.commonpath([os.path.abspath(root) for root in roots])
+    shards = []
+    for tar in found.values():
+        status = os.stat(tar)
+        name = Path(os.path.relpath(tar, common)).as_posix()
+        shards.append(Shard(name, os.path.abspath(tar), status.st_size, status.st_mtime_ns))
+    return Source(sorted(shards, key=lambda shard: shard.name), folders)
+
+
+def _expand(entry: str) -> tuple[str, list[str], list[str]]:
+    """What an entry's names are relative to, and the folders and files it stands for."""
+    if os.path.isdir(entry):
+        return entry, [entry], []
+    if os.path.isfile(entry):
+        return os.path.dirname(entry) or ".", [], [entry]
+    if not glob.has_magic(entry):
+        raise PackError(f"source.path={entry}: no such folder or tar")
+    fixed = re.split(r"[*?\[]", entry, maxsplit=1)[0]
+    matches = sorted(glob.glob(entry, recursive=True))
+    files = [match for match in matches if os.path.isfile(match)]
+    return os.path.dirname(fixed) or ".", [match for match in matches if os.path.isdir(match)], files
+
+
+def _walk(folder: str) -> list[str]:
+    tars = []
+    seen = set()
+    for here, folders, files in os.walk(folder, followlinks=True):
+        status = os.stat(here)
+        if (status.st_dev, status.st_ino) in seen:  # a link back up
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        tars += [os.path.join(here, f) for f in files if f.endswith(".tar") or _COMPRESSED_NAMES.search(f)]
+    return tars
+
+
+def _refusal(path: str, number: int = 1) -> str:
+    with open(path, "rb") as file:
+        command = compression(file.fileno()) or "unpack"
+    stem = _COMPRESSED_NAMES.sub("", path).removesuffix(".tar")
+    plain = f"{stem}.tar" if _COMPRESSED_NAMES.search(path) else f"{stem}.plain.tar"
+    others = f" (and {number - 1} more)" if number > 1 else ""
+    return f"{path}{others} is compressed, tars are read in place: unpack it first: {command} < {path} > {plain}"
+
+
+# ------------------------------------------------------------------------------------------- samples of a shard
+
+
+def index_shard(shard: Shard) -> pa.Table:
+    """Where each sample's files are: one row of `INDEX_SCHEMA` a sample, damage in the schema's metadata.
+
+    A key twice in a shard is a `duplicate_key` (the first wins); a key that comes back with other parts after
+    another key was `non_adjacent_member`.
+
+    Raises:
+        PackError: the shard is compressed, or can't be opened.
+    """
+    try:
+        fd = os.open(shard.path, os.O_RDONLY)
+    except OSError as error:
+        raise PackError(f"{shard.path}: {error.strerror}") from None
+    try:
+        if compression(fd):
+            raise PackError(_refusal(shard.path))
+        scan = TarScan(fd, shard.size)
+        rows = _Rows()
+        for name, offset, size in scan:
+            rows.add(name, offset, size)
+        rows.end(scan.damage)
+    finally:
+        os.close(fd)
+    damage = json.dumps([(item.offset, item.what) for item in scan.damage])
+    return rows.table().replace_schema_metadata({"damage": damage})
+
+
+def damage_of(schema: pa.Schema) -> list[tuple[int, str]]:
+    """(offset, what) of each damage `index_shard` met."""
+    return [(offset, what) for offset, what in json.loads((schema.metadata or {}).get(b"damage", b"[]"))]
+
+
+class _Rows:
+    """Groups members into samples, columns growing as the scan goes on."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.records: list[Part | None] = []
+        self.reasons: list[Reason | None] = []
+        self.details: list[str | None] = []
+        self.part_names: list[str] = []
+        self.part_offsets: list[int] = []
+        self.part_sizes: list[int] = []
+        self.part_starts: list[int] = [0]
+        self._first_parts: dict[str, frozenset[str]] = {}
+        self._key: str | None = None
+        self._group: dict[str, Part] = {}
+
+    def add(self, name: str, offset: int, size: int) -> None:
+        start = name.rfind("/") + 1
+        dot = name.find(".", start)
+        if dot <= start or ("__" in name and _SKIPPED_FOLDER.search(name)):
+            return  # no part, a hidden file, or a folder of metadata
+        key, part = name[:dot], name[dot + 1 :]
+        if key != self._key or part in self._group:
+            self._flush()
+            self._key = key
+        self._group[part] = Part(part, offset, size)
+
+    def end(self, damage: Sequence[Damage]) -> None:
+        """Close the last sample, and give every damage that may hide one a row of its own."""
+        cut_keys = {self._key_of(item.cut) for item in damage if item.cut}
+        if self._key in cut_keys:
+            self._group.clear()
+        self._flush()
+        for item in damage:
+            if item.cut or "checksum" in item.what or "header" in item.what:
+                key = self._key_of(item.cut) if item.cut else f"@{item.offset}"
+                self._append(key, None, [], Reason.TRUNCATED_TAR, f"{item.what} at byte {item.offset}")
+
+    def _key_of(self, name: str) -> str:
+        return name[: name.find(".", name.rfind("/") + 1)]
+
+    def _flush(self) -> None:
+        key, group = self._key, self._group
+        if key is None or not group:
+            return
+        self._group = {}
+        record = group.get("json") or group.get("txt")
+        parts = [part for part in group.values() if part is not record]
+        reason, detail = None, None
+        if key in self._first_parts:
+            again = self._first_parts[key] & group.keys()
+            reason = Reason.DUPLICATE_KEY if again else Reason.NON_ADJACENT_MEMBER
+            detail = f"{', '.join(group)} of a key that was there before"[:300]
+        else:
+            self._first_parts[key] = frozenset(group)
+            if record is None:
+                reason, detail = Reason.MISSING_JSON, f"only {', '.join(group)}"[:300]
+        self._append(key, record, parts, reason, detail)
+
+    def _append(
+        self, key: str, record: Part | None, parts: list[Part], reason: Reason | None, detail: str | None
+    ) -> None:
+        self.keys.append(key)
+        self.records.append(record)
+        self.reasons.append(reason)
+        self.details.append(detail)
+        for part in parts:
+            self.part_names.append(part.name)
+            self.part_offsets.append(part.offset)
+            self.part_sizes.append(part.size)
+        self.part_starts.append(len(self.part_names))
+
+    def table(self) -> pa.Table:
+        fields = list(_PART_TYPE.value_type)
+        columns = [
+            pa.array(values, field.type)
+            for values, field in zip((self.part_names, self.part_offsets, self.part_sizes), fields, strict=True)
+        ]
+        parts = pa.ListArray.from_arrays(
+            pa.array(self.part_starts, pa.int32()), pa.StructArray.from_arrays(columns, fields=fields)
+        )
+        records = self.records
+        return pa.table(
+            [
+                pa.array(self.keys, pa.string()),
+                pa.array([record and record.name for record in records], pa.string()),
+                pa.array([record and record.offset for record in records], pa.int64()),
+                pa.array([record and record.size for record in records], pa.int64()),
+                parts,
+                pa.array([reason and reason.value for reason in self.reasons], pa.string()),
+                pa.array(self.details, pa.string()),
+            ],
+            schema=INDEX_SCHEMA,
+        )
+
+
+# --------------------------------------------------------------------------------------------------- one sample
+
+
+def read_record(fd: int, part: str, offset: int, size: int, has_media: bool, settings: ReadSettings) -> Record:
+    """The record of one sample from its JSON, or from the text that captions its media.
+
+    Raises:
+        Skip: as `parse_record`, and `missing_json` for a text that is no caption.
+    """
+    raw = os.pread(fd, size, offset)
+    if part == "json":
+        return parse_record(load_json(raw), settings)
+    if not has_media or settings.sample_type not in ("auto", "captioning"):
+        raise Skip(Reason.MISSING_JSON, "only a txt")
+    try:
+        return caption_record(raw.decode(), settings)
+    except UnicodeDecodeError as error:
+        raise Skip(Reason.BAD_MESSAGE, f"the txt is not UTF-8: {error}") from None
+
+
+def parts_of(table: pa.Table) -> list[list[Any]]:
+    """The `parts` column as one list a row of tuples in the order of the struct's fields."""
+    column = table.column("parts").combine_chunks()
+    starts = column.offsets.to_pylist()
+    values = column.values
+    flat = list(zip(*(values.field(i).to_pylist() for i in range(values.type.num_fields)), strict=True))
+    return [flat[start:end] for start, end in pairwise(starts)]
