@@ -118,6 +118,7 @@ class SourceConfig:
     caption_prompt: str = ""
     control_tokens: ControlTokens = ControlTokens.keep
     on_damaged: OnDamaged = OnDamaged.error
+    split: str | None = None
     limit: int | None = None
 
 

@@ -121,12 +121,12 @@ def index_shards(
     ]
 
 
-def first_samples(indexed: list[IndexedShard], limit: int | None) -> list[IndexedShard]:
-    """The shards that hold the first `limit` samples."""
+def first_samples(indexed: list[IndexedShard], limit: int | None, num_excluded: int) -> list[IndexedShard]:
+    """The shards that hold the first `limit` samples, of which `num_excluded` may not count."""
     if limit is None:
         return indexed
     before = accumulate((item.num_samples for item in indexed), initial=0)
-    return [item for item, count in zip(indexed, before, strict=False) if count < limit]
+    return [item for item, count in zip(indexed, before, strict=False) if count < limit + num_excluded]
 
 
 def measure_shards(
@@ -236,8 +236,8 @@ class _Row:
         columns = [samples.column(name).to_pylist() for name in names]
         parts = [[Part(*part) for part in row] for row in wds.parts_of(samples)]
         return [
-            cls(*values, all_parts=all_parts, media_type=media_type_by_name(all_parts))
-            for *values, all_parts in zip(*columns, parts, strict=True)
+            cls(**dict(zip(names, row, strict=True)), all_parts=all_parts, media_type=media_type_by_name(all_parts))
+            for row, all_parts in zip(zip(*columns, strict=True), parts, strict=True)
         ]
 
     def render(self, fd: int, template: Template, settings: ReadSettings) -> Rendered | None:

@@ -18,6 +18,8 @@ warnings.filterwarnings("ignore", module="PIL")
 
 _ORIENTATION = 0x0112  # EXIF tag; 5..8 turn the image on its side
 _PNG_ORIENTATION_CHUNKS = frozenset((b"eXIf", b"tEXt", b"zTXt", b"iTXt"))
+#: Formats whose `size` Pillow gives before orientation; others (TIFF) it turns itself, at one point or another.
+_SIZE_AS_STORED = frozenset(("JPEG", "MPO", "PNG", "WEBP"))
 _EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif"}
 _VIDEO_MAGIC = {b"ftyp": (4, "mp4"), b"AVI ": (8, "avi"), b"\x1a\x45\xdf\xa3": (0, "mkv")}
 
@@ -79,7 +81,10 @@ def probe(file: BinaryIO) -> Media:
             if not _is_whole(image, file, chunks):
                 image.load()
             width, height = image.size
-            if _orientation(image, chunks) >= 5:
+            orientation = _orientation(image, chunks)
+            if orientation != 1 and image.format not in _SIZE_AS_STORED:
+                width, height = ImageOps.exif_transpose(image).size
+            elif orientation >= 5:
                 width, height = height, width
             extension = _EXTENSIONS.get(image.format or "", (image.format or "").lower())
     except UnidentifiedImageError:

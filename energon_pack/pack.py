@@ -58,7 +58,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
     source_path, processor = config.source.path, config.model.processor or config.model.hub_id
     if source_path is None:
         source_path, processor = _demo(cache_dir, config.model.processor)
-    source = find_shards(source_path)
+    source = find_shards(source_path, config.source.split)
     _refuse_output(final, cache_dir, source, config.output.overwrite)
 
     progress = Progress()
@@ -72,16 +72,17 @@ def pack(config: PackConfig) -> dict[str, Any]:
             template_folder = prepare_template(model_settings(config, processor), cache_dir)
 
         with progress.measured("lengths"):
-            chosen = first_samples(indexed, config.source.limit)
+            chosen = first_samples(indexed, config.source.limit, len(source.excluded))
             read = read_settings(config)
             measured = measure_shards(chosen, template_folder, read, cache_dir, executor, progress)
 
         with progress.measured("plan"):
-            lengths = Lengths(measured, config.source.limit)
+            lengths = Lengths(measured, source.excluded, config.source.limit)
             plan = plan_packs(lengths.lens, lengths.media, packing)
             check_overlong(lengths, plan, packing)
             figures = report.summarize(lengths, plan, packing)
-            figures["samples_excluded"] = sum(item.num_samples for item in indexed) - lengths.num_samples
+            num_indexed = sum(item.num_samples for item in indexed) + source.num_in_other_shards
+            figures["samples_excluded"] = num_indexed - lengths.num_samples
             assert figures["samples_in"] == figures["samples_packed"] + figures["samples_skipped"]
         report.print_plan(figures)
         report.print_lengths(figures)

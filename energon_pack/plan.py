@@ -7,7 +7,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -62,8 +63,8 @@ class PackPlan:
 def plan_packs(lens: Ints, media: Ints, settings: PackingSettings) -> PackPlan:
     """Pack samples into sequences of at most `max_token_len` tokens.
 
-    Packs of each media type are spread evenly over the whole order, and are in a seeded random order among
-    themselves, so that every stretch of it has about the mixture of the whole.
+    Packs are in a seeded random order, stratified by media type and number of members: every stretch of it has about
+    the mixture of the whole.
 
     Args:
         lens: int64[n] tokens of each sample; 0 for those that are out already.
@@ -88,7 +89,7 @@ def plan_packs(lens: Ints, media: Ints, settings: PackingSettings) -> PackPlan:
         bound += lower_bound(padded[members], settings.max_token_len)
         samples.append(members[bins.items])
         sizes.append(np.diff(bins.starts))
-        places.append(_spread(bins.num_bins, settings.seed, stream))
+        places.append(_places(sizes[-1], settings.seed, stream))
     if not samples:
         return PackPlan(np.zeros(1, np.int64), np.zeros(0, np.int64), dropped, 0)
 
@@ -100,28 +101,52 @@ def plan_packs(lens: Ints, media: Ints, settings: PackingSettings) -> PackPlan:
     return PackPlan(starts, np.concatenate(samples)[flat], dropped, bound)
 
 
-def _spread(num: int, seed: int, stream: int) -> npt.NDArray[np.float64]:
-    """A place in [0, 1) for each of `num` packs: one in each of `num` equal steps, in random order."""
-    jitter = (random_keys(num, seed, 10 + 2 * stream) >> np.uint64(11)) * 2.0**-53
-    rank = np.empty(num, np.int64)
-    rank[np.argsort(random_keys(num, seed, 11 + 2 * stream), kind="stable")] = np.arange(num)
-    return (rank + jitter) / num
+def _places(sizes: Ints, seed: int, stream: int) -> npt.NDArray[np.float64]:
+    """A place in [0, 1) for each pack of a group.
+
+    Packs in order of their number of members are cut into √n blocks of √n alike; those of a block get a place each
+    in equal steps over the whole, in random order.
+    """
+    num = len(sizes)
+    keys = random_keys(num, seed, 10 + 2 * stream)
+    block_size = math.isqrt(num - 1) + 1
+    block = np.empty(num, np.int64)
+    block[np.lexsort((keys, sizes))] = np.arange(num) // block_size
+    dealt = np.lexsort((random_keys(num, seed, 11 + 2 * stream), block))  # block by block, each shuffled
+    within = np.empty(num, np.int64)
+    within[dealt] = np.arange(num) % block_size
+    jitter = (keys >> np.uint64(11)) * 2.0**-53
+    return (within + jitter) / np.minimum(block_size, num - block * block_size)
 
 
 # -------------------------------------------------------------------------------------- from lengths to the plan
 
 
 class Lengths:
-    """The lengths of all shards, or of their first `limit` samples, as one table with the column `shard` in front."""
+    """The lengths of all samples a run is about, as one table with the column `shard` in front.
 
-    def __init__(self, measured: Sequence[MeasuredShard], limit: int | None = None):
+    Args:
+        excluded: samples left out, as (shard, key).
+        limit: only the first so many of the others.
+    """
+
+    def __init__(
+        self,
+        measured: Sequence[MeasuredShard],
+        excluded: Set[tuple[str, str]] = frozenset(),
+        limit: int | None = None,
+    ):
         tables = []
         for item in measured:
             table = pq.read_table(item.path)
             name = pa.DictionaryArray.from_arrays(pa.array(np.zeros(table.num_rows, np.int32)), [item.shard.name])
             tables.append(table.add_column(0, "shard", name.cast(pa.string())))
         schema = LENGTHS_SCHEMA.insert(0, pa.field("shard", pa.string()))
-        self.table: pa.Table = (pa.concat_tables(tables) if tables else schema.empty_table()).slice(0, limit)
+        everything: pa.Table = pa.concat_tables(tables) if tables else schema.empty_table()
+        if excluded:
+            rows = zip(everything["shard"].to_pylist(), everything["key"].to_pylist(), strict=True)
+            everything = everything.filter(pa.array([row not in excluded for row in rows], pa.bool_()))
+        self.table = everything.slice(0, limit)
         is_out = pc.is_valid(self.table["reason"]).to_numpy()
         #: tokens of each sample, 0 for those that were skipped
         self.lens: Ints = np.where(is_out, 0, self.table["token_len"].to_numpy()).astype(np.int64)

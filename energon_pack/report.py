@@ -96,6 +96,8 @@ def print_plan(figures: dict[str, Any]) -> None:
     table.add_row("total", *_cells(tuple(figures[key] for key in keys)), style="bold")
     console = _console()
     console.print(table)
+    if figures["samples_excluded"]:
+        console.print(f"excluded: {figures['samples_excluded']:,} by split, exclude or source.limit")
     for reason, number in figures["skipped_by_reason"].items():
         console.print(f"skipped: {number:,} {reason}")
     for what in ("control_tokens", "placeholders_put_in"):

@@ -24,11 +24,14 @@ _COMPRESSED = {
 
 @dataclass
 class Damage:
-    """What is wrong with a tar, where. `cut` names the member that is not whole, if one is."""
+    """What is wrong with a tar, and where."""
 
     offset: int
     what: str
+    #: the member that is not whole
     cut: str | None = None
+    #: a member whose name can't be read is lost here
+    hides: bool = False
 
 
 @dataclass
@@ -50,8 +53,8 @@ class TarScan:
         while True:
             header = pread(fd, BLOCK, offset)
             if len(header) < BLOCK:
-                what = "no end-of-archive blocks" if not header else "cut inside a member's header"
-                self.damage.append(Damage(offset, what))
+                what = "cut inside a member's header" if header else "no end-of-archive blocks"
+                self.damage.append(Damage(offset, what, hides=bool(header)))
                 return
             if header == _ZERO:
                 self._check_end(offset)
@@ -64,9 +67,11 @@ class TarScan:
             except ValueError:
                 valid = False
             if not valid:
-                first = offset == 0
-                self.damage.append(Damage(offset, "not a tar file" if first else "a header's checksum is wrong"))
-                next_header = None if first else self._resume(offset + BLOCK)
+                if offset == 0:
+                    self.damage.append(Damage(0, "not a tar file"))
+                    return
+                self.damage.append(Damage(offset, "a header's checksum is wrong", hides=True))
+                next_header = self._resume(offset + BLOCK)
                 if next_header is None:
                     return
                 offset, long_name, long_size = next_header, None, None

@@ -19,6 +19,7 @@ import pyarrow as pa
 from energon_pack.errors import PackError
 from energon_pack.record import ReadSettings, Record, caption_record, load_json, parse_record
 from energon_pack.sample import Part, Reason, Skip
+from energon_pack.sources.selection import read_selection
 from energon_pack.sources.tar import Damage, TarScan, compression
 
 #: Raised when the index of a shard would come out differently.
@@ -56,42 +57,63 @@ class Shard:
 
 @dataclass(frozen=True)
 class Source:
-    """The tars that `source.path` names."""
+    """The tars that `source.path` names, and what of them is left out."""
 
     shards: list[Shard]  # in name order
     folders: list[Path]  # whose whole content belongs to the source
+    excluded: frozenset[tuple[str, str]] = frozenset()  # samples left out, as (shard name, key)
+    num_in_other_shards: int = 0  # samples of shards left out whole, as far as the source says
 
 
-def find_shards(path: str | Sequence[str]) -> Source:
+def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
     """The tars of a source.
 
     Args:
         path: a folder (searched recursively), a tar, a glob, or a list of these.
+        split: the part of a folder's `split.yaml` to take; None takes all. What the folder excludes is always out.
 
     Raises:
-        PackError: nothing there, or compressed tars among it.
+        PackError: nothing there, no such split, or compressed tars among it.
     """
-    found: dict[str, str] = {}
+    found: dict[str, str] = {}  # real path → path
     roots: list[str] = []
-    folders: list[Path] = []
+    folders: list[str] = []
+    excluded: set[tuple[str, str]] = set()
+    num_in_other_shards = 0
     for entry in [path] if isinstance(path, str) else path:
-        root, entry_folders, files = _expand(os.path.expanduser(entry))
-        tars = files + [tar for folder in entry_folders for tar in _walk(folder)]
+        root, entry_folders, tars = _expand(os.path.expanduser(entry))
+        for folder in entry_folders:
+            selection = read_selection(Path(folder), split)
+            for tar in _walk(folder):
+                name = Path(os.path.relpath(tar, folder)).as_posix()
+                if selection.has(name):
+                    tars.append(tar)
+                    excluded |= {(tar, key) for shard, key in selection.excluded_samples if shard == name}
+                else:
+                    num_in_other_shards += selection.shard_counts.get(name, 0)
         if not tars:
-            raise PackError(f"source.path={entry}: no *.tar there")
+            raise PackError(f"source.path={entry}: no *.tar there" + (f" in the split {split}" if split else ""))
+        if split is not None and not entry_folders:
+            raise PackError(f"source.split={split} needs a folder that Energon has prepared, not {entry}")
         roots.append(root)
-        folders += [Path(folder).resolve() for folder in entry_folders]
+        folders += entry_folders
         found.update({os.path.realpath(tar): tar for tar in tars})
     compressed = sorted(tar for tar in found.values() if _COMPRESSED_NAMES.search(tar))
     if compressed:
         raise PackError(_refusal(compressed[0], len(compressed)))
     common = os.path.commonpath([os.path.abspath(root) for root in roots])
-    shards = []
-    for tar in found.values():
-        status = os.stat(tar)
-        name = Path(os.path.relpath(tar, common)).as_posix()
-        shards.append(Shard(name, os.path.abspath(tar), status.st_size, status.st_mtime_ns))
-    return Source(sorted(shards, key=lambda shard: shard.name), folders)
+    names = {tar: Path(os.path.relpath(tar, common)).as_posix() for tar in found.values()}
+    return Source(
+        shards=sorted((_shard(name, tar) for tar, name in names.items()), key=lambda shard: shard.name),
+        folders=[Path(folder).resolve() for folder in folders],
+        excluded=frozenset((names[tar], key) for tar, key in excluded if tar in names),
+        num_in_other_shards=num_in_other_shards,
+    )
+
+
+def _shard(name: str, path: str) -> Shard:
+    status = os.stat(path)
+    return Shard(name, os.path.abspath(path), status.st_size, status.st_mtime_ns)
 
 
 def _expand(entry: str) -> tuple[str, list[str], list[str]]:
@@ -194,20 +216,20 @@ class _Rows:
         self._group[part] = Part(part, offset, size)
 
     def end(self, damage: Sequence[Damage]) -> None:
-        """Close the last sample, and give every damage that may hide one a row of its own."""
+        """Close the last sample, and give every damage that hides one a row of its own."""
         cut_keys = {self._key_of(item.cut) for item in damage if item.cut}
         if self._key in cut_keys:
             self._group.clear()
-        self._flush()
+        self._flush(Reason.TRUNCATED_TAR if damage else Reason.MISSING_JSON)
         for item in damage:
-            if item.cut or "checksum" in item.what or "header" in item.what:
+            if item.cut or item.hides:
                 key = self._key_of(item.cut) if item.cut else f"@{item.offset}"
                 self._append(key, None, [], Reason.TRUNCATED_TAR, f"{item.what} at byte {item.offset}")
 
     def _key_of(self, name: str) -> str:
         return name[: name.find(".", name.rfind("/") + 1)]
 
-    def _flush(self) -> None:
+    def _flush(self, without_record: Reason = Reason.MISSING_JSON) -> None:
         key, group = self._key, self._group
         if key is None or not group:
             return
@@ -222,7 +244,7 @@ class _Rows:
         else:
             self._first_parts[key] = frozenset(group)
             if record is None:
-                reason, detail = Reason.MISSING_JSON, f"only {', '.join(group)}"[:300]
+                reason, detail = without_record, f"only {', '.join(group)}"[:300]
         self._append(key, record, parts, reason, detail)
 
     def _append(

@@ -1,0 +1,30 @@
+"""Offers the groups of `conf/` to other Hydra applications, under names of their own: `energon_pack/model` and so on.
+
+A training app then writes `- energon_pack/packing@data.packing: thd` in its defaults, or
+`+energon_pack/model@data.model=qwen2_5_vl` on its command line. Its own groups stay as they are: nothing is added
+to its search path.
+"""
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+
+class EnergonPackSearchPath(SearchPathPlugin):
+    """Found by Hydra in every application of the environment, so it loads nothing heavy."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        from energon_pack.config import conf_dir
+
+        conf = conf_dir()
+        places = [str(item.path).removeprefix("file://") for item in search_path.get_path() if item.provider == "main"]
+        if str(conf) in places:
+            return  # this is energon-pack itself, which has the groups as its own
+        for path in sorted(conf.glob("*/*.yaml")):
+            ConfigStore.instance().store(
+                group=f"energon_pack/{path.parent.name}",
+                name=path.stem,
+                node=OmegaConf.load(path),
+                provider="energon_pack",
+            )

@@ -1,0 +1,57 @@
+"""Read a packed dataset with Energon and turn its packs into tokens, as a training job's data workers do.
+
+    python recipes/read_packs.py packed/demo-qwen2_5_vl-neat-8192 --processor FOLDER_OR_HUB_ID
+
+For each pack: the members' images as PIL, their tokens by the very function that measured them, and a check that
+both lengths agree. Runs on a CPU, with any number of workers.
+"""
+
+import argparse
+from typing import Any
+
+from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
+
+from energon_pack.loading import load_template
+from energon_pack.media import Media
+from energon_pack.templates import Sample, Template
+
+
+def member_tokens(template: Template, pack: Any, index: int) -> list[int]:
+    """Token ids of one member of a `PackedMultiMixQASample`, its image placeholders expanded."""
+    media = [Media("image", *image.size) for image in pack.images[index]]
+    return template.encode(Sample(pack.messages[index], media, pack.tools[index])).ids
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", help="folder of a packed dataset")
+    parser.add_argument("--processor", help="folder or hub id; default: the model's published one")
+    parser.add_argument("--num-workers", type=int, default=0)
+    arguments = parser.parse_args()
+
+    template = load_template(arguments.dataset, arguments.processor)
+    dataset = get_train_dataset(
+        arguments.dataset,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=arguments.num_workers),
+        batch_size=None,  # one pack at a time
+        shuffle_buffer_size=None,  # packs are in random order already
+        max_samples_per_sequence=None,
+        repeat=False,  # one epoch
+    )
+    num_packs = num_members = num_tokens = num_images = 0
+    for pack in get_savable_loader(dataset):
+        for index, measured in enumerate(pack.token_lens):
+            ids = member_tokens(template, pack, index)
+            if len(ids) != measured:
+                raise ValueError(f"{pack.sample_ids[index]}: {len(ids)} tokens in training, {measured} measured")
+            num_tokens += len(ids)
+            num_images += len([image.load() for image in pack.images[index]])
+        num_packs += 1
+        num_members += len(pack.messages)
+    print(
+        f"{num_packs} packs, {num_members} members, {num_images} images, {num_tokens:,} tokens: all lengths as measured"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What the tests share: the demo's processor, small tars, and the real data where they are."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from energon_pack.config import ModelConfig, OutputConfig, PackConfig, SourceConfig
+from energon_pack.demo import make_demo
+from energon_pack.templates import ModelSettings, Template, load_saved, prepare_template
+
+ROOT = Path(__file__).resolve().parents[1]
+REAL = ROOT.parent / "shared" / "real"
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The built-in demo: its folder of tars, and the folder of its processor."""
+    source, processor = make_demo(tmp_path_factory.mktemp("demo"))
+    return Path(source), Path(processor)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that all tests share, so that the template is built once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def template(demo: tuple[Path, Path], cache: Path) -> Template:
+    """The demo's template."""
+    return load_saved(prepare_template(ModelSettings("qwen_vl", str(demo[1])), cache))
+
+
+@pytest.fixture(scope="session")
+def real() -> Path:
+    """The folder of real processors and samples; the test is skipped where it is not."""
+    if not REAL.is_dir():
+        pytest.skip("../shared/real is not here")
+    return REAL
+
+
+@pytest.fixture
+def config(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> Callable[..., PackConfig]:
+    """Makes a config for one run: the demo's processor, one worker, into tmp_path/out/packed."""
+
+    def make(source: Path | str | list[str] | None = None, **settings: Any) -> PackConfig:
+        result = PackConfig(
+            model=ModelConfig("qwen2_5_vl", "qwen_vl", "Qwen/Qwen2.5-VL-7B-Instruct", str(demo[1])),
+            source=SourceConfig(path=[str(s) for s in source] if isinstance(source, list) else str(source or demo[0])),
+            output=OutputConfig(dir=str(tmp_path / "out"), name="packed"),
+            cache_dir=str(cache),
+        )
+        result.executor.num_workers = 1
+        for key, value in settings.items():
+            node, _, name = key.partition("__")
+            setattr(getattr(result, node) if name else result, name or node, value)
+        return result
+
+    return make
+
+
+def picture(width: int = 40, height: int = 30, format: str = "JPEG", **save: Any) -> bytes:
+    """An image file."""
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), "teal").save(file, format, **save)
+    return file.getvalue()
+
+
+def chat(*texts: str, **fields: Any) -> bytes:
+    """The JSON of a sample: texts are the turns, user first."""
+    turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    return json.dumps({"messages": turns, **fields}).encode()
+
+
+def write_tar(path: Path, members: dict[str, bytes] | list[tuple[str, bytes]], **how: Any) -> Path:
+    """A tar of the members, in their order."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", **how) as tar:
+        for name, data in members.items() if isinstance(members, dict) else members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def command(*arguments: str | Path, cwd: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    """Run `python ...` in a folder, offline."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
+    return subprocess.run(
+        [python, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file of a packed dataset but the report, which holds facts of the run."""
+    names = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "report.json")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in names}

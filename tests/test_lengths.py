@@ -1,0 +1,127 @@
+"""Measuring: slices and processes change nothing, and what was measured once is not measured again."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from conftest import chat, picture, write_tar
+
+from energon_pack import lengths
+from energon_pack.errors import PackError
+from energon_pack.executor import LocalExecutor
+from energon_pack.lengths import first_samples, index_shards, measure_shards
+from energon_pack.progress import Progress
+from energon_pack.record import ReadSettings
+from energon_pack.sources.wds import find_shards
+from energon_pack.templates import ModelSettings, prepare_template
+
+
+@pytest.fixture
+def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: ignore[no-untyped-def]
+    folder = prepare_template(ModelSettings("qwen_vl", str(demo[1])), cache)
+
+    def run(source: Path, settings: ReadSettings | None = None, num_workers: int = 1, keep: bool = False):  # type: ignore[no-untyped-def]
+        with LocalExecutor(num_workers) as executor:
+            progress = Progress(quiet=True)
+            indexed = index_shards(find_shards(str(source)).shards, keep, tmp_path / "cache", executor, progress)
+            return measure_shards(indexed, folder, settings or ReadSettings(), tmp_path / "cache", executor, progress)
+
+    return run
+
+
+def rows(measured) -> list[dict[str, object]]:  # type: ignore[no-untyped-def]
+    return [row for item in measured for row in pq.read_table(item.path).to_pylist()]
+
+
+def test_slices_batches_and_processes_change_nothing(measure, demo, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    whole = rows(measure(demo[0]))
+    assert len(whole) == 320
+    assert all(row["reason"] is None and row["token_len"] > row["num_supervised"] > 0 for row in whole)
+    for slice_size, batch, workers in ((7, 3, 1), (50, 512, 2)):
+        shutil.rmtree(tmp_path / "cache")
+        monkeypatch.setattr(lengths, "_SLICE", slice_size)
+        monkeypatch.setattr(lengths, "_BATCH", batch)
+        assert rows(measure(demo[0], num_workers=workers)) == whole
+
+
+def test_only_a_touched_shard_is_measured_again(measure, demo, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    source = tmp_path / "source"
+    shutil.copytree(demo[0], source)
+    assert [item.was_cached for item in measure(source)] == [False, False, False]
+    assert [item.was_cached for item in measure(source)] == [True, True, True]
+    os.utime(source / "demo-000001.tar")
+    assert [item.was_cached for item in measure(source)] == [True, False, True]
+    assert [item.was_cached for item in measure(source, ReadSettings(messages_key="x"))] == [False, False, False]
+
+
+def test_each_bad_sample_costs_itself(measure, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    members = {
+        "good.0.png": picture(format="PNG"),
+        "good.json": chat("<image>what?", "that", name=["0.png"]),
+        "no_image.json": chat("<image>", "x", name=["0.jpg"]),
+        "cut.0.jpg": picture(400, 300)[:900],
+        "cut.json": chat("<image>", "x"),
+        "broken.json": b"{",
+        "wide.0.png": picture(1000, 2, "PNG"),
+        "wide.json": chat("<image>", "x"),
+        "token.json": chat("<|image_pad|>", "x"),
+        "clip.0.mp4": b"\0\0\0\x18ftypmp42" + bytes(50),
+        "clip.json": chat("<video>", "x"),
+        "caption.jpg": picture(),
+        "caption.txt": b"a red square\n",
+        "lone.txt": b"only text",
+        "literal.json": chat("write <image>", "<image>"),
+    }
+    found = {row["key"]: row for row in rows(measure(write_tar(tmp_path / "s" / "x.tar", members)))}
+    assert {key: (row["reason"], row["media_type"]) for key, row in found.items()} == {
+        "good": (None, "image"),
+        "no_image": ("missing_media", "text"),
+        "cut": ("unreadable_media", "image"),
+        "broken": ("invalid_json", None),
+        "wide": ("unreadable_media", "image"),
+        "token": ("control_token", "text"),
+        "clip": ("unsupported_media", "video"),
+        "caption": (None, "image"),
+        "lone": ("missing_json", "text"),
+        "literal": (None, "text"),
+    }
+    assert found["good"]["parts"] == [
+        {"name": "0.png", "offset": 512, "size": len(members["good.0.png"]), "kind": "image", "extension": "png"}
+    ]
+    assert found["caption"]["placeholders_put_in"]
+    assert "0.jpg" in found["no_image"]["detail"]
+
+
+def test_a_damaged_tar_stops_before_anything_is_measured(measure, demo, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    source = tmp_path / "source"
+    shutil.copytree(demo[0], source)
+    damaged = source / "demo-000002.tar"
+    damaged.write_bytes(damaged.read_bytes()[:-20_000])
+    with pytest.raises(PackError, match=r"damaged tar .*demo-000002.*source.on_damaged=keep"):
+        measure(source)
+    assert not (tmp_path / "cache" / "lengths").exists()
+    kept = rows(measure(source, keep=True))
+    assert [row["reason"] for row in kept if row["reason"]] == ["truncated_tar"]
+
+
+def test_first_samples_takes_whole_shards(measure, demo, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    with LocalExecutor(1) as executor:
+        indexed = index_shards(find_shards(str(demo[0])).shards, False, tmp_path, executor, Progress(quiet=True))
+    assert [item.num_samples for item in indexed] == [107, 107, 106]
+    assert [len(first_samples(indexed, limit, 0)) for limit in (1, 107, 108, 320, None)] == [1, 1, 2, 3, 3]
+    assert len(first_samples(indexed, 107, num_excluded=1)) == 2
+
+
+def test_a_killed_run_leaves_no_half_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+
+    def half(table: pa.Table, path: Path) -> None:
+        Path(path).write_bytes(b"PAR1")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pq, "write_table", half)
+    with pytest.raises(KeyboardInterrupt):
+        lengths._write(pa.table({"a": [1]}), tmp_path / "x.parquet")
+    assert not (tmp_path / "x.parquet").exists()

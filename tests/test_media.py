@@ -1,0 +1,103 @@
+"""Header sizes are what a decoder comes to. A wrong size is a wrong number of tokens, found only in training."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from conftest import picture
+from PIL import Image, ImageOps, PngImagePlugin
+
+from energon_pack.media import open_image, open_part, probe
+from energon_pack.sample import Reason, Skip
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+def test_orientation_as_pillow_applies_it(format: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = picture(40, 30, format, exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    found = probe(io.BytesIO(data))
+    assert (found.width, found.height) == upright.size == ((40, 30) if orientation < 5 else (30, 40))
+    assert open_image(data).size == upright.size
+    assert open_image(data).tobytes() == upright.tobytes()
+
+
+def test_png_orientation_behind_the_pixels() -> None:
+    """The eXIf chunk may come after IDAT: Pillow sees it only by decoding the whole image."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    plain, tagged = picture(40, 30, "PNG"), picture(40, 30, "PNG", exif=exif)
+    at = tagged.index(b"eXIf") - 4
+    size = int.from_bytes(tagged[at : at + 4], "big") + 12
+    end = plain.index(b"IEND") - 4
+    data = plain[:end] + tagged[at : at + size] + plain[end:]
+    found = probe(io.BytesIO(data))
+    assert (found.width, found.height) == (30, 40) == open_image(data).size
+
+
+def test_png_with_text_and_no_orientation() -> None:
+    info = PngImagePlugin.PngInfo()
+    info.add_text("Comment", "hello")
+    found = probe(io.BytesIO(picture(40, 30, "PNG", pnginfo=info)))
+    assert (found.width, found.height) == (40, 30)
+
+
+@pytest.mark.parametrize(
+    ("format", "extension"),
+    [
+        ("JPEG", "jpg"),
+        ("PNG", "png"),
+        ("WEBP", "webp"),
+        ("GIF", "gif"),
+        ("BMP", "bmp"),
+        ("TIFF", "tif"),
+        ("AVIF", "avif"),
+    ],
+)
+def test_the_extension_is_that_of_the_content(format: str, extension: str) -> None:
+    found = probe(io.BytesIO(picture(format=format)))
+    assert (found.kind, found.extension, found.width, found.height) == ("image", extension, 40, 30)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("kept", [0.0, 0.1, 0.5, 0.9])
+def test_a_cut_image_is_unreadable(format: str, kept: float) -> None:
+    """Its header still tells a size, but training could not decode it."""
+    data = picture(400, 300, format)
+    with pytest.raises(Skip) as skip:
+        probe(io.BytesIO(data[: int(len(data) * kept)]))
+    assert skip.value.reason is Reason.UNREADABLE_MEDIA
+
+
+def test_bytes_behind_an_image_do_no_harm() -> None:
+    found = probe(io.BytesIO(picture() + b"\0" * 100))
+    assert (found.width, found.height) == (40, 30)
+
+
+def test_details_hold_no_addresses() -> None:
+    """The ledger is part of the deterministic output."""
+    with pytest.raises(Skip) as skip:
+        probe(io.BytesIO(b"hello world, no image"))
+    assert "0x" not in skip.value.detail
+
+
+@pytest.mark.parametrize(
+    ("head", "extension"),
+    [(b"\0\0\0\x18ftypmp42", "mp4"), (b"RIFF\0\0\0\0AVI LIST", "avi"), (b"\x1aE\xdf\xa3" + b"\0" * 9, "mkv")],
+)
+def test_videos_are_known_by_their_first_bytes(head: bytes, extension: str) -> None:
+    assert (probe(io.BytesIO(head)).kind, probe(io.BytesIO(head)).extension) == ("video", extension)
+
+
+def test_a_part_reads_nothing_beyond_itself(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"before" + picture() + b"after")
+    fd = os.open(tmp_path / "f", os.O_RDONLY)
+    part = open_part(fd, 6, len(picture()))
+    assert part.read() == picture()
+    assert part.seek(-2, os.SEEK_END) == len(picture()) - 2
+    assert part.read(10) == picture()[-2:]
+    assert probe(part).width == 40 if part.seek(0) == 0 else False
+    os.close(fd)

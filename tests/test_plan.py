@@ -1,0 +1,96 @@
+"""The plan: every sample in one pack or left out for its length, packs of one medium, mixed over the whole order."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_pack.plan import MEDIA_TYPES, PackingSettings, PackPlan, plan_packs, shard_bounds
+
+
+def packs(plan: PackPlan) -> list[list[int]]:
+    return [plan.samples[a:b].tolist() for a, b in zip(plan.starts[:-1], plan.starts[1:], strict=True)]
+
+
+def make(lens: list[int], media: list[int] | None = None, **settings: object) -> PackPlan:
+    codes = np.array(media if media is not None else [0] * len(lens), np.int64)
+    return plan_packs(np.array(lens, np.int64), codes, PackingSettings(**{"max_token_len": 10, **settings}))  # type: ignore[arg-type]
+
+
+def test_a_plan_to_check_by_head() -> None:
+    """Text (0): 6+4 and 5. Image (1): 9. A skipped sample (length 0) and one of 11 tokens are out."""
+    plan = make([6, 0, 4, 9, 11, 5], [0, 0, 0, 1, 1, 0])
+    assert sorted(map(sorted, packs(plan))) == [[0, 2], [3], [5]]
+    assert plan.dropped.tolist() == [False, False, False, False, True, False]
+    assert plan.lower_bound == 3
+
+
+def test_padding_counts_in_the_capacity() -> None:
+    """Each of two members of 5 takes 8 of 10 where members are padded to multiples of 4: one pack each."""
+    assert len(packs(make([5, 5]))) == 1
+    assert len(packs(make([5, 5], pad_to_multiple_of=4, max_token_len=12))) == 2
+    assert make([9], pad_to_multiple_of=4, max_token_len=8).dropped.tolist() == [True]
+
+
+def test_media_are_kept_apart_unless_asked() -> None:
+    assert len(packs(make([5, 5], [0, 1]))) == 2
+    assert packs(make([5, 5], [0, 1], group_by="none")) in ([[0, 1]], [[1, 0]])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 70), st.integers(-1, 3)), max_size=100),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from(["media", "none"]),
+    st.integers(0, 9),
+)
+def test_nothing_is_lost(samples: list[tuple[int, int]], multiple: int, group_by: str, seed: int) -> None:
+    lens, media = ([s[i] for s in samples] for i in (0, 1))
+    lens = [length if code >= 0 else 0 for length, code in samples]  # what can't be told was not measured
+    plan = make(lens, media, max_token_len=64, pad_to_multiple_of=multiple, group_by=group_by, seed=seed)
+    packed = sorted(plan.samples.tolist())
+    assert packed == [i for i, length in enumerate(lens) if length > 0 and -(-length // multiple) * multiple <= 64]
+    assert plan.dropped.tolist() == [-(-length // multiple) * multiple > 64 for length in lens]
+    for pack in packs(plan):
+        assert sum(-(-lens[i] // multiple) * multiple for i in pack) <= 64
+        assert group_by == "none" or len({media[i] for i in pack}) == 1
+    assert plan.num_packs >= plan.lower_bound
+
+
+def test_every_stretch_looks_like_the_whole() -> None:
+    """Energon deals each rank a contiguous stretch: one with text only would train on text only."""
+    rng = np.random.default_rng(0)
+    lens = np.clip(rng.lognormal(5, 1, 20_000), 1, 2048).astype(np.int64)
+    media = (rng.random(20_000) < 0.3).astype(np.int64)
+    plan = plan_packs(lens, media, PackingSettings(max_token_len=2048))
+    is_image = media[plan.samples[plan.starts[:-1]]]
+    num_members = np.diff(plan.starts)
+    for stretch in np.array_split(np.arange(plan.num_packs), 16):
+        assert abs(is_image[stretch].mean() - is_image.mean()) < 0.02
+        assert abs(num_members[stretch].mean() / num_members.mean() - 1) < 0.15
+
+
+def test_the_order_follows_the_seed() -> None:
+    lens = list(range(1, 11)) * 20
+    assert packs(make(lens, seed=3)) == packs(make(lens, seed=3))
+    assert packs(make(lens, seed=3)) != packs(make(lens, seed=4))
+
+
+def test_nothing_to_pack() -> None:
+    assert packs(make([])) == packs(make([0, 99])) == []
+
+
+@pytest.mark.parametrize(
+    ("num_packs", "max_packs", "max_bytes", "sizes"),
+    [(10, 4, 1e9, [3, 3, 4]), (10, 100, 50, [5, 5]), (3, 100, 1, [1, 1, 1]), (1, 1, 1, [1])],
+)
+def test_shards_are_even_and_within_limits(num_packs: int, max_packs: int, max_bytes: float, sizes: list[int]) -> None:
+    plan = make([10] * num_packs)
+    bounds = shard_bounds(plan, np.full(num_packs, 10), max_packs, max_bytes)
+    assert np.diff(bounds).tolist() == sizes
+
+
+def test_media_codes_are_bits() -> None:
+    """The report joins them with `or`: text and image make image, image and video make mix."""
+    text, image, video, mix = range(4)
+    assert MEDIA_TYPES[text | image] == "image"
+    assert MEDIA_TYPES[image | video] == MEDIA_TYPES[mix] == "mix"

@@ -1,0 +1,141 @@
+"""Which JSON shapes are understood, and what they come to. A shape read wrongly trains on other text than it holds."""
+
+import json
+
+import pytest
+
+from energon_pack.record import ReadSettings, load_json, media_parts, parse_record
+from energon_pack.sample import Part, Reason, Skip
+
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"messages": TURNS},
+        {"conversations": TURNS},
+        {"texts": TURNS},
+        TURNS,
+        {"texts": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, TURNS[1]]},
+        {"texts": {"prompts": ["hi"], "captions": ["hello"]}},
+        {"prompts": ["hi"], "captions": ["hello"]},
+        {"prompts": [["hi"]], "captions": [["hello"]]},
+        {"question": "hi", "answer": "hello"},
+        {"context": "hi", "answers": ["hello", "hey"]},
+        {"messages": None, "texts": TURNS},  # an empty field does not hide a full one
+    ],
+)
+def test_shapes_that_mean_the_same(value: object) -> None:
+    assert parse_record(value, ReadSettings()).messages == TURNS
+
+
+def test_precedence_of_fields() -> None:
+    other = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    value = {"texts": other, "messages": TURNS, "mine": other}
+    assert parse_record(value, ReadSettings()).messages == TURNS
+    assert parse_record(value, ReadSettings(messages_key="mine")).messages == other
+
+
+def test_caption_gets_the_prompt_of_the_settings() -> None:
+    record = parse_record({"caption": "a cat"}, ReadSettings(caption_prompt="Describe."))
+    assert [m["content"] for m in record.messages] == ["Describe.", "a cat"]
+
+
+def test_system_field_becomes_the_first_message() -> None:
+    record = parse_record({"messages": TURNS, "system": "Be brief.", "id": 7}, ReadSettings())
+    assert record.messages[0] == {"role": "system", "content": "Be brief."}
+    assert record.fields == {"id": 7}
+
+
+def test_roles_and_keys_of_messages() -> None:
+    turns = [
+        {"from": "human", "value": "weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "weather"}]},
+        {"from": "observation", "value": "{}"},
+        {"from": "bot", "value": "sunny", "loss": False},
+    ]
+    messages = parse_record({"messages": turns, "tools": '[{"name": "weather"}]'}, ReadSettings())
+    assert [m["role"] for m in messages.messages] == ["user", "assistant", "tool", "assistant"]
+    assert messages.messages[1] == {"role": "assistant", "content": "", "tool_calls": [{"name": "weather"}]}
+    assert messages.messages[3]["loss"] is False
+    assert messages.tools == [{"name": "weather"}]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("hi", Reason.NOT_AN_OBJECT),
+        ({}, Reason.NO_MESSAGES),
+        ({"texts": []}, Reason.NO_MESSAGES),
+        ({"texts": "hi"}, Reason.BAD_MESSAGE),
+        ({"texts": {"prompts": [], "captions": []}}, Reason.NO_MESSAGES),
+        ({"prompts": ["a", "b"], "captions": ["c"]}, Reason.BAD_MESSAGE),
+        ({"texts": [TURNS[0]]}, Reason.NO_ASSISTANT_TURN),
+        ({"texts": [{"role": "critic", "content": "x"}, TURNS[1]]}, Reason.BAD_MESSAGE),
+        ({"texts": [{"role": "user", "content": 42}, TURNS[1]]}, Reason.BAD_MESSAGE),
+        ({"texts": [{"role": "user", "content": None}, TURNS[1]]}, Reason.BAD_MESSAGE),
+        ({"texts": [{"role": ["user"], "content": "x"}, TURNS[1]]}, Reason.BAD_MESSAGE),
+        ({"texts": [{"role": "user", "content": [{"type": "audio"}]}, TURNS[1]]}, Reason.BAD_MESSAGE),
+        ({"texts": TURNS, "tools": {"name": "f"}}, Reason.BAD_MESSAGE),
+        ({"texts": TURNS, "name": [1]}, Reason.MISSING_MEDIA),
+    ],
+)
+def test_what_is_refused(value: object, reason: Reason) -> None:
+    with pytest.raises(Skip) as skip:
+        parse_record(value, ReadSettings())
+    assert skip.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b'{"a": 1}{"a": 2}', b'{"a": 1}\0\0', '{"a": "中"}'.encode("gbk"), b'"\\ud83d"', b"[" * 100_000],
+)
+def test_broken_json_costs_its_own_sample(raw: bytes) -> None:
+    with pytest.raises(Skip) as skip:
+        load_json(raw)
+    assert skip.value.reason is Reason.INVALID_JSON
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_json_encodings(encoding: str) -> None:
+    assert load_json('{"a": "中 😀"}'.encode(encoding)) == {"a": "中 😀"}
+    assert load_json(json.dumps({"a": "😀"}).encode(encoding)) == {"a": "😀"}  # as a pair of escapes
+
+
+PARTS = [Part("0.jpg", 0, 1), Part("1.png", 1, 1), Part("note", 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("listed", "chosen"),
+    [
+        (None, ["0.jpg", "1.png"]),  # all that look like media, in the tar's order
+        (["1.png", "0.jpg"], ["1.png", "0.jpg"]),
+        (["dir/k.1.png", "k.0.jpg"], ["1.png", "0.jpg"]),
+        (["png"], ["1.png"]),
+        (["note"], ["note"]),  # listed, so content decides what it is
+        (["0.jpg", "0.jpg"], ["0.jpg", "0.jpg"]),
+    ],
+)
+def test_media_are_found_by_their_names(listed: list[str] | None, chosen: list[str]) -> None:
+    record = parse_record({"messages": TURNS, "name": listed}, ReadSettings())
+    assert [part.name for part in media_parts(record, "dir/k", PARTS)] == chosen
+
+
+@pytest.mark.parametrize("fields", [{"name": ["2.jpg"]}, {"name": ["gif"]}, {"media": "image"}])
+def test_missing_media_are_not_guessed(fields: dict[str, object]) -> None:
+    parts = [] if "media" in fields else PARTS
+    with pytest.raises(Skip) as skip:
+        media_parts(parse_record({"messages": TURNS, **fields}, ReadSettings()), "k", parts)
+    assert skip.value.reason is Reason.MISSING_MEDIA
+
+
+def test_names_in_structured_content_order_the_media() -> None:
+    content = [
+        {"type": "image", "image": "1.png"},
+        {"type": "text", "text": " and "},
+        {"type": "image", "image": "0.jpg"},
+    ]
+    record = parse_record({"messages": [{"role": "user", "content": content}, TURNS[1]]}, ReadSettings())
+    assert [part.name for part in media_parts(record, "k", PARTS)] == ["1.png", "0.jpg"]

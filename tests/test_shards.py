@@ -1,0 +1,88 @@
+"""Bytes of the packed shards: what tarfile would write, what Energon would index, always the same."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from conftest import picture, write_tar
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_pack.errors import PackError
+from energon_pack.shards import TarWriter, _Sources, tar_header
+from energon_pack.sources.wds import Shard
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=120), st.integers(0, 2**35))
+def test_headers_are_tarfiles(name: str, size: int) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    fits = len(name.encode()) <= 100 and size < 8 * 2**30
+    assert tar_header(name, size) == info.tobuf(tarfile.USTAR_FORMAT if fits else tarfile.PAX_FORMAT)
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 100_000, 3_000_000])
+def test_a_tar_is_what_tarfile_writes(tmp_path: Path, size: int) -> None:
+    """Members from memory and from a file, on both sides of the size from which the kernel copies."""
+    data = os.urandom(size)
+    (tmp_path / "source").write_bytes(b"offset" + data)
+    source = os.open(tmp_path / "source", os.O_RDONLY)
+    with open(tmp_path / "ours.tar", "wb", buffering=0) as file:
+        tar = TarWriter(file.fileno())
+        tar.add("a.json", b"{}")
+        tar.copy("a.jpg", source, 6, size)
+        tar.add("b.json", data)
+        tar.end()
+    os.close(source)
+    write_tar(tmp_path / "theirs.tar", {"a.json": b"{}", "a.jpg": data, "b.json": data}, format=tarfile.USTAR_FORMAT)
+    assert (tmp_path / "ours.tar").read_bytes() == (tmp_path / "theirs.tar").read_bytes()
+
+
+@pytest.mark.parametrize("size", [100, 3_000_000])
+def test_a_source_that_ends_early_is_noticed(tmp_path: Path, size: int) -> None:
+    (tmp_path / "source").write_bytes(b"x" * (size - 1))
+    source = os.open(tmp_path / "source", os.O_RDONLY)
+    with open(tmp_path / "x.tar", "wb", buffering=0) as file, pytest.raises(PackError, match="ends early"):
+        TarWriter(file.fileno()).copy("a", source, 0, size)
+    os.close(source)
+
+
+def test_copy_without_the_kernels_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems refuse copy_file_range: the bytes then go through memory."""
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
+    test_a_tar_is_what_tarfile_writes(tmp_path, 3_000_000)
+
+
+def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", {"a.jpg": picture()})
+    status = path.stat()
+    shard = Shard("x.tar", str(path), status.st_size, status.st_mtime_ns)
+    with _Sources({"x.tar": shard}) as sources:
+        assert os.pread(sources.fd("x.tar"), 5, 0) == b"a.jpg"
+    os.utime(path, ns=(1, 1))
+    with _Sources({"x.tar": shard}) as sources, pytest.raises(PackError, match="changed"):
+        sources.fd("x.tar")
+
+
+def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("energon_pack.shards._MAX_OPEN_SHARDS", 2)
+    shards = {}
+    for i in range(4):
+        path = write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})
+        shards[path.name] = Shard(path.name, str(path), path.stat().st_size, path.stat().st_mtime_ns)
+    with _Sources(shards) as sources:
+        for name in ["0.tar", "1.tar", "0.tar", "2.tar", "3.tar", "0.tar"]:
+            assert os.pread(sources.fd(name), 2, 0) == f"k{name[0]}".encode()
+            assert len(sources._open) <= 2
+
+
+def test_reading_back_with_tarfile() -> None:
+    header = tar_header("pack_00000000.s000.i00.jpg", 7)
+    member = tarfile.TarFile(fileobj=io.BytesIO(header + b"content" + bytes(505 + 1024))).getmembers()[0]
+    assert (member.mode, member.mtime, member.uid, member.gid, member.uname) == (0o644, 0, 0, 0, "")

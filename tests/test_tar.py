@@ -1,0 +1,112 @@
+"""The header scan finds what tarfile finds, and says where a tar is damaged instead of stopping quietly."""
+
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from conftest import write_tar
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_pack.sources.tar import TarScan
+
+MEMBERS = {"a.jpg": b"x" * 700, "a.json": b"{}", "b.jpg": b"", "b.json": b"y" * 512}
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=150).filter(
+    lambda name: name.strip("./ ") == name
+)
+
+
+def scan(path: Path) -> tuple[list[tuple[str, int, int]], list[str]]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        found = TarScan(fd, path.stat().st_size)
+        return list(found), [damage.what for damage in found.damage]
+    finally:
+        os.close(fd)
+
+
+def by_tarfile(path: Path) -> list[tuple[str, int, int]]:
+    with tarfile.open(path, "r:") as tar:
+        return [(member.name, member.offset_data, member.size) for member in tar if member.isreg()]
+
+
+@given(
+    members=st.lists(st.tuples(names, st.binary(max_size=1200)), max_size=5),
+    folder=st.sampled_from(["", "d/", "d" * 120 + "/"]),
+    format=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+)
+@settings(deadline=None, max_examples=150)
+def test_members_as_tarfile_finds_them(
+    tmp_path_factory: pytest.TempPathFactory, members: list[tuple[str, bytes]], folder: str, format: int
+) -> None:
+    path = tmp_path_factory.mktemp("tar") / "x.tar"
+    try:
+        write_tar(path, [(folder + name, data) for name, data in members], format=format)
+    except ValueError:  # USTAR has no room for the name
+        return
+    assert scan(path) == (by_tarfile(path), [])
+
+
+def test_folders_and_links_are_no_members(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        for kind, name in ((tarfile.DIRTYPE, "d"), (tarfile.SYMTYPE, "l" * 150), (tarfile.LNKTYPE, "h")):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "d/" + "target" * 30
+            tar.addfile(info)
+        tar.addfile(tarfile.TarInfo("a.json"))
+    assert [name for name, _, _ in scan(path)[0]] == ["a.json"]
+
+
+def test_a_size_beyond_eight_gigabytes(tmp_path: Path) -> None:
+    """GNU writes it in base 256; read as octal it would send the scan anywhere."""
+    info = tarfile.TarInfo("big")
+    info.size = 9 * 2**30
+    path = tmp_path / "x.tar"
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT))
+    os.truncate(path, 512 + info.size)  # sparse
+    members, damage = scan(path)
+    assert members == [("big", 512, 9 * 2**30)]
+    assert damage == ["no end-of-archive blocks"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "num_whole", "what"),
+    [
+        (lambda b: b"", 0, "the file is empty"),
+        (lambda b: b"<html>" * 200, 0, "not a tar file"),
+        (lambda b: b[:4096], 4, "no end-of-archive blocks"),
+        (lambda b: b[:4608], 4, "only one of the two end-of-archive blocks"),
+        (lambda b: b[:3800], 3, "cut 216 bytes into 'b.json'"),
+        (lambda b: b[:3200], 3, "cut inside a member's header"),
+        (lambda b: b + b"garbage", 4, "data after the end of the archive"),
+        (lambda b: b[:1536] + b"\xff" + b[1537:], 3, "a header's checksum is wrong"),  # a.json's name
+    ],
+)
+def test_damage_is_named_and_the_rest_is_read(tmp_path: Path, harm, num_whole: int, what: str) -> None:  # type: ignore[no-untyped-def]
+    path = write_tar(tmp_path / "x.tar", MEMBERS)
+    path.write_bytes(harm(path.read_bytes()))
+    members, damage = scan(path)
+    assert damage == [what]
+    assert len(members) == num_whole
+    assert all(name in MEMBERS and size == len(MEMBERS[name]) for name, _, size in members)
+
+
+@given(where=st.integers(0, 4095), byte=st.integers(0, 255))
+@settings(deadline=None, max_examples=300)
+def test_any_changed_byte_leaves_the_scan_sane(tmp_path_factory: pytest.TempPathFactory, where: int, byte: int) -> None:
+    """No crash, no endless loop, no member outside the file; a changed header never passes unnoticed."""
+    path = write_tar(tmp_path_factory.mktemp("tar") / "x.tar", MEMBERS)
+    data = bytearray(path.read_bytes())
+    whole = scan(path)[0]
+    changed = data[where] != byte
+    data[where] = byte
+    path.write_bytes(data)
+    members, damage = scan(path)
+    assert all(offset + size <= len(data) for _, offset, size in members)
+    in_header = any(offset - 512 <= where < offset for _, offset, _ in whole)
+    in_checksum_field = any(offset - 512 + 148 <= where < offset - 512 + 156 for _, offset, _ in whole)
+    if changed and in_header and not in_checksum_field:
+        assert damage
