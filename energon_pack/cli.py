@@ -32,10 +32,10 @@ _failed: list[int] = []
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
 def _run(composed: DictConfig) -> None:
     try:
-        if not isinstance(HydraConfig.get().runtime.choices.get("model", ""), str):
+        if any(override.startswith("+model=[") for override in HydraConfig.get().overrides.task):
             raise PackError("+model takes one model; sweep over several with -m +model=A,B")
         config = to_config(composed, _options("model"))
-        config.output.name = config.output.name or output_name(config, _defaults())
+        config.output.name = config.output.name or output_name(config, _defaults(composed))
     except PackError as error:
         _remove_run_folder()
         _exit(error)  # wrong for every job of a sweep
@@ -92,7 +92,7 @@ def _options(group: str) -> list[str]:
     return names
 
 
-def _defaults() -> PackConfig:
+def _defaults(ours: DictConfig) -> PackConfig:
     """The config with this run's choice of groups and no other override."""
     loader = GlobalHydra.instance().config_loader()
     choices = HydraConfig.get().runtime.choices
@@ -102,6 +102,8 @@ def _defaults() -> PackConfig:
     composed = loader.load_configuration("config", overrides, RunMode.RUN)
     with flag_override(composed, ["readonly", "struct"], False):
         del composed["hydra"]
+        if "model" not in choices:  # spelled out in a config of the user's own
+            composed.model = ours.model
     return to_config(composed, [])
 
 

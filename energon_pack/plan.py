@@ -102,10 +102,10 @@ def plan_packs(lens: Ints, media: Ints, settings: PackingSettings) -> PackPlan:
 
 
 def _places(sizes: Ints, seed: int, stream: int) -> npt.NDArray[np.float64]:
-    """A place in [0, 1) for each pack of a group.
+    """A place in [0, 1) for each pack of a group, one in each of n equal steps.
 
-    Packs in order of their number of members are cut into √n blocks of √n alike; those of a block get a place each
-    in equal steps over the whole, in random order.
+    Packs in order of their number of members are cut into √n blocks of √n alike; those of a block are spread evenly
+    over the whole, in random order.
     """
     num = len(sizes)
     keys = random_keys(num, seed, 10 + 2 * stream)
@@ -116,7 +116,10 @@ def _places(sizes: Ints, seed: int, stream: int) -> npt.NDArray[np.float64]:
     within = np.empty(num, np.int64)
     within[dealt] = np.arange(num) % block_size
     jitter = (keys >> np.uint64(11)) * 2.0**-53
-    return (within + jitter) / np.minimum(block_size, num - block * block_size)
+    place = (within + jitter) / np.minimum(block_size, num - block * block_size)
+    step = np.empty(num, np.int64)
+    step[np.argsort(place, kind="stable")] = np.arange(num)
+    return (step + jitter) / num
 
 
 # -------------------------------------------------------------------------------------- from lengths to the plan

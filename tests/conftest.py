@@ -104,3 +104,18 @@ def files(folder: Path) -> dict[str, bytes]:
     """Every file of a packed dataset but the report, which holds facts of the run."""
     names = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "report.json")
     return {str(path.relative_to(folder)): path.read_bytes() for path in names}
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def structure(content: str, has_media: bool) -> Any:
+    """A user's string as transformers' chat templates want it: placeholders as parts of their own, nothing stripped."""
+    if not has_media:
+        return content
+    pieces = content.split("<image>")
+    parts: list[dict[str, str]] = [{"type": "text", "text": pieces[0]}]
+    for piece in pieces[1:]:
+        parts += [{"type": "image"}, {"type": "text", "text": piece}]
+    return parts

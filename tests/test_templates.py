@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import structure
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -116,16 +117,6 @@ def test_ids_are_those_of_the_full_processor(
     text = full_processor.apply_chat_template(structured, tokenize=False, add_generation_prompt=False)
     images = [Image.new("RGB", size) for size in sizes] or None
     assert tokens.ids == full_processor(text=[text], images=images)["input_ids"][0]
-
-
-def structure(content: str, has_media: bool) -> Any:
-    if not has_media:
-        return content
-    pieces = content.split("<image>")
-    parts: list[dict[str, str]] = [{"type": "text", "text": pieces[0]}]
-    for piece in pieces[1:]:
-        parts += [{"type": "image"}, {"type": "text", "text": piece}]
-    return parts
 
 
 # ---------------------------------------------------------------------------------------------------------- labels

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.record import ReadSettings, Record, caption_record, load_json, parse_record
-from energon_pack.sample import Part, Reason, Skip
+from energon_pack.sample import Reason, Skip
 from energon_pack.sources.selection import read_selection
 from energon_pack.sources.tar import Damage, TarScan, compression
 
@@ -192,17 +192,14 @@ class _Rows:
     """Groups members into samples, columns growing as the scan goes on."""
 
     def __init__(self) -> None:
-        self.keys: list[str] = []
-        self.records: list[Part | None] = []
-        self.reasons: list[Reason | None] = []
-        self.details: list[str | None] = []
-        self.part_names: list[str] = []
-        self.part_offsets: list[int] = []
-        self.part_sizes: list[int] = []
-        self.part_starts: list[int] = [0]
-        self._first_parts: dict[str, frozenset[str]] = {}
+        self._keys: list[str] = []
+        self._records: list[tuple[str, int, int] | tuple[None, None, None]] = []  # part, offset, size
+        self._reasons: list[tuple[str, str] | tuple[None, None]] = []  # reason, detail
+        self._parts: list[tuple[str, int, int]] = []
+        self._part_starts = [0]
+        self._first: dict[str, int] = {}  # key → its first row
         self._key: str | None = None
-        self._group: dict[str, Part] = {}
+        self._group: dict[str, tuple[str, int, int]] = {}  # part → part, offset, size
 
     def add(self, name: str, offset: int, size: int) -> None:
         start = name.rfind("/") + 1
@@ -213,18 +210,18 @@ class _Rows:
         if key != self._key or part in self._group:
             self._flush()
             self._key = key
-        self._group[part] = Part(part, offset, size)
+        self._group[part] = (part, offset, size)
 
     def end(self, damage: Sequence[Damage]) -> None:
         """Close the last sample, and give every damage that hides one a row of its own."""
         cut_keys = {self._key_of(item.cut) for item in damage if item.cut}
         if self._key in cut_keys:
-            self._group.clear()
+            self._group = {}
         self._flush(Reason.TRUNCATED_TAR if damage else Reason.MISSING_JSON)
         for item in damage:
             if item.cut or item.hides:
                 key = self._key_of(item.cut) if item.cut else f"@{item.offset}"
-                self._append(key, None, [], Reason.TRUNCATED_TAR, f"{item.what} at byte {item.offset}")
+                self._append(key, None, Reason.TRUNCATED_TAR, f"{item.what} at byte {item.offset}")
 
     def _key_of(self, name: str) -> str:
         return name[: name.find(".", name.rfind("/") + 1)]
@@ -234,54 +231,47 @@ class _Rows:
         if key is None or not group:
             return
         self._group = {}
-        record = group.get("json") or group.get("txt")
-        parts = [part for part in group.values() if part is not record]
-        reason, detail = None, None
-        if key in self._first_parts:
-            again = self._first_parts[key] & group.keys()
+        names = ", ".join(group)
+        record = group.pop("json", None) or group.pop("txt", None)
+        self._parts += group.values()
+        first = self._first.setdefault(key, len(self._keys))
+        if first < len(self._keys):
+            there = self._parts_of_row(first)
+            again = not there.isdisjoint(group) or (record is not None and record[0] in there)
             reason = Reason.DUPLICATE_KEY if again else Reason.NON_ADJACENT_MEMBER
-            detail = f"{', '.join(group)} of a key that was there before"[:300]
+            self._append(key, record, reason, f"{names} of a key that was there before"[:300])
+        elif record is None:
+            self._append(key, None, without_record, f"only {names}"[:300])
         else:
-            self._first_parts[key] = frozenset(group)
-            if record is None:
-                reason, detail = without_record, f"only {', '.join(group)}"[:300]
-        self._append(key, record, parts, reason, detail)
+            self._append(key, record)
+
+    def _parts_of_row(self, row: int) -> set[str | None]:
+        start, end = self._part_starts[row : row + 2]
+        return {part[0] for part in self._parts[start:end]} | {self._records[row][0]}
 
     def _append(
-        self, key: str, record: Part | None, parts: list[Part], reason: Reason | None, detail: str | None
+        self, key: str, record: tuple[str, int, int] | None, reason: Reason | None = None, detail: str = ""
     ) -> None:
-        self.keys.append(key)
-        self.records.append(record)
-        self.reasons.append(reason)
-        self.details.append(detail)
-        for part in parts:
-            self.part_names.append(part.name)
-            self.part_offsets.append(part.offset)
-            self.part_sizes.append(part.size)
-        self.part_starts.append(len(self.part_names))
+        self._keys.append(key)
+        self._records.append(record or (None, None, None))
+        self._reasons.append((reason.value, detail) if reason else (None, None))
+        self._part_starts.append(len(self._parts))
 
     def table(self) -> pa.Table:
         fields = list(_PART_TYPE.value_type)
-        columns = [
-            pa.array(values, field.type)
-            for values, field in zip((self.part_names, self.part_offsets, self.part_sizes), fields, strict=True)
-        ]
         parts = pa.ListArray.from_arrays(
-            pa.array(self.part_starts, pa.int32()), pa.StructArray.from_arrays(columns, fields=fields)
+            pa.array(self._part_starts, pa.int32()),
+            pa.StructArray.from_arrays(_columns(self._parts, fields), fields=fields),
         )
-        records = self.records
-        return pa.table(
-            [
-                pa.array(self.keys, pa.string()),
-                pa.array([record and record.name for record in records], pa.string()),
-                pa.array([record and record.offset for record in records], pa.int64()),
-                pa.array([record and record.size for record in records], pa.int64()),
-                parts,
-                pa.array([reason and reason.value for reason in self.reasons], pa.string()),
-                pa.array(self.details, pa.string()),
-            ],
-            schema=INDEX_SCHEMA,
-        )
+        schema = {field.name: field for field in INDEX_SCHEMA}
+        record = _columns(self._records, [schema[f"record_{name}"] for name in ("part", "offset", "size")])
+        reason = _columns(self._reasons, [schema["reason"], schema["detail"]])
+        return pa.table([pa.array(self._keys, pa.string()), *record, parts, *reason], schema=INDEX_SCHEMA)
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], fields: list[pa.Field]) -> list[pa.Array]:
+    columns = zip(*rows, strict=True) if rows else [()] * len(fields)
+    return [pa.array(values, field.type) for values, field in zip(columns, fields, strict=True)]
 
 
 # --------------------------------------------------------------------------------------------------- one sample

@@ -1,0 +1,35 @@
+# make demo: install and pack the built-in demo · make test: install and run the tests
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: $(VENV)/.demo
+	$(RUN) -m energon_pack +model=qwen2_5_vl output.overwrite=true
+
+test: $(VENV)/.dev
+	$(RUN) -m pytest
+
+test-slow: $(VENV)/.dev
+	$(RUN) -m pytest -m slow
+
+lint: $(VENV)/.dev
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+bench: $(VENV)/.demo
+	$(RUN) benchmarks/run.py
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist packed

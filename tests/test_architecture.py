@@ -1,0 +1,77 @@
+"""Arrows between modules point one way, and a training job can import what it needs in any environment."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, command
+
+PACKAGE = ROOT / "energon_pack"
+
+#: module → modules of this package it may import; a newcomer reads them in this order
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "manifest": set(),
+    "sample": set(),
+    "bins": set(),
+    "progress": set(),
+    "record": {"sample"},
+    "media": {"sample"},
+    "executor": {"errors"},
+    "hydra_plugin": {"config"},
+    "templates": {"errors", "media", "sample", "templates"},
+    "sources": {"errors", "manifest", "record", "sample", "sources"},
+    "lengths": {"errors", "executor", "media", "progress", "record", "sample", "sources", "templates"},
+    "plan": {"bins", "errors", "lengths", "sample"},
+    "shards": {"errors", "manifest", "record", "sample", "sources"},
+    "metadata": {"manifest", "shards"},
+    "report": {"bins", "plan", "progress", "sample"},
+    "check": {"errors", "manifest", "shards"},
+    "demo": set(),
+    "config": {"errors"},
+    "flavors": set(),
+    "loading": {"flavors", "manifest", "media", "record", "sample", "templates"},
+    "pack": {
+        "check", "config", "demo", "errors", "executor", "lengths", "manifest", "metadata", "plan", "progress",
+        "record", "report", "shards", "sources", "templates",
+    },
+    "cli": {"config", "errors", "pack"},
+    "__main__": {"cli"},
+}  # fmt: skip
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "energon_pack" and len(parts) > 1 and parts[1] != "__version__":
+                found.add(parts[1])
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_follow_the_order(path: Path) -> None:
+    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if room != "__init__":
+        assert imports(path) <= ALLOWED[room]
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("energon_pack.hydra_plugin", {"torch", "transformers", "pyarrow"}),
+        ("energon_pack.cli", {"torch", "transformers", "pyarrow"}),
+        ("energon_pack.lengths", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
+        ("energon_pack.shards", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
+        ("energon_pack.loading", {"torch", "transformers", "hydra", "omegaconf", "megatron", "pyarrow"}),
+    ],
+)
+def test_imports_stay_light(module: str, absent: set[str], tmp_path: Path) -> None:
+    script = f"import sys, {module}; print(sorted(set({sorted(absent)}) & set(sys.modules)))"
+    assert command("-c", script, cwd=tmp_path).stdout == "[]\n"

@@ -1,0 +1,300 @@
+"""What training sees: packs through real Energon loaders, from typed and crude datasets, with and without workers."""
+
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from conftest import ROOT, chat, command, picture, write_tar
+from megatron.energon import (
+    DefaultTaskEncoder,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from megatron.energon.flavors import BaseWebdatasetFactory
+from PIL import Image
+
+from energon_pack.config import DatasetYaml, PackConfig
+from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample, PackedMultiMixQASample
+from energon_pack.loading import cookers, load_packed_multi_mix_qa, load_template, make_sample_loader
+from energon_pack.media import Media
+from energon_pack.pack import pack
+from energon_pack.templates import Sample
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Cooked(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """As a user's encoder for crude datasets."""
+
+    decoder = None
+    cookers = cookers()
+
+
+@pytest.fixture(scope="module")
+def packed(demo: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo, packed into three shards."""
+    from energon_pack.config import ModelConfig, OutputConfig, SourceConfig
+
+    folder = tmp_path_factory.mktemp("packed")
+    run = PackConfig(
+        model=ModelConfig("qwen2_5_vl", "qwen_vl", "Qwen/Qwen2.5-VL-7B-Instruct", str(demo[1])),
+        source=SourceConfig(path=str(demo[0])),
+        output=OutputConfig(dir=str(folder), name="demo", max_shard_packs=4),
+    )
+    run.executor.num_workers = 1
+    pack(run)
+    return folder / "demo"
+
+
+def train(path: Path, num_workers: int = 0, encoder: Any = None, **settings: Any) -> Iterator[Any]:
+    dataset = get_train_dataset(
+        path,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=num_workers),
+        batch_size=None,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        repeat=False,
+        task_encoder=encoder or DefaultTaskEncoder(),
+        **settings,
+    )
+    return iter(get_savable_loader(dataset))
+
+
+def members(path: Path) -> dict[str, dict[str, Any]]:
+    """Sample id → what the packs' JSON holds of it."""
+    import tarfile
+
+    found = {}
+    for shard in sorted(path.glob("*.tar")):
+        with tarfile.open(shard) as tar:
+            for member in tar:
+                if member.name.endswith(".json"):
+                    value = json.load(tar.extractfile(member))  # type: ignore[arg-type]
+                    for sample_id, message in zip(value["_meta"]["sample_ids"], value["messages"], strict=True):
+                        found[sample_id] = message
+    return found
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("dataset_config", ["dataset.yaml", "crude.yaml"])
+def test_every_pack_once_with_its_images(packed: Path, num_workers: int, dataset_config: str) -> None:
+    """And the same from the typed dataset as through cookers."""
+    encoder = Cooked() if dataset_config == "crude.yaml" else None
+    packs = list(train(packed, num_workers, encoder, dataset_config=dataset_config))
+    assert {type(p) for p in packs} == {PackedMultiMixQASample}
+    assert set(Counter(p.__key__ for p in packs).values()) == {1}
+    assert len(packs) == 11
+    ids = [sample_id for p in packs for sample_id in p.sample_ids]
+    assert len(set(ids)) == len(ids) == 320
+    images = [image for p in packs for member in p.images for image in member]
+    assert all(isinstance(image, Image.Image) for image in images)
+    assert {image.convert("RGB").getpixel((0, 0)) is not None for image in images} == {True}
+    for p in packs:
+        num_placeholders = [sum(m["content"].count("<image>") for m in messages) for messages in p.messages]
+        assert num_placeholders == [len(member) for member in p.images]
+        assert p.media_type == ("image" if any(p.images) else "text")
+
+
+def test_training_comes_to_the_measured_lengths(packed: Path, demo: tuple[Path, Path]) -> None:
+    """The promise of offline packing: nothing is longer in training than when it was measured."""
+    template = load_template(packed, str(demo[1]))
+    for p in train(packed):
+        for messages, images, tools, token_len, num_supervised in zip(
+            p.messages, p.images, p.tools, p.token_lens, p.num_supervised, strict=True
+        ):
+            tokens = template.encode(Sample(messages, [Media("image", *image.size) for image in images], tools))
+            assert (len(tokens.ids), tokens.num_supervised) == (token_len, num_supervised)
+
+
+def test_another_processor_is_refused_by_name(packed: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(demo[1], other)
+    (other / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(ValueError, match="packed with another chat_template"):
+        load_template(packed, str(other))
+
+
+def test_a_loader_goes_on_where_it_was_saved(packed: Path) -> None:
+    dataset = get_train_dataset(
+        packed,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=None,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    loader = get_savable_loader(dataset)
+    stream = iter(loader)
+    for _ in range(5):
+        next(stream)
+    state = loader.save_state_rank()
+    expected = [next(stream).__key__ for _ in range(8)]
+    again = get_savable_loader(
+        get_train_dataset(
+            packed,
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+            batch_size=None,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=None,
+        )
+    )
+    again.restore_state_rank(state)
+    stream = iter(again)
+    assert [next(stream).__key__ for _ in range(8)] == expected
+
+
+def test_a_batch_of_packs(packed: Path) -> None:
+    dataset = get_val_dataset(
+        packed, split_part="train", worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0), batch_size=2
+    )
+    batch = next(iter(get_loader(dataset)))
+    assert len(batch.messages) == 2
+
+
+def test_images_come_upright(config: Callable[..., PackConfig], tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    members = {"a.0.jpg": picture(60, 30, exif=exif), "a.json": chat("<image>", "x")}
+    run = config(write_tar(tmp_path / "s" / "x.tar", members))
+    pack(run)
+    image = next(train(Path(run.output.dir) / "packed")).images[0][0]
+    assert image.size == (30, 60)
+
+
+def test_a_missing_image_is_named() -> None:
+    parts = {
+        "__key__": "p_0",
+        "json": json.dumps({"messages": [{"messages": []}], "media_files": [["s000.i00.jpg"]], "_meta": {}}),
+    }
+    with pytest.raises(KeyError, match=r"p_0 has no part s000\.i00\.jpg"):
+        load_packed_multi_mix_qa(parts)
+
+
+def test_the_index_is_what_energon_prepares(packed: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(packed, copy)
+    shutil.rmtree(copy / ".nv-meta")
+    ours = {path.name: path.read_bytes() for path in copy.glob("*.idx")}
+    for path in copy.glob("*.idx"):
+        path.unlink()
+    shards = sorted(path.name for path in copy.glob("*.tar"))
+    BaseWebdatasetFactory.prepare_dataset(
+        copy, shards, split_parts_ratio=[("train", 1.0)], shuffle_seed=None, workers=1
+    )
+    assert {path.name: path.read_bytes() for path in copy.glob("*.idx")} == ours
+    prepared = json.loads((copy / ".nv-meta" / ".info.json").read_text())
+    assert prepared["shard_counts"] == json.loads((packed / ".nv-meta" / ".info.json").read_text())["shard_counts"]
+
+
+@pytest.mark.parametrize("tool", ["info", "lint"])
+def test_energons_own_tools_work(packed: Path, tool: str) -> None:
+    energon = Path(sys.executable).with_name("energon")
+    result = command(energon, tool, packed, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    if tool == "info":
+        assert "PackedMultiMixQASample" in result.stdout
+        assert "11 samples" in result.stdout
+
+
+def test_the_two_dataset_yamls_may_swap_roles(config: Callable[..., PackConfig]) -> None:
+    run = config(output__dataset_yaml=DatasetYaml.crude)
+    pack(run)
+    folder = Path(run.output.dir) / "packed"
+    assert yaml.safe_load((folder / ".nv-meta" / "dataset.yaml").read_text())["__class__"] == "CrudeWebdataset"
+    typed = [p.__key__ for p in train(folder, dataset_config="typed.yaml")]
+    assert [p.__key__ for p in train(folder, encoder=Cooked())] == typed
+
+
+# ------------------------------------------------------------------------------------------------- other flavours
+
+
+def prepare(folder: Path, dataset_yaml: dict[str, Any]) -> Path:
+    """What a user does to a source by hand: `energon prepare` and a dataset.yaml."""
+    shards = sorted(path.name for path in folder.glob("*.tar"))
+    BaseWebdatasetFactory.prepare_dataset(
+        folder, shards, split_parts_ratio=[("train", 1.0)], shuffle_seed=None, workers=1
+    )
+    (folder / ".nv-meta" / "dataset.yaml").write_text(yaml.safe_dump(dataset_yaml))
+    return folder
+
+
+def typed(sample_class: str, flavor: str) -> dict[str, Any]:
+    return {
+        "sample_type": {"__module__": "energon_pack.flavors", "__class__": sample_class},
+        "sample_loader": {"__module__": "energon_pack.loading", "__function__": "make_sample_loader", "flavor": flavor},
+        "part_filter": {"__module__": "energon_pack.loading", "__function__": "make_part_filter"},
+        "decoder": None,
+    }
+
+
+@pytest.mark.parametrize("crude", [False, True])
+def test_unpacked_sources_load_as_multi_mix_qa(
+    demo: tuple[Path, Path], packed: Path, tmp_path: Path, crude: bool
+) -> None:
+    """Packed and unpacked samples can be blended, because both say the same of a sample."""
+    source = tmp_path / "source"
+    shutil.copytree(demo[0], source)
+    crude_yaml = {
+        "__module__": "megatron.energon",
+        "__class__": "CrudeWebdataset",
+        "subflavors": {"sample_type": "multi_mix_qa"},
+    }
+    prepare(source, crude_yaml if crude else typed("MultiMixQASample", "multi_mix_qa"))
+    samples = list(train(source, encoder=Cooked() if crude else None))
+    assert {type(sample) for sample in samples} == {MultiMixQASample}
+    assert len(samples) == 320
+    in_packs = {sample_id.partition("/")[2]: member["messages"] for sample_id, member in members(packed).items()}
+    assert {sample.__key__: sample.messages for sample in samples} == in_packs
+    for sample in samples:
+        assert sum(m["content"].count("<image>") for m in sample.messages) == len(sample.image or [])
+
+
+def test_packs_of_llava_onevision_load_as_packed_captioning(tmp_path: Path) -> None:
+    """Its layout by FORMATS §3.2: members by number, JSON last, PNG bytes under .jpg, optional patch positions."""
+    positions = np.arange(6).reshape(2, 3)
+    file = tmp_path / "p.npy"
+    np.save(file, positions)
+    record = {
+        "images": [["img000_sub000.jpg", "img000_sub001.jpg"], []],
+        "prompts": [["<image><image>a", "b"], "c"],
+        "captions": [["1", "2"], "3"],
+        "sample_count": 2,
+        "fps": [[2], None],
+        "timestamp_decimal": [1, 1],
+    }
+    parts = {
+        "ps_00000000.img0_0.jpg": picture(10, 20),
+        "ps_00000000.img0_0.npy": file.read_bytes(),
+        "ps_00000000.img0_1.jpg": picture(30, 20, "PNG"),
+        "ps_00000000.json": json.dumps(record).encode(),
+    }
+    write_tar(tmp_path / "s" / "packed.tar", parts)
+    folder = prepare(tmp_path / "s", typed("PackedCaptioningSample", "packed_captioning"))
+    (sample,) = train(folder)
+    assert isinstance(sample, PackedCaptioningSample)
+    assert [[image.size for image in member] for member in sample.images] == [[(10, 20), (30, 20)], []]
+    assert sample.prompts == [["<image><image>a", "b"], ["c"]]
+    assert sample.captions == [["1", "2"], ["3"]]
+    assert sample.fps == [[2], None]
+    assert sample.patch_positions[0][0].tolist() == positions.tolist()
+    assert sample.patch_positions[0][1] is None
+
+
+def test_an_unknown_flavor_is_named() -> None:
+    with pytest.raises(ValueError, match="packed_multi_mix_qa"):
+        make_sample_loader("nope")
+
+
+def test_the_recipe_reads_packs(packed: Path, demo: tuple[Path, Path]) -> None:
+    result = command(ROOT / "recipes" / "read_packs.py", packed, "--processor", demo[1], cwd=ROOT)
+    assert "11 packs, 320 members" in result.stdout, result.stderr

@@ -1,0 +1,308 @@
+"""The whole run: totals reconcile, bytes are the same every time, and nothing is published that should not be."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT, chat, files, json_lines, picture, write_tar
+
+from energon_pack.config import OnDamaged, Overlong, PackConfig, Stage
+from energon_pack.errors import PackError, SamplesLost
+from energon_pack.pack import pack
+
+Make = Callable[..., PackConfig]
+
+
+def output(config: PackConfig) -> Path:
+    return Path(config.output.dir) / str(config.output.name)
+
+
+def test_the_demo_is_packed_whole(config: Make) -> None:
+    run = config()
+    figures = pack(run)
+    assert (figures["samples_in"], figures["samples_packed"], figures["samples_skipped"]) == (320, 320, 0)
+    folder = output(run)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".nv-meta",
+        "pack_plan.parquet",
+        "packed-000000.tar",
+        "packed-000000.tar.idx",
+        "report.json",
+        "skipped.jsonl",
+    ]
+    assert not list(Path(run.output.dir).glob(".staging/packed"))
+    report = json.loads((folder / "report.json").read_text())
+    assert report["packs"] == report["packs_lower_bound"] == figures["packs"]
+    assert report["tokens"] == sum(media["tokens"] for media in report["by_media"].values())
+    assert report["fill"] == pytest.approx(report["tokens"] / (report["packs"] * 8192), abs=1e-6)
+    assert set(report["seconds"]) == {"processor", "lengths", "plan", "write", "check"}
+
+
+def test_the_plan_file_holds_every_member(config: Make) -> None:
+    run = config()
+    pack(run)
+    rows = pq.read_table(output(run) / "pack_plan.parquet").to_pylist()
+    assert len({(row["shard"], row["key"]) for row in rows}) == len(rows) == 320
+    tokens: dict[str, int] = {}
+    for row in rows:
+        tokens[row["pack"]] = tokens.get(row["pack"], 0) + row["token_len"]
+    assert max(tokens.values()) <= 8192
+    assert list(tokens) == sorted(tokens)
+
+
+def test_the_same_bytes_every_time(config: Make, tmp_path: Path, demo: tuple[Path, Path]) -> None:
+    """Whatever the workers, the folder, the cache and the time: only the report tells runs apart."""
+    first = config()
+    pack(first)
+    copy = tmp_path / "elsewhere" / "source"
+    shutil.copytree(demo[0], copy)
+    for shard in copy.iterdir():
+        os.utime(shard)
+    again = config(copy, output__dir=str(tmp_path / "out2"), output__name="other", executor__num_workers=2)
+    again.cache_dir = str(tmp_path / "cache2")
+    pack(again)
+    assert files(output(first)) == files(output(again))
+
+
+def test_another_seed_is_another_order(config: Make, tmp_path: Path) -> None:
+    runs = [config(seed=seed, output__name=f"seed{seed}") for seed in (0, 1)]
+    tars = []
+    for run in runs:
+        pack(run)
+        tars.append(files(output(run))["packed-000000.tar"])
+    assert tars[0] != tars[1]
+
+
+def test_shards_of_a_few_packs(config: Make) -> None:
+    run = config(output__max_shard_packs=4)
+    figures = pack(run)
+    info = json.loads((output(run) / ".nv-meta" / ".info.json").read_text())
+    assert sum(info["shard_counts"].values()) == figures["packs"] == 11
+    assert sorted(info["shard_counts"].values()) == [3, 4, 4]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """98 good samples, one bad, one overlong."""
+    members = {f"{i:03d}.json": chat(f"How often? {i}", "Twice.") for i in range(98)}
+    members |= {"098.json": b"{", "099.json": chat("long", "word " * 9000)}
+    return write_tar(tmp_path / "mixed" / "x.tar", members).parent
+
+
+def test_the_ledger_names_what_is_left_out(config: Make, mixed: Path) -> None:
+    run = config(mixed)
+    figures = pack(run)
+    assert (figures["samples_in"], figures["samples_packed"]) == (100, 98)
+    lines = json_lines(output(run) / "skipped.jsonl")
+    assert [(line["sample_id"], line["reason"]) for line in lines] == [
+        ("x.tar/098", "invalid_json"),
+        ("x.tar/099", "overlong"),
+    ]
+    assert lines[1]["token_len"] > 8192
+
+
+def test_too_much_bad_data_publishes_nothing(config: Make, mixed: Path) -> None:
+    run = config(mixed, max_skipped=0.005)
+    with pytest.raises(SamplesLost, match=r"bad data cost 1 of 100 samples, max_skipped=0\.005") as lost:
+        pack(run)
+    assert lost.value.exit_code == 3
+    assert not output(run).exists()
+    assert "packed.skipped.jsonl" in str(lost.value)
+    assert len((output(run).parent / "packed.skipped.jsonl").read_text().splitlines()) == 2
+
+
+def test_losing_a_modality_publishes_nothing(config: Make, tmp_path: Path) -> None:
+    """One image sample among many texts is far below max_skipped, and yet all the images there are."""
+    members = {f"{i:03d}.json": chat("a", "b") for i in range(200)}
+    members |= {"x.jpg": picture(400, 300)[:500], "x.json": chat("<image>", "b")}
+    run = config(write_tar(tmp_path / "s" / "x.tar", members))
+    with pytest.raises(SamplesLost, match="every image sample was skipped"):
+        pack(run)
+
+
+def test_an_empty_source_publishes_nothing(config: Make, tmp_path: Path) -> None:
+    with pytest.raises(SamplesLost, match="no samples"):
+        pack(config(write_tar(tmp_path / "s" / "x.tar", {})))
+
+
+def test_overlong_may_be_an_error(config: Make, mixed: Path) -> None:
+    with pytest.raises(PackError, match=r"first x\.tar/099"):
+        pack(config(mixed, packing__overlong=Overlong.error))
+
+
+def test_a_limit_counts_the_rest_as_excluded(config: Make) -> None:
+    figures = pack(config(source__limit=10))
+    assert (figures["samples_in"], figures["samples_excluded"]) == (10, 310)
+
+
+def test_stages_before_writing_leave_no_dataset(config: Make) -> None:
+    run = config(stage=Stage.plan)
+    assert pack(run)["packs"] == 11
+    assert not output(run).exists()
+
+
+def test_a_finished_dataset_is_not_overwritten(config: Make) -> None:
+    pack(config())
+    with pytest.raises(PackError, match=r"output\.overwrite=true"):
+        pack(config())
+    run = config(output__overwrite=True, source__limit=50)
+    pack(run)
+    assert json.loads((output(run) / "report.json").read_text())["samples_in"] == 50
+
+
+def test_only_a_dataset_is_overwritten(config: Make) -> None:
+    run = config(output__overwrite=True)
+    output(run).mkdir(parents=True)
+    (output(run) / "thesis.tex").write_text("years of work")
+    with pytest.raises(PackError, match="not a packed dataset"):
+        pack(run)
+    assert (output(run) / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("where", [".", "inside", "deep/er"])
+def test_the_source_is_never_written_to(config: Make, demo: tuple[Path, Path], tmp_path: Path, where: str) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(demo[0], source)
+    before = sorted(source.rglob("*"))
+    for run in (config(source, output__dir=str(source / where)), config(source, cache_dir=str(source / where))):
+        with pytest.raises(PackError, match="lies in the source"):
+            pack(run)
+    assert sorted(source.rglob("*")) == before
+
+
+def test_a_source_inside_the_output_is_not_replaced(config: Make, demo: tuple[Path, Path]) -> None:
+    run = config(output__overwrite=True)
+    inside = output(run) / "raw"
+    shutil.copytree(demo[0], inside)
+    run.source.path = str(inside)
+    with pytest.raises(PackError, match="lies in"):
+        pack(run)
+
+
+def test_a_damaged_tar_may_be_kept(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(demo[0], source)
+    shard = source / "demo-000000.tar"
+    shard.write_bytes(shard.read_bytes()[:200_000])
+    with pytest.raises(PackError, match=r"on_damaged=keep"):
+        pack(config(source))
+    run = config(source, source__on_damaged=OnDamaged.keep)
+    figures = pack(run)
+    assert figures["skipped_by_reason"] == {"truncated_tar": 1}
+    assert 213 < figures["samples_packed"] < 320
+
+
+def test_unknown_fields_and_names_travel(config: Make, tmp_path: Path) -> None:
+    """Fields that packing does not know, odd names, unicode: all in the pack's JSON as they were."""
+    import tarfile
+
+    record = {"conversations": [{"from": "human", "value": "<image> 什么"}, {"from": "gpt", "value": "方"}]}
+    record |= {
+        "id": 7,
+        "source": {"url": "x"},
+        "score": 0.5,
+        "name": ["0 пример.PNG"],
+        "media": "image",
+        "tools": [{"f": 1}],
+    }
+    members = {"dir/k ключ.0 пример.PNG": picture(), "dir/k ключ.json": json.dumps(record).encode()}
+    run = config(write_tar(tmp_path / "s" / "a b.tar", members))
+    pack(run)
+    with tarfile.open(output(run) / "packed-000000.tar") as tar:
+        names = tar.getnames()
+        value = json.load(tar.extractfile(names[0]))  # type: ignore[arg-type]
+        image = tar.extractfile(names[1]).read()  # type: ignore[union-attr]
+    key = names[0].removesuffix(".json")
+    assert names == [f"{key}.json", f"{key}.s000.i00.jpg"]  # JPEG bytes: content names the extension
+    assert image == picture()
+    assert value["messages"] == [
+        {
+            "messages": [{"role": "user", "content": "<image> 什么"}, {"role": "assistant", "content": "方"}],
+            "tools": [{"f": 1}],
+            "id": 7,
+            "source": {"url": "x"},
+            "score": 0.5,
+        }
+    ]
+    assert value["media_files"] == [["s000.i00.jpg"]]
+    assert value["media_type"] == "image"
+    meta = value["_meta"]
+    assert meta["sample_ids"] == ["a b.tar/dir/k ключ"]
+    assert meta["source_parts"] == [["0 пример.PNG"]]
+    assert meta["total_token_len"] == sum(meta["token_lens"])
+    assert meta["format"] == 1
+    assert meta["pack_id"] == key
+
+
+def start(run: PackConfig, tmp_path: Path, *more: str) -> subprocess.Popen[Any]:
+    arguments = [
+        "+model=qwen2_5_vl",
+        f"model.processor={run.model.processor}",
+        f"source.path={run.source.path}",
+        f"output.dir={run.output.dir}",
+        "output.name=packed",
+        *more,
+    ]
+    return subprocess.Popen(
+        [sys.executable, "-m", "energon_pack", *arguments],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_second_run_on_the_same_output_refuses(config: Make) -> None:
+    import fcntl
+
+    run = config()
+    locks = Path(run.output.dir) / ".staging"
+    locks.mkdir(parents=True)
+    with open(locks / "packed.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(PackError, match="another run"):
+            pack(run)
+
+
+def test_a_killed_run_publishes_nothing_and_leaves_no_workers(config: Make, tmp_path: Path) -> None:
+    """SIGKILL of the parent: workers notice, and the next run starts clean."""
+    import psutil
+
+    run = config()
+    process = start(run, tmp_path, "executor.num_workers=2")
+    children: list[psutil.Process] = []
+    for _ in range(600):
+        children = [
+            p for p in psutil.Process(process.pid).children() if "multiprocessing.spawn" in " ".join(p.cmdline())
+        ]
+        if len(children) == 2:
+            break
+        time.sleep(0.02)
+    assert len(children) == 2
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not output(run).exists()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    assert pack(run)["samples_packed"] == 320
+
+
+def test_an_interrupted_run_exits_with_130(config: Make, tmp_path: Path) -> None:
+    run = config()
+    process = start(run, tmp_path, "executor.num_workers=1")
+    time.sleep(2.5)  # inside the run: Hydra takes about one second to start
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert not output(run).exists()
