@@ -6,7 +6,7 @@ RUN = $(VENV)/bin/python
 .PHONY: demo test test-slow lint bench clean
 
 demo: $(VENV)/.demo
-	$(RUN) -m energon_pack +model=qwen2_5_vl output.overwrite=true
+	$(RUN) -m energon_pack +model=qwen2_5_vl
 
 test: $(VENV)/.dev
 	$(RUN) -m pytest
@@ -19,8 +19,9 @@ lint: $(VENV)/.dev
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-bench: $(VENV)/.demo
+bench: $(VENV)/.dev
 	$(RUN) benchmarks/run.py
+	$(RUN) benchmarks/lengths.py
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

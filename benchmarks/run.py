@@ -12,7 +12,6 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +20,12 @@ from rich.table import Table
 
 from energon_pack.bins import best_fit_decreasing, lower_bound
 from energon_pack.demo import make_demo
-from energon_pack.lengths import MeasureJob, measure
+from energon_pack.measuring import MeasureJob, measure
 from energon_pack.record import ReadSettings
 from energon_pack.shards import TarWriter
-from energon_pack.sources.wds import Shard, index_shard
-from energon_pack.templates import ModelSettings, load_saved, prepare_template
+from energon_pack.sources.find import Shard
+from energon_pack.sources.wds import index_shard
+from energon_pack.templates import ModelSettings, prepare_template
 
 Row = tuple[str, str, str, str]
 
@@ -84,12 +84,8 @@ def lengths(source: Path, template_folder: str) -> Row:
     path = sorted(source.glob("*.tar"))[0]
     table = index_shard(shard_of(path))
     job = MeasureJob(str(path), table, template_folder, ReadSettings())
-    measure(job)
+    num_tokens = sum(measure(job)["token_len"].to_pylist())  # the template is loaded now
     seconds = cpu_seconds(lambda: [measure(job) for _ in range(10)])
-    measured = measure(job)
-    template = load_saved(template_folder)
-    num_tokens = sum(measured["token_len"].to_pylist())
-    del template
     return (
         "measure image and text samples",
         f"{10 * table.num_rows / seconds:,.0f} samples/s",
@@ -133,7 +129,7 @@ def main() -> None:
         template_folder = prepare_template(ModelSettings("qwen_vl", processor or built_in), folder)
         rows = [index(folder), lengths(Path(source), template_folder), bins(), write(folder)]
     table = Table("what", "per CPU second, or CPU seconds", "beside", "ratio", box=None, pad_edge=False)
-    for row in chain(rows):
+    for row in rows:
         table.add_row(*row)
     console = Console(width=120)
     console.print(table)

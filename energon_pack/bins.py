@@ -48,7 +48,7 @@ def best_fit_decreasing(lens: Ints, capacity: int, seed: int = 0) -> Bins:
         return Bins(np.zeros(1, np.int64), np.zeros(0, np.int64))
     if lens.min() < 1 or lens.max() > capacity:
         raise ValueError(f"lengths from {lens.min()} to {lens.max()} do not fit bins of {capacity}")
-    groups = _group_bins(np.bincount(lens), capacity)
+    groups = _group_bins(np.bincount(lens), min(capacity, int(lens.sum())))
     return _deal(groups, lens, seed)
 
 

@@ -1,5 +1,6 @@
 """The last look before a dataset is published: does Energon read what was written?"""
 
+import json
 import warnings
 from itertools import chain
 from pathlib import Path
@@ -12,7 +13,7 @@ _NUM_PACKS = 16
 
 
 def check(folder: Path, shards: list[WrittenShard], num_packs: int, num_samples: int) -> None:
-    """Reconcile totals, and read the first packs through Energon as training will.
+    """Reconcile totals, and read the first packs through Energon as training will; pixels are not decoded.
 
     Raises:
         PackError: anything is not as planned; nothing is published then.
@@ -21,30 +22,34 @@ def check(folder: Path, shards: list[WrittenShard], num_packs: int, num_samples:
     if written != (num_packs, num_samples):
         raise PackError(f"{num_packs} packs of {num_samples} samples were planned, {written} written: not published")
 
-    from megatron.energon import WorkerConfig, get_loader, get_val_dataset
+    from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
 
     def stop(error: Exception, *_: object) -> None:
         raise PackError(f"Energon can't read {folder}: {type(error).__name__}: {error}; not published") from error
 
+    class Raw(DefaultTaskEncoder):
+        decoder = None
+        cookers = [Cooker(stateless(lambda sample: sample))]  # noqa: RUF012 (Energon's own name and type)
+
     dataset = get_val_dataset(
         folder,
         split_part="train",
-        dataset_config=_typed_yaml(folder),
+        dataset_config=_crude_yaml(folder),
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=stop),
         batch_size=None,
         limit=_NUM_PACKS,
+        task_encoder=Raw(),
     )
-    keys = set()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'pin_memory'")  # no accelerator is needed here
-        for pack in get_loader(dataset):
-            keys.add(pack.__key__)
-            for image in chain.from_iterable(pack.images):
-                image.load()
-    expected = min(_NUM_PACKS, num_packs)
-    if len(keys) != expected:
-        raise PackError(f"Energon reads {len(keys)} of the first {expected} packs of {folder}: not published")
+        packs = {pack["__key__"]: pack for pack in get_loader(dataset)}
+    if len(packs) != min(_NUM_PACKS, num_packs):
+        raise PackError(f"Energon reads {len(packs)} of the first {_NUM_PACKS} packs of {folder}: not published")
+    for key, pack in packs.items():
+        named = set(chain.from_iterable(json.loads(pack["json"])["media_files"]))
+        if named != {part for part in pack if not part.startswith("__")} - {"json"}:
+            raise PackError(f"the parts of {key} are not those its JSON names: not published")
 
 
-def _typed_yaml(folder: Path) -> str:
-    return "typed.yaml" if (folder / META_FOLDER / "typed.yaml").exists() else "dataset.yaml"
+def _crude_yaml(folder: Path) -> str:
+    return "crude.yaml" if (folder / META_FOLDER / "crude.yaml").exists() else "dataset.yaml"

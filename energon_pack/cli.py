@@ -3,30 +3,32 @@
 Nothing here imports torch or transformers, so that `--help` and completion answer at once.
 """
 
+import io
 import os
 import re
-import shutil
 import signal
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack import __version__
-from energon_pack.config import PackConfig, conf_dir, nearest_key, output_name, to_config
+from energon_pack.config import PackConfig, conf_dir, nearest_key, to_config
 from energon_pack.errors import PackError
+from energon_pack.naming import output_name
 
 _EXIT_INTERRUPTED = 130
 
-#: Exit codes of the jobs of a sweep that failed; the others go on.
-_failed: list[int] = []
+#: Errors of the jobs of a sweep: the others go on.
+_errors: list[PackError] = []
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
@@ -35,21 +37,14 @@ def _run(composed: DictConfig) -> None:
         if any(override.startswith("+model=[") for override in HydraConfig.get().overrides.task):
             raise PackError("+model takes one model; sweep over several with -m +model=A,B")
         config = to_config(composed, _options("model"))
-        config.output.name = config.output.name or output_name(config, _defaults(composed))
-    except PackError as error:
-        _remove_run_folder()
-        _exit(error)  # wrong for every job of a sweep
-    from energon_pack.pack import pack
+        config.output.name = config.output.name or output_name(config, _defaults(composed), _swept(config))
+        from energon_pack.pack import pack
 
-    try:
         pack(config)
-    except PackError as error:
-        if error.exit_code == 1:
-            _remove_run_folder()
+    except (PackError, OSError) as error:
+        _report(error if isinstance(error, PackError) else _of_system(error))
         if HydraConfig.get().mode is not RunMode.MULTIRUN:
-            _exit(error)
-        _print(error)
-        _failed.append(error.exit_code)
+            sys.exit(_errors[-1].exit_code)
 
 
 def main() -> NoReturn:
@@ -57,33 +52,37 @@ def main() -> NoReturn:
     if sys.argv[1:] == ["--version"]:
         print(f"energon-pack {__version__}")
         sys.exit(0)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a name or a message must not end a run in an ASCII locale
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
         _run()
     except (HydraException, OmegaConfBaseException) as error:
-        _exit(PackError(_one_line(error)))
+        _report(PackError(_one_line(error)))
     except OSError as error:
-        if error.filename is None:
-            raise
-        _exit(PackError(f"{error.filename}: {error.strerror}"))
+        _report(_of_system(error))
     except KeyboardInterrupt:
         print("energon-pack: interrupted; the same command goes on from the lengths it has", file=sys.stderr)
         sys.exit(_EXIT_INTERRUPTED)
-    sys.exit(max(_failed, default=0))
+    sys.exit(max((error.exit_code for error in _errors), default=0))
 
 
 def _interrupt() -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _exit(error: PackError) -> NoReturn:
-    _print(error)
-    sys.exit(error.exit_code)
+def _report(error: PackError) -> None:
+    """One line on stderr; once, where all jobs of a sweep have the same to say."""
+    if str(error) not in map(str, _errors):
+        print(f"energon-pack: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+    _errors.append(error)
 
 
-def _print(error: PackError) -> None:
-    print(f"energon-pack: error: {error}", file=sys.stderr)
+def _of_system(error: OSError) -> PackError:
+    """What the system refuses: a folder that can't be written, a full disk."""
+    return PackError(f"{error.filename or 'writing failed'}: {error.strerror or error}")
 
 
 def _options(group: str) -> list[str]:
@@ -107,15 +106,17 @@ def _defaults(ours: DictConfig) -> PackConfig:
     return to_config(composed, [])
 
 
-def _remove_run_folder() -> None:
-    """A refused run leaves nothing behind, in case its output lies where nothing may be written."""
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    shutil.rmtree(folder, ignore_errors=True)
-    for parent in (folder.parent, folder.parent.parent):
-        try:
-            parent.rmdir()
-        except OSError:
-            return
+def _swept(config: PackConfig) -> dict[str, str]:
+    """Sources and processors, where this sweep is over them: no content settings, and yet other data."""
+    swept = {override.key_or_group for override in _parsed_arguments() if override.is_sweep_override()}
+    values = {"source.path": str(config.source.path), "model.processor": str(config.model.processor)}
+    return {key: value for key, value in values.items() if key in swept}
+
+
+def _parsed_arguments() -> list[Override]:
+    arguments = [argument for argument in sys.argv[1:] if "=" in argument and not argument.startswith("-")]
+    parsed: list[Override] = OverridesParser.create().parse_overrides(arguments)
+    return parsed
 
 
 def _one_line(error: Exception) -> str:

@@ -1,9 +1,6 @@
 """The config: its schema, where `conf/` lies, and from a composed config to a checked `PackConfig`."""
 
 import difflib
-import hashlib
-import json
-import re
 from dataclasses import asdict, dataclass, field, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -67,13 +64,21 @@ class DatasetYaml(str, Enum):
 
 
 class Stage(str, Enum):
-    lengths = "lengths"
     plan = "plan"
     all = "all"
 
 
-class ImagePreprocessor(str, Enum):
-    default = "default"
+class Engine(str, Enum):
+    auto = "auto"
+    words = "words"
+    gigatoken = "gigatoken"
+    fastokens = "fastokens"
+    tokenizers = "tokenizers"
+
+
+class TrainOn(str, Enum):
+    all = "all"
+    last = "last"
 
 
 @dataclass
@@ -82,7 +87,7 @@ class ModelConfig:
 
     name: str = MISSING
     template: str = MISSING
-    hub_id: str = MISSING
+    hub_id: str | None = None
     processor: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
@@ -92,12 +97,38 @@ class ModelConfig:
     factor: int | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = False
     mask: Mask = Mask.positions
 
 
 @dataclass
 class MediaConfig:
-    image: ImagePreprocessor = ImagePreprocessor.default
+    """What is done to media before the processor's own rule; names are those of `preprocess.py`, or `module:Class`."""
+
+    image: str = "default"
+    longest_side: int | None = None
+    max_pixels: int | None = None
+    crop_width: int | None = None
+    crop_height: int | None = None
+    video: str = "default"
+    fps: float | None = None
+    num_frames: int | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+    video_min_pixels: int | None = None
+    video_max_pixels: int | None = None
+    video_cap: bool | None = None
+
+
+@dataclass
+class LabelsConfig:
+    train_on: TrainOn = TrainOn.all
+
+
+@dataclass
+class MeasureConfig:
+    engine: Engine = Engine.auto
+    verify: float = 0.002
 
 
 @dataclass
@@ -130,7 +161,7 @@ class OutputConfig:
     dataset_yaml: DatasetYaml = DatasetYaml.typed
     shard_prefix: str = "packed"
     max_shard_packs: int = 4096
-    max_shard_bytes: int = 1_000_000_000
+    max_shard_bytes: float = 1e9
     overwrite: bool = False
 
 
@@ -145,6 +176,8 @@ class PackConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
+    labels: LabelsConfig = field(default_factory=LabelsConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
     packing: PackingConfig = field(default_factory=PackingConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
@@ -198,15 +231,15 @@ def to_config(composed: DictConfig, models: list[str]) -> PackConfig:
     return config
 
 
-def plain(config: PackConfig) -> dict[str, Any]:
-    """The config as JSON has it."""
+def plain(node: Any) -> dict[str, Any]:
+    """A config or a node of it, as JSON has it."""
 
     def value(item: Any) -> Any:
         if isinstance(item, dict):
             return {key: value(entry) for key, entry in item.items()}
         return item.value if isinstance(item, Enum) else item
 
-    result: dict[str, Any] = value(asdict(config))
+    result: dict[str, Any] = value(asdict(node))
     return result
 
 
@@ -248,20 +281,29 @@ def _check_values(config: PackConfig) -> None:
         "output.max_shard_packs": output.max_shard_packs,
         "output.max_shard_bytes": output.max_shard_bytes,
         "executor.num_workers": config.executor.num_workers,
+        **{f"media.{name}": value for name, value in plain(config.media).items() if name not in ("image", "video")},
+        "model.factor": model.factor,
         "model.min_pixels": model.min_pixels,
         "model.max_pixels": model.max_pixels,
         "source.limit": config.source.limit,
     }
     for name, value in positive.items():
-        if value is not None and value < 1:
+        if value is not None and not isinstance(value, bool) and value < 1 and name != "media.fps":
             raise PackError(f"{name}={value}: must be at least 1")
+    if config.media.fps is not None and not config.media.fps > 0:
+        raise PackError(f"media.fps={config.media.fps}: must be more than 0")
+    if model.min_pixels and model.max_pixels and model.min_pixels > model.max_pixels:
+        raise PackError(f"model.min_pixels={model.min_pixels} is more than model.max_pixels={model.max_pixels}")
+    if not output.dir:
+        raise PackError("output.dir is empty: output.dir=. is this folder")
     if packing.max_token_len % packing.pad_to_multiple_of:
         raise PackError(
             f"packing.max_token_len={packing.max_token_len} is not a multiple of"
             f" packing.pad_to_multiple_of={packing.pad_to_multiple_of}"
         )
-    if not 0 <= config.max_skipped <= 1:
-        raise PackError(f"max_skipped={config.max_skipped}: a share of the samples, 0 to 1")
+    for name, share in (("max_skipped", config.max_skipped), ("measure.verify", config.measure.verify)):
+        if not 0 <= share <= 1:
+            raise PackError(f"{name}={share}: a share of the samples, 0 to 1")
     for name, text in (("output.name", output.name), ("output.shard_prefix", output.shard_prefix)):
         if text is not None and (not text or set(text) & set("/\\{},") or text.startswith(".")):
             raise PackError(f"{name}={text!r}: no slash, brace, comma or leading dot")
@@ -269,53 +311,3 @@ def _check_values(config: PackConfig) -> None:
     entries = path if isinstance(path, list) else [path]
     if path is not None and not (entries and all(isinstance(entry, str) and entry for entry in entries)):
         raise PackError(f"source.path={path!r}: a folder, a tar, a glob, or a list of these")
-
-
-#: Settings no byte of a dataset depends on. `model.processor` is a place; what it holds is in the fingerprint.
-_NOT_CONTENT = {
-    "model": {"processor"},
-    "source": {"path", "on_damaged"},
-    "output": {"dir", "name", "overwrite"},
-}
-_IN_NAME = {"packing.layout", "packing.max_token_len"}
-
-
-def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
-    """What the bytes of a dataset depend on beside its source and processor: no path, worker or machine."""
-    values = plain(config)
-    nodes = {node: values[node] for node in ("model", "media", "packing", "source", "output")}
-    nodes["plan"] = {"seed": config.seed}
-    return {
-        node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
-        for node, items in nodes.items()
-    }
-
-
-def output_name(config: PackConfig, defaults: PackConfig) -> str:
-    """`<source>-<model>-<layout>-<max_token_len>`, and a hash of the other content settings that are not default.
-
-    Args:
-        defaults: the same choice of groups without any override.
-    """
-    name = f"{_source_name(config.source.path)}-{config.model.name}"
-    name += f"-{config.packing.layout.value}-{config.packing.max_token_len}"
-    ours, theirs = content_settings(config), content_settings(defaults)
-    changed = {
-        f"{node}.{key}": value
-        for node, items in ours.items()
-        for key, value in items.items()
-        if value != theirs[node][key] and f"{node}.{key}" not in _IN_NAME
-    }
-    if changed:
-        name += "-" + hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:6]
-    return name
-
-
-def _source_name(path: Any) -> str:
-    if path is None:
-        return "demo"
-    names = []
-    for entry in path if isinstance(path, list) else [path]:
-        fixed = re.split(r"[^/]*[*?\[]", entry)[0]  # a glob's folders before the first wildcard
-        names.append(Path(fixed).expanduser().resolve().name.removesuffix(".tar"))
-    return re.sub(r"[^\w.+-]+", "_", "+".join(dict.fromkeys(names)))[:80].strip(".") or "source"

@@ -1,6 +1,7 @@
 """Energon sample types for packed and for unpacked multimodal conversations.
 
-Images are PIL images, upright, decoded when first used. Videos are bytes of the file.
+Images are PIL images, upright and RGB. Videos are the bytes of the file. Where a task encoder sets a decoder of its
+own for a crude dataset, they are what that decoder makes of them.
 """
 
 from typing import Any, Optional  # Energon's reader of dataset.yaml wants Optional

@@ -9,15 +9,16 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from energon_pack.manifest import FLAVORS, read_manifest
-from energon_pack.media import open_image, probe
-from energon_pack.record import ReadSettings, Record, caption_record, media_parts, parse_record
-from energon_pack.sample import Part, place_media
+from energon_pack.media import open_image, video_extension
+from energon_pack.record import ReadSettings, Record, caption_record, load_json, media_parts, parse_record
+from energon_pack.sample import Part, kind_by_name, place_media
 from energon_pack.templates import ModelSettings, Template
 from energon_pack.templates import load_template as load_model_template
 
@@ -27,15 +28,26 @@ Parts = Mapping[str, Any]
 # ------------------------------------------------------------------------------------------- named by dataset.yaml
 
 
-def make_sample_loader(flavor: str = "packed_multi_mix_qa") -> Callable[[Parts], dict[str, Any]]:
+def make_sample_loader(
+    flavor: str = "packed_multi_mix_qa",
+    messages_key: str | None = None,
+    sample_type: str = "auto",
+    caption_prompt: str = "",
+) -> Callable[[Parts], dict[str, Any]]:
     """The sample loader of a flavour: from the parts of a sample to the fields of its class.
+
+    Args:
+        flavor: `packed_multi_mix_qa`, `packed_captioning` or `multi_mix_qa`.
+        messages_key, sample_type, caption_prompt: how unpacked samples are read: `source.*` of the packing.
 
     Raises:
         ValueError: an unknown flavour.
     """
     if flavor not in LOADERS:
         raise ValueError(f"no sample loader for flavor {flavor!r}; there are: {', '.join(LOADERS)}")
-    return LOADERS[flavor]
+    if flavor != "multi_mix_qa":
+        return LOADERS[flavor]
+    return partial(load_multi_mix_qa, settings=ReadSettings(messages_key, sample_type, caption_prompt))
 
 
 def make_part_filter() -> Callable[[str], bool]:
@@ -56,8 +68,8 @@ def load_packed_multi_mix_qa(parts: Parts) -> dict[str, Any]:
     members, meta = pack["messages"], pack["_meta"]
     return {
         "messages": [member["messages"] for member in members],
-        "images": [_media(parts, names, "i") for names in pack["media_files"]],
-        "videos": [_media(parts, names, "v") for names in pack["media_files"]],
+        "images": [[_image(parts, name) for name in names if _is(name, "i")] for names in pack["media_files"]],
+        "videos": [[_part(parts, name) for name in names if _is(name, "v")] for names in pack["media_files"]],
         "tools": [member.get("tools") for member in members],
         "sample_ids": meta["sample_ids"],
         "token_lens": meta["token_lens"],
@@ -80,7 +92,7 @@ def load_packed_captioning(parts: Parts) -> dict[str, Any]:
     ]
     meta = pack.get("_meta", {})
     return {
-        "images": [[_open(parts, f"img{s}_{i}.jpg") for i in range(len(pack["images"][s]))] for s in members],
+        "images": [[_image(parts, f"img{s}_{i}.jpg") for i in range(len(pack["images"][s]))] for s in members],
         "prompts": [_as_list(turns) for turns in pack["prompts"]],
         "captions": [_as_list(turns) for turns in pack["captions"]],
         "patch_positions": positions if any(p is not None for row in positions for p in row) else None,
@@ -97,15 +109,14 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = ReadSettings()) -> 
         Skip: where packing would have skipped it.
     """
     names = [name for name in parts if not name.startswith("__")]
-    record = _record(parts, names, settings)
+    record = _record(parts, settings)
     chosen = media_parts(record, str(parts.get("__key__", "")), [Part(name, 0, 0) for name in names])
-    kinds = [_kind(parts[part.name]) for part in chosen]
+    kinds = [_kind(parts, part.name) for part in chosen]
     messages, order, _ = place_media(record.messages, kinds)
-    media = {kind: [_open(parts, chosen[i].name) for i in order if kinds[i] == kind] for kind in ("image", "video")}
     return {
         "messages": messages,
-        "image": media["image"] or None,
-        "video": media["video"] or None,
+        "image": [_image(parts, chosen[i].name) for i in order if kinds[i] == "image"] or None,
+        "video": [_part(parts, chosen[i].name) for i in order if kinds[i] == "video"] or None,
         "tools": record.tools,
     }
 
@@ -120,17 +131,21 @@ LOADERS: dict[str, Callable[[Parts], dict[str, Any]]] = {
 # ------------------------------------------------------------------------------------------------------- cookers
 
 
-def cookers() -> list[Any]:
-    """Cookers of all flavours, for the `cookers` of a task encoder that reads crude datasets (`crude.yaml`)."""
+def cookers(**read: Any) -> list[Any]:
+    """Cookers of all flavours, for the `cookers` of a task encoder that reads crude datasets (`crude.yaml`).
+
+    Args:
+        read: as in `make_sample_loader`, for unpacked samples.
+    """
     from megatron.energon import Cooker
 
     return [
-        Cooker(_cook(flavor, sample_class), has_subflavors={"sample_type": sample_type})
+        Cooker(_cook(make_sample_loader(flavor, **read), sample_class), has_subflavors={"sample_type": sample_type})
         for flavor, (sample_class, sample_type) in FLAVORS.items()
     ]
 
 
-def _cook(flavor: str, sample_class: str) -> Callable[[dict[str, Any]], Any]:
+def _cook(load: Callable[[Parts], dict[str, Any]], sample_class: str) -> Callable[[dict[str, Any]], Any]:
     from megatron.energon import basic_sample_keys, stateless
 
     from energon_pack import flavors
@@ -138,7 +153,7 @@ def _cook(flavor: str, sample_class: str) -> Callable[[dict[str, Any]], Any]:
     make = getattr(flavors, sample_class)
 
     def cook(sample: dict[str, Any]) -> Any:
-        return make(**basic_sample_keys(sample), **LOADERS[flavor](sample))
+        return make(**basic_sample_keys(sample), **load(sample))
 
     return cast(Callable[[dict[str, Any]], Any], stateless(cook))
 
@@ -146,20 +161,29 @@ def _cook(flavor: str, sample_class: str) -> Callable[[dict[str, Any]], Any]:
 # --------------------------------------------------------------------------------------- the template of a dataset
 
 
-def load_template(dataset: str | Path, processor: str | None = None) -> Template:
+def load_template(dataset: str | Path, processor: str | None = None, trust_remote_code: bool = False) -> Template:
     """The template a dataset was packed with: `load_template(path).encode(sample)` gives the measured lengths.
 
     Args:
         dataset: folder of a packed dataset.
         processor: folder or hub id of the model's processor; by default the model's published one.
+        trust_remote_code: run code of the processor's; never taken from the dataset.
 
     Raises:
         ValueError: the processor is not what the lengths were measured with; says what differs.
     """
     manifest = read_manifest(Path(dataset))
     model = manifest["content"]["model"]
-    names = {field.name for field in fields(ModelSettings)} - {"processor"}
-    settings = ModelSettings(processor=processor or model["hub_id"], **{name: model[name] for name in names})
+    processor = processor or model["hub_id"]
+    if processor is None:
+        raise ValueError(f"{dataset} was packed with model={model['name']}, which has no hub id: give its processor")
+    own = {
+        "processor": processor,
+        "trust_remote_code": trust_remote_code,
+        "media": manifest["content"]["media"],
+        "train_on": manifest["content"]["labels"]["train_on"],
+    }
+    settings = ModelSettings(**{f.name: model[f.name] for f in fields(ModelSettings) if f.name in model} | own)
     template = load_model_template(settings)
     if template.fingerprint != manifest["fingerprint"]:
         differ = [name for name, value in manifest["fingerprints"].items() if template.fingerprints[name] != value]
@@ -177,26 +201,35 @@ def _json(part: Any) -> Any:
     return json.loads(part) if isinstance(part, (bytes, str)) else part
 
 
-def _media(parts: Parts, names: list[str], kind: str) -> list[Any]:
-    """The media of one member whose name says they are of a kind: `s003.i00.jpg` is an image."""
-    return [_open(parts, name) for name in names if name.split(".")[1][0] == kind]
+def _is(name: str, kind: str) -> bool:
+    """Whether a medium of a pack is an image (i) or a video (v), by its name: `s003.i00.jpg` is an image."""
+    return name.split(".")[1][0] == kind
 
 
-def _open(parts: Parts, name: str) -> Any:
-    """A medium: an image from its bytes; a video's bytes, and what a decoder made of a part, as they are."""
+def _part(parts: Parts, name: str) -> Any:
     if name not in parts:
         raise KeyError(f"{parts.get('__key__')} has no part {name}")
+    return parts[name]
+
+
+def _image(parts: Parts, name: str) -> Any:
+    """An image from its bytes, or what a decoder made of them."""
+    value = _part(parts, name)
+    return open_image(value) if isinstance(value, bytes) else value
+
+
+def _kind(parts: Parts, name: str) -> str:
+    """Content decides; of a part that a decoder was at, its name."""
     value = parts[name]
-    return open_image(value) if isinstance(value, bytes) and _kind(value) == "image" else value
+    if isinstance(value, bytes):
+        return "video" if video_extension(value[:16]) else "image"
+    return kind_by_name(name) or "image"
 
 
-def _kind(value: Any) -> str:
-    return probe(io.BytesIO(value)).kind if isinstance(value, bytes) else "image"
-
-
-def _record(parts: Parts, names: list[str], settings: ReadSettings) -> Record:
+def _record(parts: Parts, settings: ReadSettings) -> Record:
     if "json" in parts:
-        return parse_record(_json(parts["json"]), settings)
+        json_part = parts["json"]
+        return parse_record(load_json(json_part) if isinstance(json_part, bytes) else json_part, settings)
     text = parts["txt"]
     return caption_record(text if isinstance(text, str) else text.decode(), settings)
 

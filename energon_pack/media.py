@@ -1,26 +1,32 @@
-"""Images from their bytes: size by header alone for measuring, upright pixels for training.
+"""Media from their bytes: what they are and their size by header alone for measuring, pixels for training.
 
 Both follow one rule, that of transformers' `load_image`: EXIF orientation is applied, then RGB.
 """
 
 import io
 import os
-import warnings
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from energon_pack.sample import Reason, Skip
-
-# Pillow warns of odd EXIF and of large images; what it cannot open is in the ledger, the rest is fine.
-warnings.filterwarnings("ignore", module="PIL")
+from energon_pack.video import probe_video
 
 _ORIENTATION = 0x0112  # EXIF tag; 5..8 turn the image on its side
 _PNG_ORIENTATION_CHUNKS = frozenset((b"eXIf", b"tEXt", b"zTXt", b"iTXt"))
-#: Formats whose `size` Pillow gives before orientation; others (TIFF) it turns itself, at one point or another.
-_SIZE_AS_STORED = frozenset(("JPEG", "MPO", "PNG", "WEBP"))
+#: EXIF orientation → what turns the stored picture upright
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 _EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif"}
+_IMAGE_BRANDS = (b"avi", b"hei", b"hev", b"mif", b"msf")  # AVIF and HEIF: images in the container of mp4
 _VIDEO_MAGIC = {b"ftyp": (4, "mp4"), b"AVI ": (8, "avi"), b"\x1a\x45\xdf\xa3": (0, "mkv")}
 
 
@@ -32,6 +38,8 @@ class Media:
     width: int = 0  # pixels, upright
     height: int = 0
     extension: str = ""  # of the content, without a dot
+    num_frames: int = 0  # of a video
+    fps: float = 0.0
 
 
 class PartFile(io.RawIOBase):
@@ -70,7 +78,8 @@ def open_part(fd: int, offset: int, size: int) -> BinaryIO:
 def probe(file: BinaryIO) -> Media:
     """Kind and upright size of an image or a video file from its first bytes; content decides, not the name.
 
-    A cut image is found by its missing end mark, and only then decoded to be sure.
+    A cut image is found by its missing end mark, and only then decoded to be sure; formats without one (GIF, BMP, TIFF,
+    AVIF …) are always decoded.
 
     Raises:
         Skip: `unreadable_media`.
@@ -81,35 +90,46 @@ def probe(file: BinaryIO) -> Media:
             if not _is_whole(image, file, chunks):
                 image.load()
             width, height = image.size
-            orientation = _orientation(image, chunks)
-            if orientation != 1 and image.format not in _SIZE_AS_STORED:
-                width, height = ImageOps.exif_transpose(image).size
-            elif orientation >= 5:
+            if _orientation(image, chunks) >= 5:
                 width, height = height, width
             extension = _EXTENSIONS.get(image.format or "", (image.format or "").lower())
     except UnidentifiedImageError:
         file.seek(0)
         head = file.read(16)
-        for magic, (at, extension) in _VIDEO_MAGIC.items():
-            if head[at : at + len(magic)] == magic:
-                return Media("video", extension=extension)
-        raise Skip(Reason.UNREADABLE_MEDIA, f"no known image or video; begins with {head[:8]!r}") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable image: {error}") from None
+        video = video_extension(head)
+        if video is None:
+            raise Skip(Reason.UNREADABLE_MEDIA, f"no known image or video; begins with {head[:8]!r}") from None
+        width, height, num_frames, fps = probe_video(file)
+        return Media("video", width, height, video, num_frames, fps)
+    except Exception as error:  # damaged bytes make Pillow's plugins raise anything, and each costs only its sample
+        raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable image: {str(error) or type(error).__name__}") from None
+    if not (width and height):
+        raise Skip(Reason.UNREADABLE_MEDIA, f"an image of {width}×{height} pixels")
     return Media("image", width, height, extension)
 
 
+def video_extension(head: bytes) -> str | None:
+    """The usual extension of a video file by its first 16 bytes; None for anything else."""
+    for magic, (at, extension) in _VIDEO_MAGIC.items():
+        if head[at : at + len(magic)] == magic and head[8:11] not in _IMAGE_BRANDS:
+            return extension
+    return None
+
+
 def open_image(data: bytes) -> Image.Image:
-    """An upright image; its pixels are decoded when first used, unless it has to be turned."""
-    file = io.BytesIO(data)
-    image: Image.Image = Image.open(file)
-    if _orientation(image, _png_chunks(file) if image.format == "PNG" else None) != 1:
-        return ImageOps.exif_transpose(image)
-    return image
+    """A decoded image: upright, RGB.
+
+    Decoded here, not when first used: a damaged image is then an error of its sample, where Energon handles it, and
+    not of the queue that carries the sample out of a worker.
+    """
+    image: Image.Image = Image.open(io.BytesIO(data))
+    image.load()
+    turn = _TURNS.get(_orientation(image))
+    return (image if turn is None else image.transpose(turn)).convert("RGB")
 
 
 def _is_whole(image: Image.Image, file: BinaryIO, chunks: set[bytes] | None) -> bool:
-    """Whether the end of the file looks like the end of an image; formats without an end mark pass."""
+    """Whether the end of the file looks like the end of an image; never for formats without an end mark."""
     if chunks is not None:
         return b"IEND" in chunks
     if image.format in ("JPEG", "MPO"):
@@ -119,25 +139,20 @@ def _is_whole(image: Image.Image, file: BinaryIO, chunks: set[bytes] | None) -> 
         file.seek(4)
         claimed = int.from_bytes(file.read(4), "little") + 8
         return file.seek(0, os.SEEK_END) >= claimed
-    return True
+    return False
 
 
-def _orientation(image: Image.Image, chunks: set[bytes] | None) -> int:
-    """EXIF orientation, 1..8, as `ImageOps.exif_transpose` reads it.
+def _orientation(image: Image.Image, png_chunks: set[bytes] | None = None) -> int:
+    """EXIF orientation, 1..8, as Pillow's `exif_transpose` finds it.
 
-    Pillow decodes a whole PNG before it answers, because EXIF may follow the pixels: ask its chunk names first.
+    Pillow decodes a whole PNG before it answers, because EXIF may follow the pixels: its chunk names are asked first.
+    Where the format has no end mark, the image has to be loaded: Pillow turns a TIFF itself, and then says 1.
     """
-    if chunks is not None and not chunks & _PNG_ORIENTATION_CHUNKS:
+    if png_chunks is not None and not png_chunks & _PNG_ORIENTATION_CHUNKS:
         return 1
     try:
         value = image.getexif().get(_ORIENTATION, 1)
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        KeyError,
-        EOFError,
-    ):  # damaged EXIF: Pillow would not turn it either
+    except Exception:  # damaged EXIF, of which Pillow raises anything: the picture is as it is stored
         return 1
     return value if value in range(1, 9) else 1
 

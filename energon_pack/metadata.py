@@ -7,8 +7,9 @@ from typing import Any
 
 import yaml
 
+from energon_pack.files import write_whole
 from energon_pack.manifest import FLAVORS, FORMAT, MANIFEST, META_FOLDER
-from energon_pack.shards import WrittenShard, write_whole
+from energon_pack.shards import WrittenShard
 
 #: The Energon version whose layout this is; readers only show it.
 _ENERGON_VERSION = "7.4.1"
@@ -34,7 +35,7 @@ def write_metadata(
             "flavor": flavor,
         },
         "part_filter": {"__module__": "energon_pack.loading", "__function__": "make_part_filter"},
-        "decoder": None,  # the loader opens images itself, lazily
+        "decoder": None,  # the loader decodes images itself
         "subflavors": {"sample_type": sample_type},
     }
     crude = {

@@ -8,8 +8,8 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 
 from energon_pack.bins import Ints, best_fit_decreasing, lower_bound, random_keys
 from energon_pack.errors import PackError
-from energon_pack.lengths import LENGTHS_SCHEMA, MeasuredShard
+from energon_pack.lengths import MeasuredShard
+from energon_pack.measuring import LENGTHS_SCHEMA
 from energon_pack.sample import Reason
 
 #: In the order of two bits: holds images, holds videos.
@@ -128,34 +129,34 @@ def _places(sizes: Ints, seed: int, stream: int) -> npt.NDArray[np.float64]:
 class Lengths:
     """The lengths of all samples a run is about, as one table with the column `shard` in front.
 
+    Held in memory: about 200 bytes a sample.
+
     Args:
-        excluded: samples left out, as (shard, key).
+        excluded: keys of samples left out, by shard.
         limit: only the first so many of the others.
     """
 
     def __init__(
         self,
         measured: Sequence[MeasuredShard],
-        excluded: Set[tuple[str, str]] = frozenset(),
+        excluded: Mapping[str, Set[str]] | None = None,
         limit: int | None = None,
     ):
-        tables = []
-        for item in measured:
-            table = pq.read_table(item.path)
-            name = pa.DictionaryArray.from_arrays(pa.array(np.zeros(table.num_rows, np.int32)), [item.shard.name])
-            tables.append(table.add_column(0, "shard", name.cast(pa.string())))
-        schema = LENGTHS_SCHEMA.insert(0, pa.field("shard", pa.string()))
-        everything: pa.Table = pa.concat_tables(tables) if tables else schema.empty_table()
-        if excluded:
-            rows = zip(everything["shard"].to_pylist(), everything["key"].to_pylist(), strict=True)
-            everything = everything.filter(pa.array([row not in excluded for row in rows], pa.bool_()))
-        self.table = everything.slice(0, limit)
+        tables = [_read(item, (excluded or {}).get(item.shard.name)) for item in measured]
+        names = [item.shard.name for item in measured]
+        table = pa.concat_tables([LENGTHS_SCHEMA.empty_table(), *tables]).combine_chunks()
+        codes = np.repeat(np.arange(len(tables), dtype=np.int32), [t.num_rows for t in tables])
+        shard = pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string()))
+        self.table: pa.Table = table.add_column(0, "shard", shard).slice(0, limit)
         is_out = pc.is_valid(self.table["reason"]).to_numpy()
         #: tokens of each sample, 0 for those that were skipped
         self.lens: Ints = np.where(is_out, 0, self.table["token_len"].to_numpy()).astype(np.int64)
-        codes = pc.index_in(self.table["media_type"], pa.array(MEDIA_TYPES))
+        media = pc.index_in(self.table["media_type"], pa.array(MEDIA_TYPES))
         #: index into MEDIA_TYPES, -1 where it can't be told
-        self.media: Ints = pc.fill_null(codes, -1).to_numpy().astype(np.int64)
+        self.media: Ints = pc.fill_null(media, -1).to_numpy().astype(np.int64)
+        #: index into `shard_names` of each sample
+        self.shard_codes = codes[:limit]
+        self.shard_names = names
 
     @property
     def num_samples(self) -> int:
@@ -167,6 +168,13 @@ class Lengths:
 
     def sample_id(self, index: int) -> str:
         return f"{self.table['shard'][index].as_py()}/{self.table['key'][index].as_py()}"
+
+
+def _read(measured: MeasuredShard, excluded: Set[str] | None) -> pa.Table:
+    table = pq.read_table(measured.path)
+    if excluded:
+        table = table.filter(pc.invert(pc.is_in(table["key"], pa.array(sorted(excluded), pa.large_string()))))
+    return table
 
 
 def check_overlong(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> None:
@@ -202,11 +210,22 @@ def ledger(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> Itera
             }
 
 
-def shard_bounds(plan: PackPlan, pack_bytes: Ints, max_packs: int, max_bytes: float) -> Ints:
-    """First pack of each output shard, and the end: equally many packs each, within both limits (bytes: about)."""
-    wanted = max(plan.num_packs / max_packs, float(pack_bytes.sum()) / max_bytes)
-    num_shards = min(max(1, int(np.ceil(wanted))), plan.num_packs)
-    return np.arange(num_shards + 1) * plan.num_packs // num_shards
+def shard_bounds(pack_bytes: Ints, max_packs: int, max_bytes: float) -> Ints:
+    """First pack of each output shard, and the end: as few shards as the limits allow, and about equal ones.
+
+    Args:
+        pack_bytes: int64[num_packs].
+
+    Returns:
+        int64[num_shards + 1]. A pack larger than `max_bytes` has a shard of its own.
+    """
+    upto = np.concatenate(([0], np.cumsum(pack_bytes)))
+    bounds = [0]
+    while bounds[-1] < len(pack_bytes):
+        within = int(np.searchsorted(upto, upto[bounds[-1]] + max_bytes, side="right")) - 1
+        bounds.append(min(max(within, bounds[-1] + 1), bounds[-1] + max_packs, len(pack_bytes)))
+    even = np.arange(len(bounds)) * len(pack_bytes) // (len(bounds) - 1)
+    return even if np.diff(upto[even]).max() <= max_bytes else np.array(bounds)
 
 
 def pack_bytes(lengths: Lengths, plan: PackPlan) -> Ints:
@@ -219,25 +238,32 @@ def pack_bytes(lengths: Lengths, plan: PackPlan) -> Ints:
     return np.add.reduceat(per_sample[plan.samples], plan.starts[:-1]) + 2 * _BLOCK
 
 
-def key_prefix(lengths: Lengths, plan: PackPlan, settings: PackingSettings, fingerprint: str) -> str:
+def key_prefix(lengths: Lengths, plan: PackPlan, seed: int, fingerprint: str) -> str:
     """What the keys of this dataset's packs begin with: the same for the same plan, another for another."""
-    shards = pc.unique(lengths.table["shard"]).to_pylist()
-    digest = hashlib.sha256(json.dumps([fingerprint, asdict(settings), shards]).encode())
+    digest = hashlib.sha256(json.dumps([fingerprint, seed, lengths.shard_names]).encode())
     for array in (lengths.lens, plan.starts, plan.samples):
         digest.update(array.astype("<i8").tobytes())
     return digest.hexdigest()[:8]
 
 
-def write_plan(path: Path, lengths: Lengths, plan: PackPlan, bounds: Ints, prefix: str) -> None:
-    """pack_plan.parquet: a row a member in the order of writing, a row group an output shard."""
+def write_plan(path: Path, lengths: Lengths, plan: PackPlan, bounds: Ints, prefix: str) -> list[list[str]]:
+    """pack_plan.parquet: a row a member in the order of writing, a row group an output shard.
+
+    Returns:
+        The source shards that each output shard reads.
+    """
+    reads = []
+    table = lengths.table.select(_PLAN_COLUMNS)
     with pq.ParquetWriter(path, _plan_schema(), compression="zstd") as writer:
         for first, end in pairwise(bounds):
             starts = plan.starts[first : end + 1]
-            rows = lengths.table.select(_PLAN_COLUMNS).take(pa.array(plan.samples[starts[0] : starts[-1]]))
-            packs = np.repeat(np.arange(first, end), np.diff(starts))
+            samples = plan.samples[starts[0] : starts[-1]]
+            packs = np.repeat(np.arange(end - first), np.diff(starts))
             keys = pa.array([f"{prefix}_{pack:08d}" for pack in range(first, end)])
-            rows = rows.add_column(0, "pack", keys.take(pa.array(packs - first)))
-            writer.write_table(rows.combine_chunks(), row_group_size=max(1, rows.num_rows))
+            rows = table.take(pa.array(samples)).add_column(0, "pack", keys.take(pa.array(packs)))
+            writer.write_table(rows.cast(_plan_schema()), row_group_size=max(1, len(samples)))
+            reads.append([lengths.shard_names[code] for code in np.unique(lengths.shard_codes[samples])])
+    return reads
 
 
 def _plan_schema() -> pa.Schema:

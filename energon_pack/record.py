@@ -6,11 +6,13 @@ Pure functions. Measuring, writing and training all call them, so that a sample 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
-from energon_pack.sample import PLACEHOLDERS, Message, Part, Reason, Skip, flat_content, kind_by_name
+from energon_pack.sample import PLACEHOLDERS, Message, Part, Reason, Skip, flat_content, kind_by_name, num_placeholders
 
 _ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
@@ -24,6 +26,8 @@ _ROLES = {
 _MESSAGE_KEYS = ("messages", "conversations", "texts")
 _MEDIA_KEYS = ("name", "media_files")
 _KIND_KEYS = ("media", "media_type")
+_MANY_BRACKETS = 200
+_NESTING_OF_PACK = 200  # levels kept free for the pack's own JSON, and for readers that recurse
 
 
 @dataclass(frozen=True)
@@ -55,18 +59,39 @@ class Record:
 def load_json(raw: bytes) -> Any:
     """Parse one sample's JSON (UTF-8, or UTF-16/32 by its first bytes).
 
+    NaN and infinite numbers, which Python writes and JSON has not, become null: else a strict reader would refuse the
+    whole pack the sample is in.
+
     Raises:
-        Skip: `invalid_json`, also for lone surrogates, which no tokenizer can encode.
+        Skip: `invalid_json`, also for half a surrogate pair, which no tokenizer can encode.
     """
     try:
-        value = json.loads(raw)
-        if b"\\u" in raw or b"\0" in raw:  # only an escape can smuggle half a character in
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeError as error:
+        return _parse(raw.decode(json.detect_encoding(raw)))
+    except UnicodeDecodeError as error:
         raise Skip(Reason.INVALID_JSON, f"text is not valid Unicode: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise Skip(Reason.INVALID_JSON, str(error) or type(error).__name__) from None
+
+
+def _parse(text: str) -> Any:
+    try:
+        value = _DECODER.decode(text)
+        if "\\u" in text or text.count("[") + text.count("{") > _MANY_BRACKETS:
+            # Only an escape can bring half a character in; and what is nested to the limit has no room in a pack.
+            json.dumps(reduce(lambda inner, _: [inner], range(_NESTING_OF_PACK), value), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise Skip(Reason.INVALID_JSON, f"text is not valid Unicode: {error}") from None
+    except RecursionError:
+        raise Skip(Reason.INVALID_JSON, "nested too deeply") from None
+    except ValueError as error:
+        raise Skip(Reason.INVALID_JSON, str(error)) from None
     return value
+
+
+def _number(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+_DECODER = json.JSONDecoder(parse_float=_number, parse_constant=_number)
 
 
 def parse_record(value: Any, settings: ReadSettings) -> Record:
@@ -93,7 +118,7 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     if not any(message["role"] == "assistant" for message in messages):
         raise Skip(Reason.NO_ASSISTANT_TURN, f"roles are {[m['role'] for m in messages][:8]}")
 
-    used.update((*_MEDIA_KEYS, *_KIND_KEYS, "tools"))
+    used |= {key for key in _MEDIA_KEYS if _is_listing(value.get(key))} | {*_KIND_KEYS, "tools"}
     return Record(
         messages=messages,
         tools=_tools(value.get("tools")),
@@ -129,7 +154,9 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
             answer = answer[0] if isinstance(answer, list) else answer
             if not isinstance(answer, str):
                 raise Skip(Reason.BAD_MESSAGE, f"{answer_key} is not text: {answer!r}")
-            return [_turn("user", value[question]), _turn("assistant", answer)], {question, answer_key}
+            several = isinstance(value[answer_key], list) and len(value[answer_key]) > 1
+            used = {question} if several else {question, answer_key}  # the others travel along
+            return [_turn("user", value[question]), _turn("assistant", answer)], used
     wanted = " or ".join(keys) if settings.sample_type in ("auto", "chat") else settings.sample_type
     raise Skip(Reason.NO_MESSAGES, f"no {wanted} among {sorted(value)[:8]} (source.messages_key names the field)")
 
@@ -164,18 +191,19 @@ def _message(message: Any, index: int) -> Message:
     """role/content from either spelling; other keys of the message (tool_calls, loss …) stay."""
     if not isinstance(message, dict):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is a {type(message).__name__}, not an object")
-    named = message.get("role", message.get("from"))
+    role_key = "role" if "role" in message else "from"
+    content_key = "content" if "content" in message else "value"
+    named, content = message.get(role_key), message.get(content_key)
     role = _ROLES.get(named) if isinstance(named, str) else None
     if role is None:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}")
-    content = message.get("content", message.get("value"))
     if content is None and message.get("tool_calls"):
         content = ""
     if isinstance(content, list):
         content = _content(content, index)
     elif not isinstance(content, str):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the content {content!r}")
-    rest = {k: v for k, v in message.items() if k not in ("role", "from", "content", "value")}
+    rest = {k: v for k, v in message.items() if k not in (role_key, content_key)}
     return {"role": role, "content": content, **rest}
 
 
@@ -184,7 +212,7 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
     parts: list[Message] = []
     for item in items:
         kind = item.get("type", "text" if "text" in item else None) if isinstance(item, dict) else None
-        kind = {"image_url": "image", "video_url": "video"}.get(str(kind), kind)
+        kind = {"image_url": "image", "video_url": "video"}.get(str(kind), str(kind))
         if kind == "text" and isinstance(item.get("text"), str):
             parts.append({"type": "text", "text": item["text"]})
         elif kind in PLACEHOLDERS:
@@ -199,9 +227,9 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
 def _tools(value: Any) -> list[Any] | None:
     if isinstance(value, str) and value.strip():
         try:
-            value = json.loads(value)
-        except ValueError:
-            raise Skip(Reason.BAD_MESSAGE, f"tools are not JSON: {value[:80]!r}") from None
+            value = _parse(value)
+        except Skip as skip:
+            raise Skip(Reason.BAD_MESSAGE, f"tools are not JSON: {skip.detail}") from None
     if not value:
         return None
     if not isinstance(value, list):
@@ -211,13 +239,21 @@ def _tools(value: Any) -> list[Any] | None:
 
 def _listed_media(value: Mapping[str, Any], messages: list[Message]) -> list[str] | None:
     for key in _MEDIA_KEYS:
-        if value.get(key):
+        if _is_listing(value.get(key)):
             names = list(_flatten(value[key]))
             if not all(isinstance(name, str) for name in names):
                 raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is not a name: {value[key]!r}")
             return names
     items = [p for m in messages if isinstance(m["content"], list) for p in m["content"] if p["type"] != "text"]
-    return [item["name"] for item in items] if items and all("name" in item for item in items) else None
+    names = [item["name"] for item in items if "name" in item]
+    if names and len(names) < len(items):
+        raise Skip(Reason.MISSING_MEDIA, f"{len(names)} of {len(items)} media in the content are named")
+    return names or None
+
+
+def _is_listing(value: Any) -> bool:
+    """Whether `name` lists media: a list does, a string only if it looks like a file; `"name": "alpaca"` is a field."""
+    return bool(value) if isinstance(value, list) else isinstance(value, str) and kind_by_name(value) is not None
 
 
 def _kind(value: Any) -> str | None:
@@ -225,8 +261,14 @@ def _kind(value: Any) -> str | None:
     return kind if kind in ("text", "image", "video", "mix") else None
 
 
-def _flatten(value: Any) -> list[Any]:
-    return [leaf for item in value for leaf in _flatten(item)] if isinstance(value, list) else [value]
+def _flatten(value: Any) -> Iterator[Any]:
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, list):
+            waiting += reversed(item)
+        else:
+            yield item
 
 
 def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
@@ -238,15 +280,25 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
     Raises:
         Skip: `missing_media`.
     """
-    if record.listed_media is None:
-        found = [part for part in parts if kind_by_name(part.name)]
-        if not found and record.declared in ("image", "video", "mix"):
+    chosen = _listed_parts(record.listed_media, key, parts) if record.listed_media is not None else None
+    if chosen is None:
+        chosen = [part for part in parts if kind_by_name(part.name)]
+        if not chosen and record.declared in ("image", "video", "mix"):
             raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but there are no media")
-        return found
+        if not chosen and parts and num_placeholders(record.messages):
+            names = ", ".join(part.name for part in parts)
+            raise Skip(Reason.MISSING_MEDIA, f"placeholders, but no medium by its name: {names} (`name` lists media)")
+    for part in chosen:
+        if part.size < 0:
+            raise Skip(Reason.MISSING_MEDIA, f"{part.name} is a link or the like, without bytes in the tar")
+    return chosen
+
+
+def _listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
     by_name = {part.name: part for part in parts}
     basename = key.rpartition("/")[2]
     chosen = []
-    for listed in record.listed_media:
+    for listed in listed_media:
         part = by_name.get(listed)
         if part is None:
             whole = listed.removeprefix("./")

@@ -1,8 +1,9 @@
 """What a run comes to: the figures of report.json, and the table at its end."""
 
 import math
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from energon_pack.bins import Ints
+from energon_pack.errors import PackError
 from energon_pack.plan import MEDIA_TYPES, Lengths, PackingSettings, PackPlan
 from energon_pack.progress import Progress
 from energon_pack.sample import Reason
@@ -18,8 +20,15 @@ from energon_pack.sample import Reason
 _UNKNOWN = "unknown"  # media type of samples that could not be read
 
 
-def summarize(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> dict[str, Any]:
-    """The figures of a plan, as report.json has them."""
+def summarize(lengths: Lengths, plan: PackPlan, settings: PackingSettings, num_found: int) -> dict[str, Any]:
+    """The figures of a plan, as report.json has them.
+
+    Args:
+        num_found: samples in the source, those that its settings leave out among them.
+
+    Raises:
+        PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
+    """
     tokens = lengths.lens[plan.samples]
     packed_media = lengths.media[plan.samples]
     pack_media = _media_of_packs(packed_media, plan)
@@ -32,10 +41,14 @@ def summarize(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> di
         reasons[Reason.OVERLONG.value] = int(plan.dropped.sum())
     capacity = settings.max_token_len
     measured = pc.is_null(lengths.table["reason"])
+    if lengths.num_samples != len(plan.samples) + sum(reasons.values()):
+        raise PackError(f"{lengths.num_samples} samples, but {len(plan.samples)} packed and {reasons} skipped: a bug")
     return {
         "samples_in": lengths.num_samples,
+        "samples_excluded": num_found - lengths.num_samples,
         "samples_packed": len(plan.samples),
         "samples_skipped": sum(reasons.values()),
+        "parts": len(plan.samples),
         "skipped_by_reason": dict(sorted(reasons.items())),
         "packs": plan.num_packs,
         "packs_lower_bound": plan.lower_bound,
@@ -43,9 +56,10 @@ def summarize(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> di
         "tokens": int(tokens.sum()),
         "num_supervised": int(lengths.column("num_supervised")[plan.samples].sum()),
         "samples_with_control_tokens": int(pc.sum(pc.greater(lengths.table["num_control_tokens"], 0)).as_py() or 0),
-        "samples_with_placeholders_put_in": int(
-            pc.sum(pc.and_(lengths.table["placeholders_put_in"], measured)).as_py() or 0
-        ),
+        **{
+            f"samples_with_{column}": int(pc.sum(pc.and_(lengths.table[column], measured)).as_py() or 0)
+            for column in ("placeholders_put_in", "placeholders_as_text")
+        },
         "by_media": {
             name: {
                 "samples_in": int((lengths.media == code).sum()),
@@ -68,7 +82,7 @@ def summarize(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> di
     }
 
 
-def lost_modalities(figures: dict[str, Any]) -> list[str]:
+def lost_modalities(figures: Mapping[str, Any]) -> list[str]:
     """Media types that are in the source and in no pack."""
     return [
         name
@@ -77,13 +91,13 @@ def lost_modalities(figures: dict[str, Any]) -> list[str]:
     ]
 
 
-def num_lost_to_bad_data(figures: dict[str, Any]) -> int:
+def num_lost_to_bad_data(figures: Mapping[str, Any]) -> int:
     """Samples skipped for what is wrong with them, not by a policy of the settings."""
     return sum(n for reason, n in figures["skipped_by_reason"].items() if not Reason(reason).is_policy)
 
 
-def print_plan(figures: dict[str, Any]) -> None:
-    """Samples, packs and fill by media, and what was skipped."""
+def print_plan(figures: Mapping[str, Any]) -> None:
+    """Samples, packs and fill by media, what was skipped, and how long samples are."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for name in ("samples in", "packed", "skipped", "packs", "at least", "fill", "tokens"):
@@ -100,22 +114,17 @@ def print_plan(figures: dict[str, Any]) -> None:
         console.print(f"excluded: {figures['samples_excluded']:,} by split, exclude or source.limit")
     for reason, number in figures["skipped_by_reason"].items():
         console.print(f"skipped: {number:,} {reason}")
-    for what in ("control_tokens", "placeholders_put_in"):
+    for what in ("control_tokens", "placeholders_put_in", "placeholders_as_text"):
         if number := figures[f"samples_with_{what}"]:
             console.print(f"noted: {number:,} samples with {what.replace('_', ' ')}")
-
-
-def print_lengths(figures: dict[str, Any]) -> None:
-    """The distribution of the lengths."""
-    spread = figures["token_len"]
-    values = ", ".join(f"{name} {int(value):,}" for name, value in spread.items())
-    _console().print(f"tokens of a sample: {values}")
+    spread = ", ".join(f"{name} {value:,}" for name, value in figures["token_len"].items())
+    console.print(f"tokens of a sample: {spread}")
 
 
 def print_stages(progress: Progress) -> None:
     """Seconds and peak memory of each stage."""
     peaks = progress.peak_rss_bytes
-    say(" · ".join(f"{name} {s:.1f} s, {peaks[name] / 1e6:.0f} MB" for name, s in progress.seconds.items()))
+    say("; ".join(f"{name} {s:.1f} s, {peaks[name] / 1e6:.0f} MB" for name, s in progress.seconds.items()))
 
 
 def say(text: str) -> None:
@@ -124,8 +133,7 @@ def say(text: str) -> None:
 
 
 def _console() -> Console:
-    console = Console(highlight=False, markup=False, emoji=False)
-    return console if console.is_terminal else Console(width=120, highlight=False, markup=False, emoji=False)
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)
 
 
 def _cells(values: tuple[Any, ...]) -> Iterator[str]:
@@ -146,7 +154,7 @@ def _media_of_packs(media: Ints, plan: PackPlan) -> Ints:
     return np.bitwise_or.reduceat(media, plan.starts[:-1]) if plan.num_packs else np.zeros(0, np.int64)
 
 
-def _spread(values: Ints) -> dict[str, float]:
+def _spread(values: Ints) -> dict[str, int]:
     if not len(values):
         return {}
     ranks = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}

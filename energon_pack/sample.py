@@ -49,9 +49,12 @@ class Skip(Exception):
     """This sample, and only this one, is left out."""
 
     def __init__(self, reason: Reason, detail: str):
-        super().__init__(f"{reason.value}: {detail}")
+        super().__init__(reason, detail)
         self.reason = reason
         self.detail = " ".join(detail.split())[:300]
+
+    def __str__(self) -> str:
+        return f"{self.reason.value}: {self.detail}"
 
 
 class Part(NamedTuple):
@@ -86,6 +89,12 @@ def media_type(kinds: Sequence[str]) -> str:
 def spells_placeholder(text: str) -> bool:
     """Whether a text holds `<image>` or `<video>`."""
     return _PLACEHOLDER.search(text) is not None
+
+
+def num_placeholders(messages: Sequence[Message]) -> int:
+    """How many `<image>` and `<video>` the texts of a conversation spell."""
+    texts = (m["content"] for m in messages if isinstance(m["content"], str))
+    return sum(len(_PLACEHOLDER.findall(text)) for text in texts)
 
 
 def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list[Message], list[int], bool]:

@@ -21,10 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from energon_pack.errors import PackError
+from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
 from energon_pack.record import ReadSettings
-from energon_pack.sample import media_type, place_media
+from energon_pack.sample import Skip, media_type, place_media
 from energon_pack.sources import wds
+from energon_pack.sources.find import Shard
+from energon_pack.sources.tar import is_header_of
 
 _BLOCK = tarfile.BLOCKSIZE
 _FLUSH = 1 << 20
@@ -39,7 +42,7 @@ class ShardJob:
     path: Path
     plan: Path
     row_group: int
-    source: dict[str, wds.Shard]  # by name
+    source: dict[str, Shard]  # those it reads, by name
     settings: ReadSettings
     fingerprint: str
 
@@ -76,16 +79,6 @@ def write_shard(job: ShardJob) -> WrittenShard:
     write_whole(job.path.with_suffix(".tar.idx"), np.array(starts, dtype="<u8").tobytes())
     num_bytes_read = sum(table["record_size"].to_pylist()) + sum(part[2] for row in wds.parts_of(table) for part in row)
     return WrittenShard(job.path.name, len(starts) - 1, table.num_rows, num_bytes, num_bytes_read)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a small file beside, sync it, rename it into place."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 # ------------------------------------------------------------------------------------------------------- a pack
@@ -130,8 +123,8 @@ def _write_pack(tar: "TarWriter", key: str, members: list[Member], sources: "_So
     }
     tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
     for member, member_names in zip(members, names, strict=True):
-        for name, (_, offset, size, _, _) in zip(member_names, member.parts, strict=True):
-            tar.copy(f"{key}.{name}", sources.fd(member.shard), offset, size)
+        for name, (part, offset, size, _, _) in zip(member_names, member.parts, strict=True):
+            tar.copy(f"{key}.{name}", sources.fd_of(member, part, offset, size), offset, size)
 
 
 def _part_names(index: int, member: Member) -> Iterator[str]:
@@ -143,24 +136,49 @@ def _part_names(index: int, member: Member) -> Iterator[str]:
 
 
 def _conversation(member: Member, sources: "_Sources", settings: ReadSettings) -> dict[str, Any]:
-    """A member as the pack's JSON holds it: its messages, and its other fields untouched."""
-    fd = sources.fd(member.shard)
+    """A member as the pack's JSON holds it: its messages, and its other fields untouched.
+
+    A field whose name the pack itself uses is under `source_fields`.
+    """
+    fd = sources.fd_of(member, member.record_part, member.record_offset, member.record_size)
     kinds = [part[3] for part in member.parts]
-    record = wds.read_record(fd, member.record_part, member.record_offset, member.record_size, bool(kinds), settings)
-    messages, _, _ = place_media(record.messages, kinds)
-    tools = {"tools": record.tools} if record.tools else {}
-    return {"messages": messages, **tools, **{k: v for k, v in record.fields.items() if k != "messages"}}
+    try:
+        record = wds.read_record(
+            fd, member.record_part, member.record_offset, member.record_size, bool(kinds), settings
+        )
+        messages, _, _ = place_media(record.messages, kinds)
+    except Skip as skip:  # it was read well when it was measured
+        raise sources.changed(member.shard) from skip
+    value: dict[str, Any] = {"messages": messages, **({"tools": record.tools} if record.tools else {})}
+    clashing = {name: field for name, field in record.fields.items() if name in ("messages", "tools", "source_fields")}
+    value |= {name: field for name, field in record.fields.items() if name not in clashing}
+    return value | ({"source_fields": clashing} if clashing else {})
 
 
 class _Sources:
     """Open source shards, the least recently used closed first."""
 
-    def __init__(self, shards: dict[str, wds.Shard]):
+    def __init__(self, shards: dict[str, Shard]):
         self._shards = shards
         self._open: dict[str, int] = {}
 
+    def fd_of(self, member: Member, part: str, offset: int, size: int) -> int:
+        """A descriptor of the shard of a member, after a look at the header of one of its parts.
+
+        Raises:
+            PackError: the shard is not what was measured.
+        """
+        fd = self.fd(member.shard)
+        if not is_header_of(os.pread(fd, _BLOCK, offset - _BLOCK), f"{member.key}.{part}", size):
+            raise self.changed(member.shard)
+        return fd
+
+    def changed(self, name: str) -> PackError:
+        path = self._shards[name].path
+        return PackError(f"{path} changed since it was measured; `touch` it and run again: it is then measured anew")
+
     def fd(self, name: str) -> int:
-        """A descriptor of a shard that is still what was measured."""
+        """A descriptor of a shard whose size and time are still those that were measured."""
         fd = self._open.pop(name, None)
         if fd is None:
             if len(self._open) >= _MAX_OPEN_SHARDS:
@@ -169,7 +187,7 @@ class _Sources:
         self._open[name] = fd
         return fd
 
-    def _open_same(self, shard: wds.Shard) -> int:
+    def _open_same(self, shard: Shard) -> int:
         try:
             fd = os.open(shard.path, os.O_RDONLY)
         except OSError as error:
@@ -177,7 +195,7 @@ class _Sources:
         status = os.fstat(fd)
         if (status.st_size, status.st_mtime_ns) != (shard.size, shard.mtime_ns):
             os.close(fd)
-            raise PackError(f"{shard.path} changed since it was measured: run again, it will be measured anew")
+            raise self.changed(shard.name)
         return fd
 
     def __enter__(self) -> "_Sources":

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from PIL import Image
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, SourceConfig
 from energon_pack.demo import make_demo
 from energon_pack.templates import ModelSettings, Template, load_saved, prepare_template
+from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL = ROOT.parent / "shared" / "real"
@@ -60,12 +61,19 @@ def config(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> Callable[...
             cache_dir=str(cache),
         )
         result.executor.num_workers = 1
+        result.measure.verify = 0.0
         for key, value in settings.items():
             node, _, name = key.partition("__")
             setattr(getattr(result, node) if name else result, name or node, value)
         return result
 
     return make
+
+
+def need_torchvision() -> None:
+    """Most of transformers' full processors are built only with it."""
+    prepare_torchvision()
+    pytest.importorskip("torchvision", reason="transformers' full processor needs torchvision")
 
 
 def picture(width: int = 40, height: int = 30, format: str = "JPEG", **save: Any) -> bytes:
@@ -92,11 +100,11 @@ def write_tar(path: Path, members: dict[str, bytes] | list[tuple[str, bytes]], *
     return path
 
 
-def command(*arguments: str | Path, cwd: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `python ...` in a folder, offline."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run(
-        [python, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, *map(str, arguments)], cwd=cwd, env=variables, capture_output=True, text=True, timeout=300
     )
 
 
@@ -104,6 +112,23 @@ def files(folder: Path) -> dict[str, bytes]:
     """Every file of a packed dataset but the report, which holds facts of the run."""
     names = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "report.json")
     return {str(path.relative_to(folder)): path.read_bytes() for path in names}
+
+
+def train(path: Path, num_workers: int = 0, encoder: Any = None, **settings: Any) -> Iterator[Any]:
+    """Every pack of a dataset once, through Energon."""
+    from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+
+    dataset = get_train_dataset(
+        path,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=num_workers),
+        batch_size=None,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        repeat=False,
+        task_encoder=encoder or DefaultTaskEncoder(),
+        **settings,
+    )
+    return iter(get_savable_loader(dataset))
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

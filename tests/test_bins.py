@@ -40,6 +40,10 @@ def test_every_item_once_and_no_bin_over_capacity(case: tuple[int, list[int]]) -
     assert len(filled) == item_by_item(lens, capacity) >= lower_bound(np.array(lens, np.int64), capacity)
 
 
+def test_a_capacity_beyond_all_items_costs_nothing() -> None:
+    assert len(contents([3, 4, 5], 2**62)) == 1
+
+
 def test_the_seed_chooses_among_equals() -> None:
     lens = [5] * 100
     assert contents(lens, 10, seed=1) == contents(lens, 10, seed=1)

@@ -1,20 +1,24 @@
 """Measuring: slices and processes change nothing, and what was measured once is not measured again."""
 
+import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from conftest import chat, picture, write_tar
 
-from energon_pack import lengths
+from energon_pack import lengths, measuring
+from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.lengths import first_samples, index_shards, measure_shards
+from energon_pack.pack import pack
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
-from energon_pack.sources.wds import find_shards
+from energon_pack.sources.find import find_shards
 from energon_pack.templates import ModelSettings, prepare_template
 
 
@@ -26,7 +30,9 @@ def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: igno
         with LocalExecutor(num_workers) as executor:
             progress = Progress(quiet=True)
             indexed = index_shards(find_shards(str(source)).shards, keep, tmp_path / "cache", executor, progress)
-            return measure_shards(indexed, folder, settings or ReadSettings(), tmp_path / "cache", executor, progress)
+            return measure_shards(
+                indexed, folder, settings or ReadSettings(), "auto", tmp_path / "cache", executor, progress
+            )
 
     return run
 
@@ -42,7 +48,7 @@ def test_slices_batches_and_processes_change_nothing(measure, demo, tmp_path, mo
     for slice_size, batch, workers in ((7, 3, 1), (50, 512, 2)):
         shutil.rmtree(tmp_path / "cache")
         monkeypatch.setattr(lengths, "_SLICE", slice_size)
-        monkeypatch.setattr(lengths, "_BATCH", batch)
+        monkeypatch.setattr(measuring, "_BATCH", batch)
         assert rows(measure(demo[0], num_workers=workers)) == whole
 
 
@@ -73,6 +79,18 @@ def test_each_bad_sample_costs_itself(measure, tmp_path) -> None:  # type: ignor
         "caption.txt": b"a red square\n",
         "lone.txt": b"only text",
         "literal.json": chat("write <image>", "<image>"),
+        "heic.0.heic": b"\0\0\0\x18ftypheic" + bytes(50),
+        "heic.json": chat("<image>", "x"),
+        "named_heic.0.heic": b"\0\0\0\x18ftypheic" + bytes(50),
+        "named_heic.json": chat("<image>", "x", name=["0.heic"]),
+        "empty.0.jpg": b"\x89HDF\r\n\x1a\n" + bytes(2000),
+        "empty.json": chat("<image>", "x"),
+        "half.json": b'{"messages": [{"role": "user", "content": "\xed\xa0\x80"}]}',
+        "kind.json": json.dumps([{"role": "user", "content": [{"type": ["image"]}]}]).encode(),
+        "deep_name.json": b'{"name": ' + b"[" * 600 + b"]" * 600 + b', "messages": []}',
+        "deep_field.json": chat("a", "b")[:-1] + b', "x": ' + b"[" * 950 + b"]" * 950 + b"}",
+        "deep_tools.json": chat("a", "b", tools="[" * 5000),
+        "half_tools.json": chat("a", "b", tools='["\\ud800"]'),
     }
     found = {row["key"]: row for row in rows(measure(write_tar(tmp_path / "s" / "x.tar", members)))}
     assert {key: (row["reason"], row["media_type"]) for key, row in found.items()} == {
@@ -82,15 +100,25 @@ def test_each_bad_sample_costs_itself(measure, tmp_path) -> None:  # type: ignor
         "broken": ("invalid_json", None),
         "wide": ("unreadable_media", "image"),
         "token": ("control_token", "text"),
-        "clip": ("unsupported_media", "video"),
+        "clip": ("unreadable_media", "video"),
         "caption": (None, "image"),
         "lone": ("missing_json", "text"),
         "literal": (None, "text"),
+        "heic": ("missing_media", "text"),  # a placeholder, and a part that no one says is an image
+        "named_heic": ("unreadable_media", "text"),
+        "empty": ("unreadable_media", "image"),
+        "half": ("invalid_json", None),
+        "kind": ("bad_message", "text"),
+        "deep_name": ("no_messages", "text"),
+        "deep_field": ("invalid_json", None),
+        "deep_tools": ("bad_message", "text"),
+        "half_tools": ("bad_message", "text"),
     }
     assert found["good"]["parts"] == [
         {"name": "0.png", "offset": 512, "size": len(members["good.0.png"]), "kind": "image", "extension": "png"}
     ]
     assert found["caption"]["placeholders_put_in"]
+    assert [key for key, row in found.items() if row["placeholders_as_text"]] == ["literal"]
     assert "0.jpg" in found["no_image"]["detail"]
 
 
@@ -114,14 +142,18 @@ def test_first_samples_takes_whole_shards(measure, demo, tmp_path) -> None:  # t
     assert len(first_samples(indexed, 107, num_excluded=1)) == 2
 
 
-def test_a_killed_run_leaves_no_half_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyarrow as pa
-
-    def half(table: pa.Table, path: Path) -> None:
-        Path(path).write_bytes(b"PAR1")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pq, "write_table", half)
-    with pytest.raises(KeyboardInterrupt):
-        lengths._write(pa.table({"a": [1]}), tmp_path / "x.parquet")
-    assert not (tmp_path / "x.parquet").exists()
+def test_a_shard_written_anew_under_its_old_time_is_noticed(config: Callable[..., PackConfig], tmp_path: Path) -> None:
+    """Same size, same time, another image: packing with the old lengths would write packs that overflow."""
+    source = tmp_path / "s" / "x.tar"
+    members = {"a.json": chat("<image>", "b"), "a.jpg": picture(64, 64), "b.json": chat("c", "d")}
+    write_tar(source, members)
+    run = config(source.parent, stage=Stage.plan, cache_dir=str(tmp_path / "cache"))
+    pack(run)
+    before = source.stat()
+    write_tar(source, {name.replace("b", "c"): data for name, data in members.items()})
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert source.stat().st_size == before.st_size
+    run.stage = Stage.all
+    with pytest.raises(PackError, match="changed since it was measured, keeping its time: run again"):
+        pack(run)
+    assert pack(run)["samples_packed"] == 2

@@ -1,14 +1,17 @@
 """Header sizes are what a decoder comes to. A wrong size is a wrong number of tokens, found only in training."""
 
+import contextlib
 import io
 import os
 from pathlib import Path
 
 import pytest
 from conftest import picture
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin
 
-from energon_pack.media import open_image, open_part, probe
+from energon_pack.media import open_image, open_part, probe, video_extension
 from energon_pack.sample import Reason, Skip
 
 
@@ -17,12 +20,27 @@ from energon_pack.sample import Reason, Skip
 def test_orientation_as_pillow_applies_it(format: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = picture(40, 30, format, exif=exif)
+    file = io.BytesIO()
+    gradient = Image.linear_gradient("L").resize((40, 30)).convert("RGB")
+    gradient.save(file, format, exif=exif)
+    data = file.getvalue()
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     found = probe(io.BytesIO(data))
     assert (found.width, found.height) == upright.size == ((40, 30) if orientation < 5 else (30, 40))
-    assert open_image(data).size == upright.size
-    assert open_image(data).tobytes() == upright.tobytes()
+    assert open_image(data).tobytes() == upright.convert("RGB").tobytes()
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_odd_exif_does_not_keep_an_image_from_training(orientation: int) -> None:
+    """Valid JPEG, an EXIF field of a wrong type: what measuring accepts, training opens."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    exif[0x011A] = 72.0  # XResolution, a RATIONAL (5); made ASCII (2)
+    data = bytearray(picture(40, 30, exif=exif))
+    at = data.index(b"\x01\x1a\x00\x05" if b"MM" in data[:40] else b"\x1a\x01\x05\x00")
+    data[at + 2 : at + 4] = b"\x00\x02" if b"MM" in data[:40] else b"\x02\x00"
+    found = probe(io.BytesIO(data))
+    assert (found.width, found.height) == open_image(bytes(data)).size
 
 
 def test_png_orientation_behind_the_pixels() -> None:
@@ -62,7 +80,7 @@ def test_the_extension_is_that_of_the_content(format: str, extension: str) -> No
     assert (found.kind, found.extension, found.width, found.height) == ("image", extension, 40, 30)
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"])
 @pytest.mark.parametrize("kept", [0.0, 0.1, 0.5, 0.9])
 def test_a_cut_image_is_unreadable(format: str, kept: float) -> None:
     """Its header still tells a size, but training could not decode it."""
@@ -70,6 +88,19 @@ def test_a_cut_image_is_unreadable(format: str, kept: float) -> None:
     with pytest.raises(Skip) as skip:
         probe(io.BytesIO(data[: int(len(data) * kept)]))
     assert skip.value.reason is Reason.UNREADABLE_MEDIA
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(
+    st.sampled_from(["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"]), st.integers(0, 199), st.binary(max_size=4)
+)
+@settings(deadline=None, max_examples=400)
+def test_damaged_bytes_raise_nothing_but_a_skip(format: str, at: int, noise: bytes) -> None:
+    data = bytearray(picture(format=format))
+    data[at : at + len(noise)] = noise
+    with contextlib.suppress(Skip):
+        found = probe(io.BytesIO(data))
+        assert found.kind == "video" or (found.width > 0 and found.height > 0)
 
 
 def test_bytes_behind_an_image_do_no_harm() -> None:
@@ -89,7 +120,7 @@ def test_details_hold_no_addresses() -> None:
     [(b"\0\0\0\x18ftypmp42", "mp4"), (b"RIFF\0\0\0\0AVI LIST", "avi"), (b"\x1aE\xdf\xa3" + b"\0" * 9, "mkv")],
 )
 def test_videos_are_known_by_their_first_bytes(head: bytes, extension: str) -> None:
-    assert (probe(io.BytesIO(head)).kind, probe(io.BytesIO(head)).extension) == ("video", extension)
+    assert video_extension(head) == extension
 
 
 def test_a_part_reads_nothing_beyond_itself(tmp_path: Path) -> None:

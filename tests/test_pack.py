@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, chat, files, json_lines, picture, write_tar
 
+from energon_pack import shards
 from energon_pack.config import OnDamaged, Overlong, PackConfig, Stage
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
+from energon_pack.publish import staging_folder
 
 Make = Callable[..., PackConfig]
 
@@ -39,12 +42,12 @@ def test_the_demo_is_packed_whole(config: Make) -> None:
         "report.json",
         "skipped.jsonl",
     ]
-    assert not list(Path(run.output.dir).glob(".staging/packed"))
+    assert sorted(path.name for path in Path(run.output.dir).iterdir()) == ["packed"]
     report = json.loads((folder / "report.json").read_text())
     assert report["packs"] == report["packs_lower_bound"] == figures["packs"]
     assert report["tokens"] == sum(media["tokens"] for media in report["by_media"].values())
     assert report["fill"] == pytest.approx(report["tokens"] / (report["packs"] * 8192), abs=1e-6)
-    assert set(report["seconds"]) == {"processor", "lengths", "plan", "write", "check"}
+    assert set(report["seconds"]) == {"processor", "lengths", "plan", "write", "check", "verify"}
 
 
 def test_the_plan_file_holds_every_member(config: Make) -> None:
@@ -179,13 +182,105 @@ def test_the_source_is_never_written_to(config: Make, demo: tuple[Path, Path], t
     assert sorted(source.rglob("*")) == before
 
 
+def test_nothing_is_written_beside_single_tars(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Else the folder, read as a source next time, would give packs of packs."""
+    source = tmp_path / "source"
+    shutil.copytree(demo[0], source)
+    with pytest.raises(PackError, match="lies in the source"):
+        pack(config(f"{source}/*.tar", output__dir=str(source)))
+    pack(config(f"{source}/*.tar", output__dir=str(source / "packed")))
+
+
 def test_a_source_inside_the_output_is_not_replaced(config: Make, demo: tuple[Path, Path]) -> None:
     run = config(output__overwrite=True)
+    pack(run)
     inside = output(run) / "raw"
     shutil.copytree(demo[0], inside)
     run.source.path = str(inside)
     with pytest.raises(PackError, match="lies in"):
         pack(run)
+
+
+def test_a_dataset_that_appears_meanwhile_is_kept(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = config()
+
+    def slow_check(*_: object) -> None:
+        output(run).mkdir()
+        (output(run) / "theirs").touch()
+
+    monkeypatch.setattr("energon_pack.pack.check", slow_check)
+    with pytest.raises(PackError, match="exists"):
+        pack(run)
+    assert [path.name for path in output(run).iterdir()] == ["theirs"]
+    assert not (output(run).parent / ".staging").exists()
+
+
+def test_a_kill_between_the_two_renames_loses_nothing(config: Make) -> None:
+    """The old dataset waits in the staging folder; the next run puts it back first."""
+    run = config()
+    pack(run)
+    before = files(output(run))
+    staging = output(run).parent / ".staging"
+    staging.mkdir()
+    os.rename(output(run), staging / "packed.old")
+    with staging_folder(output(run)):
+        assert files(output(run)) == before
+    assert not staging.exists()
+
+
+def test_a_source_rewritten_with_its_time_kept_is_noticed(
+    config: Make, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Same size and time, other members at the same places: their headers tell."""
+    source = tmp_path / "source"
+    shutil.copytree(demo[0], source)
+    pack(config(source))
+    shard = source / "demo-000000.tar"
+    status = shard.stat()
+    data = bytearray(shard.read_bytes())
+    with tarfile.open(shard) as tar:
+        first = next(iter(tar))
+    header = shards.tar_header(first.name.replace("demo", "ODEM"), first.size)
+    data[first.offset : first.offset_data] = header
+    shard.write_bytes(data)
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(PackError, match=r"demo-000000.*changed since it was measured"):
+        pack(config(source, output__name="again"))
+
+
+def test_many_shards_with_few_open_files(config: Make, tmp_path: Path) -> None:
+    """10,000 shards are usual, and so is a limit of 1,024 open files."""
+    import resource
+
+    for i in range(300):
+        write_tar(tmp_path / "many" / f"{i:03d}.tar", {f"k{i}.json": chat("a", "b")})
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_open = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 100, limits[1]))
+    try:
+        assert pack(config(tmp_path / "many"))["samples_packed"] == 300
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_excluded_samples_are_counted(config: Make, tmp_path: Path) -> None:
+    source = write_tar(tmp_path / "s" / "x.tar", {f"{i}.json": chat("a", "b") for i in range(5)}).parent
+    (source / ".nv-meta").mkdir()
+    (source / ".nv-meta" / "split.yaml").write_text("split_parts: {train: [x.tar]}\nexclude: ['x.tar/{1..2}']\n")
+    figures = pack(config(source))
+    assert (figures["samples_in"], figures["samples_excluded"], figures["samples_packed"]) == (3, 2, 3)
+
+
+def test_a_field_named_like_the_packs_own_is_kept(config: Make, tmp_path: Path) -> None:
+    turns = json.loads(chat("a", "b"))["messages"]
+    record = {"mine": turns, "messages": ["draft"], "id": 1}
+    run = config(
+        write_tar(tmp_path / "s" / "x.tar", {"k.json": json.dumps(record).encode()}), source__messages_key="mine"
+    )
+    pack(run)
+    with tarfile.open(output(run) / "packed-000000.tar") as tar:
+        value = json.load(tar.extractfile(tar.getnames()[0]))  # type: ignore[arg-type]
+    assert value["messages"] == [{"messages": turns, "id": 1, "source_fields": {"messages": ["draft"]}}]
 
 
 def test_a_damaged_tar_may_be_kept(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
@@ -203,8 +298,6 @@ def test_a_damaged_tar_may_be_kept(config: Make, demo: tuple[Path, Path], tmp_pa
 
 def test_unknown_fields_and_names_travel(config: Make, tmp_path: Path) -> None:
     """Fields that packing does not know, odd names, unicode: all in the pack's JSON as they were."""
-    import tarfile
-
     record = {"conversations": [{"from": "human", "value": "<image> 什么"}, {"from": "gpt", "value": "方"}]}
     record |= {
         "id": 7,
@@ -296,11 +389,13 @@ def test_a_killed_run_publishes_nothing_and_leaves_no_workers(config: Make, tmp_
     assert pack(run)["samples_packed"] == 320
 
 
-def test_an_interrupted_run_exits_with_130(config: Make, tmp_path: Path) -> None:
-    run = config()
-    process = start(run, tmp_path, "executor.num_workers=1")
-    time.sleep(2.5)  # inside the run: Hydra takes about one second to start
-    process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_exits_with_130(config: Make, tmp_path: Path, number: signal.Signals) -> None:
+    run = config(cache_dir=None)
+    process = start(run, tmp_path, "executor.num_workers=2")
+    while not list(Path(run.output.dir).glob(".cache/index/*.parquet")):  # the run is at work
+        time.sleep(0.02)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted" in errors

@@ -1,5 +1,6 @@
 """Installed as a wheel in an environment of its own, run from another folder: `conf/` and the plugin are there."""
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -10,7 +11,8 @@ from conftest import ROOT
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    result = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=600)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -37,7 +39,7 @@ def python(wheel: Path, tmp_path: Path) -> Path:
 def check_runs(python: Path, folder: Path) -> None:
     script = "import energon_pack, energon_pack.config as c; print(energon_pack.__file__, c.conf_dir())"
     assert run(python, "-c", script, cwd=folder).count(str(python.parents[1])) == 2
-    assert "model: qwen2_5_vl" in run(python.with_name("energon-pack"), "--help", cwd=folder)
+    assert "model: gemma3" in run(python.with_name("energon-pack"), "--help", cwd=folder)
     sweep = ["-m", "+model=qwen2_5_vl", "packing.max_token_len=4096,8192", "executor.num_workers=2"]
     out = run(python, "-m", "energon_pack", *sweep, cwd=folder)
     assert out.count("packed into packed/demo-qwen2_5_vl-neat-") == 2

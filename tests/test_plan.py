@@ -1,5 +1,7 @@
 """The plan: every sample in one pack or left out for its length, packs of one medium, mixed over the whole order."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -84,9 +86,17 @@ def test_nothing_to_pack() -> None:
     [(10, 4, 1e9, [3, 3, 4]), (10, 100, 50, [5, 5]), (3, 100, 1, [1, 1, 1]), (1, 1, 1, [1])],
 )
 def test_shards_are_even_and_within_limits(num_packs: int, max_packs: int, max_bytes: float, sizes: list[int]) -> None:
-    plan = make([10] * num_packs)
-    bounds = shard_bounds(plan, np.full(num_packs, 10), max_packs, max_bytes)
+    bounds = shard_bounds(np.full(num_packs, 10), max_packs, max_bytes)
     assert np.diff(bounds).tolist() == sizes
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=50), st.integers(1, 9), st.integers(1, 200))
+def test_no_shard_is_over_a_limit(sizes: list[int], max_packs: int, max_bytes: int) -> None:
+    bounds = shard_bounds(np.array(sizes), max_packs, max_bytes)
+    assert (bounds[0], bounds[-1]) == (0, len(sizes))
+    for first, end in pairwise(bounds):
+        assert 0 < end - first <= max_packs
+        assert end - first == 1 or sum(sizes[first:end]) <= max_bytes
 
 
 def test_media_codes_are_bits() -> None:

@@ -24,6 +24,7 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "he
         {"prompts": [["hi"]], "captions": [["hello"]]},
         {"question": "hi", "answer": "hello"},
         {"context": "hi", "answers": ["hello", "hey"]},
+        {"messages": [{"from": "human", "value": "hi"}, {"role": "assistant", "content": "hello"}]},
         {"messages": None, "texts": TURNS},  # an empty field does not hide a full one
     ],
 )
@@ -90,12 +91,26 @@ def test_what_is_refused(value: object, reason: Reason) -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"{", b'{"a": 1}{"a": 2}', b'{"a": 1}\0\0', '{"a": "中"}'.encode("gbk"), b'"\\ud83d"', b"[" * 100_000],
+    [
+        b"",
+        b"{",
+        b'{"a": 1}{"a": 2}',
+        b'{"a": 1}\0\0',
+        '{"a": "中"}'.encode("gbk"),
+        b'"\\ud83d"',  # half a surrogate pair as an escape
+        b'"\xed\xa0\xbd"',  # and as bytes
+        b"[" * 100_000,
+    ],
 )
 def test_broken_json_costs_its_own_sample(raw: bytes) -> None:
     with pytest.raises(Skip) as skip:
         load_json(raw)
     assert skip.value.reason is Reason.INVALID_JSON
+
+
+def test_numbers_that_json_has_not_become_null() -> None:
+    raw = b'{"a": NaN, "b": [-Infinity, 1e999, 1.5, 7]}'
+    assert load_json(raw) == {"a": None, "b": [None, None, 1.5, 7]}
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
@@ -123,12 +138,37 @@ def test_media_are_found_by_their_names(listed: list[str] | None, chosen: list[s
     assert [part.name for part in media_parts(record, "dir/k", PARTS)] == chosen
 
 
+def test_a_name_that_is_no_file_is_a_field() -> None:
+    record = parse_record({"messages": TURNS, "name": "alpaca_1"}, ReadSettings())
+    assert (record.listed_media, record.fields) == (None, {"name": "alpaca_1"})
+    assert parse_record({"messages": TURNS, "name": "jpg"}, ReadSettings()).listed_media == ["jpg"]
+
+
 @pytest.mark.parametrize("fields", [{"name": ["2.jpg"]}, {"name": ["gif"]}, {"media": "image"}])
 def test_missing_media_are_not_guessed(fields: dict[str, object]) -> None:
     parts = [] if "media" in fields else PARTS
     with pytest.raises(Skip) as skip:
         media_parts(parse_record({"messages": TURNS, **fields}, ReadSettings()), "k", parts)
     assert skip.value.reason is Reason.MISSING_MEDIA
+
+
+def test_links_have_no_bytes_to_pack() -> None:
+    for fields in ({}, {"name": ["0.jpg"]}):
+        with pytest.raises(Skip) as skip:
+            media_parts(parse_record({"messages": TURNS, **fields}, ReadSettings()), "k", [Part("0.jpg", 0, -1)])
+        assert skip.value.reason is Reason.MISSING_MEDIA
+
+
+def test_some_named_and_some_not_is_no_order() -> None:
+    content = [{"type": "image", "image": "1.png"}, {"type": "image"}]
+    with pytest.raises(Skip) as skip:
+        parse_record({"messages": [{"role": "user", "content": content}, TURNS[1]]}, ReadSettings())
+    assert skip.value.reason is Reason.MISSING_MEDIA
+
+
+def test_other_answers_travel_along() -> None:
+    record = parse_record({"question": "hi", "answers": ["hello", "hey"]}, ReadSettings())
+    assert record.fields == {"answers": ["hello", "hey"]}
 
 
 def test_names_in_structured_content_order_the_media() -> None:

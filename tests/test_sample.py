@@ -1,5 +1,7 @@
 """Placeholders and media match one to one, or the sample is skipped: a wrong match trains on the wrong picture."""
 
+import pickle
+
 import pytest
 
 from energon_pack.sample import Reason, Skip, media_type, place_media, split_content
@@ -95,6 +97,11 @@ def test_structured_content_that_spells_a_placeholder_stays_structured() -> None
     messages, order, _ = place_media(conversation(parts, "x"), ["image"])
     assert (messages[0]["content"], order) == (parts, [0])
     assert split_content(messages, ["image"])[0]["content"] == parts
+
+
+def test_a_skip_travels_between_processes() -> None:
+    skip = pickle.loads(pickle.dumps(Skip(Reason.BAD_MESSAGE, "why")))
+    assert (skip.reason, skip.detail, str(skip)) == (Reason.BAD_MESSAGE, "why", "bad_message: why")
 
 
 def test_media_types() -> None:

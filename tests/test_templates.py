@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import structure
+from conftest import need_torchvision, structure
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.media import Media
+from energon_pack.preprocess import smart_resize
 from energon_pack.sample import Reason, Skip, place_media
 from energon_pack.templates import ModelSettings, Sample, Template, load_saved, load_template, prepare_template
-from energon_pack.templates.processor import prepare_torchvision
-from energon_pack.templates.qwen_vl import smart_resize
+from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 
 def turns(*texts: Any) -> list[dict[str, Any]]:
@@ -79,8 +79,7 @@ def test_sizes_are_transformers_own() -> None:
 @pytest.fixture(scope="module")
 def full_processor(demo: tuple[Path, Path]) -> Any:
     """The demo's processor as training builds it."""
-    pytest.importorskip("torchvision", reason="transformers builds Qwen2_5_VLProcessor only with torchvision")
-    prepare_torchvision()
+    need_torchvision()
     from transformers import AutoProcessor
 
     return AutoProcessor.from_pretrained(demo[1])
@@ -165,10 +164,11 @@ def test_other_control_tokens_are_counted(template: Template) -> None:
     assert rendered.num_control_tokens == 2
 
 
-def test_a_video_is_unsupported_not_free(template: Template) -> None:
-    placed, _, _ = place_media(turns("<video>", "x"), ["video"])
+def test_what_a_family_does_not_see_is_unsupported_not_free(demo: tuple[Path, Path], cache: Path) -> None:
+    blind = load_saved(prepare_template(ModelSettings("text", str(demo[1])), cache))
+    placed, _, _ = place_media(turns("<image>", "x"), ["image"])
     with pytest.raises(Skip) as skip:
-        template.render(Sample(placed, [Media("video")]))
+        blind.render(Sample(placed, [Media("image", 28, 28)]))
     assert skip.value.reason is Reason.UNSUPPORTED_MEDIA
 
 
@@ -198,9 +198,10 @@ def test_generation_blocks_and_variables(demo: tuple[Path, Path]) -> None:
 
 def test_a_template_that_changes_the_answer_is_no_guess(demo: tuple[Path, Path]) -> None:
     template = with_template(demo, "{% for m in messages %}{{ m.content | trim }}{% endfor %}")
-    assert template.render(Sample(turns("q", "a"), [])).spans == [(1, 2)]
+    assert template.render(Sample(turns("q", " a "), [])).spans == [(1, 2)]
+    template = with_template(demo, "{% for m in messages %}{{ m.content | reverse }}{% endfor %}")
     with pytest.raises(Skip) as skip:
-        template.render(Sample(turns("q", " a "), []))
+        template.render(Sample(turns("q", "abc"), []))
     assert skip.value.reason is Reason.PROCESSOR_ERROR
 
 
@@ -275,7 +276,7 @@ def test_wrong_processors_are_refused(demo: tuple[Path, Path], settings: dict[st
 def test_a_folder_without_image_settings_is_refused(demo: tuple[Path, Path], tmp_path: Path) -> None:
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "chat_template.jinja"):
         (tmp_path / name).write_bytes((demo[1] / name).read_bytes())
-    with pytest.raises(PackError, match="not a Qwen-VL processor"):
+    with pytest.raises(PackError, match="another family's"):
         load_template(ModelSettings("qwen_vl", str(tmp_path)))
 
 

@@ -2,14 +2,21 @@
 
 import gzip
 import json
+import os
+import re
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from conftest import chat, picture, write_tar
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.sources.wds import Shard, damage_of, find_shards, index_shard, parts_of
+from energon_pack.sources.find import Shard, find_shards
+from energon_pack.sources.wds import damage_of, index_shard, parts_of
 
 
 def index(path: Path) -> list[dict[str, object]]:
@@ -22,6 +29,23 @@ def test_key_and_part_split_at_the_first_dot_of_the_basename(tmp_path: Path) -> 
     members = ["v1.0/0001.0.jpg", "v1.0/0001.json", "v1.0/0002.json"]
     rows = index(write_tar(tmp_path / "x.tar", dict.fromkeys(members, b"{}")))
     assert [(row["key"], row["parts"]) for row in rows] == [("v1.0/0001", ["0.jpg"]), ("v1.0/0002", [])]
+
+
+@given(names=st.lists(st.text("a._/", min_size=1, max_size=8).filter(lambda name: name[-1] != "/"), max_size=8))
+@settings(deadline=None, max_examples=200)
+def test_any_name_is_split_there(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
+    groups: list[tuple[str, list[str]]] = []
+    for name in names:
+        folder, slash, file = name.rpartition("/")
+        stem, dot, part = file.partition(".")
+        if not stem or not dot or re.match("__[^/]*__/", name):
+            continue
+        key = folder + slash + stem
+        if not groups or groups[-1][0] != key or part in groups[-1][1]:
+            groups.append((key, []))
+        groups[-1][1].append(part)
+    rows = index(write_tar(tmp_path_factory.mktemp("tar") / "x.tar", [(name, b"") for name in names]))
+    assert [(row["key"], row["parts"]) for row in rows] == groups
 
 
 def test_grouping_is_energons(tmp_path: Path) -> None:
@@ -45,7 +69,7 @@ def test_grouping_is_energons(tmp_path: Path) -> None:
         match = split_name_re.match(name)
         if match and not skip_meta_re.match(name) and match[1] not in expected:
             expected.append(match[1])
-    assert [row["key"] for row in rows] == [key for key in expected if key != "x/__meta__/c"]
+    assert [row["key"] for row in rows] == expected
 
 
 def test_hidden_files_are_ignored(tmp_path: Path) -> None:
@@ -73,7 +97,7 @@ def test_of_equal_keys_the_first_wins(tmp_path: Path) -> None:
 
 def test_members_apart_are_not_one_sample(tmp_path: Path) -> None:
     rows = index(write_tar(tmp_path / "x.tar", {"a.json": b"{}", "b.json": b"{}", "a.0.jpg": b"1"}))
-    assert [row["reason"] for row in rows] == [None, None, "non_adjacent_member"]
+    assert [row["reason"] for row in rows] == ["non_adjacent_member", None, "non_adjacent_member"]
 
 
 def test_media_without_json(tmp_path: Path) -> None:
@@ -146,6 +170,7 @@ def test_compressed_tars_are_refused_with_a_command_that_works(tmp_path: Path, n
 @pytest.fixture
 def prepared(tmp_path: Path) -> Path:
     """A source that Energon has prepared: two splits, one shard and one sample excluded."""
+    tmp_path = tmp_path / "prepared"
     for name in ("s_0.tar", "s_1.tar", "s_2.tar", "s_3.tar"):
         write_tar(tmp_path / name, {f"{name[:-4]}_{i}.json": b"{}" for i in range(2)})
     meta = tmp_path / ".nv-meta"
@@ -159,11 +184,98 @@ def prepared(tmp_path: Path) -> Path:
 def test_split_and_exclude_of_a_prepared_source(prepared: Path) -> None:
     train = find_shards(str(prepared), "train")
     assert names(train) == ["s_0.tar", "s_2.tar"]
-    assert train.excluded == {("s_0.tar", "s_0_1")}
-    assert train.num_in_other_shards == 4
+    assert train.excluded == {"s_0.tar": {"s_0_1"}}
+    assert train.num_left_out == 4
     assert names(find_shards(str(prepared))) == ["s_0.tar", "s_2.tar", "s_3.tar"]
     with pytest.raises(PackError, match="train, val"):
         find_shards(str(prepared), "test")
+
+
+@pytest.mark.parametrize("path", ["{}/*.tar", "{}/..", "{0},{0}/./s_0.tar", "{0}/s_0.tar,{0}"])
+def test_what_is_excluded_is_out_however_the_source_is_named(prepared: Path, path: str) -> None:
+    source = find_shards(path.format(prepared).split(","))
+    assert "s_1.tar" not in {Path(name).name for name in names(source)}
+    assert [keys for name, keys in source.excluded.items() if name.endswith("s_0.tar")] == [{"s_0_1"}]
+
+
+def test_everything_left_out_is_said(prepared: Path) -> None:
+    with pytest.raises(PackError, match="left out"):
+        find_shards(f"{prepared}/s_1.tar")
+
+
+def test_links_of_a_sample_cost_the_sample(tmp_path: Path) -> None:
+    """Its JSON is a hard link: the sample is there, and in the ledger."""
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as tar:
+        for kind, name in ((tarfile.LNKTYPE, "a.json"), (tarfile.SYMTYPE, "b.0.jpg")):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "x"
+            tar.addfile(info)
+        tar.addfile(tarfile.TarInfo("b.json"))
+    assert [(row["key"], row["reason"], row["parts"]) for row in index(path)] == [
+        ("a", "missing_json", []),
+        ("b", None, ["0.jpg"]),  # measuring finds that it has no bytes
+    ]
+
+
+def test_a_sample_whose_media_may_be_in_the_damage_is_not_whole(tmp_path: Path) -> None:
+    """Its JSON alone would be packed as text, the placeholder in it and all."""
+    members = {"a.json": b"{}", "b.jpg": picture(), "b.json": b"{}", "c.json": b"{}"}
+    path = write_tar(tmp_path / "x.tar", members)
+    data = bytearray(path.read_bytes())
+    data[1024 + 5] ^= 1  # in the name of b.jpg, behind a.json
+    path.write_bytes(data)
+    assert [(row["key"], row["reason"]) for row in index(path)] == [
+        ("a", None),
+        ("b", "truncated_tar"),
+        ("c", None),
+        ("@1024", "truncated_tar"),
+    ]
+
+
+def test_names_that_are_not_utf8_stay_apart(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", {f"k{c}.json": b"{}" for c in "\udcff\udcfe"}, format=tarfile.GNU_FORMAT)
+    assert [row["reason"] for row in index(path)] == [None, None]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder without permission", "not UTF-8"])
+def test_what_can_not_be_read_is_no_empty_source(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tar(tmp_path / "a.tar", {"k.json": b"{}"})
+    if kind == "fifo":  # would hang
+        os.mkfifo(tmp_path / "b.tar")
+    elif kind == "not UTF-8":
+        (tmp_path / "b\udcff.tar").write_bytes(b"")
+    else:
+
+        def walk(*_: object, onerror: Callable[[OSError], None], **__: object) -> object:
+            onerror(PermissionError(13, "Permission denied", "sub"))
+
+        monkeypatch.setattr(os, "walk", walk)
+    with pytest.raises((PackError, PermissionError)):
+        find_shards(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"split_parts": ["a.tar"]}, "not a mapping"),
+        ({"split_parts": {"train": "s_{0..3}.tar"}}, "not a list"),
+        ({"split_parts": {"train": [1]}}, "not a list"),
+        ({"split_parts": {"train": []}, "exclude": "s_0.tar"}, "not a list"),
+        ({"split_parts": {"train": ["s_{0.tar"]}}, "split.yaml"),
+        ({"split_parts": {"train": ["s_9.tar"]}}, "lacks 1 of its shards"),
+        ({"split_parts": {"train": None}}, "left out"),
+    ],
+)
+def test_a_broken_split_is_one_clear_error(prepared: Path, splits: dict[str, object], message: str) -> None:
+    (prepared / ".nv-meta" / "split.yaml").write_text(yaml.safe_dump(splits))
+    with pytest.raises(PackError, match=message):
+        find_shards(str(prepared), "train")
+
+
+def test_only_a_first_folder_is_metadata(tmp_path: Path) -> None:
+    rows = index(write_tar(tmp_path / "x.tar", {"train__v2__/a.json": b"{}", "__v2__/b.json": b"{}"}))
+    assert [row["key"] for row in rows] == ["train__v2__/a"]
 
 
 def test_a_split_needs_a_prepared_folder(shards: Path) -> None:

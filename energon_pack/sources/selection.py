@@ -4,6 +4,7 @@ Only `split.yaml` (or `split.json`) and `.info.json` are read; the other YAML of
 """
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,45 +17,114 @@ from energon_pack.manifest import META_FOLDER
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Shards and samples of one folder, by names relative to it."""
+class Prepared:
+    """A folder that Energon has prepared; names of shards are relative to it."""
 
-    #: shards of the split; None: all
+    folder: str
+    #: shards of the split that is asked for; None: all
     shards: frozenset[str] | None = None
     #: shards left out
     excluded_shards: frozenset[str] = frozenset()
-    #: samples left out, as (shard, key)
-    excluded_samples: frozenset[tuple[str, str]] = frozenset()
-    #: samples in each shard, as far as the folder says
+    #: keys of samples left out, by shard
+    excluded_keys: dict[str, frozenset[str]] = field(default_factory=dict)
+    #: samples in each shard
     shard_counts: dict[str, int] = field(default_factory=dict)
 
-    def has(self, shard: str) -> bool:
-        return shard not in self.excluded_shards and (self.shards is None or shard in self.shards)
+
+class Selection:
+    """Asks, for each tar, the nearest prepared folder it lies in."""
+
+    def __init__(self, split: str | None):
+        self._split = split
+        self._prepared: dict[str, Prepared | None] = {}
+        #: samples in shards that were left out whole
+        self.num_left_out = 0
+        self._seen: set[str] = set()
+
+    def keys_left_out(self, tar: str) -> frozenset[str] | None:
+        """Keys of a tar's samples that are left out; None where the whole tar is.
+
+        Raises:
+            PackError: a split is asked for, and there is no such split.
+        """
+        tar = os.path.abspath(tar)
+        self._seen.add(tar)
+        prepared = self._of_folder(os.path.dirname(tar))
+        if prepared is None:
+            if self._split is not None:
+                raise PackError(f"source.split={self._split}: {tar} lies in no folder with {META_FOLDER}/split.yaml")
+            return frozenset()
+        name = Path(os.path.relpath(tar, prepared.folder)).as_posix()
+        if name in prepared.excluded_shards or (prepared.shards is not None and name not in prepared.shards):
+            self.num_left_out += prepared.shard_counts.get(name, 0)
+            return None
+        return prepared.excluded_keys.get(name, frozenset())
+
+    def check_complete(self, folder: str) -> None:
+        """Whether a prepared folder has every shard of the split.
+
+        Raises:
+            PackError: it has not.
+        """
+        prepared = self._of_folder(os.path.abspath(folder))
+        if prepared is None or prepared.folder != os.path.abspath(folder):
+            return
+        missing = sorted(
+            name for name in prepared.shards or () if os.path.join(prepared.folder, name) not in self._seen
+        )
+        if missing:
+            raise PackError(f"source.split={self._split}: {folder} lacks {len(missing)} of its shards: {missing[0]} …")
+
+    def _of_folder(self, folder: str) -> Prepared | None:
+        if folder not in self._prepared:
+            above = os.path.dirname(folder)
+            found = read_prepared(folder, self._split)
+            self._prepared[folder] = self._of_folder(above) if found is None and above != folder else found
+        return self._prepared[folder]
 
 
-def read_selection(folder: Path, split: str | None) -> Selection:
-    """What `split` of a folder selects; everything that is not excluded where no split is asked for.
+def read_prepared(folder: str, split: str | None) -> Prepared | None:
+    """What a folder's splits select, or None where Energon has not prepared it.
 
     Raises:
-        PackError: a split of a folder that has none of that name, or no splits at all.
+        PackError: it has no split of that name, or can't be read.
     """
-    splits = _load(folder / META_FOLDER, ("split.yaml", "split.json"))
+    splits = _load(Path(folder, META_FOLDER), ("split.yaml", "split.json"))
     if splits is None:
-        if split is not None:
-            raise PackError(f"source.split={split}: {folder} has no {META_FOLDER}/split.yaml")
-        return Selection()
-    parts = splits.get("split_parts") or {}
+        return None
+    where = f"{folder}/{META_FOLDER}/split.yaml"
+    parts = splits.get("split_parts")
+    if not isinstance(parts, dict):
+        raise PackError(f"{where}: split_parts is {parts!r}, not a mapping")
     if split is not None and split not in parts:
-        raise PackError(f"source.split={split}: {folder} has the splits {', '.join(parts)}")
-    excluded = {name for entry in splits.get("exclude") or () for name in braceexpand(entry)}
-    samples = {entry for entry in excluded if "/" in entry and not entry.endswith(".tar")}
-    info = _load(folder / META_FOLDER, (".info.json", ".info.yaml")) or {}
-    return Selection(
-        shards=None if split is None else frozenset(name for entry in parts[split] for name in braceexpand(entry)),
-        excluded_shards=frozenset(excluded - samples),
-        excluded_samples=frozenset((f"{shard}.tar", key) for shard, _, key in (e.partition(".tar/") for e in samples)),
-        shard_counts=info.get("shard_counts") or {},
+        raise PackError(f"source.split={split}: {folder} has the splits {', '.join(map(str, parts))}")
+    excluded_shards: set[str] = set()
+    excluded_keys: dict[str, set[str]] = {}
+    for name in _names(splits.get("exclude"), f"{where}: exclude"):
+        shard, found, key = name.partition(".tar/")
+        if found:
+            excluded_keys.setdefault(f"{shard}.tar", set()).add(key)
+        else:
+            excluded_shards.add(name)
+    info = _load(Path(folder, META_FOLDER), (".info.json", ".info.yaml")) or {}
+    counts = info.get("shard_counts")
+    return Prepared(
+        folder=folder,
+        shards=None if split is None else frozenset(_names(parts[split], f"{where}: split_parts.{split}")),
+        excluded_shards=frozenset(excluded_shards),
+        excluded_keys={shard: frozenset(keys) for shard, keys in excluded_keys.items()},
+        shard_counts=counts if isinstance(counts, dict) else {},
     )
+
+
+def _names(value: Any, where: str) -> list[str]:
+    """A list of names, its braces expanded; nothing at all is an empty list."""
+    if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        raise PackError(f"{where} is {str(value)[:80]!r}, not a list of names")
+    try:
+        return [name for entry in value or () for name in braceexpand(entry)]
+    except ValueError as error:  # unbalanced braces
+        raise PackError(f"{where}: {error}") from None
 
 
 def _load(folder: Path, names: tuple[str, ...]) -> dict[str, Any] | None:
@@ -63,7 +133,7 @@ def _load(folder: Path, names: tuple[str, ...]) -> dict[str, Any] | None:
         if not path.exists():
             continue
         try:
-            value = json.loads(path.read_text()) if path.suffix == ".json" else yaml.safe_load(path.read_text())
+            value = json.loads(path.read_bytes()) if path.suffix == ".json" else yaml.safe_load(path.read_bytes())
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise PackError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None
         if not isinstance(value, dict):

@@ -1,6 +1,15 @@
 """Model templates: how a sample becomes the tokens of one model."""
 
 from energon_pack.templates.base import Sample, Template, Tokens
-from energon_pack.templates.processor import ModelSettings, load_saved, load_template, prepare_template
+from energon_pack.templates.processor import ModelSettings, load_saved, load_template, local_folder, prepare_template
 
-__all__ = ["ModelSettings", "Sample", "Template", "Tokens", "load_saved", "load_template", "prepare_template"]
+__all__ = [
+    "ModelSettings",
+    "Sample",
+    "Template",
+    "Tokens",
+    "load_saved",
+    "load_template",
+    "local_folder",
+    "prepare_template",
+]

@@ -8,37 +8,29 @@ differ in `MediaRules` alone: what one image or video becomes in the text.
 
 import hashlib
 import json
-import os
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from PIL import Image
 from tokenizers import Tokenizer
 
+from energon_pack.files import write_whole
 from energon_pack.media import Media
+from energon_pack.preprocess import image_preprocessor, video_preprocessor
 from energon_pack.sample import Message, Reason, Skip, split_content
 from energon_pack.templates.chat import CLOSE, OPEN, ChatTemplate
+from energon_pack.templates.counting import TokenCounter
+from energon_pack.templates.rules import MediaRules, ProcessorSettings
+from energon_pack.templates.skeleton import texts_of
 
 #: Raised whenever a change in this package changes any length: old caches and packs are then told apart.
-RULES_VERSION = 1
-
-
-class MediaRules(Protocol):
-    """What a family of models makes of a medium."""
-
-    #: the text its chat template writes for one medium, by kind
-    media_tokens: dict[str, str]
-    #: the text that ends a turn and is trained with it
-    end_of_turn: str
-    #: all that `expand` depends on
-    settings: dict[str, Any]
-
-    def expand(self, media: Media) -> tuple[str, int]: ...
+RULES_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -78,9 +70,11 @@ class TemplateSpec:
 
     family: str
     chat_template: str
-    special_tokens: dict[str, str]  # handed to the chat template: bos_token, eos_token …
     chat_template_kwargs: dict[str, Any]
-    image: dict[str, Any]  # settings of the image processor
+    processor: ProcessorSettings
+    media: dict[str, Any] = field(default_factory=dict)  # the `media` node: what is done before the processor
+    train_on: str = "all"  # all | last: which of the assistant's turns
+    add_special_tokens: bool = False  # those the tokenizer puts around any text, beside the chat template's
 
 
 class Template:
@@ -92,10 +86,15 @@ class Template:
         self.spec = spec
         self.rules = rules
         self._tokenizer = tokenizer
-        self._chat = ChatTemplate(spec.chat_template, {**spec.special_tokens, **spec.chat_template_kwargs})
+        self._counters: dict[str, TokenCounter] = {}
+        factor = int(rules.settings.get("factor") or 1)
+        self._image = image_preprocessor(spec.media, factor)
+        self._video = video_preprocessor(spec.media, factor)
+        special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
+        self._chat = ChatTemplate(spec.chat_template, variables, special)
         self._marks = _any_of([OPEN, CLOSE, *rules.media_tokens.values()])
-        added = tokenizer.get_added_tokens_decoder().values()
-        self._control = _any_of([token.content for token in added if token.special])
+        self._control = _any_of(special)
 
     def render(self, sample: Sample) -> Rendered:
         """The text of a sample, media expanded.
@@ -104,8 +103,11 @@ class Template:
             Skip: `processor_error`, `bad_message`, `control_token` where a message spells the model's own media
                 token, and what the family's rules raise.
         """
-        messages = split_content(sample.messages, [media.kind for media in sample.media])
-        marked = self._chat.render_marked(messages, sample.tools)
+        for media in sample.media:
+            if media.kind not in self.rules.media_tokens:
+                raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}")
+        messages = self.messages(sample)
+        marked = self._chat.render_marked(messages, sample.tools, self.spec.train_on == "last")
         waiting = {kind: [m for m in sample.media if m.kind == kind] for kind in self.rules.media_tokens}
         kinds = {token: kind for kind, token in self.rules.media_tokens.items()}
 
@@ -118,7 +120,7 @@ class Template:
             if (kind := kinds.get(match[0])) is not None:
                 if not waiting[kind]:
                     raise Skip(Reason.CONTROL_TOKEN, f"the text spells the media token {match[0]}")
-                expanded, num_tokens = self.rules.expand(waiting[kind].pop(0))
+                expanded, num_tokens = self._expand(waiting[kind].pop(0))
                 piece += expanded
                 num_visual_tokens += num_tokens
             pieces.append(piece)
@@ -126,23 +128,84 @@ class Template:
             if match[0] == OPEN:
                 span_start = position
             elif match[0] == CLOSE:
-                ended = marked.startswith(self.rules.end_of_turn, cursor)
-                spans.append((span_start, position + len(self.rules.end_of_turn) * ended))
+                spans.append((span_start, position))
         pieces.append(marked[cursor:])
         if any(waiting.values()):
             raise Skip(
                 Reason.PROCESSOR_ERROR,
                 f"the chat template leaves out {sum(map(len, waiting.values()))} media",
             )
-        return Rendered("".join(pieces), spans, num_visual_tokens, self._num_control_tokens(messages))
+        return Rendered("".join(pieces), spans, num_visual_tokens, self._num_control_tokens(messages, sample.tools))
+
+    def choose_frames(self, video: Media) -> list[int]:
+        """Which frames of a video the model sees; measuring and decoding both ask here.
+
+        Raises:
+            Skip: `unreadable_media` for a video that has too few.
+        """
+        if self._video is not None:
+            return self._video.choose_frames(video)
+        return self.rules.frames.choose(video)
+
+    def prepare_image(self, image: Image.Image) -> Image.Image:
+        """What `media.image` does to an image before the processor sees it."""
+        return image if self._image is None else self._image.apply(image)
+
+    def prepare_frames(self, frames: Sequence[Image.Image]) -> list[Image.Image]:
+        """What `media.video` does to the chosen frames before the processor sees them."""
+        if self._video is None or not frames:
+            return list(frames)
+        size = self._video.size(*frames[0].size, len(frames))
+        return [frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC) for frame in frames]
+
+    def _expand(self, media: Media) -> tuple[str, int]:
+        frames: list[int] = []
+        if media.kind == "video":
+            frames = self.choose_frames(media)
+        if media.kind == "video" and self._video is not None:
+            width, height = self._video.size(media.width, media.height, len(frames))
+            media = replace(media, width=width, height=height)
+        elif media.kind == "image" and self._image is not None:
+            width, height = self._image.size(media.width, media.height)
+            media = replace(media, width=width, height=height)
+        return self.rules.expand(media, frames)
 
     def tokenize(self, rendered: Sequence[Rendered]) -> list[Tokens]:
         """Token ids and supervised ranges of several texts at once. The first token of a text is never supervised."""
-        encodings = self._tokenizer.encode_batch([item.text for item in rendered], add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch(
+            [item.text for item in rendered], add_special_tokens=self.spec.add_special_tokens
+        )
         return [
             Tokens(encoding.ids, _token_ranges(encoding.offsets, item.spans))
             for encoding, item in zip(encodings, rendered, strict=True)
         ]
+
+    def messages(self, sample: Sample) -> list[Message]:
+        """The conversation as the chat template takes it."""
+        messages = split_content(sample.messages, [media.kind for media in sample.media])
+        return self._chat.as_it_wants(messages)
+
+    def count(self, rendered: Sequence[Rendered], engine: str = "auto") -> list[tuple[int, int]]:
+        """Tokens and supervised tokens of several texts: the lengths of what `tokenize` gives, without making it.
+
+        Args:
+            engine: as in `TokenCounter`.
+
+        Raises:
+            CountingError: an engine that is asked for by name can't be used.
+        """
+        counted = self.counter(engine).count([(item.text, item.spans) for item in rendered])
+        unsure = [i for i, counts in enumerate(counted) if counts is None]
+        tokens = dict(zip(unsure, self.tokenize([rendered[i] for i in unsure]), strict=True))
+        return [(len(tokens[i].ids), tokens[i].num_supervised) if c is None else c for i, c in enumerate(counted)]
+
+    def counter(self, engine: str) -> TokenCounter:
+        """What counts for this tokenizer; made once."""
+        if self.spec.add_special_tokens:
+            engine = "tokenizers"
+        if engine not in self._counters:
+            self._counters[engine] = TokenCounter(self._tokenizer, engine)
+        return self._counters[engine]
 
     def encode(self, sample: Sample) -> Tokens:
         """The tokens of one sample: `len(encode(sample).ids)` is its `token_len` in the packs."""
@@ -153,8 +216,15 @@ class Template:
         """A hash for each thing a length depends on."""
         return {
             "tokenizer": _hash(self._tokenizer.to_str()),
-            "chat_template": _hash([self.spec.chat_template, self.spec.special_tokens, self.spec.chat_template_kwargs]),
-            "media": _hash([self.spec.family, self.rules.settings]),
+            "chat_template": _hash(
+                [
+                    self.spec.chat_template,
+                    self.spec.processor.tokens,
+                    self.spec.chat_template_kwargs,
+                    self.spec.add_special_tokens,
+                ]
+            ),
+            "media": _hash([self.spec.family, self.rules.settings, self.spec.media]),
             "rules": str(RULES_VERSION),
         }
 
@@ -166,20 +236,16 @@ class Template:
     def save(self, folder: Path) -> None:
         """Write spec.json and tokenizer.json, for `templates.load_saved`."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._tokenizer.save(os.fspath(folder / "tokenizer.json"), pretty=False)
-        (folder / "spec.json").write_text(json.dumps(asdict(self.spec), ensure_ascii=False))
+        write_whole(folder / "tokenizer.json", self._tokenizer.to_str().encode())
+        write_whole(folder / "spec.json", json.dumps(asdict(self.spec), ensure_ascii=False).encode())
 
-    def _num_control_tokens(self, messages: list[Message]) -> int:
-        texts = (
-            text
-            for message in messages
-            for text in ([message["content"]] if isinstance(message["content"], str) else _texts(message["content"]))
-        )
+    def _num_control_tokens(self, messages: list[Message], tools: list[Any] | None) -> int:
+        """In texts, and in all else a message holds: reasoning, arguments of tool calls."""
+        texts = texts_of(messages)
+        rest = [{key: m[key] for key in m if key not in ("role", "content")} for m in messages if len(m) > 2]
+        if rest or tools:
+            texts.append(json.dumps([rest, tools], ensure_ascii=False))
         return sum(len(self._control.findall(text)) for text in texts)
-
-
-def _texts(parts: list[Message]) -> list[str]:
-    return [part["text"] for part in parts if part["type"] == "text"]
 
 
 def _any_of(words: list[str]) -> re.Pattern[str]:

@@ -1,19 +1,29 @@
 """Chat templates: the Jinja text of a processor, rendered as transformers renders it, without transformers.
 
 Assistant turns are found by rendering a second time with a mark before and after each of their texts. A mark is a
-Unicode noncharacter, so it can't be in real text, and the rendering without marks has to come out the same.
+Unicode noncharacter, so it can't be in real text, and the rendering without marks has to come out the same. A turn is
+trained from the end of its header (what `add_generation_prompt` writes) to the end of its end-of-turn token, which
+takes in reasoning and tool calls; both strings are read off the template itself.
 """
 
 import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from energon_pack.errors import PackError
 from energon_pack.sample import Message, Reason, Skip
+from energon_pack.templates.skeleton import Shape, Skeleton, copies_texts, shape_of, texts_of, with_numbers
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
+_MARKS = re.compile(f"({OPEN}|{CLOSE})")
+_NONCHARACTERS = re.compile("[\ufdd0-\ufdd3]")
+_MOST_SHAPES = 10_000
 
 
 class _Generation(jinja2.ext.Extension):
@@ -47,47 +57,246 @@ def _environment() -> ImmutableSandboxedEnvironment:
 class ChatTemplate:
     """A compiled chat template with its fixed variables (`bos_token`, … and the user's `chat_template_kwargs`)."""
 
-    def __init__(self, source: str, variables: dict[str, Any]):
-        self._template = _environment().from_string(source)
-        self._variables = {**variables, "add_generation_prompt": False}
+    def __init__(self, source: str, variables: dict[str, Any], special_tokens: Collection[str]):
+        """Compile a template.
 
-    def render(self, messages: list[Message], tools: list[Any] | None) -> str:
+        Args:
+            special_tokens: of the tokenizer, among them the one that ends a turn.
+
+        Raises:
+            PackError: it is not valid Jinja.
+        """
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise PackError(f"the chat template is no valid Jinja: line {error.lineno}: {error.message}") from None
+        except Exception as error:  # Jinja computes constants when it compiles: 1 // 0
+            raise PackError(f"the chat template is no valid Jinja: {error}") from None
+        self._variables = {key: value for key, value in variables.items() if key != "add_generation_prompt"}
+        self._wants_parts = self._has_no_use_for_strings()
+        self._turn = self._read_turn(special_tokens)
+        self._copies_texts = copies_texts(lambda messages: self.render(messages, None), _strings_in(source))
+        self._skeletons: dict[tuple[Shape, bool], Skeleton | None] = {}
+
+    def render(self, messages: list[Message], tools: list[Any] | None, prompt: bool = False) -> str:
         """One conversation as text; media are where their parts of the content stand.
+
+        Args:
+            prompt: end with the header of an assistant's turn.
 
         Raises:
             Skip: `processor_error` where the template refuses the conversation.
         """
+        messages = self.as_it_wants(messages)
         try:
-            return self._template.render(messages=messages, tools=tools, **self._variables)
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            KeyError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+            return self._template.render(
+                messages=messages, tools=tools, add_generation_prompt=prompt, **self._variables
+            )
+        except Exception as error:  # a template is a program: what it raises costs the sample
             raise Skip(Reason.PROCESSOR_ERROR, f"chat template: {error}") from None
 
-    def render_marked(self, messages: list[Message], tools: list[Any] | None) -> str:
-        """As `render`, with `OPEN` and `CLOSE` around the text of each supervised turn.
+    def as_it_wants(self, messages: list[Message]) -> list[Message]:
+        """Texts as lists of parts, for templates that show no others."""
+        if not self._wants_parts:
+            return messages
+        return [{**message, "content": _as_parts(message["content"])} for message in messages]
+
+    def render_marked(self, messages: list[Message], tools: list[Any] | None, last_only: bool = False) -> str:
+        """As `render`, with `OPEN` and `CLOSE` around what is trained: all of a turn that the model has to write.
+
+        Args:
+            last_only: train the last of the assistant's turns alone.
 
         Raises:
-            Skip: `processor_error`, also where the template changes the text of a turn.
+            Skip: `bad_message` where the text holds a mark already, `processor_error` where a turn can't be found.
         """
+        texts = texts_of(messages)
+        if tools is None and self._copies_texts and not _NONCHARACTERS.search("".join(texts)):
+            skeleton = self._skeleton(messages, last_only)
+            if skeleton is not None:
+                return skeleton.fill(texts)
+        return self._render_marked(messages, tools, last_only)
+
+    def _skeleton(self, messages: list[Message], last_only: bool) -> Skeleton | None:
+        """What is around the texts of such conversations, marks and all."""
+        shape = shape_of(messages)
+        if shape is None:
+            return None
+        key = (shape, last_only)
+        if key not in self._skeletons:
+            if len(self._skeletons) > _MOST_SHAPES:
+                self._skeletons.clear()
+            try:
+                marked = self._render_marked(with_numbers(messages), None, last_only)
+                whole = self._turn.has_whole(marked)
+                self._skeletons[key] = Skeleton(marked, len(texts_of(messages))) if whole else None
+            except (Skip, ValueError):
+                self._skeletons[key] = None
+        return self._skeletons[key]
+
+    def _render_marked(self, messages: list[Message], tools: list[Any] | None, last_only: bool) -> str:
         plain = self.render(messages, tools)
         if OPEN in plain or CLOSE in plain:
             raise Skip(Reason.BAD_MESSAGE, "the text holds the noncharacter U+FDD0 or U+FDD1")
-        marked = self.render([_mark(message) for message in messages], tools)
-        if marked.replace(OPEN, "").replace(CLOSE, "") != plain:
+        trained = [i for i, message in enumerate(messages) if _is_trained(message)]
+        if last_only:
+            trained = trained[-1:] if trained and trained[-1] == _last_answer(messages) else []
+        if not trained:
+            return plain
+        for place in ("name", "id"):  # a template may write either of a tool call
+            with_marks = list(messages)
+            for i in trained:
+                with_marks[i] = _mark(messages[i], place)
+            spans = self._turn.spans(self.render(with_marks, tools), plain, len(trained))
+            if spans is not None:
+                return _put_marks(plain, spans)
+        return _put_marks(plain, [self._span_by_prefix(messages, tools, plain, i) for i in trained])
+
+    def _span_by_prefix(self, messages: list[Message], tools: list[Any] | None, plain: str, i: int) -> tuple[int, int]:
+        """A turn as what is added when its message joins those before: for templates that look at the text itself."""
+        start = len(self.render(messages[:i], tools, prompt=True))
+        whole = self.render(messages[: i + 1], tools)
+        if not plain.startswith(whole[:start]):
             raise Skip(Reason.PROCESSOR_ERROR, "the chat template changes assistant text; no labels can be found")
-        return marked
+        end = self._turn.end_after(plain, start)
+        if end is None or not plain.startswith(whole[:end]):
+            raise Skip(Reason.PROCESSOR_ERROR, "the chat template changes assistant text; no labels can be found")
+        return start, end
+
+    def _has_no_use_for_strings(self) -> bool:
+        """Whether the template shows text only where the content is a list of parts (LLaVA's)."""
+
+        def shows(content: Any) -> bool:
+            try:
+                return "probe" in self.render([{"role": "user", "content": content}], None)
+            except Skip:
+                return False
+
+        self._wants_parts = False
+        return not shows("probe") and shows(_as_parts("probe"))
+
+    def _read_turn(self, special_tokens: Collection[str]) -> "_Turn":
+        question: Message = {"role": "user", "content": "a"}
+        answer: Message = {"role": "assistant", "content": "b"}
+        try:
+            before = self.render([question], None)
+            prompted = self.render([question], None, prompt=True)
+            marked = self.render([question, _mark(answer)], None)
+            older = self.render([question, _mark(answer), question, answer], None)
+        except Skip:  # it wants more than questions and answers
+            return _Turn((), "", "")
+        # The prompt of a thinking model may hold more than its turns show later: `<think>`, say.
+        headers = {_same(prompted, turn)[len(before) :].partition(OPEN)[0] for turn in (marked, older)} - {""}
+        longest_first = tuple(sorted(headers, key=len, reverse=True))
+        special = re.compile("|".join(map(re.escape, sorted(special_tokens, key=len, reverse=True))) or "(?!)")
+        begins, ends = special.search("".join(longest_first)), special.search(marked.partition(CLOSE)[2])
+        return _Turn(longest_first, begins[0] if begins else "", ends[0] if ends else "")
 
 
-def _mark(message: Message) -> Message:
-    if message["role"] != "assistant" or message.get("loss") is False or message.get("weight") == 0:
-        return message
+def _strings_in(source: str) -> set[str]:
+    """The strings a template may compare texts with."""
+    return {
+        node.value for node in _environment().parse(source).find_all(jinja2.nodes.Const) if isinstance(node.value, str)
+    }
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """How a template writes a turn of the assistant."""
+
+    headers: tuple[str, ...]  # `<|im_start|>assistant\n`, and what else may precede what is trained; longest first
+    begins: str  # the token every header begins with
+    ends: str  # the token that ends a turn
+
+    def has_whole(self, marked: str) -> bool:
+        """Whether what is trained is whole turns, from header to end, whatever white space is around a text."""
+        before = _MARKS.split(marked)
+        return all(
+            text.endswith(self.headers if mark == OPEN else self.ends)
+            for text, mark in zip(before[::2], before[1::2], strict=False)
+        ) and bool(self.headers and self.ends)
+
+    def spans(self, marked: str, plain: str, num_turns: int) -> list[tuple[int, int]] | None:
+        """The turns of a text that was rendered with marks and without; None where the marks don't tell."""
+        pieces = _MARKS.split(marked)
+        if "".join(pieces[::2]) != plain or pieces.count(CLOSE) != num_turns:
+            return None
+        spans = []
+        position = previous = 0
+        opened: int | None = None
+        for text, mark in zip(pieces[::2], pieces[1::2], strict=False):
+            position += len(text)
+            if mark == OPEN:
+                opened = position
+                continue
+            start = position if opened is None else opened
+            begin = self._begin(plain, previous, start)
+            if begin is None and opened is None:
+                return None
+            start = start if begin is None else begin
+            previous = self.end_after(plain, position) or position
+            spans.append((start, previous))
+            opened = None
+        return spans
+
+    def _begin(self, text: str, previous: int, start: int) -> int | None:
+        """Where the turn that holds `start` begins, after its header."""
+        for header in self.headers:
+            head = text.rfind(header, previous, start)
+            if head >= 0 and not (self.ends and self.ends in text[head:start]):
+                return head + len(header)
+        return None
+
+    def end_after(self, text: str, start: int) -> int | None:
+        """The end of the turn's last token; None where the next turn comes first, or the text ends."""
+        end = text.find(self.ends, start) if self.ends else -1
+        if end < 0 or (self.begins and self.begins in text[start:end]):
+            return None
+        return end + len(self.ends)
+
+
+def _same(a: str, b: str) -> str:
+    """The beginning that two texts share."""
+    return a[: next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
+
+
+def _put_marks(text: str, spans: list[tuple[int, int]]) -> str:
+    pieces, position = [], 0
+    for start, end in spans:
+        pieces += [text[position:start], OPEN, text[start:end], CLOSE]
+        position = end
+    return "".join([*pieces, text[position:]])
+
+
+def _is_trained(message: Message) -> bool:
+    switches = (message.get("loss"), message.get("weight"))
+    return message["role"] == "assistant" and all(switch is None or bool(switch) for switch in switches)
+
+
+def _last_answer(messages: list[Message]) -> int:
+    return max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+
+
+def _as_parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _mark(message: Message, place: str = "name") -> Message:
+    """Marks inside the white space around a text, which templates strip; in a tool call where there is no text."""
     content = message["content"]
-    if isinstance(content, str):
-        return {**message, "content": f"{OPEN}{content}{CLOSE}"}
-    return {**message, "content": [{"type": "text", "text": OPEN}, *content, {"type": "text", "text": CLOSE}]}
+    if isinstance(content, list):
+        return {**message, "content": [{"type": "text", "text": OPEN}, *content, {"type": "text", "text": CLOSE}]}
+    if text := content.strip():
+        before, _, after = content.partition(text)
+        return {**message, "content": f"{before}{OPEN}{text}{CLOSE}{after}"}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls and isinstance(calls[0], dict):
+        call = calls[0]
+        function = call.get("function", call)
+        if place == "id" and isinstance(call.get("id"), str):
+            return {**message, "tool_calls": [{**call, "id": f"{OPEN}{call['id']}{CLOSE}"}, *calls[1:]]}
+        if place == "name" and isinstance(function, dict) and isinstance(function.get("name"), str):
+            named = {**function, "name": f"{OPEN}{function['name']}{CLOSE}"}
+            call = {**call, "function": named} if "function" in call else named
+            return {**message, "tool_calls": [call, *calls[1:]]}
+    return {**message, "content": f"{OPEN}{CLOSE}{content}"}

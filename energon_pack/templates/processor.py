@@ -1,11 +1,13 @@
 """A processor folder or hub id, read once with transformers and kept in the cache in a form that needs none of it."""
 
+import copy
 import hashlib
 import importlib.metadata
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -14,11 +16,33 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
-from energon_pack.templates.base import RULES_VERSION, MediaRules, Template, TemplateSpec
-from energon_pack.templates.qwen_vl import QwenVL
+from energon_pack.media import Media
+from energon_pack.preprocess import image_settings, video_settings
+from energon_pack.sample import Skip
+from energon_pack.templates.base import RULES_VERSION, Template, TemplateSpec
+from energon_pack.templates.gemma import Gemma3
+from energon_pack.templates.hf import HuggingFace
+from energon_pack.templates.idefics import Idefics3
+from energon_pack.templates.internvl import InternVL
+from energon_pack.templates.kimi import Kimi
+from energon_pack.templates.llava import LlavaOneVision
+from energon_pack.templates.qwen_vl import Qwen3VL, QwenVL
+from energon_pack.templates.rules import MediaRules, ProcessorSettings
+from energon_pack.templates.text import Text
+from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 #: `model.template` of the config: the family's media rules by name.
-FAMILIES: dict[str, Callable[[dict[str, Any]], MediaRules]] = {"qwen_vl": QwenVL}
+FAMILIES: dict[str, type[MediaRules]] = {
+    "qwen_vl": QwenVL,
+    "qwen3_vl": Qwen3VL,
+    "llava_onevision": LlavaOneVision,
+    "internvl": InternVL,
+    "kimi": Kimi,
+    "gemma3": Gemma3,
+    "idefics3": Idefics3,
+    "text": Text,
+    "hf": HuggingFace,
+}
 
 _SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.py")
 
@@ -37,6 +61,9 @@ class ModelSettings:
     factor: int | None = None  # what the processor's patch_size × merge_size has to be
     chat_template: str | None = None  # Jinja text, in place of the processor's own
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    media: Mapping[str, Any] = field(default_factory=dict)  # the `media` node
+    train_on: str = "all"  # labels.train_on
+    add_special_tokens: bool = False
 
     @property
     def all_processor_kwargs(self) -> dict[str, Any]:
@@ -50,7 +77,7 @@ def load_template(settings: ModelSettings) -> Template:
     Raises:
         PackError: unknown family, no such folder or hub id, or a processor the family cannot use.
     """
-    return _build(settings, _local_folder(settings))
+    return _build(settings, local_folder(settings))
 
 
 def prepare_template(settings: ModelSettings, cache_dir: Path) -> str:
@@ -62,7 +89,7 @@ def prepare_template(settings: ModelSettings, cache_dir: Path) -> str:
     Raises:
         PackError: as `load_template`.
     """
-    folder = _local_folder(settings)
+    folder = local_folder(settings)
     saved = cache_dir / "templates" / _key(settings, folder)
     if not saved.exists():
         saved.parent.mkdir(parents=True, exist_ok=True)
@@ -80,13 +107,18 @@ def prepare_template(settings: ModelSettings, cache_dir: Path) -> str:
 @lru_cache(maxsize=2)
 def load_saved(folder: str) -> Template:
     """The template that `Template.save` wrote; in workers, once a process."""
-    spec = TemplateSpec(**json.loads(Path(folder, "spec.json").read_text()))
-    return Template(
-        spec, FAMILIES[spec.family](spec.image), Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
-    )
+    values = json.loads(Path(folder, "spec.json").read_bytes())
+    spec = TemplateSpec(**{**values, "processor": ProcessorSettings(**values["processor"])})
+    tokenizer = Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+    return Template(spec, FAMILIES[spec.family](spec.processor), tokenizer)
 
 
-def _local_folder(settings: ModelSettings) -> Path:
+def local_folder(settings: ModelSettings) -> Path:
+    """The folder of a processor, downloaded where it is a hub id.
+
+    Raises:
+        PackError: an unknown family, or no such folder or hub id.
+    """
     if settings.template not in FAMILIES:
         raise PackError(f"model.template={settings.template} is unknown; there are: {', '.join(FAMILIES)}")
     folder = Path(settings.processor).expanduser()
@@ -114,7 +146,8 @@ def _key(settings: ModelSettings, folder: Path) -> str:
     for path in sorted({path for pattern in _SETTINGS_FILES for path in folder.glob(pattern)}):
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
-    how = {**asdict(settings), "processor": None}
+    # `hf` reads the folder again whenever it is used: a copy elsewhere is another one.
+    how = {**asdict(settings), "processor": os.path.abspath(folder) if settings.template == "hf" else None}
     versions = {name: importlib.metadata.version(name) for name in ("transformers", "tokenizers")}
     digest.update(json.dumps([how, versions, RULES_VERSION], sort_keys=True, default=str).encode())
     return digest.hexdigest()[:16]
@@ -126,13 +159,14 @@ def _build(settings: ModelSettings, folder: Path) -> Template:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    common: dict[str, Any] = {
-        "trust_remote_code": settings.trust_remote_code,
-        **settings.all_processor_kwargs,
-    }
+    family = FAMILIES[settings.template]
+    # A copy: transformers writes into the settings it is given.
+    common: dict[str, Any] = copy.deepcopy(
+        {"trust_remote_code": settings.trust_remote_code, **settings.all_processor_kwargs}
+    )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **common)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except Exception as error:  # the Rust tokenizers raise bare Exception on a damaged file
         raise PackError(f"model.processor={settings.processor}: no tokenizer: {_line(error)}") from None
     if not getattr(tokenizer, "is_fast", False):
         raise PackError(f"model.processor={settings.processor}: {type(tokenizer).__name__} has no fast form")
@@ -140,26 +174,39 @@ def _build(settings: ModelSettings, folder: Path) -> Template:
     if (folder / "preprocessor_config.json").exists() or (folder / "processor_config.json").exists():
         try:
             image = AutoImageProcessor.from_pretrained(folder, backend="pil", **common).to_dict()
-        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        except Exception as error:  # any class of any processor may be behind it
             raise PackError(f"model.processor={settings.processor}: no image processor: {_line(error)}") from None
     try:
-        processor, _ = ProcessorMixin.get_processor_dict(folder)
+        own, _ = ProcessorMixin.get_processor_dict(folder)
     except OSError:  # a tokenizer alone
-        processor = {}
+        own = {}
+    own = {**own, **settings.processor_kwargs}  # as from_pretrained does
 
-    chat_template = settings.chat_template or processor.get("chat_template") or tokenizer.chat_template
+    chat_template = settings.chat_template or own.get("chat_template") or tokenizer.chat_template
     if isinstance(chat_template, dict):
         chat_template = chat_template.get("default")
     if not chat_template:
         raise PackError(f"model.processor={settings.processor} has no chat template: give model.chat_template=FILE")
+    processor = ProcessorSettings(
+        image=_plain({**image, **image_settings(settings.media)}),
+        video=_merged(
+            _video_settings(folder, own), common, video_settings(settings.media), has_old_names=family.has_old_names
+        ),
+        processor=_plain({key: value for key, value in own.items() if key != "chat_template"}),
+        tokens={k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)},
+        folder=os.path.abspath(folder),
+        kwargs=common,
+    )
     spec = TemplateSpec(
         family=settings.template,
         chat_template=chat_template,
-        special_tokens={k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)},
         chat_template_kwargs=dict(settings.chat_template_kwargs),
-        image=json.loads(json.dumps(image, default=str)),
+        processor=processor,
+        media=dict(settings.media),
+        train_on=settings.train_on,
+        add_special_tokens=settings.add_special_tokens,
     )
-    rules = FAMILIES[settings.template](spec.image)
+    rules = _rules(family, processor, settings)
     factor = rules.settings.get("factor")
     if settings.factor and factor and settings.factor != factor:
         raise PackError(
@@ -169,29 +216,54 @@ def _build(settings: ModelSettings, folder: Path) -> Template:
     return Template(spec, rules, tokenizer.backend_tokenizer)
 
 
-@lru_cache(maxsize=1)
-def prepare_torchvision() -> Any:
-    """Let a CUDA build of torchvision import beside a CPU build of torch, before transformers tries to.
-
-    Its C++ operators cannot load there, and the import stops at registering the fake kernel of one of them. With
-    the two schemas declared it goes through; resizing and video processing use torch's own kernels.
-
-    Returns:
-        The declared schemas, alive as long as they are cached here, or None where nothing had to be done.
-    """
+def _rules(family: type[MediaRules], processor: ProcessorSettings, settings: ModelSettings) -> MediaRules:
+    """The family's rules, tried on an image and a video: settings it can't use are an error now, not of a sample."""
     try:
-        version = importlib.metadata.distribution("torchvision").locate_file("torchvision/version.py").read_text()
-    except (importlib.metadata.PackageNotFoundError, OSError):
-        return None
-    import torch
+        rules = family(processor)
+        for medium in (Media("image", 640, 480), Media("video", 640, 480, "", 30, 10.0)):
+            if medium.kind in rules.media_tokens:
+                with suppress(Skip):
+                    rules.expand(medium, rules.frames.choose(medium) if medium.kind == "video" else [])
+    except PackError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+        raise PackError(
+            f"model.processor={settings.processor}: its settings make no sense to model.template={settings.template}:"
+            f" {_line(error)}"
+        ) from None
+    return rules
 
-    if "+cu" not in version or torch.version.cuda is not None:
-        return None
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
+
+def _video_settings(folder: Path, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Where transformers looks for them; the image settings stand in where there are none for videos."""
+    if isinstance(own.get("video_processor"), dict):
+        return dict(own["video_processor"])
+    for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
+        if (folder / name).exists():
+            try:
+                values = json.loads((folder / name).read_bytes())
+            except ValueError as error:
+                raise PackError(f"{folder / name}: {error}") from None
+            return values if isinstance(values, dict) else {}
+    return {}
+
+
+def _merged(*layers: Mapping[str, Any], has_old_names: bool) -> dict[str, Any]:
+    """Later settings over earlier ones, those of `size` one by one."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        size = {**(merged.get("size") or {}), **(layer.get("size") or {})}
+        for edge, old in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
+            if has_old_names and layer.get(old) is not None:
+                size[edge] = layer[old]
+        merged |= {**layer, "size": size}
+    return merged
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    return values
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

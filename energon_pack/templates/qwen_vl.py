@@ -1,70 +1,183 @@
-"""Qwen2-VL, Qwen2.5-VL and models with the same image rule.
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and models with the same rules.
 
 An image is resized to multiples of `factor` = patch_size × merge_size within a pixel budget, and each
-factor × factor square becomes one token. The rule is the `smart_resize` of Qwen's image processor.
+factor × factor square becomes one token. A video is the same for each temporal patch of two frames; from Qwen3-VL on
+its pixel budget is for all frames together, and each temporal patch has its time before it. The rules are those of
+the families' processors in transformers.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from energon_pack.errors import PackError
 from energon_pack.media import Media
+from energon_pack.preprocess import first_to_last, smart_resize
 from energon_pack.sample import Reason, Skip
+from energon_pack.templates.rules import FrameSampling, MediaRules, ProcessorSettings, number
 
 
-class QwenVL:
-    """Size rule of the family, with one processor's settings."""
+class QwenVL(MediaRules):
+    """Qwen2-VL and Qwen2.5-VL."""
 
-    media_tokens = {"image": "<|image_pad|>", "video": "<|video_pad|>"}  # noqa: RUF012
-    end_of_turn = "<|im_end|>"
+    #: what the processor's video class takes where the settings say nothing
+    video_defaults: dict[str, Any] = {  # noqa: RUF012
+        "min_frames": 4,
+        "max_frames": 768,
+        "temporal_patch_size": 2,
+        "max_video_tokens": 128_000,
+        "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
+    }
 
-    def __init__(self, image: dict[str, Any]):
-        """Take what the rule needs from the image processor's settings.
-
-        Raises:
-            PackError: these are not the settings of a Qwen-VL image processor.
-        """
-        size = image.get("size") or {}
-        try:
-            self.settings = {
-                "factor": image["patch_size"] * image["merge_size"],
-                "min_pixels": size["shortest_edge"],
-                "max_pixels": size["longest_edge"],
-            }
-        except KeyError as missing:
-            raise PackError(
-                f"model.processor has no {missing} in its image settings: it is not a Qwen-VL processor"
-            ) from None
-
-    def expand(self, media: Media) -> tuple[str, int]:
-        """The text that stands for one medium, and how many visual tokens are in it.
+    def __init__(self, processor: ProcessorSettings):
+        """Take what the rules need from a processor's settings.
 
         Raises:
-            Skip: `unsupported_media` for videos, `unreadable_media` for sizes the processor refuses.
+            PackError: these are not the settings of a Qwen-VL processor.
         """
-        if media.kind != "image":
-            raise Skip(Reason.UNSUPPORTED_MEDIA, f"the template qwen_vl measures images, not a {media.kind}")
-        height, width = smart_resize(media.height, media.width, **self.settings)
-        num_tokens = (height // self.settings["factor"]) * (width // self.settings["factor"])
-        return self.media_tokens["image"] * num_tokens, num_tokens
+        self.media_tokens = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
+        image = _flat(processor.image)
+        patch_size, merge_size = number(image, "patch_size"), number(image, "merge_size")
+        self.factor = patch_size * merge_size
+        self._resizes = image.get("do_resize") is not False
+        self.image = {"min_pixels": number(image, "shortest_edge"), "max_pixels": number(image, "longest_edge")}
+        video = _flat({**self.video_defaults, **processor.video})
+        self.video = {
+            "factor": number(video, "patch_size", patch_size) * number(video, "merge_size", merge_size),
+            "temporal": number(video, "temporal_patch_size"),
+            "min_pixels": number(video, "shortest_edge"),
+            "max_pixels": number(video, "longest_edge"),
+            "max_video_tokens": number(video, "max_video_tokens"),
+            "do_resize": video.get("do_resize") is not False,
+            "cap": bool(video.get("cap_pixels_per_frame")),
+        }
+        self.frames = self.sampling(video)
+        self.settings = {
+            "factor": self.factor,
+            "do_resize": self._resizes,
+            **self.image,
+            "video": self.video,
+            "frames": self.frames.settings,
+        }
+
+    def sampling(self, video: dict[str, Any]) -> FrameSampling:
+        return _EvenFrames(video, number(video, "temporal_patch_size"))
+
+    def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
+        if media.kind == "image":
+            height, width = media.height, media.width
+            if self._resizes:
+                height, width = smart_resize(height, width, self.factor, **self.image)
+            _check_whole(height, width, self.factor)
+            num_tokens = (height // self.factor) * (width // self.factor)
+            return self.media_tokens["image"] * num_tokens, num_tokens
+        height, width = media.height, media.width
+        if self.video["do_resize"]:
+            height, width = self.frame_size(height, width, len(frames))
+        factor = self.video["factor"]
+        _check_whole(height, width, factor)
+        num_tokens = (height // factor) * (width // factor)
+        num_patches = math.ceil(len(frames) / self.video["temporal"])
+        return self.video_text(media, frames, num_tokens), num_patches * num_tokens
+
+    def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
+        """Height and width of each frame after resizing."""
+        settings = self.video
+        factor, most = settings["factor"], settings["max_pixels"]
+        if settings["cap"]:
+            in_all = int(settings["max_video_tokens"] * factor * factor * 0.9)
+            most = max(min(most, in_all * settings["temporal"] // num_frames), int(settings["min_pixels"] * 1.05))
+        return smart_resize(height, width, factor, settings["min_pixels"], most)
+
+    def video_text(self, video: Media, frames: Sequence[int], num_tokens: int) -> str:
+        """What stands for a video of which the model sees these frames."""
+        return self.media_tokens["video"] * (math.ceil(len(frames) / self.video["temporal"]) * num_tokens)
 
 
-def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Height and width after resizing, in pixels.
+class Qwen3VL(QwenVL):
+    """Qwen3-VL and Qwen3.5: one pixel budget for all frames, and times in the text."""
 
-    Each side goes to its nearest multiple of `factor`; where the area then leaves the budget, both sides are scaled
-    by one ratio to its edge, rounding towards the inside of the budget.
+    has_old_names = False
 
-    Raises:
-        Skip: `unreadable_media` above an aspect ratio of 200, which the processor refuses.
-    """
-    if max(height, width) > 200 * min(height, width):
-        raise Skip(Reason.UNREADABLE_MEDIA, f"{width}×{height} pixels: the processor refuses more than 200:1")
-    sides = [round(side / factor) * factor for side in (height, width)]
-    if sides[0] * sides[1] > max_pixels:
-        shrink = math.sqrt(height * width / max_pixels)
-        sides = [max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)]
-    elif sides[0] * sides[1] < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
-        sides = [math.ceil(side * grow / factor) * factor for side in (height, width)]
-    return sides[0], sides[1]
+    video_defaults = {  # noqa: RUF012
+        "do_sample_frames": True,
+        "fps": 2,
+        "min_frames": 4,
+        "max_frames": 768,
+        "temporal_patch_size": 2,
+        "max_video_tokens": 768,
+        "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
+    }
+
+    def sampling(self, video: dict[str, Any]) -> FrameSampling:
+        return _FirstToLastFrames(video)
+
+    def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
+        settings = self.video
+        factor, most = settings["factor"], settings["max_pixels"]
+        if num_frames < settings["temporal"]:
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{num_frames} frames: the processor refuses fewer than 2")
+        if settings["cap"]:
+            each = min(settings["max_video_tokens"] * factor * factor, most // num_frames)
+            most = max(each, int(settings["min_pixels"] * 1.05)) * num_frames
+        if min(height, width) < factor:
+            grow = max(factor / height, factor / width)
+            height, width = int(height * grow), int(width * grow)
+        # Frames are rounded to whole temporal patches only to ask whether the budget holds.
+        rounded = round(num_frames / settings["temporal"]) * settings["temporal"]
+        return smart_resize(height, width, factor, settings["min_pixels"], most, num_frames, rounded)
+
+    def video_text(self, video: Media, frames: Sequence[int], num_tokens: int) -> str:
+        temporal = self.video["temporal"]
+        chosen = [*frames, *([frames[-1]] * (-len(frames) % temporal))]
+        times = [index / video.fps for index in chosen]
+        patch = f"<|vision_start|>{self.media_tokens['video'] * num_tokens}<|vision_end|>"
+        return "".join(
+            f"<{(times[i] + times[i + temporal - 1]) / 2:.1f} seconds>{patch}" for i in range(0, len(times), temporal)
+        )
+
+
+class _EvenFrames(FrameSampling):
+    """Qwen2-VL's: whole temporal patches."""
+
+    def __init__(self, video: dict[str, Any], temporal: int):
+        super().__init__({**video, "initial_shift": 0})
+        self._temporal = temporal
+
+    def num_wanted(self, video: Media) -> int:
+        settings, temporal = self.settings, self._temporal
+        if settings["num_frames"] is not None:
+            return int(round(settings["num_frames"] / temporal) * temporal)
+        if settings["fps"] is None:
+            return video.num_frames
+        most = min(settings["max_frames"], video.num_frames) // temporal * temporal
+        wanted = max(video.num_frames / video.fps * settings["fps"], settings["min_frames"])
+        return int(math.floor(min(wanted, most, video.num_frames) / temporal) * temporal)
+
+
+class _FirstToLastFrames(FrameSampling):
+    """Qwen3-VL's: the first and the last frame are always among them."""
+
+    repeats = True
+
+    def num_wanted(self, video: Media) -> int:
+        settings = self.settings
+        if settings["num_frames"] is not None:
+            return int(settings["num_frames"])
+        if settings["fps"] is None:
+            return int(min(max(video.num_frames, settings["min_frames"]), settings["max_frames"]))
+        wanted = int(video.num_frames / video.fps * settings["fps"])
+        return int(min(max(wanted, settings["min_frames"]), settings["max_frames"], video.num_frames))
+
+    def spread(self, total: int, wanted: int) -> list[int]:
+        return first_to_last(total, wanted)
+
+
+def _check_whole(height: int, width: int, factor: int) -> None:
+    """Where nothing is resized (`do_resize` off), the processor refuses what is not whole tokens."""
+    if height % factor or width % factor:
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{width}×{height} pixels are no multiples of {factor}, and not resized")
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with those of `size` beside them."""
+    return {**settings, **(settings.get("size") or {})}

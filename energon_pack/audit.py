@@ -1,0 +1,189 @@
+"""A draw of the samples just measured goes through transformers' full processor: decoded, resized, tokenized.
+
+It runs in a process of its own while the packs are written; a single difference stops the run before anything is
+published. Without torchvision, which most full processors need, samples of text alone are checked.
+"""
+
+import io
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from energon_pack.errors import PackError
+from energon_pack.executor import LocalExecutor
+from energon_pack.lengths import MeasuredShard
+from energon_pack.media import Media, open_image
+from energon_pack.record import ReadSettings
+from energon_pack.sample import Skip, place_media
+from energon_pack.sources import wds
+from energon_pack.templates import Sample, Template, load_saved
+from energon_pack.templates.torchvision_shim import prepare_torchvision
+from energon_pack.video import decode_frames, probe_video
+
+
+@dataclass(frozen=True)
+class AuditJob:
+    """Samples to be checked: for each shard some rows of its file of lengths."""
+
+    rows: list[tuple[MeasuredShard, list[int]]]
+    template_folder: str
+    processor_folder: str
+    settings: ReadSettings
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What came of it."""
+
+    num_checked: int
+    num_unchecked: int
+    #: why some could not be checked
+    note: str = ""
+    #: of the first sample that differs: which, and both lengths
+    difference: str = ""
+
+
+def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[tuple[MeasuredShard, list[int]]]:
+    """Rows of samples that were measured in this run: `share` of them, at least one, the same for the same seed."""
+    new = [item for item in measured if not item.was_cached] if share else []
+    good = [_rows_with_length(item.path) for item in new]
+    ends = np.cumsum([len(rows) for rows in good])
+    number = math.ceil(ends[-1] * share) if new else 0
+    if not number:
+        return []
+    chosen = np.sort(np.random.default_rng(seed).choice(ends[-1], number, replace=False))
+    of_shards = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
+    starts = ends - [len(rows) for rows in good]
+    return [
+        (item, rows[mine - start].tolist())
+        for item, rows, mine, start in zip(new, good, of_shards, starts, strict=True)
+        if len(mine)
+    ]
+
+
+def start(job: AuditJob, executor: LocalExecutor) -> "Future[Audit] | None":
+    """Begin the audit beside the run; None where nothing was drawn."""
+    return executor.start(audit, job) if job.rows else None
+
+
+def finish(running: "Future[Audit] | None", measured: Sequence[MeasuredShard], template: Template) -> Audit:
+    """Wait for the audit.
+
+    Raises:
+        PackError: a length differs. The lengths of this run are forgotten.
+    """
+    if running is None:
+        return Audit(0, 0)
+    result = running.result()
+    if result.difference:
+        for item in measured:
+            if not item.was_cached:  # else the next run would take it for checked
+                item.path.unlink(missing_ok=True)
+        raise PackError(
+            f"measure.verify: {result.difference}, by model.template={template.spec.family} with"
+            f" {template.rules.settings}; nothing is published, +model=hf asks the processor itself"
+        )
+    return result
+
+
+def audit(job: AuditJob) -> Audit:
+    """Check the samples of a job; runs in a process of its own."""
+    template = load_saved(job.template_folder)
+    processor, note = _full_processor(job.processor_folder, template)
+    num_checked = num_unchecked = 0
+    for item, indices in job.rows:
+        table = pq.read_table(item.path).take(indices)
+        fd = os.open(item.shard.path, os.O_RDONLY)
+        try:
+            for row, parts in zip(table.to_pylist(), wds.parts_of(table), strict=True):
+                if parts and note:
+                    num_unchecked += 1
+                    continue
+                full_len = _full_len(processor, template, fd, row, parts, job.settings)
+                if full_len != row["token_len"]:
+                    difference = f"{item.shard.name}/{row['key']} has {full_len} tokens in the full processor,"
+                    return Audit(num_checked, num_unchecked, note, f"{difference} {row['token_len']} as measured")
+                num_checked += 1
+        finally:
+            os.close(fd)
+    return Audit(num_checked, num_unchecked, note)
+
+
+def _rows_with_length(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.flatnonzero(pq.read_table(path, columns=["reason"])["reason"].is_null().to_numpy())
+
+
+def _full_processor(folder: str, template: Template) -> tuple[Any, str]:
+    """The processor, or its tokenizer and why."""
+    prepare_torchvision()
+    from transformers import AutoProcessor, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    kwargs = template.spec.processor.kwargs
+    try:
+        return AutoProcessor.from_pretrained(folder, **kwargs), ""
+    except ImportError as error:
+        note = f"samples with media were not verified: {' '.join(str(error).split())[:120]}"
+        return AutoTokenizer.from_pretrained(folder, **kwargs), note
+
+
+def _full_len(
+    processor: Any, template: Template, fd: int, row: dict[str, Any], parts: list[Any], settings: ReadSettings
+) -> int | str:
+    """Tokens of one sample, as the full processor makes them; what it says where it refuses the sample."""
+    spec = template.spec
+    place = (row["record_part"], row["record_offset"], row["record_size"])
+    record = wds.read_record(fd, *place, bool(parts), settings)
+    data = [os.pread(fd, size, offset) for _, offset, size, _, _ in parts]
+    kinds = [kind for *_, kind, _ in parts]
+    try:
+        messages, _, _ = place_media(record.messages, kinds)
+        images = [template.prepare_image(open_image(d)) for d, kind in zip(data, kinds, strict=True) if kind == "image"]
+        videos = [_frames(template, d) for d, kind in zip(data, kinds, strict=True) if kind == "video"]
+        medium = [Media(kind) for kind in kinds]
+        text = processor.apply_chat_template(
+            template.messages(Sample(messages, medium, record.tools)),
+            chat_template=spec.chat_template,
+            tools=record.tools,
+            tokenize=False,
+            add_generation_prompt=False,
+            **spec.chat_template_kwargs,
+        )
+        if not hasattr(processor, "tokenizer"):
+            return len(processor(text, add_special_tokens=spec.add_special_tokens)["input_ids"])
+        given: dict[str, Any] = {"text": [text], "text_kwargs": {"add_special_tokens": spec.add_special_tokens}}
+        if images:
+            given |= {"images": images, "images_kwargs": _only(spec.processor.image, ("do_resize",))}
+        if videos:
+            own = _only(spec.processor.video, ("do_resize", "size", "cap_pixels_per_frame"))
+            metadata = [values for _, values in videos]
+            given |= {
+                "videos": [frames for frames, _ in videos],
+                "videos_kwargs": {"do_sample_frames": False, "video_metadata": metadata, **own},
+            }
+        return len(processor(**given)["input_ids"][0])
+    except Skip as skip:
+        return f"no ({skip})"
+    except Exception as error:  # what the processor refuses was measured: that is a difference
+        return f"no ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
+
+
+def _frames(template: Template, data: bytes) -> tuple[Any, dict[str, Any]]:
+    """The frames that the model would see, [frames, height, width, 3], and what the processor wants to know of them."""
+    width, height, num_frames, fps = probe_video(io.BytesIO(data))
+    chosen = template.choose_frames(Media("video", width, height, "", num_frames, fps))
+    frames = template.prepare_frames(decode_frames(data, chosen))
+    metadata = {"total_num_frames": num_frames, "fps": fps, "frames_indices": chosen, "duration": num_frames / fps}
+    return np.stack([np.asarray(frame) for frame in frames]), metadata
+
+
+def _only(settings: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: settings[name] for name in names if settings.get(name) is not None}

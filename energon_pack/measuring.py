@@ -1,0 +1,177 @@
+"""Measuring a slice of samples in a worker: JSON, headers of media, chat template, counts."""
+
+import os
+import warnings
+from dataclasses import dataclass, field
+from itertools import chain
+
+import pyarrow as pa
+
+from energon_pack.media import Media, open_part, probe
+from energon_pack.record import ReadSettings, media_parts
+from energon_pack.sample import Part, Reason, Skip, media_type, media_type_by_name, num_placeholders, place_media
+from energon_pack.sources import wds
+from energon_pack.templates import Sample, Template, load_saved
+from energon_pack.templates.base import Rendered
+
+_BATCH = 512  # texts tokenized at once
+_BATCH_CHARACTERS = 4_000_000
+
+_PART_TYPE = pa.list_(
+    pa.struct(
+        [
+            ("name", pa.large_string()),
+            ("offset", pa.int64()),
+            ("size", pa.int64()),
+            ("kind", pa.string()),  # image | video
+            ("extension", pa.string()),  # of the content
+        ]
+    )
+)
+LENGTHS_SCHEMA = pa.schema(
+    [
+        ("key", pa.large_string()),
+        ("record_part", pa.string()),
+        ("record_offset", pa.int64()),
+        ("record_size", pa.int64()),
+        ("parts", _PART_TYPE),  # the media, in the order of their placeholders
+        ("media_type", pa.string()),
+        ("token_len", pa.int32()),
+        ("num_supervised", pa.int32()),
+        ("num_visual_tokens", pa.int32()),
+        ("num_control_tokens", pa.int32()),
+        ("placeholders_put_in", pa.bool_()),
+        ("placeholders_as_text", pa.bool_()),  # placeholders, but no media
+        ("reason", pa.string()),  # null: measured
+        ("detail", pa.large_string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class MeasureJob:
+    """A slice of one shard's index, and what measuring needs."""
+
+    shard_path: str
+    samples: pa.Table
+    template_folder: str
+    settings: ReadSettings
+    engine: str = "auto"
+
+
+def measure(job: MeasureJob) -> pa.Table:
+    """Lengths of a slice of samples, as a table of `LENGTHS_SCHEMA`; runs in a worker."""
+    template = load_saved(job.template_folder)
+    rows = _Row.of_index(job.samples)
+    fd = os.open(job.shard_path, os.O_RDONLY)
+    warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like; what can't be opened is in the ledger
+    try:
+        waiting: list[tuple[_Row, Rendered]] = []
+        num_characters = 0
+        for row in rows:
+            rendered = row.render(fd, template, job.settings) if row.reason is None else None
+            if rendered is None:
+                continue
+            waiting.append((row, rendered))
+            num_characters += len(rendered.text)
+            if len(waiting) == _BATCH or num_characters > _BATCH_CHARACTERS:
+                _count(template, waiting, job.engine)
+                num_characters = 0
+        _count(template, waiting, job.engine)
+    finally:
+        os.close(fd)
+    return _table(rows)
+
+
+def _count(template: Template, waiting: list[tuple["_Row", Rendered]], engine: str) -> None:
+    counts = template.count([rendered for _, rendered in waiting], engine)
+    for (row, _), (token_len, num_supervised) in zip(waiting, counts, strict=True):
+        row.token_len, row.num_supervised = token_len, num_supervised
+        if not row.token_len:
+            row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
+    waiting.clear()
+
+
+@dataclass
+class _Row:
+    """One sample on its way from an index row to a lengths row."""
+
+    key: str
+    record_part: str
+    record_offset: int
+    record_size: int
+    reason: str | None
+    detail: str | None
+    all_parts: list[Part]
+    #: what the sample seems to be until its media were looked at; None: can't be told
+    media_type: str | None
+    parts: list[tuple[str, int, int, str, str]] = field(default_factory=list)  # as _PART_TYPE
+    token_len: int = 0
+    num_supervised: int = 0
+    num_visual_tokens: int = 0
+    num_control_tokens: int = 0
+    placeholders_put_in: bool = False
+    placeholders_as_text: bool = False
+
+    @classmethod
+    def of_index(cls, samples: pa.Table) -> list["_Row"]:
+        names = ("key", "record_part", "record_offset", "record_size", "reason", "detail")
+        columns = [samples.column(name).to_pylist() for name in names]
+        parts = [[Part(*part) for part in row] for row in wds.parts_of(samples)]
+        return [
+            cls(**dict(zip(names, row, strict=True)), all_parts=all_parts, media_type=media_type_by_name(all_parts))
+            for row, all_parts in zip(zip(*columns, strict=True), parts, strict=True)
+        ]
+
+    def render(self, fd: int, template: Template, settings: ReadSettings) -> Rendered | None:
+        """The sample as text, or None and `reason` set."""
+        try:
+            has_media = self.media_type is not None
+            record = wds.read_record(fd, self.record_part, self.record_offset, self.record_size, has_media, settings)
+            self.media_type = record.declared or self.media_type
+            parts = media_parts(record, self.key, self.all_parts)
+            media = [probe_part(fd, part) for part in parts]
+            self.media_type = media_type([medium.kind for medium in media])
+            messages, order, put_in = place_media(record.messages, [medium.kind for medium in media])
+            rendered = template.render(Sample(messages, [media[i] for i in order], record.tools))
+            if rendered.num_control_tokens and settings.control_tokens == "skip":
+                raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
+        except Skip as skip:
+            self.reason, self.detail = skip.reason.value, skip.detail
+            if self.media_type is None and skip.reason is not Reason.INVALID_JSON:
+                self.media_type = "text"
+            return None
+        self.parts = [(*parts[i], media[i].kind, media[i].extension) for i in order]
+        self.placeholders_put_in = put_in
+        self.placeholders_as_text = not media and num_placeholders(messages) > 0
+        self.num_visual_tokens = rendered.num_visual_tokens
+        self.num_control_tokens = rendered.num_control_tokens
+        return rendered
+
+
+def probe_part(fd: int, part: Part) -> Media:
+    try:
+        return probe(open_part(fd, part.offset, part.size))
+    except Skip as skip:
+        raise Skip(skip.reason, f"{part.name}: {skip.detail}") from None
+
+
+def _table(rows: list[_Row]) -> pa.Table:
+    fields = list(_PART_TYPE.value_type)
+    flat = list(chain.from_iterable(row.parts for row in rows))
+    starts = [0]
+    for row in rows:
+        starts.append(starts[-1] + len(row.parts))
+    structs = pa.StructArray.from_arrays(
+        [pa.array([part[i] for part in flat], field.type) for i, field in enumerate(fields)], fields=fields
+    )
+    columns = {"parts": pa.ListArray.from_arrays(pa.array(starts, pa.int32()), structs)}
+    return pa.table(
+        [
+            columns.get(field.name)
+            if field.name in columns
+            else pa.array([getattr(row, field.name) for row in rows], field.type)
+            for field in LENGTHS_SCHEMA
+        ],
+        schema=LENGTHS_SCHEMA,
+    )

@@ -1,0 +1,62 @@
+"""What of a config a dataset's bytes depend on, and the name a dataset gets from it."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from energon_pack.config import PackConfig, plain
+
+#: Settings no byte of a dataset depends on. `model.processor` is a place; what it holds is in the fingerprint.
+_NOT_CONTENT = {
+    "model": {"processor"},
+    "source": {"path", "on_damaged"},
+    "output": {"dir", "name", "overwrite"},
+}
+_IN_NAME = {"packing.layout", "packing.max_token_len"}
+
+
+def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
+    """What the bytes of a dataset depend on beside its source and processor: no path, worker or machine."""
+    values = plain(config)
+    nodes = {node: values[node] for node in ("model", "media", "labels", "packing", "source", "output")}
+    nodes["plan"] = {"seed": config.seed}
+    return {
+        node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
+        for node, items in nodes.items()
+    }
+
+
+def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, str] = MappingProxyType({})) -> str:
+    """`<source>-<model>-<layout>-<max_token_len>`, and a hash of the other content settings that are not default.
+
+    Args:
+        defaults: the same choice of groups without any override.
+        swept: what tells the jobs of a sweep apart beside content settings: sources, processors.
+    """
+    name = f"{_source_name(config.source.path)}-{config.model.name}"
+    name += f"-{config.packing.layout.value}-{config.packing.max_token_len}"
+    ours, theirs = content_settings(config), content_settings(defaults)
+    changed = {
+        f"{node}.{key}": value
+        for node, items in ours.items()
+        for key, value in items.items()
+        if value != theirs[node][key] and f"{node}.{key}" not in _IN_NAME
+    }
+    changed |= swept
+    if changed:
+        name += "-" + hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:6]
+    return name
+
+
+def _source_name(path: Any) -> str:
+    if path is None:
+        return "demo"
+    names = []
+    for entry in path if isinstance(path, list) else [path]:
+        fixed = re.split(r"[^/]*[*?\[]", entry)[0]  # a glob's folders before the first wildcard
+        names.append(Path(fixed).expanduser().resolve().name.removesuffix(".tar"))
+    return re.sub(r"[^\w.+-]+", "_", "+".join(dict.fromkeys(names)))[:80].strip(".") or "source"

@@ -1,0 +1,256 @@
+"""Media preprocessors: what is done to images and videos before the processor's own rule (`media.*` of the config).
+
+Each has a geometry, which measuring applies to sizes alone, and does the same to pixels, which training applies; so
+the two agree without a pixel decoded while packing. A name with a colon, `my_package.crops:Faces`, is a class of
+someone else's: it is made with the settings of the `media` node and the model's `factor`, and has the methods below.
+"""
+
+import importlib
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import numpy as np
+from PIL import Image
+
+from energon_pack.errors import PackError
+from energon_pack.media import Media
+from energon_pack.sample import Reason, Skip
+
+
+class ImagePreprocessor(Protocol):
+    """What is done to an image."""
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height afterwards."""
+
+    def apply(self, image: Image.Image) -> Image.Image:
+        """The same to its pixels: an image of that size."""
+
+
+class VideoPreprocessor(Protocol):
+    """What is done to a video in place of the processor's choice of frames."""
+
+    def choose_frames(self, video: Media) -> list[int]:
+        """Indices of the frames that are kept, ascending."""
+
+    def size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
+        """Width and height of its frames afterwards, when so many were kept."""
+
+
+def image_preprocessor(settings: Mapping[str, Any], factor: int) -> ImagePreprocessor | None:
+    """The preprocessor that `media.image` names; None for `default`.
+
+    Raises:
+        PackError: there is none of that name, or a setting it needs is missing.
+    """
+    return cast(ImagePreprocessor | None, _make("image", settings, factor, IMAGE_PREPROCESSORS))
+
+
+def video_preprocessor(settings: Mapping[str, Any], factor: int) -> VideoPreprocessor | None:
+    """The preprocessor that `media.video` names; None for the names that only set the processor's own choice.
+
+    Raises:
+        PackError: as `image_preprocessor`.
+    """
+    return cast(VideoPreprocessor | None, _make("video", settings, factor, VIDEO_PREPROCESSORS))
+
+
+def image_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the `media` node changes in the settings of the image processor."""
+    return {"do_resize": False} if settings.get("image") == "qwen_vl_utils" else {}
+
+
+def video_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the `media` node changes in the settings of the video processor.
+
+    Raises:
+        PackError: a setting is missing, or belongs to another choice of frames.
+    """
+    name = settings.get("video", "default")
+    for owner, key in (("fps", "fps"), ("uniform", "num_frames")):
+        if name == owner and settings.get(key) is None:
+            raise PackError(f"media.video={name} needs media.{key}")
+        if settings.get(key) is not None and name == "default":
+            raise PackError(f"media.{key} needs media.video={owner}")
+    changes: dict[str, Any] = {"do_resize": False} if name == "qwen_vl_utils" else {}
+    if name in ("fps", "uniform"):
+        changes = {"do_sample_frames": True, "fps": settings.get("fps"), "num_frames": settings.get("num_frames")}
+        if name == "uniform":
+            changes["fps"] = None
+    changes |= {k: settings[k] for k in ("min_frames", "max_frames") if settings.get(k) is not None}
+    pixels = {"shortest_edge": settings.get("video_min_pixels"), "longest_edge": settings.get("video_max_pixels")}
+    changes["size"] = {key: value for key, value in pixels.items() if value is not None}
+    if settings.get("video_cap") is not None:
+        changes["cap_pixels_per_frame"] = settings["video_cap"]
+    return changes
+
+
+def _make(kind: str, settings: Mapping[str, Any], factor: int, known: Mapping[str, Any]) -> Any:
+    name = settings.get(kind, "default")
+    make = known.get(name, name)
+    if isinstance(make, str):
+        module, colon, attribute = name.partition(":")
+        if not colon:
+            raise PackError(f"media.{kind}={name} is unknown; there are: {', '.join(known)}, or module:Class")
+        try:
+            make = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
+            raise PackError(f"media.{kind}={name}: {error}") from None
+    try:
+        return None if make is None else make(settings, factor)
+    except PackError:
+        raise
+    except Exception as error:  # someone else's class
+        raise PackError(f"media.{kind}={name}: {type(error).__name__}: {error}") from None
+
+
+def _setting(settings: Mapping[str, Any], key: str) -> int:
+    value = settings.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise PackError(f"media.image={settings.get('image')} needs media.{key}, a number of pixels, not {value!r}")
+    return value
+
+
+def _of_qwen(kind: str, factor: int) -> int:
+    if factor < 2:
+        raise PackError(f"media.{kind}=qwen_vl_utils is for models of the Qwen-VL family")
+    return factor
+
+
+class _Resize:
+    """An image resized to what `size` says."""
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def apply(self, image: Image.Image) -> Image.Image:
+        size = self.size(*image.size)
+        return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
+
+
+class ResizeLongestSide(_Resize):
+    """Shrink an image so that its longer side has at most `media.longest_side` pixels."""
+
+    def __init__(self, settings: Mapping[str, Any], factor: int):
+        self._longest = _setting(settings, "longest_side")
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        scale = min(1.0, self._longest / max(width, height))
+        return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+class ResizeMaxPixels(_Resize):
+    """Shrink an image so that it has at most `media.max_pixels` pixels."""
+
+    def __init__(self, settings: Mapping[str, Any], factor: int):
+        self._most = _setting(settings, "max_pixels")
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        if width * height <= self._most:
+            return width, height
+        scale = math.sqrt(self._most / (width * height))
+        return max(1, math.floor(width * scale)), max(1, math.floor(height * scale))
+
+
+class CenterCrop:
+    """Cut out the middle of an image, at most `media.crop_width` × `media.crop_height` pixels."""
+
+    def __init__(self, settings: Mapping[str, Any], factor: int):
+        self._width, self._height = _setting(settings, "crop_width"), _setting(settings, "crop_height")
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        return min(width, self._width), min(height, self._height)
+
+    def apply(self, image: Image.Image) -> Image.Image:
+        width, height = self.size(*image.size)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        return image.crop((left, top, left + width, top + height))
+
+
+class QwenVLUtils(_Resize):
+    """Images as the package qwen-vl-utils prepares them: 4 to 16,384 tokens, whole tokens."""
+
+    def __init__(self, settings: Mapping[str, Any], factor: int):
+        self._factor = _of_qwen("image", factor)
+        self._budget = (4 * factor**2, 16_384 * factor**2)
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        resized = smart_resize(height, width, self._factor, *self._budget)
+        return resized[1], resized[0]
+
+
+class QwenVLUtilsVideo:
+    """Videos as the package qwen-vl-utils prepares them.
+
+    `media.fps` (2) frames a second from the first to the last, an even number within `media.min_frames` (4) and
+    `media.max_frames` (768); 128 to 768 tokens a frame, of which two share one, and less where 90 % of 128,000 tokens
+    would not hold them all.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], factor: int):
+        self._factor = _of_qwen("video", factor)
+        self._fps = settings.get("fps") or 2.0
+        self._least, self._most = settings.get("min_frames") or 4, settings.get("max_frames") or 768
+
+    def choose_frames(self, video: Media) -> list[int]:
+        total = video.num_frames
+        least, most = math.ceil(self._least / 2) * 2, min(self._most, total) // 2 * 2
+        wanted = math.floor(min(max(total / video.fps * self._fps, least), most, total) / 2) * 2
+        if wanted < 2:
+            raise Skip(Reason.UNREADABLE_MEDIA, f"qwen-vl-utils wants 2 frames, the video has {total}")
+        return first_to_last(total, wanted)
+
+    def size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
+        area = self._factor**2
+        least, in_all = 128 * area, int(128_000 * area * 0.9)
+        most = max(min(768 * area, in_all / num_frames * 2), int(least * 1.05))
+        resized = smart_resize(height, width, self._factor, least, most)
+        return resized[1], resized[0]
+
+
+def first_to_last(total: int, wanted: int) -> list[int]:
+    """Indices of `wanted` frames out of `total`, evenly from the first to the last."""
+    chosen: list[int] = np.linspace(0, total - 1, wanted).round().astype(int).tolist()
+    return chosen
+
+
+def smart_resize(
+    height: int,
+    width: int,
+    factor: int,
+    min_pixels: int,
+    max_pixels: float,
+    num_frames: int = 1,
+    num_frames_rounded: int = 1,
+) -> tuple[int, int]:
+    """Height and width after Qwen's resizing, in pixels.
+
+    Each side goes to its nearest multiple of `factor`; where the area times the frames then leaves the budget, both
+    sides are scaled by one ratio to its edge, rounding towards the inside of the budget.
+
+    Raises:
+        Skip: `unreadable_media` above an aspect ratio of 200, which the processor refuses.
+    """
+    if max(height, width) / min(height, width) > 200:
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{width}×{height} pixels: the processor refuses more than 200:1")
+    sides = [round(side / factor) * factor for side in (height, width)]
+    if num_frames_rounded * sides[0] * sides[1] > max_pixels:
+        shrink = math.sqrt(num_frames * height * width / max_pixels)
+        sides = [max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)]
+    elif num_frames_rounded * sides[0] * sides[1] < min_pixels:
+        grow = math.sqrt(min_pixels / (num_frames * height * width))
+        sides = [math.ceil(side * grow / factor) * factor for side in (height, width)]
+    return sides[0], sides[1]
+
+
+#: `media.image` by name
+IMAGE_PREPROCESSORS = {
+    "default": None,
+    "resize_longest_side": ResizeLongestSide,
+    "resize_max_pixels": ResizeMaxPixels,
+    "center_crop": CenterCrop,
+    "qwen_vl_utils": QwenVLUtils,
+}
+#: `media.video` by name; `fps` and `uniform` are the processor's own rule with other settings
+VIDEO_PREPROCESSORS = {"default": None, "fps": None, "uniform": None, "qwen_vl_utils": QwenVLUtilsVideo}

@@ -1,0 +1,132 @@
+"""Where a dataset appears: what is refused before any work, a staging folder meanwhile, one rename at the end."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from energon_pack.errors import PackError, SamplesLost
+from energon_pack.manifest import MANIFEST, META_FOLDER
+from energon_pack.report import lost_modalities, num_lost_to_bad_data
+from energon_pack.sources.find import Source
+
+
+def refuse_source(final: Path, cache_dir: Path, source: Source) -> None:
+    """Keep a run from writing into its source, and from reading what it writes.
+
+    Raises:
+        PackError: the dataset or the cache would lie in a folder of the source, or beside its tars, or around it.
+    """
+    beside = {Path(shard.path).resolve().parent for shard in source.shards}
+    for knob, path in (("output.dir", final), ("cache_dir", cache_dir)):
+        place = path.resolve()
+        inside = next((folder for folder in source.folders if place.is_relative_to(folder)), None)
+        if inside is None and place.parent in beside:
+            inside = place.parent
+        if inside is not None:
+            raise PackError(f"{knob}: {path} lies in the source {inside}, which is never written to: choose another")
+    around = next((folder for folder in sorted(beside) if folder.is_relative_to(final.resolve())), None)
+    if around is not None:
+        raise PackError(f"the source {around} lies in {final}: choose another output.dir or output.name")
+
+
+def refuse_existing(final: Path, overwrite: bool) -> None:
+    """Keep what is there already.
+
+    Raises:
+        PackError: a dataset without `overwrite`, or anything else at all.
+    """
+    if not final.exists() or (final.is_dir() and not any(final.iterdir())):
+        return
+    if not overwrite:
+        raise PackError(f"{final} exists; output.overwrite=true replaces it, output.name=NAME writes beside it")
+    if not (final / META_FOLDER / MANIFEST).exists():
+        raise PackError(f"{final} is not a packed dataset, output.overwrite does not replace it: choose another name")
+
+
+def refuse_losses(figures: Mapping[str, Any], max_skipped: float, skipped: Path, final: Path) -> None:
+    """Publish nothing where too much was lost; the ledger is kept beside where the dataset would have been.
+
+    Raises:
+        SamplesLost: bad data cost more than `max_skipped`, or a modality is lost whole, or there is nothing at all.
+    """
+    num_lost, num_samples = num_lost_to_bad_data(figures), figures["samples_in"]
+    lost = lost_modalities(figures)
+    if num_lost > max_skipped * num_samples:
+        why = f"bad data cost {num_lost} of {num_samples} samples, max_skipped={max_skipped:g} allows fewer"
+    elif lost:
+        why = f"every {' and every '.join(lost)} sample was skipped"
+    elif not figures["samples_packed"]:
+        why = "the source has no samples"
+    else:
+        return
+    kept = _kept_ledger(final)
+    shutil.move(skipped, kept)
+    raise SamplesLost(f"{why}: nothing is published; {kept} names each with its reason")
+
+
+@contextmanager
+def staging_folder(final: Path) -> Iterator[Path]:
+    """A folder on the output's file system for this run alone; gone afterwards, whatever happens.
+
+    Raises:
+        PackError: another run is at work on the same dataset.
+    """
+    folder = final.parent / ".staging"
+    folder.mkdir(parents=True, exist_ok=True)
+    staging, old, lock_file = (folder / f"{final.name}{end}" for end in ("", ".old", ".lock"))
+    with _locked(lock_file, final):
+        if old.exists() and not final.exists():  # a run was killed between the two renames of `publish`
+            os.rename(old, final)
+        for left in (staging, old):  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        staging.mkdir()
+        try:
+            yield staging
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+            lock_file.unlink()
+            with suppress(OSError):  # another run has its staging folder there
+                folder.rmdir()
+
+
+def publish(staging: Path, final: Path, overwrite: bool) -> None:
+    """Rename the finished folder into place.
+
+    Raises:
+        PackError: a dataset appeared there meanwhile.
+    """
+    refuse_existing(final, overwrite)
+    old = staging.with_name(f"{staging.name}.old")
+    if final.exists():
+        os.rename(final, old)
+    os.rename(staging, final)
+    shutil.rmtree(old, ignore_errors=True)
+    _kept_ledger(final).unlink(missing_ok=True)  # of an earlier run that published nothing
+
+
+def _kept_ledger(final: Path) -> Path:
+    return final.with_name(f"{final.name}.skipped.jsonl")
+
+
+@contextmanager
+def _locked(path: Path, final: Path) -> Iterator[None]:
+    while True:
+        with open(path, "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PackError(f"another run is writing {final}") from None
+            if _is_still(lock, path):  # else its last owner removed it between our two calls
+                yield
+                return
+
+
+def _is_still(file: IO[str], path: Path) -> bool:
+    try:
+        return os.fstat(file.fileno()).st_ino == os.stat(path).st_ino
+    except FileNotFoundError:
+        return False

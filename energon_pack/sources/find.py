@@ -1,0 +1,139 @@
+"""Which tars a source is: folders, tars and globs, less what Energon's split or excludes leave out."""
+
+import glob
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from energon_pack.errors import PackError
+from energon_pack.sources.selection import Selection
+from energon_pack.sources.tar import compression
+
+_COMPRESSED_NAMES = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One source tar, and how to tell whether it is still the same."""
+
+    name: str  # path relative to the source, with forward slashes
+    path: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """The tars that `source.path` names, and what of them is left out."""
+
+    shards: list[Shard]  # in name order
+    folders: frozenset[Path]  # named as a whole: nothing may be written anywhere in them
+    excluded: dict[str, frozenset[str]]  # shard name → keys of the samples left out
+    num_left_out: int  # samples of shards left out whole, as far as the source says
+
+
+def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
+    """The tars of a source.
+
+    Args:
+        path: a folder (searched recursively), a tar, a glob, or a list of these.
+        split: the part of a prepared folder's `split.yaml` to take; None takes all. What it excludes is always out.
+
+    Raises:
+        PackError: nothing there, no such split, or compressed tars among it.
+    """
+    found: dict[str, str] = {}  # real path → path
+    roots: list[str] = []
+    folders: list[str] = []
+    excluded: dict[str, frozenset[str]] = {}  # by real path
+    selection = Selection(split)
+    for entry in [path] if isinstance(path, str) else path:
+        root, entry_folders, files = _expand(os.path.expanduser(entry))
+        roots.append(root)
+        folders += entry_folders
+        tars = list(chain(files, *map(_walk, entry_folders)))
+        if not tars:
+            raise PackError(f"source.path={entry}: no *.tar there")
+        for tar in tars:
+            real = os.path.realpath(tar)
+            keys = None if real in found else selection.keys_left_out(tar)
+            if keys is not None:
+                found[real], excluded[real] = tar, keys
+        for folder in entry_folders:
+            selection.check_complete(folder)
+    if not found:
+        raise PackError(f"source.path={path}: every tar is left out by source.split={split} or by an exclude")
+    compressed = sorted(tar for tar in found.values() if _COMPRESSED_NAMES.search(tar))
+    if compressed:
+        raise compressed_error(compressed[0], len(compressed))
+    common = os.path.commonpath([os.path.abspath(root) for root in roots])
+    names = {real: Path(os.path.relpath(tar, common)).as_posix() for real, tar in found.items()}
+    return Source(
+        shards=sorted((_shard(names[real], tar) for real, tar in found.items()), key=lambda shard: shard.name),
+        folders=frozenset(Path(folder).resolve() for folder in folders),
+        excluded={names[real]: keys for real, keys in excluded.items() if keys},
+        num_left_out=selection.num_left_out,
+    )
+
+
+def _shard(name: str, path: str) -> Shard:
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise PackError(f"source.path: {path} is not a regular file")
+    try:
+        name = os.fsencode(name).decode()  # whatever the locale took the bytes for
+    except UnicodeDecodeError:
+        raise PackError(
+            f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
+        ) from None
+    return Shard(name, os.path.abspath(path), status.st_size, status.st_mtime_ns)
+
+
+def _expand(entry: str) -> tuple[str, list[str], list[str]]:
+    """What an entry's names are relative to, and the folders and files it stands for."""
+    if os.path.isdir(entry):
+        return entry, [entry], []
+    if os.path.isfile(entry):
+        return os.path.dirname(entry) or ".", [], [entry]
+    if not glob.has_magic(entry):
+        raise PackError(f"source.path={entry}: no such folder or tar")
+    fixed = re.split(r"[*?\[]", entry, maxsplit=1)[0]
+    matches = sorted(glob.glob(entry, recursive=True))
+    files = [match for match in matches if os.path.isfile(match)]
+    return os.path.dirname(fixed) or ".", [match for match in matches if os.path.isdir(match)], files
+
+
+def _walk(folder: str) -> list[str]:
+    tars = []
+    seen = set()
+    for here, folders, files in os.walk(folder, followlinks=True, onerror=_raise):
+        status = os.stat(here)
+        if (status.st_dev, status.st_ino) in seen:  # a link back up
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        names = (f for f in files if not f.startswith(".") and (f.endswith(".tar") or _COMPRESSED_NAMES.search(f)))
+        tars += [os.path.join(here, name) for name in names]
+    return tars
+
+
+def _raise(error: OSError) -> None:
+    """A folder that can't be read is no empty folder."""
+    raise error
+
+
+def compressed_error(path: str, number: int = 1) -> PackError:
+    """What to do about a compressed tar, with the command."""
+    with open(path, "rb") as file:
+        command = compression(file.fileno()) or "unpack"
+    stem = _COMPRESSED_NAMES.sub("", path).removesuffix(".tar")
+    plain = f"{stem}.tar" if _COMPRESSED_NAMES.search(path) else f"{stem}.plain.tar"
+    others = f" (and {number - 1} more)" if number > 1 else ""
+    return PackError(
+        f"{path}{others} is compressed, tars are read in place: unpack it first: {command} < {path} > {plain}"
+    )

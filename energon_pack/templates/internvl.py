@@ -1,0 +1,61 @@
+"""InternVL: an image as tiles of one size and a thumbnail of the whole.
+
+Of all grids of at most `max_patches` tiles the one nearest to the image's shape is taken; the rule is that of
+InternVLProcessor and its image processor in transformers.
+"""
+
+from collections.abc import Sequence
+
+from energon_pack.media import Media
+from energon_pack.templates.rules import FrameSampling, MediaRules, ProcessorSettings, number
+
+
+class InternVL(MediaRules):
+    """InternVL3 and its relatives as transformers has them (`-hf`)."""
+
+    def __init__(self, processor: ProcessorSettings):
+        """Take what the rules need from a processor's settings.
+
+        Raises:
+            PackError: these are not the settings of an InternVL processor.
+        """
+        image, tokens = processor.image, processor.tokens
+        self._context = tokens.get("context_image_token", "<IMG_CONTEXT>")
+        self._begin, self._end = tokens.get("start_image_token", "<img>"), tokens.get("end_image_token", "</img>")
+        self.media_tokens = {"image": self._context, "video": tokens.get("video_token", "<video>")}
+        size = image.get("size") or {}
+        self._tile = (number(size, "height"), number(size, "width"))
+        self._num_tokens = number(processor.processor, "image_seq_length", 256)
+        least, most = number(image, "min_patches", 1), number(image, "max_patches", 12)
+        if processor.kwargs.get("crop_to_patches") is False:  # in the file it counts for nothing
+            least = most = 1
+        self._grids = sorted(
+            ((w, h) for w in range(1, most + 1) for h in range(1, most + 1) if least <= w * h <= most),
+            key=lambda grid: grid[0] * grid[1],
+        )
+        self.frames = FrameSampling({"initial_shift": True, **processor.video})
+        self.settings = {
+            "tile": self._tile,
+            "num_tokens": self._num_tokens,
+            "patches": [least, most],
+            "frames": self.frames.settings,
+        }
+
+    def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
+        if media.kind == "video":
+            frame = f"{self._begin}{self._context * self._num_tokens}{self._end}"
+            return "\n".join(f"Frame{i + 1}: {frame}" for i in range(len(frames))), len(frames) * self._num_tokens
+        columns, rows = self._best_grid(media.height, media.width)
+        num_tokens = self._num_tokens * (columns * rows + 1 if columns * rows > 1 else 1)
+        return f"{self._begin}{self._context * num_tokens}{self._end}", num_tokens
+
+    def _best_grid(self, height: int, width: int) -> tuple[int, int]:
+        """The grid nearest to the image's shape; of equals the larger, while the image fills half of it."""
+        shape, area = width / height, width * height
+        best, least = (1, 1), float("inf")
+        for grid in self._grids:
+            difference = abs(shape - grid[0] / grid[1])
+            half_of_grid = 0.5 * self._tile[0] * self._tile[1] * grid[0] * grid[1]
+            if difference < least or (difference == least and area > half_of_grid):
+                best, least = grid, difference
+        return best

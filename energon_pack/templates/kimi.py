@@ -1,0 +1,43 @@
+"""Kimi-VL and Kimi-K2.5: an image at its own size, shrunk only where it has too many patches, padded to whole tokens.
+
+The rule is that of Kimi_K25ImageProcessor in transformers (MoonViT's).
+"""
+
+import math
+from collections.abc import Sequence
+
+from energon_pack.errors import PackError
+from energon_pack.media import Media
+from energon_pack.templates.rules import MediaRules, ProcessorSettings, number
+
+
+class Kimi(MediaRules):
+    """Images of Kimi-VL and Kimi-K2.5."""
+
+    def __init__(self, processor: ProcessorSettings):
+        """Take what the rules need from a processor's settings.
+
+        Raises:
+            PackError: these are not the settings of a Kimi processor.
+        """
+        image = {**processor.image, **(processor.image.get("media_proc_cfg") or {})}
+        self.media_tokens = {"image": processor.tokens.get("image_token", "<|media_pad|>")}
+        size = image.get("size") or {}
+        if size.get("max_height") != size.get("max_width"):
+            raise PackError(f"size={size} of model.processor: max_height and max_width have to be equal")
+        patch_size = number(image, "patch_size", 14)
+        limit = next((name for name in ("max_patches", "in_patch_limit", "in_token_limit") if image.get(name)), "")
+        self.settings = {
+            "patch_size": patch_size,
+            "factor": patch_size * number(image, "merge_size", 2),
+            "max_patches": number(image, limit or "max_patches"),
+            "max_side": number(size, "max_height", 512) * patch_size,  # pixels
+        }
+
+    def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
+        patch, factor, most, side = (self.settings[k] for k in ("patch_size", "factor", "max_patches", "max_side"))
+        num_patches = max(1.0, media.height // patch) * max(1.0, media.width // patch)
+        scale = min(1.0, math.sqrt(most / num_patches), side / media.height, side / media.width)
+        height, width = (min(max(1, int(length * scale)), side) for length in (media.height, media.width))
+        num_tokens = math.ceil(height / factor) * math.ceil(width / factor)
+        return self.media_tokens["image"] * num_tokens, num_tokens

@@ -1,0 +1,93 @@
+"""LLaVA-OneVision: an image as a small picture of the whole beside a grid of tiles.
+
+Of the resolutions the processor lists, the one that keeps most of the image is taken; the image's share of that grid,
+one newline token a row, and the base picture make its tokens. The rule is that of LlavaOnevisionProcessor in
+transformers for images handed over as one flat list; it has another for lists of lists, of base pictures alone.
+"""
+
+import math
+from collections.abc import Sequence
+
+from energon_pack.errors import PackError
+from energon_pack.media import Media
+from energon_pack.templates.rules import FrameSampling, MediaRules, ProcessorSettings, number
+
+
+class _WholeSteps(FrameSampling):
+    """transformers' default choice: at least one frame, and whole numbers all the way."""
+
+    def num_wanted(self, video: Media) -> int:
+        return max(1, super().num_wanted(video))
+
+    def spread(self, total: int, wanted: int) -> list[int]:
+        return [i * total // wanted for i in range(wanted)]
+
+
+class LlavaOneVision(MediaRules):
+    """LLaVA-OneVision as transformers has it (`llava-hf`)."""
+
+    def __init__(self, processor: ProcessorSettings):
+        """Take what the rules need from a processor's settings.
+
+        Raises:
+            PackError: these are not the settings of a LLaVA-OneVision processor.
+        """
+        own, tokens = processor.processor, processor.tokens
+        self.media_tokens = {
+            kind: tokens.get(f"{kind}_token") or own.get(f"{kind}_token") or f"<{kind}>" for kind in ("image", "video")
+        }
+        size = processor.image.get("size") or {}
+        pinpoints = processor.image.get("image_grid_pinpoints")
+        if not pinpoints:
+            raise PackError("model.processor's image settings list no image_grid_pinpoints: not LLaVA-OneVision's")
+        num_base = number(own, "num_image_tokens")
+        ratio = own.get("vision_aspect_ratio") or "anyres_max_9"
+        self._side = math.isqrt(num_base)
+        self._grid = [(int(height), int(width)) for height, width in pinpoints]
+        self._tile = (
+            number(size, "height", size.get("shortest_edge")),
+            number(size, "width", size.get("shortest_edge")),
+        )
+        self._most = int(ratio.removeprefix("anyres_max_"))
+        self._less = 1 if own.get("vision_feature_select_strategy") == "default" else 0
+        self._num_base = num_base
+        self.frames = _WholeSteps(processor.video)
+        self.settings = {
+            "num_image_tokens": num_base,
+            "grid": self._grid,
+            "tile": self._tile,
+            "most": self._most,
+            "less": self._less,
+            "frames": self.frames.settings,
+        }
+
+    def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
+        if media.kind == "video":
+            pooled = math.ceil(self._side / 2)
+            num_tokens = len(frames) * pooled * pooled + 1
+        else:
+            num_tokens = self._num_tokens(media.height, media.width) - self._less
+        return self.media_tokens[media.kind] * num_tokens, num_tokens
+
+    def _num_tokens(self, height: int, width: int) -> int:
+        best_height, best_width = self._best_resolution(height, width)
+        rows = self._side * (best_height // self._tile[0])
+        columns = self._side * (best_width // self._tile[1])
+        if width / height > columns / rows:  # the image does not fill the grid: what is beside it is cut off
+            rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+        else:
+            columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+        ratio = math.sqrt(rows * columns / (self._most * self._side**2))
+        if ratio > 1.1:
+            rows, columns = int(rows // ratio), int(columns // ratio)
+        return rows * columns + rows + self._num_base
+
+    def _best_resolution(self, height: int, width: int) -> tuple[int, int]:
+        """Most of the image's pixels kept; of equals, the least area unused; of equals, the first."""
+
+        def fitness(resolution: tuple[int, int]) -> tuple[int, int]:
+            scale = min(resolution[1] / width, resolution[0] / height)
+            kept = min(int(width * scale) * int(height * scale), width * height)
+            return kept, kept - resolution[0] * resolution[1]
+
+        return max(self._grid, key=fitness)

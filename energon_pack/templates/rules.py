@@ -1,0 +1,121 @@
+"""What a family of models makes of a medium: the protocol its rules follow, and what they have in common."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from energon_pack.errors import PackError
+from energon_pack.media import Media
+from energon_pack.sample import Reason, Skip
+
+
+@dataclass(frozen=True)
+class ProcessorSettings:
+    """Settings of a processor, as plain data."""
+
+    image: dict[str, Any] = field(default_factory=dict)  # of its image processor
+    video: dict[str, Any] = field(default_factory=dict)  # of its video processor
+    processor: dict[str, Any] = field(default_factory=dict)  # its own
+    tokens: dict[str, str] = field(default_factory=dict)  # image_token, bos_token … of its tokenizer
+    folder: str = ""  # for `hf` alone, which loads it whole
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class MediaRules:
+    """Size rules of a family, with one processor's settings. A family is a subclass, and a line in `FAMILIES`."""
+
+    #: whether the video processor knows `min_pixels` and `max_pixels`, older names of the edges of `size`
+    has_old_names = True
+
+    #: what the chat template writes for one medium, by kind; kinds that are not here are not supported
+    media_tokens: dict[str, str]
+    #: all that `expand` depends on
+    settings: dict[str, Any]
+    #: how the processor chooses frames, in families that see videos
+    frames: "FrameSampling"
+
+    def __init__(self, processor: ProcessorSettings):
+        raise NotImplementedError
+
+    def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
+        """The text that stands for one medium, and how many of its tokens hold visual features.
+
+        Args:
+            frames: which frames of a video the model sees.
+
+        Raises:
+            Skip: `unreadable_media` for sizes the processor refuses.
+        """
+        raise NotImplementedError
+
+
+def number(settings: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A whole number above 0 among a processor's settings.
+
+    Raises:
+        PackError: there is none.
+    """
+    value = settings.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise PackError(
+            f"{name} of model.processor's settings is {value!r}, not a whole number above 0: it is another family's"
+            " processor, or model.processor_kwargs break it"
+        )
+    return value
+
+
+class FrameSampling:
+    """How many frames, and which: every `step`-th one, from `first` on, as transformers' video processors choose.
+
+    `do_sample_frames` off means all frames. On, `num_frames` frames, or `fps` a second within `min_frames` and
+    `max_frames`.
+    """
+
+    #: whether frames are shown several times where more are asked for than there are
+    repeats = False
+
+    def __init__(self, video: Mapping[str, Any]):
+        self.settings: dict[str, Any] = {
+            name: video.get(name)
+            for name in ("do_sample_frames", "num_frames", "fps", "min_frames", "max_frames", "initial_shift")
+        }
+        for name in ("num_frames", "min_frames", "max_frames"):
+            if self.settings[name] is not None:
+                number(self.settings, name)
+        if self.settings["fps"] is not None and not self.settings["fps"] > 0:
+            raise PackError(f"fps={self.settings['fps']} of the video settings: must be more than 0")
+        if self.settings["fps"] is not None and self.settings["num_frames"] is not None:
+            raise PackError("the video settings have both fps and num_frames: one of them says how many frames")
+
+    def choose(self, video: Media) -> list[int]:
+        """Indices of the chosen frames, ascending.
+
+        Raises:
+            Skip: `unreadable_media` where more frames are asked for than there are.
+        """
+        total = video.num_frames
+        if not self.settings["do_sample_frames"]:
+            return list(range(total))
+        wanted = self.num_wanted(video)
+        if wanted < 1 or (wanted > total and not self.repeats):
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{wanted} frames are asked for, the video has {total}")
+        return self.spread(total, wanted)
+
+    def num_wanted(self, video: Media) -> int:
+        """How many frames are to be chosen."""
+        if self.settings["num_frames"] is not None:
+            return int(self.settings["num_frames"])
+        if self.settings["fps"] is None:
+            return video.num_frames
+        return int(video.num_frames / video.fps * self.settings["fps"])
+
+    def spread(self, total: int, wanted: int) -> list[int]:
+        """`wanted` frames out of `total`."""
+        step = total / wanted
+        first = step / 2 if self.settings["initial_shift"] is True else float(self.settings["initial_shift"] or 0)
+        indices = [int(np.float32(first + step * i)) for i in range(math.ceil((total - first) / step))]
+        return [index for index in indices if index < total]  # single precision may round up to one that is not there

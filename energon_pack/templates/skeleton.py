@@ -1,0 +1,120 @@
+"""What a chat template writes around the texts of a conversation, known once for all conversations of one shape.
+
+Most templates copy texts to their output and never look at them. Then conversations with the same roles and kinds of
+parts come out the same but for their texts, and one rendering serves them all. `copies_texts` finds out which do.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any
+
+from energon_pack.sample import Message
+
+BEGIN, END = "\ufdd2", "\ufdd3"  # noncharacters around the number of a text
+_TEXT = re.compile(f"{BEGIN}([0-9]+){END}")
+_PLAIN_KEYS = frozenset(("role", "content", "loss", "weight"))
+_ROLES = ("system", "user", "assistant", "user", "assistant", "user", "assistant")
+#: Texts in whose place templates are known to write others; `{}` is a text.
+_LONG = "long " * 1000
+_VARIANTS = (
+    "",
+    " ",
+    "\n{}\n",
+    " {} ",
+    "{",
+    "<think>\n{}\n</think>\n\n{}",
+    "{}</think>{}",
+    "<tool_response>{}</tool_response>",
+    _LONG,
+)
+
+Shape = tuple[Any, ...]
+Render = Callable[[list[Message]], str]
+
+
+def copies_texts(render: Render, literals: Iterable[str]) -> bool:
+    """Whether a template writes all texts as they are, whatever they are.
+
+    A conversation is rendered with texts that would be treated in another way if the template looked at them: those of
+    `_VARIANTS`, and such as begin with, end with and hold each string that stands in the template.
+
+    Args:
+        render: from messages to text; raises where the template refuses them.
+        literals: the strings in the template's source.
+    """
+    forms = [
+        *_VARIANTS,
+        *(form for literal in literals for form in (f"{literal}{{}}", f"{{}}{literal}", f"a{literal}b")),
+    ]
+    for roles in (_ROLES, _ROLES[1:]):
+        messages: list[Message] = [{"role": role, "content": "a"} for role in roles]
+        try:
+            skeleton = Skeleton(render(with_numbers(messages)), len(messages))
+        except Exception:  # it may refuse a system turn, say; then it copies nothing here
+            continue
+        for form in forms:
+            texts = [form.replace("{}", f"text {i}") for i in range(len(messages))]
+            try:
+                if render([{**m, "content": t} for m, t in zip(messages, texts, strict=True)]) != skeleton.fill(texts):
+                    return False
+            except Exception:
+                return False
+    return True
+
+
+def shape_of(messages: Sequence[Message]) -> Shape | None:
+    """What the output of a template that does not look at texts depends on; None where there is more to it."""
+    shape: list[Any] = []
+    for message in messages:
+        if not _PLAIN_KEYS.issuperset(message):
+            return None
+        content = message["content"]
+        kinds = "text" if isinstance(content, str) else tuple(part["type"] for part in content)
+        shape.append((message["role"], kinds, message.get("loss"), message.get("weight")))
+    return tuple(shape)
+
+
+def texts_of(messages: Sequence[Message]) -> list[str]:
+    """The texts of a conversation, in order."""
+    texts = []
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, str):
+            texts.append(content)
+        else:
+            texts += [part["text"] for part in content if part["type"] == "text"]
+    return texts
+
+
+def with_numbers(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with numbers in place of its texts."""
+    number = count()
+
+    def content(value: Any) -> Any:
+        if isinstance(value, str):
+            return f"{BEGIN}{next(number)}{END}"
+        return [{**part, "text": content(part["text"])} if part["type"] == "text" else part for part in value]
+
+    return [{**message, "content": content(message["content"])} for message in messages]
+
+
+class Skeleton:
+    """The output of a template with places for texts."""
+
+    def __init__(self, output: str, num_texts: int):
+        """Find the places.
+
+        Raises:
+            ValueError: a text is written several times, or not at all.
+        """
+        self._pieces = _TEXT.split(output)
+        self._order = list(map(int, self._pieces[1::2]))
+        if sorted(self._order) != list(range(num_texts)):
+            raise ValueError(f"{num_texts} texts are written as {self._order[:20]}")
+
+    def fill(self, texts: Sequence[str]) -> str:
+        """The output for these texts."""
+        pieces = list(self._pieces)
+        pieces[1::2] = [texts[i] for i in self._order]
+        return "".join(pieces)

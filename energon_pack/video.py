@@ -1,0 +1,106 @@
+"""Videos from their bytes with PyAV: size, rate and frames by the header for measuring, pixels for training.
+
+Frames are taken as they are stored: a rotation that the container asks players for is not applied, as PyAV itself
+does not.
+"""
+
+import importlib
+import io
+import os
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, BinaryIO
+
+from PIL import Image
+
+from energon_pack.sample import Reason, Skip
+
+
+def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
+    """Width, height, number of frames and frames a second of a video, without decoding it.
+
+    Raises:
+        Skip: `unreadable_media` where it is cut short or holds no video, `unsupported_media` without PyAV.
+    """
+    av = _av()
+    if not _is_whole(file):
+        raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")
+    file.seek(0)
+    try:
+        with av.open(file, mode="r") as container:
+            stream = container.streams.video[0]
+            num_frames = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
+            rate = stream.average_rate or stream.guessed_rate
+            width, height = stream.codec_context.width, stream.codec_context.height
+    except Exception as error:  # damaged bytes make FFmpeg raise anything, and each costs only its sample
+        raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable video: {str(error) or type(error).__name__}") from None
+    if not (width and height and num_frames and rate):
+        raise Skip(
+            Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
+        )
+    return width, height, num_frames, float(rate)
+
+
+def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
+    """Frames of a video, in RGB.
+
+    Args:
+        data: the whole file.
+        indices: of frames in the order they are shown, ascending; one may come several times.
+
+    Raises:
+        ValueError: the video has fewer frames, or can't be decoded. Names the frame.
+        ImportError: PyAV is not there.
+    """
+    av: Any = importlib.import_module("av")
+    frames: dict[int, Image.Image] = {}
+    wanted = set(indices)
+    try:
+        with av.open(io.BytesIO(data), mode="r") as container:
+            stream = container.streams.video[0]
+            stream.thread_type = "AUTO"
+            for index, frame in enumerate(islice(container.decode(stream), max(wanted, default=-1) + 1)):
+                if index in wanted:
+                    frames[index] = frame.to_image()
+    except av.FFmpegError as error:
+        raise ValueError(f"a video can't be decoded after {len(frames)} of {len(wanted)} frames: {error}") from None
+    missing = wanted - frames.keys()
+    if missing:
+        raise ValueError(f"a video has no frame {min(missing)}")
+    return [frames[index] for index in indices]
+
+
+def _av() -> Any:
+    try:
+        import av
+    except ImportError:
+        raise Skip(Reason.UNSUPPORTED_MEDIA, "videos need PyAV: pip install 'energon-pack[video]'") from None
+    av.logging.set_level(av.logging.PANIC)
+    return av
+
+
+def _is_whole(file: BinaryIO) -> bool:
+    """Whether the outermost boxes of an mp4, or the RIFF chunk of an AVI, end within the file.
+
+    FFmpeg opens a file that was cut in the middle and promises all its frames.
+    """
+    end = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    head = file.read(12)
+    if head[:4] == b"RIFF":
+        return 8 + int.from_bytes(head[4:8], "little") <= end
+    if head[4:8] != b"ftyp":
+        return True  # FFmpeg will tell
+    position = 0
+    while position + 8 <= end:
+        file.seek(position)
+        head = file.read(16)
+        size = int.from_bytes(head[:4], "big")
+        if size == 1:
+            size = int.from_bytes(head[8:16], "big")
+        elif size == 0:  # to the end of the file
+            return True
+        if size < 8:
+            return False
+        position += size
+    return position == end

@@ -1,0 +1,106 @@
+"""`measure.verify` notices a length that is wrong, and nothing is published then.
+
+It is the last net below every rule of a family: a test that can't fail would make it worthless.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import REAL, need_torchvision
+
+from energon_pack.audit import Audit, AuditJob, audit, draw, finish
+from energon_pack.config import PackConfig
+from energon_pack.errors import PackError
+from energon_pack.executor import LocalExecutor
+from energon_pack.lengths import MeasuredShard, index_shards, measure_shards
+from energon_pack.pack import pack
+from energon_pack.progress import Progress
+from energon_pack.record import ReadSettings
+from energon_pack.sources.find import find_shards
+from energon_pack.templates import ModelSettings, load_saved, prepare_template
+
+
+@pytest.fixture(autouse=True)
+def full_processor() -> None:
+    need_torchvision()
+
+
+@pytest.fixture
+def measured(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> tuple[list[MeasuredShard], str]:
+    folder = prepare_template(ModelSettings("qwen_vl", str(demo[1])), cache)
+    progress = Progress(quiet=True)
+    with LocalExecutor(1) as executor:
+        indexed = index_shards(find_shards(str(demo[0])).shards, False, tmp_path, executor, progress)
+        return measure_shards(indexed, folder, ReadSettings(), "auto", tmp_path, executor, progress), folder
+
+
+def job_of(measured: list[MeasuredShard], folder: str, processor: Path, share: float = 0.05) -> AuditJob:
+    return AuditJob(draw(measured, share, 0), folder, str(processor), ReadSettings())
+
+
+def test_right_lengths_pass(measured: tuple[list[MeasuredShard], str], demo: tuple[Path, Path]) -> None:
+    assert audit(job_of(*measured, demo[1])) == Audit(16, 0)
+
+
+def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], str], demo: tuple[Path, Path]) -> None:
+    shards, folder = measured
+    job = job_of(shards, folder, demo[1])
+    item, rows = job.rows[-1]
+    table = pq.read_table(item.path)
+    lens = table["token_len"].to_pylist()
+    lens[rows[-1]] -= 1
+    column = table.schema.get_field_index("token_len")
+    pq.write_table(table.set_column(column, table.schema.field(column), pa.array(lens, pa.int32())), item.path)
+    found = audit(job)
+    assert f"has {lens[rows[-1]] + 1} tokens in the full processor, {lens[rows[-1]]} as measured" in found.difference
+
+    running: Future[Audit] = Future()
+    running.set_result(found)
+    with pytest.raises(PackError, match=r"measure\.verify: .* as measured, by model\.template=qwen_vl"):
+        finish(running, shards, load_saved(folder))
+    assert not any(item.path.exists() for item in shards)  # else the next run would take them from the cache, unchecked
+
+
+def test_the_draw_is_seeded_and_of_new_samples_alone(measured: tuple[list[MeasuredShard], str]) -> None:
+    shards, _ = measured
+    drawn = draw(shards, 0.02, 7)
+    assert drawn == draw(shards, 0.02, 7)
+    assert sum(len(rows) for _, rows in drawn) == 7  # of 320
+    assert draw(shards, 0.0, 7) == []
+    assert draw([MeasuredShard(item.shard, item.path, True) for item in shards], 1.0, 7) == []
+
+
+def test_a_run_says_what_was_verified(
+    config: Callable[..., PackConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = config(measure__verify=0.01, cache_dir=str(tmp_path / "new"))
+    figures = pack(run)
+    assert (figures["samples_verified"], figures["samples_not_verified"]) == (4, 0)
+    assert "verified: 4 samples in the full processor, none differs" in capsys.readouterr().out
+    run.output.overwrite = True
+    assert pack(run)["samples_verified"] == 0  # all from the cache
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="../shared/real is not here")
+@pytest.mark.parametrize(
+    ("model", "processor", "source", "media"),
+    [
+        ("qwen3_vl", "qwen3_vl", "video_demo", {"video": "default"}),
+        ("qwen3_vl", "qwen3_vl", "video_demo", {"image": "qwen_vl_utils", "video": "qwen_vl_utils"}),
+        ("internvl", "internvl3_hf", "video_demo", {"video": "uniform", "num_frames": 4}),
+        ("qwen_vl", "qwen2_5_vl", "image_demo", {"image": "center_crop", "crop_width": 300, "crop_height": 200}),
+        ("gemma3", "gemma3", "image_demo", {}),
+    ],
+)
+@pytest.mark.slow
+def test_every_medium_and_preprocessor(
+    config: Callable[..., PackConfig], model: str, processor: str, source: str, media: dict[str, object]
+) -> None:
+    settings = {f"media__{name}": value for name, value in media.items()}
+    run = config(REAL / "wds" / source, measure__verify=0.5, model__template=model, max_skipped=1.0, **settings)
+    run.model.processor, run.packing.max_token_len = str(REAL / "processors" / processor), 65536
+    assert pack(run)["samples_verified"] >= 9

@@ -1,0 +1,156 @@
+"""What is trained: every token the model has to write itself, and no other, whatever the chat template looks like.
+
+A label too many teaches the model to write its user's turns; one too few, never to end its own.
+"""
+
+from typing import Any
+
+import pytest
+
+from energon_pack.sample import Reason, Skip
+from energon_pack.templates.chat import CLOSE, OPEN, ChatTemplate
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}"
+    "{% for call in m.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+GEMMA = (
+    "{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content | trim }}<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+THINKING = (  # shows the thinking of the last turn alone, as Qwen3's does
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content if loop.last else m.content.split('</think>')[-1].lstrip('\n') }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+PARTS_ONLY = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% for p in m.content | selectattr('type', 'equalto', 'text') %}{{ p.text }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LOOKS_INSIDE = (  # of a text that begins with a capital it makes another turn
+    "{% for m in messages %}<|im_start|>{{ m.role }}{{ '!' if m.content[0] == 'A' }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{{ '!' }}\n{% endif %}"
+)
+BARE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>"]
+
+
+def turns(*texts: str, **last: Any) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = [{"role": ("user", "assistant")[i % 2], "content": t} for i, t in enumerate(texts)]
+    made[-1] |= last
+    return made
+
+
+def trained(source: str, messages: list[dict[str, Any]], last_only: bool = False) -> list[str]:
+    template = ChatTemplate(source, {}, SPECIAL)
+    marked = template.render_marked(messages, None, last_only)
+    assert marked.replace(OPEN, "").replace(CLOSE, "") == template.render(messages, None)
+    return [piece.partition(CLOSE)[0] for piece in marked.split(OPEN)[1:]]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (CHATML, ["b<|im_end|>", " d \n<|im_end|>"]),
+        (GEMMA, ["b<end_of_turn>", "d<end_of_turn>"]),
+        (THINKING, ["b<|im_end|>", " d \n<|im_end|>"]),
+        (PARTS_ONLY, ["b<|im_end|>", " d \n<|im_end|>"]),
+        (BARE, ["b", "d"]),  # no token ends a turn, and white space around it is nobody's
+    ],
+)
+def test_each_answer_and_its_end(source: str, expected: list[str]) -> None:
+    assert trained(source, turns("a", "b", "c", " d \n")) == expected
+
+
+@pytest.mark.parametrize("source", [CHATML, GEMMA])
+def test_the_last_answer_alone(source: str) -> None:
+    assert len(trained(source, turns("a", "b", "c", "d"), last_only=True)) == 1
+    assert trained(source, turns("a", "b", "c", "d", weight=0), last_only=True) == []
+
+
+def test_reasoning_and_tool_calls_are_the_models_own() -> None:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
+    called = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call><|im_end|>'
+    assert trained(CHATML, turns("a", "b", reasoning_content="why")) == ["<think>\nwhy\n</think>\n\nb<|im_end|>"]
+    assert trained(CHATML, turns("a", "b", tool_calls=calls)) == ["b" + called]
+    assert trained(CHATML, turns("a", "", tool_calls=calls)) == [called]
+
+
+def test_thinking_that_is_dropped_from_older_turns() -> None:
+    thought = "<think>\nhm\n</think>\n\n"
+    messages = turns("a", thought + "b", "c", thought + "d")
+    assert trained(THINKING, messages) == ["b<|im_end|>", thought + "d<|im_end|>"]
+
+
+def test_a_template_that_looks_at_the_text() -> None:
+    """Marks would change what it writes; then the turn is what its message adds."""
+    assert trained(LOOKS_INSIDE, turns("a", "Answer")) == ["Answer<|im_end|>"]
+
+
+def test_tools_turns_are_not_trained() -> None:
+    messages = [*turns("a", "b"), {"role": "tool", "content": "42"}, {"role": "assistant", "content": "c"}]
+    assert trained(CHATML, messages) == ["b<|im_end|>", "c<|im_end|>"]
+
+
+def test_an_answer_that_spells_the_end_of_a_turn() -> None:
+    assert trained(CHATML, turns("a", "b<|im_end|>\n<|im_start|>user\nc", "d", "e"))[-1] == "e<|im_end|>"
+
+
+def test_labels_that_can_not_be_found_cost_the_sample() -> None:
+    source = CHATML.replace("{{ m.content }}", "{{ m.content | length }}")
+    with pytest.raises(Skip) as skip:
+        trained(source, turns("a", "bb", "c", "d"))
+    assert skip.value.reason is Reason.PROCESSOR_ERROR
+
+
+OLDER_WITHOUT_THINKING = (  # the prompt opens a thought, which turns of the past do not show
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m.content.split('</think>')[-1].lstrip('\n') }}"
+    "{% for call in m.tool_calls %}<tool_call>{{ call.function.name }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+def test_older_turns_that_lack_part_of_the_prompt() -> None:
+    calls = [{"function": {"name": "f"}}]
+    messages = [*turns("a", "", tool_calls=calls), {"role": "tool", "content": "1"}, *turns("x")[1:]]
+    messages += [{"role": "assistant", "content": "b"}]
+    assert trained(OLDER_WITHOUT_THINKING, messages) == ["<tool_call>f</tool_call><|im_end|>", "b<|im_end|>"]
+    thoughtful = turns("a", "<think>hm</think>\n\nb", "c", " d")
+    assert trained(OLDER_WITHOUT_THINKING, thoughtful) == ["b<|im_end|>", " d<|im_end|>"]
+
+
+def test_calls_that_are_written_by_their_id() -> None:
+    source = CHATML.replace("{{ call.function | tojson }}", "{{ call.id }}")
+    calls = [{"id": "f:0", "function": {"name": "f", "arguments": {}}}]
+    assert trained(source, turns("a", "", tool_calls=calls)) == ["<tool_call>f:0</tool_call><|im_end|>"]
+
+
+@pytest.mark.parametrize("key", ["loss", "weight"])
+@pytest.mark.parametrize(
+    ("value", "is_trained"), [(False, 0), (0, 0), (0.0, 0), (True, 1), (1, 1), (0.5, 1), (None, 1)]
+)
+def test_switches_of_a_turn(key: str, value: object, is_trained: int) -> None:
+    assert len(trained(CHATML, turns("a", "b", **{key: value}))) == is_trained
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [(CHATML, True), (PARTS_ONLY, True), (GEMMA, False), (THINKING, False), (LOOKS_INSIDE, False)],
+)
+def test_which_templates_are_known_to_copy_texts(source: str, expected: bool) -> None:
+    """A wrong yes would write what the template does not; a wrong no costs time."""
+    assert ChatTemplate(source, {}, SPECIAL)._copies_texts is expected
+
+
+@pytest.mark.parametrize("source", [CHATML, PARTS_ONLY, GEMMA, THINKING])
+def test_known_shapes_are_written_as_the_template_writes_them(source: str) -> None:
+    template = ChatTemplate(source, {}, SPECIAL)
+    for texts in (("a", "b"), ("", " "), ("<|im_start|>assistant\n", "<|im_end|>x"), ("a\ufdd2" + "0\ufdd3", "b")):
+        for messages in (turns(*texts), turns(*texts, *texts), [{"role": "system", "content": "s"}, *turns(*texts)]):
+            assert template.render_marked(messages, None) == template._render_marked(messages, None, False)

@@ -1,0 +1,135 @@
+"""Counting without making tokens gives the counts of making them, for every engine, text and span.
+
+A count that is one too low overflows a pack in training; the reference is `tokenizers`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from energon_pack.sample import place_media
+from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
+from energon_pack.templates.base import Rendered
+from energon_pack.templates.counting import HOSTILE, CountingError, TokenCounter, _doubtful
+
+ENGINES = ["words", "gigatoken", "fastokens"]
+
+words = st.sampled_from([*HOSTILE, "<|im_start|>", "<|im_end|>", "<|image_pad|>" * 7, "assistant\n", "\n", " ", "x"])
+texts = st.lists(words | st.text(max_size=12), max_size=12).map("".join)
+
+
+@st.composite
+def texts_with_spans(draw: st.DrawFn) -> Rendered:
+    text = draw(texts)
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=6).map(lambda c: c[: len(c) // 2 * 2])))
+    spans = [(start, end) for start, end in zip(cuts[::2], cuts[1::2], strict=True) if start < end]
+    return Rendered(text, spans, 0, 0)
+
+
+def need(engine: str) -> str:
+    if engine != "words":
+        pytest.importorskip(engine)
+    return engine
+
+
+def reference(template: Template, rendered: list[Rendered]) -> list[tuple[int, int]]:
+    return [(len(tokens.ids), tokens.num_supervised) for tokens in template.tokenize(rendered)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@given(rendered=st.lists(texts_with_spans(), max_size=4))
+@settings(deadline=None, max_examples=300)
+def test_counts_are_those_of_the_tokens(template: Template, engine: str, rendered: list[Rendered]) -> None:
+    assert template.count(rendered, need(engine)) == reference(template, rendered)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_hostile_texts_of_real_vocabularies(real: Path, cache: Path, engine: str) -> None:
+    for processor, family in (("qwen2_5_vl", "qwen_vl"), ("llama3_text", "text"), ("kimi_k25", "kimi")):
+        folder = prepare_template(ModelSettings(family, str(real / "processors" / processor)), cache)
+        template = load_saved(folder)
+        pairs = [a + b for a in HOSTILE for b in HOSTILE][:: 1 if processor == "qwen2_5_vl" else 7]
+        rendered = [Rendered(text, [(len(text) // 2, len(text))], 0, 0) for text in pairs]
+        try:
+            assert template.count(rendered, need(engine)) == reference(template, rendered)
+        except CountingError:
+            assert (engine, processor) == ("gigatoken", "kimi_k25")  # it says that it has no such pattern
+
+
+def test_spaces_before_a_span_depend_on_what_follows(template: Template) -> None:
+    """`a   1` is `a`, two spaces, one space, `1`; `a   ` alone has its three spaces in one word."""
+    rendered = [Rendered("a   1", [(4, 5)], 0, 0)]
+    assert template.count(rendered, "words") == reference(template, rendered)
+    assert template.counter("words").count([("a   1", [(4, 5)])]) == [None]
+
+
+def test_most_conversations_need_no_reference(template: Template) -> None:
+    """Else it would be right, and no faster."""
+    messages = [
+        {"role": "user", "content": "<image>Was ist das? 🙂"},
+        {"role": "assistant", "content": "Ein Haus, 一座房子."},
+        {"role": "user", "content": " and this\n"},
+        {"role": "assistant", "content": "No idea."},
+    ]
+    placed, _, _ = place_media(messages, ["image"])
+    from energon_pack.media import Media
+
+    rendered = template.render(Sample(placed, [Media("image", 280, 280)]))
+    assert template.counter("words").count([(rendered.text, rendered.spans)]) != [None]
+
+
+def test_young_characters_are_left_to_the_reference() -> None:
+    assert _doubtful().search("\u208f") is not None  # a subscript that came with Unicode 16
+    assert _doubtful().search("a1 é 一 🙂 ,\n") is None
+
+
+def test_old_characters_make_the_same_words_in_every_table(template: Template) -> None:
+    """Where `regex` and the reference disagree on a character, it is a doubtful one."""
+    counter = template.counter("words")
+    cut = Tokenizer.from_str(template._tokenizer.to_str()).pre_tokenizer
+    doubtful = _doubtful()
+    differ = []
+    for start in range(0, 0x20000, 64):
+        characters = [c for c in map(chr, range(start, start + 64)) if not "\ud800" <= c <= "\udfff"]
+        text = "".join(f"a{c}a 1{c}1 .{c}. '{c} {c}\n" for c in characters if not doubtful.search(c))
+        ours = [match.span() for match in counter._pattern.finditer(text)]
+        if ours != [span for _, span in cut.pre_tokenize_str(text)]:
+            differ.append(start)
+    assert differ == []
+
+
+def with_settings(**settings: Any) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE({"a": 0}, [], **settings.pop("model", {})))
+    tokenizer.pre_tokenizer = settings.get("cutter", pre_tokenizers.ByteLevel(add_prefix_space=False))
+    if "normalizer" in settings:
+        tokenizer.normalizer = settings["normalizer"]
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        with_settings(cutter=pre_tokenizers.Metaspace()),
+        with_settings(cutter=pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        with_settings(normalizer=normalizers.Lowercase()),
+        with_settings(model={"byte_fallback": True}),
+        with_settings(model={"dropout": 0.1}),
+    ],
+)
+def test_other_tokenizers_are_left_to_the_reference(tokenizer: Tokenizer) -> None:
+    assert TokenCounter(tokenizer).count([("a", [])]) == [None]
+    with pytest.raises(CountingError, match="byte-level BPE"):
+        TokenCounter(tokenizer, "gigatoken")
+
+
+def test_an_engine_that_counts_otherwise_is_refused(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+    from energon_pack.templates import counting
+
+    monkeypatch.setitem(counting._FAST, "gigatoken", lambda tokenizer: len)
+    with pytest.raises(CountingError, match="the reference"):
+        TokenCounter(template._tokenizer, "gigatoken")
+    assert TokenCounter(template._tokenizer, "auto").engine != "gigatoken"

@@ -1,0 +1,196 @@
+"""Every table of ../shared/real/truth: the ids of each model's full processor, for text, images and videos.
+
+A family's rule that is off by one token for one shape of image would overflow packs in training.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REAL, ROOT, json_lines, need_torchvision
+from omegaconf import OmegaConf
+
+from energon_pack.measuring import probe_part
+from energon_pack.media import Media
+from energon_pack.record import ReadSettings, media_parts
+from energon_pack.sample import Part, Skip, place_media
+from energon_pack.sources import wds
+from energon_pack.sources.find import find_shards
+from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
+from energon_pack.templates.rules import MediaRules
+
+#: processor of the tables → model of conf/model
+MODELS = {
+    "gemma3": "gemma3",
+    "granite_docling_idefics3": "smolvlm",
+    "internvl3_hf": "internvl3",
+    "kimi_k25": "kimi_k2_5",
+    "llama3_text": "text",
+    "llava_onevision_qwen2_hf": "llava_onevision",
+    "qwen2_5_text": "text",
+    "qwen2_5_vl": "qwen2_5_vl",
+    "qwen2_vl": "qwen2_vl",
+    "qwen3_vl": "qwen3_vl",
+}
+#: the route of a table → the `media` node
+MEDIA: dict[str, dict[str, Any]] = {
+    "": {},
+    "fps1": {"video": "fps", "fps": 1},
+    "fps2": {"video": "fps", "fps": 2},
+    "fps2_768": {"video": "fps", "fps": 2, "video_min_pixels": 128 * 28 * 28, "video_max_pixels": 768 * 28 * 28},
+    "fps2_cap": {"video": "fps", "fps": 2, "video_cap": True},
+    "nf8": {"video": "uniform", "num_frames": 8},
+    "qwen_vl_utils": {"image": "qwen_vl_utils", "video": "qwen_vl_utils"},
+}
+TABLES = sorted(path.name.removesuffix(".jsonl") for path in REAL.glob("truth/*.jsonl"))
+_FEW = 30  # of each text set in the ordinary run
+
+
+def template_of(real: Path, cache: Path, processor: str, route: str) -> Template:
+    model: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "model" / f"{MODELS[processor]}.yaml"))
+    settings = ModelSettings(
+        template=model["template"],
+        processor=str(real / "processors" / processor),
+        add_special_tokens=model.get("add_special_tokens", False),
+        factor=model.get("factor"),
+        media=MEDIA[route],
+    )
+    return load_saved(prepare_template(settings, cache))
+
+
+def samples(real: Path, name: str) -> Iterator[tuple[str, str, Any]]:
+    """Shard, key and what makes a `Sample` of every sample of a set."""
+    path = real / "bad" / f"{name[4:]}.tar" if name.startswith("bad_") else real / "wds" / name
+    for shard in find_shards(str(path)).shards:
+        table = wds.index_shard(shard)
+        fd = os.open(shard.path, os.O_RDONLY)
+        for row, parts in zip(table.to_pylist(), wds.parts_of(table), strict=True):
+            yield shard.name, row["key"], (fd, row, [Part(*part) for part in parts])
+        os.close(fd)
+
+
+def as_sample(fd: int, row: dict[str, Any], parts: list[Part]) -> Sample:
+    where = (row["record_part"], row["record_offset"], row["record_size"])
+    record = wds.read_record(fd, *where, bool(parts), ReadSettings())
+    media = [probe_part(fd, part) for part in media_parts(record, row["key"], parts)]
+    messages, order, _ = place_media(record.messages, [medium.kind for medium in media])
+    return Sample(messages, [media[i] for i in order])  # the tables were made without tools
+
+
+def differences(real: Path, cache: Path, table: str, most: int | None) -> tuple[int, dict[str, str]]:
+    """How many samples were compared, and those that differ."""
+    name, processor, *route = table.split(".")
+    template = template_of(real, cache, processor, route[0] if route else "")
+    rows = {(row["shard"], row["key"]): row for row in json_lines(real / "truth" / f"{table}.jsonl")}
+    num_compared, differ = 0, {}
+    for shard, key, place in samples(real, name):
+        row = rows.get((shard, key))
+        if row is None or num_compared == most:
+            continue
+        error = row.get("error", "")
+        if "not computed" in error or "torchvision.io" in error:
+            continue  # the table's own machine could not
+        try:
+            ids = template.encode(as_sample(*place)).ids
+        except Skip as skip:
+            if not error and skip.reason != "no_assistant_turn":
+                differ[key] = str(skip)
+            continue
+        num_compared += 1
+        if error or row["token_len"] != len(ids):
+            differ[key] = f"{len(ids)} tokens, not {error or row['token_len']}"
+        elif "ids_sha1" in row and row["ids_sha1"] != hashlib.sha1(",".join(map(str, ids)).encode()).hexdigest():
+            differ[key] = "other ids"
+    return num_compared, differ
+
+
+@pytest.mark.parametrize("table", TABLES or [pytest.param("", marks=pytest.mark.skip("../shared/real is not here"))])
+def test_ids_are_those_of_the_full_processor(real: Path, cache: Path, table: str) -> None:
+    num_compared, differ = differences(real, cache, table, _FEW if table.startswith("text_") else None)
+    assert differ == {}
+    assert num_compared > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", [table for table in TABLES if table.startswith("text_")])
+def test_ids_of_every_text(real: Path, cache: Path, table: str) -> None:
+    num_compared, differ = differences(real, cache, table, None)
+    assert differ == {}
+    assert num_compared > 280
+
+
+def test_any_processor_can_be_asked_itself(real: Path, cache: Path) -> None:
+    """`model.template=hf`, where the family of a model is not known here."""
+    need_torchvision()
+    settings = ModelSettings("hf", str(real / "processors" / "internvl3_hf"))
+    template = load_saved(prepare_template(settings, cache))
+    rows = {row["key"]: row for row in json_lines(real / "truth" / "image_demo.internvl3_hf.jsonl")}
+    for _, key, place in samples(real, "image_demo"):
+        assert len(template.encode(as_sample(*place)).ids) == rows[key]["token_len"]
+
+
+def test_a_tar_of_videos_is_told_apart(real: Path) -> None:
+    """20_video_bad: cut videos, music and pictures under a video's name."""
+    found = {}
+    for _, key, (fd, _, parts) in samples(real, "bad_20_video_bad"):
+        try:
+            found[key] = ",".join(probe_part(fd, part).kind for part in parts)
+        except Skip as skip:
+            found[key] = skip.reason.value
+    assert found == {
+        "good_video": "video",
+        "px_2x2": "video",
+        "avi": "video",
+        "good_9999": "image",
+        "jpg_as_mp4": "image",  # content decides: the placeholder will not match
+        "gif_as_video": "image",
+        **dict.fromkeys(("trunc_half", "trunc_head_20k", "moov_at_end_cut", "zero"), "unreadable_media"),
+        "audio_only_mp3_as_mp4": "unreadable_media",
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "processor", "settings"),
+    [
+        pytest.param("qwen_vl", "qwen2_5_vl", {"max_pixels": 200_704}, marks=pytest.mark.slow),
+        pytest.param("qwen_vl", "qwen2_5_vl", {"min_pixels": 401_408}, marks=pytest.mark.slow),
+        ("internvl", "internvl3_hf", {"crop_to_patches": False}),
+        pytest.param("internvl", "internvl3_hf", {"max_patches": 6}, marks=pytest.mark.slow),
+        pytest.param("gemma3", "gemma3", {"image_seq_length": 64}, marks=pytest.mark.slow),
+        pytest.param("gemma3", "gemma3", {"do_pan_and_scan": True}, marks=pytest.mark.slow),
+        pytest.param("idefics3", "granite_docling_idefics3", {"image_seq_len": 100}, marks=pytest.mark.slow),
+        pytest.param("idefics3", "granite_docling_idefics3", {"do_image_splitting": False}, marks=pytest.mark.slow),
+        ("idefics3", "granite_docling_idefics3", {"do_resize": False}),
+        pytest.param(
+            "idefics3", "granite_docling_idefics3", {"size": {"height": 700, "width": 900}}, marks=pytest.mark.slow
+        ),
+        ("llava_onevision", "llava_onevision_qwen2_hf", {"vision_aspect_ratio": "anyres_max_4"}),
+        pytest.param(
+            "llava_onevision",
+            "llava_onevision_qwen2_hf",
+            {"vision_feature_select_strategy": "default"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("kimi", "kimi_k25", {"max_patches": 1024}, marks=pytest.mark.slow),
+    ],
+)
+def test_other_settings_are_followed(
+    real: Path, cache: Path, model: str, processor: str, settings: dict[str, Any]
+) -> None:
+    """What stands for an image is what the processor itself says, with settings that are not the published ones."""
+    need_torchvision()
+
+    def rules(family: str) -> MediaRules:
+        chosen = ModelSettings(family, str(real / "processors" / processor), processor_kwargs=settings)
+        return load_saved(prepare_template(chosen, cache)).rules
+
+    ours, theirs = rules(model), rules("hf")
+    for width, height in ((30, 40), (384, 384), (1273, 851), (300, 1500), (2000, 500)):
+        try:
+            expected = theirs.expand(Media("image", width, height), [])[0]
+        except Skip:
+            expected = ""
+        assert ours.expand(Media("image", width, height), [])[0] == expected, (width, height)

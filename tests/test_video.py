@@ -1,0 +1,172 @@
+"""Videos: what the header says is what is decoded, and the frames that were counted are those that are shown."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import need_torchvision
+from PIL import Image
+
+from energon_pack.media import Media, probe
+from energon_pack.sample import Reason, Skip, place_media
+from energon_pack.templates import ModelSettings, Sample, load_saved, prepare_template
+from energon_pack.templates.llava import LlavaOneVision
+from energon_pack.templates.qwen_vl import Qwen3VL, QwenVL
+from energon_pack.templates.rules import ProcessorSettings
+
+av = pytest.importorskip("av", reason="videos need PyAV")
+
+from energon_pack.video import decode_frames  # noqa: E402
+
+QWEN = ProcessorSettings(
+    image={"patch_size": 14, "merge_size": 2, "size": {"shortest_edge": 3136, "longest_edge": 1_000_000}},
+    video={"patch_size": 14, "merge_size": 2, "size": {"shortest_edge": 3136, "longest_edge": 1_000_000}},
+)
+
+
+LLAVA = ProcessorSettings(
+    image={"size": {"height": 384, "width": 384}, "image_grid_pinpoints": [[384, 384], [384, 768]]},
+    video={"do_sample_frames": True, "num_frames": 7},
+    processor={"num_image_tokens": 729},
+)
+
+
+def video(num_frames: int = 30, width: int = 64, height: int = 48, fps: int = 10, format: str = "mp4") -> bytes:
+    """A video whose nth frame is n grey."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=format) as container:
+        stream = container.add_stream("mpeg4", rate=fps)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for i in range(num_frames):
+            frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), 8 * i, np.uint8), "rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("format", "extension"), [("mp4", "mp4"), ("avi", "avi"), ("matroska", "mkv")])
+def test_the_header_tells_what_is_decoded(format: str, extension: str) -> None:
+    data = video(format=format)
+    found = probe(io.BytesIO(data))
+    assert found == Media("video", 64, 48, extension, 30, 10.0)
+    frames = decode_frames(data, range(30))
+    assert [frame.size for frame in frames] == [(64, 48)] * 30
+    with pytest.raises(ValueError, match="no frame 30"):
+        decode_frames(data, [30])
+
+
+def test_the_frames_asked_for_are_those_that_come() -> None:
+    shown = decode_frames(video(), [3, 3, 20])
+    greys = [np.asarray(frame).mean() / 8 for frame in shown]
+    assert [round(grey) for grey in greys] == [3, 3, 20]
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.7, 0.99])
+@pytest.mark.parametrize("format", ["mp4", "avi"])
+def test_a_cut_video_is_unreadable(format: str, keep: float) -> None:
+    data = video(format=format)
+    with pytest.raises(Skip) as skip:
+        probe(io.BytesIO(data[: int(len(data) * keep)]))
+    assert skip.value.reason is Reason.UNREADABLE_MEDIA
+
+
+# -------------------------------------------------------------------------------------------- which frames are chosen
+
+
+def clip(num_frames: int, fps: float = 10.0) -> Media:
+    return Media("video", 56, 56, "mp4", num_frames, fps)
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_frames", "expected"),
+    [
+        ({}, 5, [0, 1, 2, 3, 4]),  # all
+        ({"do_sample_frames": True, "fps": 2, "min_frames": 2}, 30, [0, 5, 10, 15, 20, 25]),
+        ({"do_sample_frames": True, "fps": 2, "max_frames": 4}, 30, [0, 7, 15, 22]),
+        ({"do_sample_frames": True, "num_frames": 3}, 30, [0, 7, 15, 22]),  # 3 rounds to 4: whole temporal patches
+    ],
+)
+def test_qwen2s_choice(settings: dict[str, object], num_frames: int, expected: list[int]) -> None:
+    rules = QwenVL(ProcessorSettings(QWEN.image, {**QWEN.video, **settings}))
+    assert rules.frames.choose(clip(num_frames)) == expected
+
+
+def test_qwen3s_choice_has_first_and_last() -> None:
+    assert Qwen3VL(QWEN).frames.choose(clip(30)) == [0, 6, 12, 17, 23, 29]
+
+
+def test_too_few_frames_are_a_reason() -> None:
+    rules = QwenVL(ProcessorSettings(QWEN.image, {**QWEN.video, "do_sample_frames": True, "num_frames": 8}))
+    with pytest.raises(Skip, match="8 frames are asked for, the video has 5"):
+        rules.frames.choose(clip(5))
+
+
+def test_times_stand_before_each_pair_of_frames() -> None:
+    text, num_tokens = Qwen3VL(QWEN).expand(clip(30), [0, 6, 12])
+    patch = "<|vision_start|>" + "<|video_pad|>" * 4 + "<|vision_end|>"
+    assert text == f"<0.3 seconds>{patch}<1.2 seconds>{patch}"  # (0 + 0.6) / 2, and the last frame twice
+    assert num_tokens == 8
+
+
+def test_a_video_is_measured_and_shown_with_the_same_frames(demo: tuple[Path, Path], cache: Path) -> None:
+    settings = ModelSettings("qwen_vl", str(demo[1]), media={"video": "uniform", "num_frames": 6})
+    template = load_saved(prepare_template(settings, cache))
+    data = video()
+    medium = probe(io.BytesIO(data))
+    messages = [{"role": "user", "content": "<video>what?"}, {"role": "assistant", "content": "grey"}]
+    placed, _, _ = place_media(messages, ["video"])
+    rendered = template.render(Sample(placed, [medium]))
+    chosen = template.choose_frames(medium)
+    frames = template.prepare_frames(decode_frames(data, chosen))
+    assert (len(frames), rendered.num_visual_tokens) == (6, 3 * 2 * 2)  # 64×48 pixels become 2×2 tokens
+    assert rendered.text.count("<|video_pad|>") == rendered.num_visual_tokens
+
+
+def test_qwen_vl_utils_resizes_frames_itself(demo: tuple[Path, Path], cache: Path) -> None:
+    settings = ModelSettings("qwen_vl", str(demo[1]), media={"video": "qwen_vl_utils"})
+    template = load_saved(prepare_template(settings, cache))
+    frames = template.prepare_frames([Image.new("RGB", (64, 48))] * 4)
+    width, height = frames[0].size
+    assert width % 28 == height % 28 == 0
+    assert width * height >= 128 * 28 * 28
+
+
+@pytest.mark.parametrize(
+    ("rules", "settings"),
+    [
+        (QwenVL, {"do_sample_frames": True, "fps": 2}),
+        (QwenVL, {"do_sample_frames": True, "num_frames": 14}),
+        (Qwen3VL, {"fps": 3}),
+        (Qwen3VL, {"fps": None, "num_frames": 8}),
+    ],
+)
+def test_indices_are_transformers_own(rules: type[QwenVL], settings: dict[str, object]) -> None:
+    """For every length up to 400 frames: `torch.arange` computes in single precision, and so do we."""
+    need_torchvision()
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    ours = rules(ProcessorSettings(QWEN.image, {**QWEN.video, **settings})).frames
+    theirs = (Qwen3VLVideoProcessor if rules is Qwen3VL else Qwen2VLVideoProcessor)()
+    asked = {name: value for name, value in settings.items() if name in ("fps", "num_frames") and value}
+    if rules is Qwen3VL and "num_frames" in asked:
+        theirs.fps = None
+    for total in range(1, 400):
+        try:
+            expected = theirs.sample_frames(VideoMetadata(total_num_frames=total, fps=25.0), **asked).tolist()
+        except (ValueError, ZeroDivisionError):
+            expected = None
+        try:
+            found = ours.choose(clip(total, 25.0))
+        except Skip:
+            found = None
+        if expected and expected[-1] >= total:  # transformers itself fails on these when it takes the frames
+            expected = expected[:-1]
+        assert found == expected, total
+
+
+def test_llavas_choice_is_in_whole_numbers() -> None:
+    frames = LlavaOneVision(LLAVA).frames
+    assert frames.choose(clip(17)) == [0, 2, 4, 7, 9, 12, 14]  # i × 17 // 7
