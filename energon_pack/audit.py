@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.lengths import MeasuredShard
-from energon_pack.media import Media, open_image
+from energon_pack.media import Media, open_image, probe, with_frames
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Skip, place_media
 from energon_pack.sources import wds
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.templates.torchvision_shim import prepare_torchvision
-from energon_pack.video import decode_frames, probe_video
+from energon_pack.video import decode_frames
 
 
 @dataclass(frozen=True)
@@ -146,11 +146,11 @@ def _full_len(
     kinds = [kind for *_, kind, _ in parts]
     try:
         messages, _, _ = place_media(record.messages, kinds)
+        media = with_frames([probe(io.BytesIO(d)) for d in data], record.fields.get("video_frames"))
         images = [template.prepare_image(open_image(d)) for d, kind in zip(data, kinds, strict=True) if kind == "image"]
-        videos = [_frames(template, d) for d, kind in zip(data, kinds, strict=True) if kind == "video"]
-        medium = [Media(kind) for kind in kinds]
+        videos = [_frames(template, d, m) for d, m in zip(data, media, strict=True) if m.kind == "video"]
         text = processor.apply_chat_template(
-            template.messages(Sample(messages, medium, record.tools)),
+            template.messages(Sample(messages, media, record.tools)),
             chat_template=spec.chat_template,
             tools=record.tools,
             tokenize=False,
@@ -176,12 +176,16 @@ def _full_len(
         return f"no ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
 
 
-def _frames(template: Template, data: bytes) -> tuple[Any, dict[str, Any]]:
+def _frames(template: Template, data: bytes, video: Media) -> tuple[Any, dict[str, Any]]:
     """The frames that the model would see, [frames, height, width, 3], and what the processor wants to know of them."""
-    width, height, num_frames, fps = probe_video(io.BytesIO(data))
-    chosen = template.choose_frames(Media("video", width, height, "", num_frames, fps))
+    chosen = template.choose_frames(video)
     frames = template.prepare_frames(decode_frames(data, chosen))
-    metadata = {"total_num_frames": num_frames, "fps": fps, "frames_indices": chosen, "duration": num_frames / fps}
+    metadata = {
+        "total_num_frames": video.num_frames,
+        "fps": video.fps,
+        "frames_indices": chosen,
+        "duration": video.num_frames / video.fps,
+    }
     return np.stack([np.asarray(frame) for frame in frames]), metadata
 
 

@@ -7,7 +7,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from energon_pack.media import Media, open_part, probe
+from energon_pack.media import Media, open_part, probe, with_frames
 from energon_pack.record import ReadSettings, media_parts
 from energon_pack.sample import Part, Reason, Skip, media_type, media_type_by_name, num_placeholders, place_media
 from energon_pack.sources import wds
@@ -42,6 +42,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("num_control_tokens", pa.int32()),
         ("placeholders_put_in", pa.bool_()),
         ("placeholders_as_text", pa.bool_()),  # placeholders, but no media
+        ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools, or of its tool calls
         ("reason", pa.string()),  # null: measured
         ("detail", pa.large_string()),
     ]
@@ -112,6 +113,7 @@ class _Row:
     num_control_tokens: int = 0
     placeholders_put_in: bool = False
     placeholders_as_text: bool = False
+    tools_left_out: bool = False
 
     @classmethod
     def of_index(cls, samples: pa.Table) -> list["_Row"]:
@@ -130,7 +132,7 @@ class _Row:
             record = wds.read_record(fd, self.record_part, self.record_offset, self.record_size, has_media, settings)
             self.media_type = record.declared or self.media_type
             parts = media_parts(record, self.key, self.all_parts)
-            media = [probe_part(fd, part) for part in parts]
+            media = with_frames([probe_part(fd, part) for part in parts], record.fields.get("video_frames"))
             self.media_type = media_type([medium.kind for medium in media])
             messages, order, put_in = place_media(record.messages, [medium.kind for medium in media])
             rendered = template.render(Sample(messages, [media[i] for i in order], record.tools))
@@ -146,6 +148,7 @@ class _Row:
         self.placeholders_as_text = not media and num_placeholders(messages) > 0
         self.num_visual_tokens = rendered.num_visual_tokens
         self.num_control_tokens = rendered.num_control_tokens
+        self.tools_left_out = rendered.leaves_out_tools
         return rendered
 
 

@@ -58,7 +58,7 @@ def summarize(lengths: Lengths, plan: PackPlan, settings: PackingSettings, num_f
         "samples_with_control_tokens": int(pc.sum(pc.greater(lengths.table["num_control_tokens"], 0)).as_py() or 0),
         **{
             f"samples_with_{column}": int(pc.sum(pc.and_(lengths.table[column], measured)).as_py() or 0)
-            for column in ("placeholders_put_in", "placeholders_as_text")
+            for column in ("placeholders_put_in", "placeholders_as_text", "tools_left_out")
         },
         "by_media": {
             name: {
@@ -114,7 +114,7 @@ def print_plan(figures: Mapping[str, Any]) -> None:
         console.print(f"excluded: {figures['samples_excluded']:,} by split, exclude or source.limit")
     for reason, number in figures["skipped_by_reason"].items():
         console.print(f"skipped: {number:,} {reason}")
-    for what in ("control_tokens", "placeholders_put_in", "placeholders_as_text"):
+    for what in ("control_tokens", "placeholders_put_in", "placeholders_as_text", "tools_left_out"):
         if number := figures[f"samples_with_{what}"]:
             console.print(f"noted: {number:,} samples with {what.replace('_', ' ')}")
     spread = ", ".join(f"{name} {value:,}" for name, value in figures["token_len"].items())

@@ -154,3 +154,14 @@ def test_known_shapes_are_written_as_the_template_writes_them(source: str) -> No
     for texts in (("a", "b"), ("", " "), ("<|im_start|>assistant\n", "<|im_end|>x"), ("a\ufdd2" + "0\ufdd3", "b")):
         for messages in (turns(*texts), turns(*texts, *texts), [{"role": "system", "content": "s"}, *turns(*texts)]):
             assert template.render_marked(messages, None) == template._render_marked(messages, None, False)
+
+
+def test_tools_a_template_does_not_write_are_noticed() -> None:
+    """A sample whose calls are nowhere in the text trains an empty turn: the report counts it."""
+    silent, loud = ChatTemplate(GEMMA, {}, SPECIAL), ChatTemplate(CHATML, {}, SPECIAL)
+    called = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}]
+    assert silent.leaves_out(called, None)
+    assert silent.leaves_out(called[:1], [{"name": "f"}])
+    assert not silent.leaves_out(called[:1], None)
+    assert not loud.leaves_out(called, None)
+    assert loud.leaves_out(called, [{"name": "f"}])  # it writes calls, but no list of tools

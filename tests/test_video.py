@@ -8,7 +8,7 @@ import pytest
 from conftest import need_torchvision
 from PIL import Image
 
-from energon_pack.media import Media, probe
+from energon_pack.media import Media, probe, with_frames
 from energon_pack.sample import Reason, Skip, place_media
 from energon_pack.templates import ModelSettings, Sample, load_saved, prepare_template
 from energon_pack.templates.llava import LlavaOneVision
@@ -170,3 +170,34 @@ def test_indices_are_transformers_own(rules: type[QwenVL], settings: dict[str, o
 def test_llavas_choice_is_in_whole_numbers() -> None:
     frames = LlavaOneVision(LLAVA).frames
     assert frames.choose(clip(17)) == [0, 2, 4, 7, 9, 12, 14]  # i × 17 // 7
+
+
+# ------------------------------------------------------------------------------------ frames that a sample lists itself
+
+
+def test_listed_frames_are_those_the_model_sees(demo: tuple[Path, Path], cache: Path) -> None:
+    """`video_frames` goes before the model's own choice; each list belongs to the video at its place."""
+    template = load_saved(prepare_template(ModelSettings("qwen_vl", str(demo[1])), cache))
+    image, first, second = with_frames([Media("image", 56, 56), clip(30), clip(9)], [[0, 10, 20, 29], None])
+    assert image == Media("image", 56, 56)
+    assert template.choose_frames(first) == [0, 10, 20, 29]
+    assert template.choose_frames(second) == list(range(9))
+    assert with_frames([clip(30)], None) == [clip(30)]
+
+
+@pytest.mark.parametrize(
+    ("listed", "reason"),
+    [
+        ([[0], [1]], Reason.BAD_MESSAGE),
+        ("0,1", Reason.BAD_MESSAGE),
+        ([[]], Reason.BAD_MESSAGE),
+        ([[0.5]], Reason.BAD_MESSAGE),
+        ([[3, 1]], Reason.UNREADABLE_MEDIA),
+        ([[0, 30]], Reason.UNREADABLE_MEDIA),
+        ([[-1]], Reason.UNREADABLE_MEDIA),
+    ],
+)
+def test_frames_that_are_not_there_cost_the_sample(listed: object, reason: Reason) -> None:
+    with pytest.raises(Skip) as skip:
+        with_frames([clip(30)], listed)
+    assert skip.value.reason is reason

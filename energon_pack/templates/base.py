@@ -50,6 +50,7 @@ class Rendered:
     spans: list[tuple[int, int]]  # supervised characters of `text`
     num_visual_tokens: int
     num_control_tokens: int  # special tokens that a message spells out itself
+    leaves_out_tools: bool = False  # the chat template writes nothing of its tools, or of its tool calls
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,13 @@ class Template:
                 Reason.PROCESSOR_ERROR,
                 f"the chat template leaves out {sum(map(len, waiting.values()))} media",
             )
-        return Rendered("".join(pieces), spans, num_visual_tokens, self._num_control_tokens(messages, sample.tools))
+        return Rendered(
+            "".join(pieces),
+            spans,
+            num_visual_tokens,
+            self._num_control_tokens(messages, sample.tools),
+            self._chat.leaves_out(messages, sample.tools),
+        )
 
     def choose_frames(self, video: Media) -> list[int]:
         """Which frames of a video the model sees; measuring and decoding both ask here.
@@ -143,6 +150,8 @@ class Template:
         Raises:
             Skip: `unreadable_media` for a video that has too few.
         """
+        if video.frames:
+            return list(video.frames)
         if self._video is not None:
             return self._video.choose_frames(video)
         return self.rules.frames.choose(video)

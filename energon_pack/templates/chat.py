@@ -6,52 +6,24 @@ trained from the end of its header (what `add_generation_prompt` writes) to the 
 takes in reasoning and tool calls; both strings are read off the template itself.
 """
 
-import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from energon_pack.errors import PackError
 from energon_pack.sample import Message, Reason, Skip
+from energon_pack.templates.jinja import environment, strings_in
 from energon_pack.templates.skeleton import Shape, Skeleton, copies_texts, shape_of, texts_of, with_numbers
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 _MARKS = re.compile(f"({OPEN}|{CLOSE})")
 _NONCHARACTERS = re.compile("[\ufdd0-\ufdd3]")
 _MOST_SHAPES = 10_000
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` blocks of training templates: their body, nothing else."""
-
-    tags = {"generation"}  # noqa: RUF012 (Jinja's own name and type)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **kwargs: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **kwargs)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    # No strftime_now, though transformers offers it: lengths must not depend on the day they are measured.
-    environment.globals["raise_exception"] = _raise_exception
-    return environment
+_PROBE = "energon_pack_probe"
 
 
 class ChatTemplate:
@@ -67,7 +39,7 @@ class ChatTemplate:
             PackError: it is not valid Jinja.
         """
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise PackError(f"the chat template is no valid Jinja: line {error.lineno}: {error.message}") from None
         except Exception as error:  # Jinja computes constants when it compiles: 1 // 0
@@ -75,7 +47,7 @@ class ChatTemplate:
         self._variables = {key: value for key, value in variables.items() if key != "add_generation_prompt"}
         self._wants_parts = self._has_no_use_for_strings()
         self._turn = self._read_turn(special_tokens)
-        self._copies_texts = copies_texts(lambda messages: self.render(messages, None), _strings_in(source))
+        self._copies_texts = copies_texts(lambda messages: self.render(messages, None), strings_in(source))
         self._skeletons: dict[tuple[Shape, bool], Skeleton | None] = {}
 
     def render(self, messages: list[Message], tools: list[Any] | None, prompt: bool = False) -> str:
@@ -100,6 +72,27 @@ class ChatTemplate:
         if not self._wants_parts:
             return messages
         return [{**message, "content": _as_parts(message["content"])} for message in messages]
+
+    def leaves_out(self, messages: list[Message], tools: list[Any] | None) -> bool:
+        """Whether a conversation has tools or tool calls that this template writes nowhere."""
+        has_calls = any(message.get("tool_calls") for message in messages)
+        return bool((tools and not self._shows_tools) or (has_calls and not self._shows_calls))
+
+    @cached_property
+    def _shows_tools(self) -> bool:
+        return self._shows([{"type": "function", "function": {"name": _PROBE, "parameters": {}}}], {})
+
+    @cached_property
+    def _shows_calls(self) -> bool:
+        call = {"id": "call_1", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
+        return self._shows(None, {"tool_calls": [call]})
+
+    def _shows(self, tools: list[Any] | None, answer: Message) -> bool:
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", **answer}]
+        try:
+            return _PROBE in self.render(messages, tools)
+        except Skip:  # it wants them in another form, so it looks at them
+            return True
 
     def render_marked(self, messages: list[Message], tools: list[Any] | None, last_only: bool = False) -> str:
         """As `render`, with `OPEN` and `CLOSE` around what is trained: all of a turn that the model has to write.
@@ -191,13 +184,6 @@ class ChatTemplate:
         special = re.compile("|".join(map(re.escape, sorted(special_tokens, key=len, reverse=True))) or "(?!)")
         begins, ends = special.search("".join(longest_first)), special.search(marked.partition(CLOSE)[2])
         return _Turn(longest_first, begins[0] if begins else "", ends[0] if ends else "")
-
-
-def _strings_in(source: str) -> set[str]:
-    """The strings a template may compare texts with."""
-    return {
-        node.value for node in _environment().parse(source).find_all(jinja2.nodes.Const) if isinstance(node.value, str)
-    }
 
 
 @dataclass(frozen=True)
