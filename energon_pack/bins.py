@@ -136,3 +136,7 @@ def _deal(groups: list[_Group], lens: Ints, seed: int) -> Bins:
     order = mixed[np.argsort(bin_of[mixed], kind="stable")]
     sizes = np.bincount(bin_of, minlength=first_bin)
     return Bins(np.concatenate(([0], np.cumsum(sizes))), items[order])
+
+
+def pack_bins(costs, caps, algorithm="auto", seed=0, needs=None):
+    return best_fit_decreasing(costs[0], caps[0], seed)

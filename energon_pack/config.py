@@ -18,16 +18,24 @@ class Layout(str, Enum):
 
 
 class Algorithm(str, Enum):
+    auto = "auto"
+    balanced = "balanced"
+    optimal = "optimal"
     best_fit_decreasing = "best_fit_decreasing"
+    first_fit_decreasing = "first_fit_decreasing"
 
 
 class Overlong(str, Enum):
     drop = "drop"
     error = "error"
+    own_pack = "own_pack"
+    split_turns = "split_turns"
+    truncate_text = "truncate_text"
 
 
 class GroupBy(str, Enum):
     media = "media"
+    dataset = "dataset"
     none = "none"
 
 
@@ -136,9 +144,17 @@ class PackingConfig:
     layout: Layout = Layout.neat
     max_token_len: int = 8192
     pad_to_multiple_of: int = 1
-    algorithm: Algorithm = Algorithm.best_fit_decreasing
+    algorithm: Algorithm = Algorithm.auto
     overlong: Overlong = Overlong.drop
+    hard_limit: int | None = None
     group_by: GroupBy = GroupBy.media
+    window: int | None = None
+    max_images: int | None = None
+    max_visual_tokens: int | None = None
+    max_members: int | None = None
+    max_attention_cost: int | None = None
+    need_image: bool = False
+    data_parallel_size: int = 1
 
 
 @dataclass
@@ -276,8 +292,7 @@ def _reject_unknown(node: DictConfig, schema: type, prefix: str) -> None:
 def _check_values(config: PackConfig) -> None:
     packing, output, model = config.packing, config.output, config.model
     positive = {
-        "packing.max_token_len": packing.max_token_len,
-        "packing.pad_to_multiple_of": packing.pad_to_multiple_of,
+        **{f"packing.{name}": value for name, value in plain(packing).items() if isinstance(value, int)},
         "output.max_shard_packs": output.max_shard_packs,
         "output.max_shard_bytes": output.max_shard_bytes,
         "executor.num_workers": config.executor.num_workers,
@@ -301,6 +316,17 @@ def _check_values(config: PackConfig) -> None:
             f"packing.max_token_len={packing.max_token_len} is not a multiple of"
             f" packing.pad_to_multiple_of={packing.pad_to_multiple_of}"
         )
+    if (packing.overlong is Overlong.own_pack) != (packing.hard_limit is not None):
+        raise PackError(
+            f"packing.overlong={packing.overlong.value} and packing.hard_limit={packing.hard_limit}: own_pack needs a"
+            " hard_limit, the most tokens of a sample with a pack of its own, and nothing else has one"
+        )
+    if packing.hard_limit is not None and packing.hard_limit < packing.max_token_len:
+        raise PackError(
+            f"packing.hard_limit={packing.hard_limit} is less than packing.max_token_len={packing.max_token_len}"
+        )
+    if packing.need_image and packing.group_by is GroupBy.media:
+        raise PackError("packing.need_image needs packing.group_by=none or dataset: packs of text alone have no image")
     for name, share in (("max_skipped", config.max_skipped), ("measure.verify", config.measure.verify)):
         if not 0 <= share <= 1:
             raise PackError(f"{name}={share}: a share of the samples, 0 to 1")

@@ -99,13 +99,13 @@ def measure_shards(
         PackError: `measure.engine` can't be used.
     """
     template = load_saved(template_folder)
-    try:
-        template.counter(engine)
-    except CountingError as error:
-        raise PackError(str(error)) from None
     how = [template.fingerprint, template.spec.train_on, asdict(settings), LENGTHS_VERSION]
     paths = [cache_dir / "lengths" / f"{_key(item.shard, how)}.parquet" for item in indexed]
     todo = [(item, path) for item, path in zip(indexed, paths, strict=True) if not path.exists()]
+    try:
+        template.counter(engine if todo else "tokenizers")
+    except CountingError as error:
+        raise PackError(str(error)) from None
 
     def jobs() -> Iterator[MeasureJob]:
         for item, _ in todo:
@@ -121,7 +121,7 @@ def measure_shards(
             while not tables or sum(table.num_rows for table in tables) < item.num_samples:
                 tables.append(next(results))
                 advance(tables[-1].num_rows)
-            _write(pa.concat_tables(tables), path)
+            write_table(pa.concat_tables(tables), path)
     measured = {path for _, path in todo}
     return [MeasuredShard(item.shard, path, path not in measured) for item, path in zip(indexed, paths, strict=True)]
 
@@ -152,7 +152,7 @@ def _is_unchanged(job: tuple[Shard, Path]) -> bool:
 
 
 def _index_one(job: tuple[Shard, Path]) -> None:
-    _write(wds.index_shard(job[0]), job[1])
+    write_table(wds.index_shard(job[0]), job[1])
 
 
 def _key(shard: Shard, how: list[object]) -> str:
@@ -160,7 +160,8 @@ def _key(shard: Shard, how: list[object]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _write(table: pa.Table, path: Path) -> None:
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a Parquet file, whole, and its folder where there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = pa.BufferOutputStream()
     pq.write_table(table, file)

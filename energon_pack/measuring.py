@@ -2,11 +2,13 @@
 
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 import pyarrow as pa
 
+from energon_pack.cut import CUT_TYPE
 from energon_pack.media import Media, open_part, probe, with_frames
 from energon_pack.record import ReadSettings, media_parts
 from energon_pack.sample import Part, Reason, Skip, media_type, media_type_by_name, num_placeholders, place_media
@@ -16,6 +18,7 @@ from energon_pack.templates.base import Rendered
 
 _BATCH = 512  # texts tokenized at once
 _BATCH_CHARACTERS = 4_000_000
+_BLOCK = 512  # tar
 
 _PART_TYPE = pa.list_(
     pa.struct(
@@ -39,12 +42,15 @@ LENGTHS_SCHEMA = pa.schema(
         ("token_len", pa.int32()),
         ("num_supervised", pa.int32()),
         ("num_visual_tokens", pa.int32()),
+        ("num_images", pa.int32()),
+        ("num_bytes", pa.int64()),  # of its JSON and media, as members of a tar
         ("num_control_tokens", pa.int32()),
         ("placeholders_put_in", pa.bool_()),
         ("placeholders_as_text", pa.bool_()),  # placeholders, but no media
         ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools, or of its tool calls
         ("reason", pa.string()),  # null: measured
         ("detail", pa.large_string()),
+        ("cut", CUT_TYPE),  # null: a whole sample
     ]
 )
 
@@ -110,6 +116,8 @@ class _Row:
     token_len: int = 0
     num_supervised: int = 0
     num_visual_tokens: int = 0
+    num_images: int = 0
+    num_bytes: int = 0
     num_control_tokens: int = 0
     placeholders_put_in: bool = False
     placeholders_as_text: bool = False
@@ -147,9 +155,16 @@ class _Row:
         self.placeholders_put_in = put_in
         self.placeholders_as_text = not media and num_placeholders(messages) > 0
         self.num_visual_tokens = rendered.num_visual_tokens
+        self.num_images = sum(medium.kind == "image" for medium in media)
+        self.num_bytes = num_tar_bytes([self.record_size, *(part.size for part in parts)])
         self.num_control_tokens = rendered.num_control_tokens
         self.tools_left_out = rendered.leaves_out_tools
         return rendered
+
+
+def num_tar_bytes(sizes: Sequence[int]) -> int:
+    """Bytes that files of these sizes take in a tar, with their headers."""
+    return sum(_BLOCK - -size // _BLOCK * -_BLOCK for size in sizes)
 
 
 def probe_part(fd: int, part: Part) -> Media:
@@ -173,7 +188,7 @@ def _table(rows: list[_Row]) -> pa.Table:
         [
             columns.get(field.name)
             if field.name in columns
-            else pa.array([getattr(row, field.name) for row in rows], field.type)
+            else pa.array([getattr(row, field.name, None) for row in rows], field.type)
             for field in LENGTHS_SCHEMA
         ],
         schema=LENGTHS_SCHEMA,

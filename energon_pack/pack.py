@@ -15,25 +15,17 @@ from energon_pack import report
 from energon_pack.audit import AuditJob, draw, finish, start
 from energon_pack.check import check
 from energon_pack.config import OnDamaged, PackConfig, Stage, plain
+from energon_pack.cutting import CUTTING, cut_overlong
 from energon_pack.demo import NUM_SAMPLES, make_demo
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.files import write_whole
+from energon_pack.items import Lengths
 from energon_pack.lengths import MeasuredShard, check_unchanged, first_samples, index_shards, measure_shards
 from energon_pack.metadata import write_metadata
 from energon_pack.naming import content_settings
-from energon_pack.plan import (
-    Lengths,
-    PackingSettings,
-    PackPlan,
-    check_overlong,
-    key_prefix,
-    ledger,
-    pack_bytes,
-    plan_packs,
-    shard_bounds,
-    write_plan,
-)
+from energon_pack.plan import PackingSettings, PackPlan, plan_packs
+from energon_pack.plan_file import check_overlong, key_prefix, ledger, pack_bytes, shard_bounds, write_plan
 from energon_pack.progress import Progress
 from energon_pack.publish import publish, refuse_existing, refuse_losses, refuse_source, staging_folder
 from energon_pack.record import ReadSettings
@@ -92,7 +84,9 @@ def pack(config: PackConfig) -> dict[str, Any]:
 
         with progress.measured("plan"):
             lengths = Lengths(measured, source.excluded, config.source.limit)
-            plan = plan_packs(lengths.lens, lengths.media, packing)
+            if packing.overlong in CUTTING:
+                cut_overlong(lengths, measured, template_folder, read, engine, packing, cache_dir, executor, progress)
+            plan = plan_packs(lengths.items, packing)
             check_overlong(lengths, plan, packing)
             num_found = sum(item.num_samples for item in indexed) + source.num_left_out
             figures = report.summarize(lengths, plan, packing, num_found)
@@ -112,7 +106,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
                 check_unchanged(chosen, measured, executor, progress)
                 written = _write(staging, lengths, plan, measured, template, config, executor, progress)
             with progress.measured("check"):
-                check(staging, written, plan.num_packs, len(plan.samples))
+                check(staging, written, plan.num_packs, len(plan.items))
             with progress.measured("verify"):
                 audit = finish(auditing, measured, template)
             figures |= _facts_of_run(config, template, measured, written, progress)
@@ -187,8 +181,8 @@ def _write(
         "pad_to_multiple_of": config.packing.pad_to_multiple_of,
         "mask": config.model.mask.value,
         "num_packs": plan.num_packs,
-        "num_samples": len(plan.samples),
-        "num_tokens": int(lengths.lens[plan.samples].sum()),
+        "num_samples": len(plan.items),
+        "num_tokens": int(lengths.items.lens[plan.items].sum()),
         "content": content,
     }
     write_metadata(staging, written, output.flavor.value, output.dataset_yaml.value, manifest)

@@ -7,13 +7,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
 
-from energon_pack.bins import Ints
+from energon_pack.bins import Ints, random_keys
 from energon_pack.errors import PackError
-from energon_pack.plan import MEDIA_TYPES, Lengths, PackingSettings, PackPlan
+from energon_pack.items import MEDIA_TYPES, NOTES, AnyInts, Lengths
+from energon_pack.order import spread_of_steps
+from energon_pack.plan import (
+    LEFT_OUT,
+    PackingSettings,
+    PackPlan,
+    features_of_packs,
+    media_of_packs,
+    without_window,
+)
 from energon_pack.progress import Progress
 from energon_pack.sample import Reason
 
@@ -29,57 +37,79 @@ def summarize(lengths: Lengths, plan: PackPlan, settings: PackingSettings, num_f
     Raises:
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
     """
-    tokens = lengths.lens[plan.samples]
-    packed_media = lengths.media[plan.samples]
-    pack_media = _media_of_packs(packed_media, plan)
-    tokens_of_pack = _per_pack(tokens, plan)
-    visual = _per_pack(lengths.column("num_visual_tokens")[plan.samples], plan)
-    cost = _per_pack(tokens**2, plan)
+    items, num_samples = lengths.items, lengths.num_samples
+    tokens = items.lens[plan.items]
+    media = items.media[:num_samples]
+    pack_media, item_media = media_of_packs(items, plan), items.media[plan.items]
+    tokens_of_pack = plan.per_pack(items.lens)
+    features = features_of_packs(items, plan)
 
-    reasons = Counter(lengths.table["reason"].drop_null().to_pylist())
-    if plan.dropped.any():
-        reasons[Reason.OVERLONG.value] = int(plan.dropped.sum())
+    left_out = plan.left_out[:num_samples]
+    reasons = lengths.reasons + Counter(
+        {reason.value: int((left_out == code).sum()) for code, reason in enumerate(LEFT_OUT) if reason is not None}
+    )
+    is_packed = lengths.is_cut.copy()
+    is_packed[plan.items[plan.items < num_samples]] = True
+    num_parts = int((plan.items >= num_samples).sum())
+    if num_samples != is_packed.sum() + reasons.total() or num_parts != len(items) - num_samples:
+        raise PackError(
+            f"{num_samples} samples, but {is_packed.sum()} packed and {dict(reasons)} skipped;"
+            f" {num_parts} of {len(items) - num_samples} parts packed: a bug"
+        )
     capacity = settings.max_token_len
-    measured = pc.is_null(lengths.table["reason"])
-    if lengths.num_samples != len(plan.samples) + sum(reasons.values()):
-        raise PackError(f"{lengths.num_samples} samples, but {len(plan.samples)} packed and {reasons} skipped: a bug")
     return {
-        "samples_in": lengths.num_samples,
-        "samples_excluded": num_found - lengths.num_samples,
-        "samples_packed": len(plan.samples),
-        "samples_skipped": sum(reasons.values()),
-        "parts": len(plan.samples),
+        "samples_in": num_samples,
+        "samples_excluded": num_found - num_samples,
+        "samples_packed": int(is_packed.sum()),
+        "samples_skipped": reasons.total(),
+        "samples_cut": int(lengths.is_cut.sum()),
+        "parts": len(plan.items),
         "skipped_by_reason": dict(sorted(reasons.items())),
         "packs": plan.num_packs,
         "packs_lower_bound": plan.lower_bound,
+        **({"packs_without_window": without_window(items, settings)} if settings.window else {}),
         "fill": _fill(tokens.sum(), plan.num_packs, capacity),
         "tokens": int(tokens.sum()),
-        "num_supervised": int(lengths.column("num_supervised")[plan.samples].sum()),
-        "samples_with_control_tokens": int(pc.sum(pc.greater(lengths.table["num_control_tokens"], 0)).as_py() or 0),
-        **{
-            f"samples_with_{column}": int(pc.sum(pc.and_(lengths.table[column], measured)).as_py() or 0)
-            for column in ("placeholders_put_in", "placeholders_as_text", "tools_left_out")
-        },
+        "num_supervised": int(lengths.num_supervised[plan.items].sum()),
+        **{f"samples_with_{note}": lengths.notes[note] for note in NOTES},
         "by_media": {
             name: {
-                "samples_in": int((lengths.media == code).sum()),
-                "samples": int((packed_media == code).sum()),
+                "samples_in": int((media == code).sum()),
+                "samples": int(((media == code) & is_packed).sum()),
                 "packs": int((pack_media == code).sum()),
-                "tokens": int(tokens[packed_media == code].sum()),
+                "tokens": int(tokens[item_media == code].sum()),
                 "fill": _fill(tokens_of_pack[pack_media == code].sum(), int((pack_media == code).sum()), capacity),
             }
             for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
-            if (lengths.media == code).any() or (pack_media == code).any()
+            if (media == code).any() or (pack_media == code).any()
         },
         "members_per_pack": _spread(np.diff(plan.starts)),
-        "token_len": _spread(lengths.lens[lengths.lens > 0]),
-        "visual_tokens_per_pack": _spread(visual),
-        "attention_cost": {
-            "mean": float(cost.mean()) if len(cost) else 0.0,
-            "max": int(cost.max(initial=0)),
-            "cv": float(cost.std() / cost.mean()) if len(cost) else 0.0,
-        },
+        "token_len": _spread(lengths.sample_lens[lengths.sample_lens > 0]),
+        "visual_tokens_per_pack": _spread(features["visual_tokens"]),
+        "attention_cost": _evenness(features["attention_cost"]),
+        **_steps(features, settings),
     }
+
+
+def _steps(features: Mapping[str, Ints], settings: PackingSettings) -> dict[str, Any]:
+    """How unequal the packs of a step are, in this order and in one by chance."""
+    if settings.data_parallel_size == 1:
+        return {}
+    size = settings.data_parallel_size
+    return {
+        "steps": {
+            name: {
+                "in_order": spread_of_steps(features[name], size),
+                "by_chance": spread_of_steps(features[name][np.argsort(random_keys(len(features[name]), 0))], size),
+            }
+            for name in ("attention_cost", "visual_tokens")
+        }
+    }
+
+
+def _evenness(cost: Ints) -> dict[str, Any]:
+    mean = float(cost.mean()) if len(cost) else 0.0
+    return {"mean": mean, "max": int(cost.max(initial=0)), "cv": float(cost.std() / mean) if mean else 0.0}
 
 
 def lost_modalities(figures: Mapping[str, Any]) -> list[str]:
@@ -114,9 +144,16 @@ def print_plan(figures: Mapping[str, Any]) -> None:
         console.print(f"excluded: {figures['samples_excluded']:,} by split, exclude or source.limit")
     for reason, number in figures["skipped_by_reason"].items():
         console.print(f"skipped: {number:,} {reason}")
-    for what in ("control_tokens", "placeholders_put_in", "placeholders_as_text", "tools_left_out"):
+    if figures["samples_cut"]:
+        console.print(f"cut: {figures['samples_cut']:,} samples, packed as their parts")
+    for what in NOTES:
         if number := figures[f"samples_with_{what}"]:
             console.print(f"noted: {number:,} samples with {what.replace('_', ' ')}")
+    if "packs_without_window" in figures:
+        console.print(f"window: {figures['packs']:,} packs, {figures['packs_without_window']:,} without packing.window")
+    for name, steps in figures.get("steps", {}).items():
+        ours, chance = (steps[order]["max_over_mean"] for order in ("in_order", "by_chance"))
+        console.print(f"steps: max/mean of {name.replace('_', ' ')} {ours:.3f}, by chance {chance:.3f}")
     spread = ", ".join(f"{name} {value:,}" for name, value in figures["token_len"].items())
     console.print(f"tokens of a sample: {spread}")
 
@@ -145,16 +182,7 @@ def _fill(tokens: Any, num_packs: int, capacity: int) -> float:
     return round(float(tokens) / (num_packs * capacity), 6) if num_packs else 0.0
 
 
-def _per_pack(values: Ints, plan: PackPlan) -> Ints:
-    return np.add.reduceat(values, plan.starts[:-1]) if plan.num_packs else np.zeros(0, np.int64)
-
-
-def _media_of_packs(media: Ints, plan: PackPlan) -> Ints:
-    """The media type of each pack: text and image make image, image and video make mix. The codes are bits."""
-    return np.bitwise_or.reduceat(media, plan.starts[:-1]) if plan.num_packs else np.zeros(0, np.int64)
-
-
-def _spread(values: Ints) -> dict[str, int]:
+def _spread(values: AnyInts) -> dict[str, int]:
     if not len(values):
         return {}
     ranks = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}

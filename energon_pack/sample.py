@@ -38,11 +38,12 @@ class Reason(str, Enum):
     PROCESSOR_ERROR = "processor_error"
     TRUNCATED_TAR = "truncated_tar"
     OVERLONG = "overlong"
+    OVER_CAP = "over_cap"
 
     @property
     def is_policy(self) -> bool:
         """A choice of the settings, not a fault of the data: does not count against `max_skipped`."""
-        return self is Reason.OVERLONG
+        return self in (Reason.OVERLONG, Reason.OVER_CAP)
 
 
 class Skip(Exception):

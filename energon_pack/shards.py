@@ -20,11 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from energon_pack.cut import Cut, stored
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
 from energon_pack.record import ReadSettings
-from energon_pack.sample import Skip, media_type, place_media
+from energon_pack.sample import Skip, media_type
 from energon_pack.sources import wds
 from energon_pack.sources.find import Shard
 from energon_pack.sources.tar import is_header_of
@@ -94,11 +95,17 @@ class Member(NamedTuple):
     record_part: str
     record_offset: int
     record_size: int
+    cut: Cut | None
     parts: list[tuple[str, int, int, str, str]]  # name, offset, size, kind, extension
+
+    @property
+    def sample_id(self) -> str:
+        return f"{self.shard}/{self.key}" + (f"#{self.cut.part}" if self.cut else "")
 
 
 def _members(table: pa.Table) -> Iterator[tuple[str, Member]]:
-    columns = [table[name].to_pylist() for name in Member._fields[:-1]]
+    columns = [table[name].to_pylist() for name in Member._fields[:-2]]
+    columns.append([Cut(**cut) if cut else None for cut in table["cut"].to_pylist()])
     rows = zip(*columns, wds.parts_of(table), strict=True)
     return zip(table["pack"].to_pylist(), map(Member._make, rows), strict=True)
 
@@ -113,7 +120,7 @@ def _write_pack(tar: "TarWriter", key: str, members: list[Member], sources: "_So
         "_meta": {
             "format": FORMAT,
             "pack_id": key,
-            "sample_ids": [f"{member.shard}/{member.key}" for member in members],
+            "sample_ids": [member.sample_id for member in members],
             "token_lens": [member.token_len for member in members],
             "num_supervised": [member.num_supervised for member in members],
             "total_token_len": sum(member.token_len for member in members),
@@ -144,14 +151,19 @@ def _conversation(member: Member, sources: "_Sources", settings: ReadSettings) -
     kinds = [part[3] for part in member.parts]
     try:
         record = wds.read_record(
-            fd, member.record_part, member.record_offset, member.record_size, bool(kinds), settings
+            fd,
+            member.record_part,
+            member.record_offset,
+            member.record_size,
+            bool(kinds or (member.cut and member.cut.kinds)),
+            settings,
         )
-        messages, _, _ = place_media(record.messages, kinds)
+        messages, fields = stored(record, kinds, member.cut)
     except Skip as skip:  # it was read well when it was measured
         raise sources.changed(member.shard) from skip
     value: dict[str, Any] = {"messages": messages, **({"tools": record.tools} if record.tools else {})}
-    clashing = {name: field for name, field in record.fields.items() if name in ("messages", "tools", "source_fields")}
-    value |= {name: field for name, field in record.fields.items() if name not in clashing}
+    clashing = {name: field for name, field in fields.items() if name in ("messages", "tools", "source_fields")}
+    value |= {name: field for name, field in fields.items() if name not in clashing}
     return value | ({"source_fields": clashing} if clashing else {})
 
 

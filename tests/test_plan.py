@@ -1,29 +1,42 @@
 """The plan: every sample in one pack or left out for its length, packs of one medium, mixed over the whole order."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack.plan import MEDIA_TYPES, PackingSettings, PackPlan, plan_packs, shard_bounds
+from energon_pack.items import MEDIA_TYPES, Items
+from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan, plan_packs
+from energon_pack.plan_file import shard_bounds
+from energon_pack.sample import Reason
+
+OVERLONG, OVER_CAP = LEFT_OUT.index(Reason.OVERLONG), LEFT_OUT.index(Reason.OVER_CAP)
 
 
 def packs(plan: PackPlan) -> list[list[int]]:
-    return [plan.samples[a:b].tolist() for a, b in zip(plan.starts[:-1], plan.starts[1:], strict=True)]
+    return [plan.items[a:b].tolist() for a, b in zip(plan.starts[:-1], plan.starts[1:], strict=True)]
 
 
-def make(lens: list[int], media: list[int] | None = None, **settings: object) -> PackPlan:
-    codes = np.array(media if media is not None else [0] * len(lens), np.int64)
-    return plan_packs(np.array(lens, np.int64), codes, PackingSettings(**{"max_token_len": 10, **settings}))  # type: ignore[arg-type]
+def items(lens: Any, media: Any = None, **columns: Any) -> Items:
+    """Items with these lengths, of one medium and one shard unless given."""
+    names = ("num_images", "num_visual_tokens", "shard", "dataset")
+    zeros = np.zeros(len(lens), np.int64)
+    media = zeros if media is None else np.array(media, np.int64)
+    return Items(np.array(lens, np.int64), media, **{n: np.array(columns.get(n, zeros), np.int64) for n in names})
+
+
+def make(lens: list[int], media: list[int] | None = None, **settings: Any) -> PackPlan:
+    return plan_packs(items(lens, media), PackingSettings(**{"max_token_len": 10, **settings}))
 
 
 def test_a_plan_to_check_by_head() -> None:
     """Text (0): 6+4 and 5. Image (1): 9. A skipped sample (length 0) and one of 11 tokens are out."""
     plan = make([6, 0, 4, 9, 11, 5], [0, 0, 0, 1, 1, 0])
     assert sorted(map(sorted, packs(plan))) == [[0, 2], [3], [5]]
-    assert plan.dropped.tolist() == [False, False, False, False, True, False]
+    assert plan.left_out.tolist() == [0, 0, 0, 0, OVERLONG, 0]
     assert plan.lower_bound == 3
 
 
@@ -31,7 +44,7 @@ def test_padding_counts_in_the_capacity() -> None:
     """Each of two members of 5 takes 8 of 10 where members are padded to multiples of 4: one pack each."""
     assert len(packs(make([5, 5]))) == 1
     assert len(packs(make([5, 5], pad_to_multiple_of=4, max_token_len=12))) == 2
-    assert make([9], pad_to_multiple_of=4, max_token_len=8).dropped.tolist() == [True]
+    assert make([9], pad_to_multiple_of=4, max_token_len=8).left_out.tolist() == [OVERLONG]
 
 
 def test_media_are_kept_apart_unless_asked() -> None:
@@ -49,9 +62,9 @@ def test_nothing_is_lost(samples: list[tuple[int, int]], multiple: int, group_by
     lens, media = ([s[i] for s in samples] for i in (0, 1))
     lens = [length if code >= 0 else 0 for length, code in samples]  # what can't be told was not measured
     plan = make(lens, media, max_token_len=64, pad_to_multiple_of=multiple, group_by=group_by, seed=seed)
-    packed = sorted(plan.samples.tolist())
+    packed = sorted(plan.items.tolist())
     assert packed == [i for i, length in enumerate(lens) if length > 0 and -(-length // multiple) * multiple <= 64]
-    assert plan.dropped.tolist() == [-(-length // multiple) * multiple > 64 for length in lens]
+    assert (plan.left_out > 0).tolist() == [-(-length // multiple) * multiple > 64 for length in lens]
     for pack in packs(plan):
         assert sum(-(-lens[i] // multiple) * multiple for i in pack) <= 64
         assert group_by == "none" or len({media[i] for i in pack}) == 1
@@ -63,8 +76,8 @@ def test_every_stretch_looks_like_the_whole() -> None:
     rng = np.random.default_rng(0)
     lens = np.clip(rng.lognormal(5, 1, 20_000), 1, 2048).astype(np.int64)
     media = (rng.random(20_000) < 0.3).astype(np.int64)
-    plan = plan_packs(lens, media, PackingSettings(max_token_len=2048))
-    is_image = media[plan.samples[plan.starts[:-1]]]
+    plan = plan_packs(items(lens, media), PackingSettings(max_token_len=2048))
+    is_image = media[plan.items[plan.starts[:-1]]]
     num_members = np.diff(plan.starts)
     for stretch in np.array_split(np.arange(plan.num_packs), 16):
         assert abs(is_image[stretch].mean() - is_image.mean()) < 0.02

@@ -189,6 +189,11 @@ class Template:
             for encoding, item in zip(encodings, rendered, strict=True)
         ]
 
+    def token_ends(self, text: str) -> list[int]:
+        """Where a text may be cut: the characters at which its tokens end, ascending."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return sorted({end for _, end in encoding.offsets if end})
+
     def messages(self, sample: Sample) -> list[Message]:
         """The conversation as the chat template takes it."""
         messages = split_content(sample.messages, [media.kind for media in sample.media])

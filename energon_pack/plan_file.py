@@ -1,0 +1,193 @@
+"""The plan as files: pack_plan.parquet, a row group an output shard, and skipped.jsonl.
+
+Rows are dealt from the files of lengths to the output shards through one file on disk, so that memory holds some
+source shards or one output shard at a time, however many samples there are.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from energon_pack.bins import Ints
+from energon_pack.errors import PackError
+from energon_pack.items import Lengths
+from energon_pack.measuring import LENGTHS_SCHEMA
+from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan
+from energon_pack.sample import Reason
+
+_BLOCK = 512  # tar
+_ROWS = 200_000  # dealt at once
+_COLUMNS = (
+    "key", "media_type", "token_len", "num_supervised", "num_visual_tokens", "record_part", "record_offset",
+    "record_size", "parts", "cut",
+)  # fmt: skip
+PLAN_SCHEMA = pa.schema(
+    [("pack", pa.string()), ("shard", pa.string()), *(LENGTHS_SCHEMA.field(name) for name in _COLUMNS)]
+)
+
+
+def check_overlong(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> None:
+    """Raises PackError on the first overlong sample where `packing.overlong=error`."""
+    overlong = np.flatnonzero(plan.left_out == LEFT_OUT.index(Reason.OVERLONG))
+    if settings.overlong == "error" and len(overlong):
+        first = int(overlong[0])
+        raise PackError(
+            f"{len(overlong)} samples are longer than packing.max_token_len={settings.max_token_len}, first"
+            f" {lengths.sample_id(first)} with {lengths.items.lens[first]} tokens;"
+            " packing.overlong=drop leaves them out"
+        )
+
+
+def ledger(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> Iterator[dict[str, Any]]:
+    """One entry of `skipped.jsonl` for each sample in no pack, in the order of the source."""
+    columns = ["key", "reason", "detail", "media_type", "token_len", "num_images", "num_visual_tokens"]
+    for start, shard, table in lengths.tables(columns, with_parts=False):
+        end = start + table.num_rows
+        left_out = plan.left_out[start:end]
+        is_out = ((left_out > 0) | pc.is_valid(table["reason"]).to_numpy()) & ~lengths.is_cut[start:end]
+        rows = table.filter(pa.array(is_out)).to_pylist()
+        for row, code in zip(rows, left_out[is_out], strict=True):
+            reason, detail = row["reason"], row["detail"]
+            if reason is None:
+                reason, detail = _policy(row, LEFT_OUT[code], settings)
+            yield {
+                "sample_id": f"{shard}/{row['key']}",
+                "reason": reason,
+                "detail": detail,
+                "media_type": row["media_type"],
+                "token_len": row["token_len"] or None,
+            }
+
+
+def _policy(row: dict[str, Any], reason: Reason | None, settings: PackingSettings) -> tuple[str, str]:
+    assert reason is not None
+    token_len = row["token_len"]
+    if reason is Reason.OVERLONG:
+        padded = int(settings.padded(np.array([token_len]))[0])
+        rounded = f" (padded to {padded})" if padded > token_len else ""
+        limit = f"packing.max_token_len={settings.max_token_len}"
+        if settings.overlong == "own_pack":
+            limit = f"packing.hard_limit={settings.hard_limit}"
+        return reason.value, f"{token_len} tokens{rounded}, {limit}"
+    alone = {
+        "max_images": row["num_images"],
+        "max_visual_tokens": row["num_visual_tokens"],
+        "max_attention_cost": token_len**2,
+    }
+    over = (
+        f"{value} > packing.{name}={cap}"
+        for name, value in alone.items()
+        if (cap := getattr(settings, name)) and value > cap
+    )
+    return reason.value, ", ".join(over)
+
+
+def shard_bounds(pack_bytes: Ints, max_packs: int, max_bytes: float) -> Ints:
+    """First pack of each output shard, and the end: as few shards as the limits allow, and about equal ones.
+
+    Args:
+        pack_bytes: int64[num_packs].
+
+    Returns:
+        int64[num_shards + 1]. A pack larger than `max_bytes` has a shard of its own.
+    """
+    upto = np.concatenate(([0], np.cumsum(pack_bytes)))
+    bounds = [0]
+    while bounds[-1] < len(pack_bytes):
+        within = int(np.searchsorted(upto, upto[bounds[-1]] + max_bytes, side="right")) - 1
+        bounds.append(min(max(within, bounds[-1] + 1), bounds[-1] + max_packs, len(pack_bytes)))
+    even = np.arange(len(bounds)) * len(pack_bytes) // (len(bounds) - 1)
+    return even if np.diff(upto[even]).max() <= max_bytes else np.array(bounds)
+
+
+def pack_bytes(lengths: Lengths, plan: PackPlan) -> Ints:
+    """About how many bytes each pack takes in a tar."""
+    return plan.per_pack(lengths.num_bytes) + 2 * _BLOCK
+
+
+def key_prefix(lengths: Lengths, plan: PackPlan, seed: int, fingerprint: str) -> str:
+    """What the keys of this dataset's packs begin with: the same for the same plan, another for another."""
+    digest = hashlib.sha256(json.dumps([fingerprint, seed, lengths.shard_names]).encode())
+    for array in (lengths.items.lens, plan.starts, plan.items):
+        digest.update(array.astype("<i8").tobytes())
+    return digest.hexdigest()[:8]
+
+
+def write_plan(path: Path, lengths: Lengths, plan: PackPlan, bounds: Ints, prefix: str) -> list[list[str]]:
+    """pack_plan.parquet: a row a member in the order of writing, a row group an output shard.
+
+    Returns:
+        The source shards that each output shard reads.
+    """
+    reads = []
+    temporary = path.with_suffix(".tmp")
+    try:
+        with (
+            open(temporary, "w+b") as file,
+            pq.ParquetWriter(path, PLAN_SCHEMA, compression="zstd") as writer,
+        ):
+            chunks = _deal(file, lengths, plan, plan.starts[bounds])
+            for (first, end), mine in zip(pairwise(bounds), chunks, strict=True):
+                table = pa.concat_tables([_read_chunk(file, *place) for place in mine])
+                table = table.take(pc.sort_indices(table["place"])).combine_chunks()
+                sizes = np.diff(plan.starts[first : end + 1])
+                keys = pa.array([f"{prefix}_{pack:08d}" for pack in range(first, end)])
+                table = table.drop_columns("place").add_column(
+                    0, "pack", keys.take(pa.array(np.repeat(np.arange(end - first), sizes)))
+                )
+                writer.write_table(table.cast(PLAN_SCHEMA), row_group_size=max(1, table.num_rows))
+                reads.append(sorted(pc.unique(table["shard"]).to_pylist()))
+    finally:
+        temporary.unlink(missing_ok=True)
+    return reads
+
+
+def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list[list[tuple[int, int]]]:
+    """Write the rows of all members to a file, sorted by output shard in large pieces.
+
+    Args:
+        edges: the place of each output shard's first member, and the end.
+
+    Returns:
+        For each output shard where its pieces are: offset, bytes.
+    """
+    place = np.full(len(lengths.items), -1, np.int64)
+    place[plan.items] = np.arange(len(plan.items))
+    chunks: list[list[tuple[int, int]]] = [[] for _ in edges[1:]]
+    waiting: list[pa.Table] = []
+
+    def deal() -> None:
+        table = pa.concat_tables(waiting)
+        table = table.take(pc.sort_indices(table["place"])).combine_chunks()
+        cuts = np.searchsorted(table["place"].to_numpy(), edges)
+        for number, (first, end) in enumerate(pairwise(cuts)):
+            if end > first:
+                data = pa.BufferOutputStream()
+                with pa.ipc.new_stream(data, table.schema) as stream:
+                    stream.write_table(table.slice(first, end - first))
+                chunks[number].append((file.tell(), file.write(data.getvalue())))
+        waiting.clear()
+
+    for start, shard, table in lengths.tables(_COLUMNS):
+        mine = place[start : start + table.num_rows]
+        table = table.add_column(0, "shard", pa.array([shard]).take(pa.array(np.zeros(len(mine), np.int64))))
+        table = table.append_column("place", pa.array(mine)).filter(pa.array(mine >= 0))
+        waiting.append(table)
+        if sum(table.num_rows for table in waiting) >= _ROWS:
+            deal()
+    if waiting:
+        deal()
+    return chunks
+
+
+def _read_chunk(file: BinaryIO, offset: int, size: int) -> pa.Table:
+    file.seek(offset)
+    return pa.ipc.open_stream(file.read(size)).read_all()

@@ -1,0 +1,181 @@
+"""Conversations longer than a pack: cut only between turns, each part with its own media, nothing lost of the whole.
+
+A wrong cut would train an answer on another's image, or lose turns with exit code 0.
+"""
+
+import json
+import tarfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import chat, json_lines, picture, train, write_tar
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_pack.config import Overlong, PackConfig
+from energon_pack.cut import Cut, exchanges, messages_of, num_media_before, stored
+from energon_pack.loading import load_template
+from energon_pack.media import Media
+from energon_pack.pack import pack
+from energon_pack.record import Record
+from energon_pack.templates import Sample
+
+Make = Callable[..., PackConfig]
+LETTERS = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+
+
+def turns(roles: str) -> list[dict[str, Any]]:
+    return [{"role": LETTERS[letter], "content": f"{letter}{i}"} for i, letter in enumerate(roles)]
+
+
+@pytest.mark.parametrize(
+    ("roles", "edges"),
+    [
+        ("ua", [0, 2]),
+        ("uaua", [0, 2, 4]),
+        ("suaua", [1, 3, 5]),
+        ("uuaua", [0, 3, 5]),  # two questions, one answer
+        ("uataua", [0, 4, 6]),  # a tool's answer stays with its call
+        ("uauau", [0, 2, 5]),  # a question without an answer goes with the exchange before
+        ("auaua", [0, 1, 3, 5]),
+        ("su", [1, 2]),
+    ],
+)
+def test_cuts_are_before_a_users_turn(roles: str, edges: list[int]) -> None:
+    assert exchanges(turns(roles)) == edges
+
+
+@given(st.text("uat", min_size=1, max_size=30).filter(lambda roles: "a" in roles), st.booleans())
+def test_exchanges_are_all_turns_and_each_has_an_answer(roles: str, has_system: bool) -> None:
+    messages = turns("s" * has_system + roles)
+    edges = exchanges(messages)
+    assert (edges[0], edges[-1]) == (int(has_system), len(messages))
+    for first, end in pairwise(edges):
+        assert any(message["role"] == "assistant" for message in messages[first:end])
+
+
+def test_the_system_turn_is_in_every_part() -> None:
+    messages = turns("suaua")
+    assert [m["content"] for m in messages_of(messages, 1, 3, None)] == ["s0", "u1", "a2"]
+    assert [m["content"] for m in messages_of(messages, 3, 5, 1)] == ["s0", "u3", "a"]
+
+
+def test_a_part_holds_its_own_media() -> None:
+    """`<image>` in an answer is text here, as the images are all the user's."""
+    texts = ("<image>a", "b <image>", "<video>c<image>", "d")
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    kinds = ["image", "video", "image"]
+    assert num_media_before(messages, kinds) == [0, 1, 1, 3, 3]
+    record = Record(messages, fields={"video_frames": [[0, 2]], "id": 7})
+    part, fields = stored(record, ["image"], Cut("1of2", 0, 2, None, "ivi"))
+    assert ([m["content"] for m in part], fields) == (["<image>a", "b <image>"], {"video_frames": [], "id": 7})
+    part, fields = stored(record, ["video", "image"], Cut("2of2", 2, 4, None, "ivi"))
+    assert ([m["content"] for m in part], fields["video_frames"]) == (["<video>c<image>", "d"], [[0, 2]])
+
+
+# ------------------------------------------------------------------------------------------------------ end to end
+
+
+def members(run: PackConfig) -> dict[str, dict[str, Any]]:
+    """Every member by its id: its conversation, length, and media by their bytes."""
+    found = {}
+    for path in sorted((Path(run.output.dir) / str(run.output.name)).glob("*.tar")):
+        with tarfile.open(path) as tar:
+            data = {m.name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
+        for name in data:
+            if name.endswith(".json"):
+                pack_json, key = json.loads(data[name]), name.removesuffix(".json")
+                meta = pack_json["_meta"]
+                for i, sample_id in enumerate(meta["sample_ids"]):
+                    media = [data[f"{key}.{medium}"] for medium in pack_json["media_files"][i]]
+                    found[sample_id] = {**pack_json["messages"][i], "len": meta["token_lens"][i], "media": media}
+    return found
+
+
+@pytest.fixture
+def long_ones(tmp_path: Path) -> Path:
+    """`talk`: 12 exchanges with images; `word`: a long answer; `ask`: a long question; `short` and `pic` fit."""
+    words = "one two three four five six seven eight nine ten " * 8
+    talk = [text for i in range(12) for text in (f"<image>question {i}", f"{i} {words}")]
+    images = {f"talk.{i:02d}.png": picture(28 * (i + 2), 56, "PNG") for i in range(12)}
+    long_text = {"word.json": chat("say", words * 20), "short.json": chat("a", "b"), "ask.json": chat(words * 20, "b")}
+    fitting = {"pic.png": picture(56, 56, "PNG"), "pic.json": chat("<image>a", "b")}
+    system = json.dumps({**json.loads(chat(*talk)), "system": "be brief", "id": "x"}).encode()
+    return write_tar(tmp_path / "source" / "0.tar", {"talk.json": system, **images, **long_text, **fitting}).parent
+
+
+def test_split_turns_keeps_every_turn_and_its_image(config: Make, long_ones: Path) -> None:
+    run = config(long_ones, packing__max_token_len=512, max_skipped=1.0)
+    run.packing.overlong = Overlong.split_turns
+    figures = pack(run)
+    found = members(run)
+    parts = {name: member for name, member in found.items() if "talk" in name}
+    number = len(parts)
+    assert number > 2
+    assert sorted(parts) == sorted(f"0.tar/talk#{i + 1}of{number}" for i in range(number))
+    joined, media = [], []
+    for i in range(number):
+        member = parts[f"0.tar/talk#{i + 1}of{number}"]
+        assert member["messages"][0] == {"role": "system", "content": "be brief"}
+        assert member["len"] <= 512
+        joined += member["messages"][1:]
+        media += member["media"]
+    with tarfile.open(long_ones / "0.tar") as tar:
+        data = {m.name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
+    assert joined == json.loads(data["talk.json"])["messages"]
+    assert media == [data[f"talk.{i:02d}.png"] for i in range(12)]
+    assert (figures["samples_in"], figures["samples_packed"], figures["samples_cut"]) == (5, 3, 1)
+    assert figures["parts"] == number + 2
+    assert figures["skipped_by_reason"] == {"overlong": 2}
+    ledger = json_lines(Path(run.output.dir) / "packed" / "skipped.jsonl")
+    assert [entry["sample_id"] for entry in ledger] == ["0.tar/word", "0.tar/ask"]
+
+
+@pytest.mark.parametrize("policy", [Overlong.split_turns, Overlong.truncate_text])
+def test_lengths_of_parts_are_those_of_training(
+    config: Make, long_ones: Path, demo: tuple[Path, Path], policy: Overlong
+) -> None:
+    run = config(long_ones, packing__max_token_len=512, max_skipped=1.0)
+    run.packing.overlong = policy
+    pack(run)
+    path = Path(run.output.dir) / "packed"
+    template = load_template(path, str(demo[1]))
+    num_parts = 0
+    for sample in train(path):
+        rows = zip(sample.messages, sample.images, sample.token_lens, sample.sample_ids, strict=True)
+        for messages, images, token_len, sample_id in rows:
+            media = [Media("image", *image.size) for image in images]
+            assert len(template.encode(Sample(messages, media)).ids) == token_len <= 512
+            num_parts += "#" in sample_id
+    assert num_parts > 0
+
+
+def test_truncate_text_keeps_the_beginning(config: Make, long_ones: Path) -> None:
+    """Up to a token of the first answer; never an image sample, never less than an answer."""
+    run = config(long_ones, packing__max_token_len=512, max_skipped=1.0)
+    run.packing.overlong = Overlong.truncate_text
+    figures = pack(run)
+    found = members(run)
+    assert set(found) == {"0.tar/word#1of1", "0.tar/short", "0.tar/pic"}
+    question, answer = found["0.tar/word#1of1"]["messages"]
+    with tarfile.open(long_ones / "0.tar") as tar:
+        whole = json.loads(tar.extractfile("word.json").read())["messages"]  # type: ignore[union-attr]
+    assert question == whole[0]
+    assert whole[1]["content"].startswith(answer["content"])
+    assert found["0.tar/word#1of1"]["len"] == 512
+    assert figures["skipped_by_reason"] == {"overlong": 2}
+
+
+def test_own_pack_up_to_a_hard_limit(config: Make, long_ones: Path) -> None:
+    """Alone in its pack, so that only that pack is longer than the others."""
+    run = config(long_ones, packing__max_token_len=512, packing__hard_limit=100_000)
+    run.packing.overlong = Overlong.own_pack
+    figures = pack(run)
+    assert (figures["samples_skipped"], figures["packs"]) == (0, 5)
+    assert max(member["len"] for member in members(run).values()) > 512
+    run = config(long_ones, packing__max_token_len=512, packing__hard_limit=600, output__name="low", max_skipped=1.0)
+    run.packing.overlong = Overlong.own_pack
+    assert pack(run)["skipped_by_reason"] == {"overlong": 3}
