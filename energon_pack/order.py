@@ -6,7 +6,6 @@ Energon deals each rank and worker a contiguous stretch of the packs. Where medi
 over the order, all of them train on the same mixture, whether it shuffles or not.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,34 +13,35 @@ import numpy.typing as npt
 
 from energon_pack.bins import Ints, random_keys
 
-_BITS = 16  # of a rank within a likeness
 
-
-def likeness(features: Sequence[Ints]) -> npt.NDArray[np.uint64]:
-    """One number a pack, near for packs alike in all of up to 4 features: the Morton code of their ranks.
+def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uint64]:
+    """One number a pack, near for packs alike in all features: the Morton code of their ranks.
 
     Args:
         features: int64[num_packs] each, the most important first.
+        num_bits: of each rank in the code.
 
     Source: Morton, "A Computer Oriented Geodetic Data Base", 1966.
     """
     code = np.zeros(len(features[0]), np.uint64)
     for place, feature in enumerate(features):
-        rank = np.searchsorted(np.sort(feature), feature)
-        scaled = (rank * (2**_BITS - 1) // max(1, len(rank) - 1)).astype(np.uint64)
-        for bit in range(_BITS):
+        by_value = np.argsort(feature, kind="stable")
+        rank = np.empty(len(feature), np.int64)
+        rank[by_value] = np.searchsorted(feature[by_value], feature[by_value])  # the same for equal ones
+        scaled = (rank * (2**num_bits - 1) // max(1, len(rank) - 1)).astype(np.uint64)
+        for bit in range(num_bits):
             at = np.uint64(bit * len(features) + len(features) - 1 - place)
             code |= ((scaled >> np.uint64(bit)) & np.uint64(1)) << at
     return code
 
 
 def order_packs(
-    alike: npt.NDArray[np.uint64], group: Ints, block: Ints, step_size: int = 1, seed: int = 0
+    features: Sequence[Ints], group: Ints, block: Ints, step_size: int = 1, seed: int = 0
 ) -> npt.NDArray[np.int64]:
     """The packs in the order they are written.
 
     Args:
-        alike: uint64[num_packs] `likeness` of each pack.
+        features: int64[num_packs] each; what is to be even over the order.
         group: int64[num_packs]; groups are spread evenly over the order, each for itself.
         block: int64[num_packs]; packs of one block stay together, blocks come in random order.
         step_size: so many packs in a row are alike, as far as there are such; those left over come last.
@@ -49,17 +49,22 @@ def order_packs(
     Returns:
         int64[num_packs] indices of packs. Within a block every stretch has about the mixture of the block.
     """
-    place = np.empty(len(alike))
-    keys = random_keys(len(alike), seed, 10)
-    in_order = np.lexsort((keys, alike, group, block))
-    kind = np.stack((block, group))[:, in_order]
-    edges = np.flatnonzero((kind[:, 1:] != kind[:, :-1]).any(axis=0)) + 1
-    for stream, packs in enumerate(np.split(in_order, edges)):
-        if len(packs):
-            place[packs] = _places(len(packs), step_size, seed, 20 + 3 * stream)
-    blocks = np.unique(block)
-    turn = random_keys(len(blocks), seed, 11)[np.searchsorted(blocks, block)]
-    return np.lexsort((keys, place, turn))
+    num = len(group)
+    kinds, kind = np.unique(block * (1 << 32) + group, return_inverse=True)
+    # Kind and likeness in one number, so that one sort does.
+    num_bits = min(16, (64 - len(kinds).bit_length()) // len(features))
+    code = likeness(features, num_bits) | kind.astype(np.uint64) << np.uint64(num_bits * len(features))
+    in_order = np.argsort(code, kind="stable")
+    keys = random_keys(num, seed, 10)
+    place = np.full(num, 2.0)  # within its block; what is left over of steps keeps this
+    for stream, packs in enumerate(np.split(in_order, np.cumsum(np.bincount(kind))[:-1])):
+        units = packs[: len(packs) // step_size * step_size].reshape(-1, step_size)
+        dealt = _halved(len(units), seed, 1000 * (1 + stream))
+        jitter = (keys[units[dealt, 0]] >> np.uint64(11)) * 2.0**-53
+        place[units[dealt]] = ((np.arange(len(units)) + jitter) / max(1, len(units)))[:, None]
+    blocks, number = np.unique(block, return_inverse=True)
+    turn = np.argsort(np.argsort(random_keys(len(blocks), seed, 11)))
+    return np.argsort(3.0 * turn[number] + place, kind="stable")
 
 
 def spread_of_steps(cost: Ints, step_size: int) -> dict[str, float]:
@@ -80,25 +85,25 @@ def spread_of_steps(cost: Ints, step_size: int) -> dict[str, float]:
     }
 
 
-def _places(num: int, step_size: int, seed: int, stream: int) -> npt.NDArray[np.float64]:
-    """A place in [0, 1) for each of a group's packs, which come sorted by likeness; 2 for those left over.
+def _halved(num: int, seed: int, stream: int) -> npt.NDArray[np.int64]:
+    """An order of `num` units, which come sorted by likeness, in which both halves are alike, and so are their halves.
 
-    Each `step_size` packs in a row are a unit with one place. Units are cut into √n blocks of √n alike; those of a
-    block are spread evenly over the whole, in random order.
+    Each half takes one of every two neighbours: the left one the first of one pair and the second of the next.
     """
-    num_units = num // step_size
-    place = np.full(num, 2.0)
-    if not num_units:
-        return place
-    block_size = math.isqrt(num_units - 1) + 1
-    block = np.arange(num_units) // block_size
-    keys = random_keys(num_units, seed, stream)
-    dealt = np.lexsort((random_keys(num_units, seed, stream + 1), block))  # block by block, each shuffled
-    within = np.empty(num_units, np.int64)
-    within[dealt] = np.arange(num_units) % block_size
-    jitter = (keys >> np.uint64(11)) * 2.0**-53
-    rough = (within + jitter) / np.minimum(block_size, num_units - block * block_size)
-    step = np.empty(num_units, np.int64)
-    step[np.argsort(rough, kind="stable")] = np.arange(num_units)
-    place[: num_units * step_size] = np.repeat((step + jitter) / num_units, step_size)
-    return place
+    order = np.arange(num)
+    sizes = np.array([num])
+    level = 0
+    while sizes.max() > 1:
+        half = np.repeat(np.arange(len(sizes)), sizes)
+        start, num_pairs = (np.cumsum(sizes) - sizes)[half], (sizes + 1) // 2
+        pair, place = np.divmod(np.arange(num) - start, 2)
+        chance = (random_keys(len(sizes), seed, stream + level) >> np.uint64(63)).astype(np.int64)
+        is_alone = 2 * pair + 1 == sizes[half]
+        goes_right = (place ^ (pair + chance[half]) & 1) & ~is_alone
+        halved = np.empty_like(order)
+        halved[start + pair + goes_right * num_pairs[half]] = order
+        order = halved
+        sizes = np.stack((num_pairs, sizes - num_pairs), axis=1).ravel()
+        sizes = sizes[sizes > 0]
+        level += 1
+    return order

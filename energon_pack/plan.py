@@ -9,7 +9,7 @@ import numpy.typing as npt
 from energon_pack.bins import Bins, Ints, lower_bound, pack_bins
 from energon_pack.errors import PackError
 from energon_pack.items import Items
-from energon_pack.order import likeness, order_packs
+from energon_pack.order import order_packs
 from energon_pack.sample import Reason
 
 #: `PackPlan.left_out` by code
@@ -168,10 +168,10 @@ def _in_order(
     plan = PackPlan(starts, members, left_out, bound)
     if not plan.num_packs:
         return plan
-    alike = likeness(list(features_of_packs(items, plan).values()))
+    features = list(features_of_packs(items, plan).values())
     first = members[starts[:-1]]
     kind = group[first] if settings.group_by == "dataset" else media_of_packs(items, plan).astype(np.int64)
-    order = order_packs(alike, kind, _window(items, settings)[first], settings.data_parallel_size, settings.seed)
+    order = order_packs(features, kind, _window(items, settings)[first], settings.data_parallel_size, settings.seed)
     size = sizes[order]
     ordered = np.concatenate(([0], np.cumsum(size)))
     flat = np.arange(ordered[-1]) + np.repeat(starts[order] - ordered[:-1], size)
