@@ -164,7 +164,7 @@ class _Row:
 
 def num_tar_bytes(sizes: Sequence[int]) -> int:
     """Bytes that files of these sizes take in a tar, with their headers."""
-    return sum(_BLOCK - -size // _BLOCK * -_BLOCK for size in sizes)
+    return sum(_BLOCK - (-size // _BLOCK) * _BLOCK for size in sizes)
 
 
 def probe_part(fd: int, part: Part) -> Media:

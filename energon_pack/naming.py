@@ -3,11 +3,12 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from energon_pack import __version__
 from energon_pack.config import PackConfig, plain
 
 #: Settings no byte of a dataset depends on. `model.processor` is a place; what it holds is in the fingerprint.
@@ -28,6 +29,16 @@ def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
         node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
         for node, items in nodes.items()
     }
+
+
+def shards_identity(config: PackConfig, key_prefix: str, source: Sequence[tuple[str, int, int]]) -> str:
+    """A hash of all that the bytes of the packed shards depend on, so that a killed run's are used again or not.
+
+    Args:
+        source: path, size and time of each source shard.
+    """
+    content = json.dumps([__version__, content_settings(config), key_prefix, source], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, str] = MappingProxyType({})) -> str:

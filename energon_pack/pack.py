@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from energon_pack import report
 from energon_pack.audit import AuditJob, draw, finish, start
+from energon_pack.bins import Ints
 from energon_pack.check import check
 from energon_pack.config import OnDamaged, PackConfig, Stage, plain
 from energon_pack.cutting import CUTTING, cut_overlong
@@ -23,11 +24,19 @@ from energon_pack.files import write_whole
 from energon_pack.items import Lengths
 from energon_pack.lengths import MeasuredShard, check_unchanged, first_samples, index_shards, measure_shards
 from energon_pack.metadata import write_metadata
-from energon_pack.naming import content_settings
+from energon_pack.naming import content_settings, shards_identity
 from energon_pack.plan import PackingSettings, PackPlan, plan_packs
 from energon_pack.plan_file import check_overlong, key_prefix, ledger, pack_bytes, shard_bounds, write_plan
 from energon_pack.progress import Progress
-from energon_pack.publish import publish, refuse_existing, refuse_losses, refuse_source, staging_folder
+from energon_pack.publish import (
+    discarding_shards,
+    publish,
+    refuse_existing,
+    refuse_little_space,
+    refuse_losses,
+    refuse_source,
+    staging_folder,
+)
 from energon_pack.record import ReadSettings
 from energon_pack.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.sources.find import find_shards
@@ -97,15 +106,29 @@ def pack(config: PackConfig) -> dict[str, Any]:
 
         drawn = draw(measured, config.measure.verify, config.seed)
         job = AuditJob(drawn, template_folder, model.processor, read)
-        with staging_folder(final) as staging:
+        template = load_saved(template_folder)
+        bounds = shard_bounds(pack_bytes(lengths, plan), config.output.max_shard_packs, config.output.max_shard_bytes)
+        prefix = key_prefix(lengths, plan, config.seed, template.fingerprint)
+        identity = shards_identity(config, prefix, [(s.path, s.size, s.mtime_ns) for s in source.shards])
+        with staging_folder(final, identity) as staging:
             _write_ledger(staging / "skipped.jsonl", lengths, plan, packing)
             refuse_losses(figures, config.max_skipped, staging / "skipped.jsonl", final)
-            template = load_saved(template_folder)
+            refuse_little_space(staging, int(pack_bytes(lengths, plan).sum()))
             auditing = start(job, executor)
             with progress.measured("write"):
                 check_unchanged(chosen, measured, executor, progress)
-                written = _write(staging, lengths, plan, measured, template, config, executor, progress)
-            with progress.measured("check"):
+                fingerprint = template.fingerprint
+                written = _write(
+                    staging, lengths, plan, bounds, prefix, measured, fingerprint, config, executor, progress
+                )
+                write_metadata(
+                    staging,
+                    written,
+                    config.output.flavor.value,
+                    config.output.dataset_yaml.value,
+                    _manifest(config, template, lengths, plan),
+                )
+            with progress.measured("check"), discarding_shards(staging):
                 check(staging, written, plan.num_packs, len(plan.items))
             with progress.measured("verify"):
                 audit = finish(auditing, measured, template)
@@ -142,27 +165,26 @@ def _write(
     staging: Path,
     lengths: Lengths,
     plan: PackPlan,
+    bounds: Ints,
+    prefix: str,
     measured: list[MeasuredShard],
-    template: Template,
+    fingerprint: str,
     config: PackConfig,
     executor: LocalExecutor,
     progress: Progress,
 ) -> list[WrittenShard]:
-    """pack_plan.parquet, the shards, `.nv-meta`."""
-    output = config.output
-    bounds = shard_bounds(pack_bytes(lengths, plan), output.max_shard_packs, output.max_shard_bytes)
-    prefix = key_prefix(lengths, plan, config.seed, template.fingerprint)
+    """pack_plan.parquet and the shards."""
     plan_file = staging / "pack_plan.parquet"
     reads = write_plan(plan_file, lengths, plan, bounds, prefix)
     shards = {item.shard.name: item.shard for item in measured}
     jobs = (
         ShardJob(
-            path=staging / f"{output.shard_prefix}-{number:06d}.tar",
+            path=staging / f"{config.output.shard_prefix}-{number:06d}.tar",
             plan=plan_file,
             row_group=number,
             source={name: shards[name] for name in names},
             settings=_settings(ReadSettings, config.source),
-            fingerprint=template.fingerprint,
+            fingerprint=fingerprint,
         )
         for number, names in enumerate(reads)
     )
@@ -171,9 +193,13 @@ def _write(
         for shard in executor.map(write_shard, jobs):
             written.append(shard)
             advance(shard.num_packs)
-    content = content_settings(config)
-    manifest = {
-        "flavor": output.flavor.value,
+    return written
+
+
+def _manifest(config: PackConfig, template: Template, lengths: Lengths, plan: PackPlan) -> dict[str, Any]:
+    """energon_pack.json: what training checks."""
+    return {
+        "flavor": config.output.flavor.value,
         "fingerprint": template.fingerprint,
         "fingerprints": template.fingerprints,
         "layout": config.packing.layout.value,
@@ -183,10 +209,8 @@ def _write(
         "num_packs": plan.num_packs,
         "num_samples": len(plan.items),
         "num_tokens": int(lengths.items.lens[plan.items].sum()),
-        "content": content,
+        "content": content_settings(config),
     }
-    write_metadata(staging, written, output.flavor.value, output.dataset_yaml.value, manifest)
-    return written
 
 
 def _write_ledger(path: Path, lengths: Lengths, plan: PackPlan, packing: PackingSettings) -> None:

@@ -41,7 +41,7 @@ class PackingSettings:
         padded: Ints = -(-lens.astype(np.int64) // multiple) * multiple
         return padded
 
-    def costs(self, items: Items) -> tuple[Ints, list[int]]:
+    def costs(self, items: Items) -> tuple[Ints, Ints]:
         """int64[k, n] of each item what is limited, tokens first, and the k limits of a pack."""
         lens = items.lens.astype(np.int64)
         limited = (
@@ -52,7 +52,7 @@ class PackingSettings:
             (lens**2, self.max_attention_cost),
         )
         given = [(values, cap) for values, cap in limited if cap is not None]
-        return np.stack([values for values, _ in given]), [cap for _, cap in given]
+        return np.stack([values for values, _ in given]), np.array([cap for _, cap in given], np.int64)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def plan_packs(items: Items, settings: PackingSettings) -> PackPlan:
     costs, caps = settings.costs(items)
     left_out = np.zeros(len(items), np.int8)
     is_there = items.lens > 0
-    over_cap = is_there & (costs[1:] > np.array(caps[1:], np.int64)[:, None]).any(axis=0)
+    over_cap = is_there & (costs[1:] > caps[1:, None]).any(axis=0)
     left_out[over_cap] = LEFT_OUT.index(Reason.OVER_CAP)
     overlong = is_there & (costs[0] > caps[0])
     own = np.zeros(0, np.int64)

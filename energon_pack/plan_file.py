@@ -99,6 +99,8 @@ def shard_bounds(pack_bytes: Ints, max_packs: int, max_bytes: float) -> Ints:
     Returns:
         int64[num_shards + 1]. A pack larger than `max_bytes` has a shard of its own.
     """
+    if not len(pack_bytes):
+        return np.zeros(1, np.int64)
     upto = np.concatenate(([0], np.cumsum(pack_bytes)))
     bounds = [0]
     while bounds[-1] < len(pack_bytes):

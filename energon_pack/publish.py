@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from energon_pack.errors import PackError, SamplesLost
+from energon_pack.files import write_whole
 from energon_pack.manifest import MANIFEST, META_FOLDER
 from energon_pack.report import lost_modalities, num_lost_to_bad_data
 from energon_pack.sources.find import Source
+
+_IDENTITY = ".identity"
 
 
 def refuse_source(final: Path, cache_dir: Path, source: Source) -> None:
@@ -69,8 +72,14 @@ def refuse_losses(figures: Mapping[str, Any], max_skipped: float, skipped: Path,
 
 
 @contextmanager
-def staging_folder(final: Path) -> Iterator[Path]:
-    """A folder on the output's file system for this run alone; gone afterwards, whatever happens.
+def staging_folder(final: Path, identity: str) -> Iterator[Path]:
+    """A folder on the output's file system for this run alone, with the shards that a killed run left finished.
+
+    It goes once the dataset is published, or when nothing in it is of use; after a kill or an error it stays, for the
+    next run of the same command.
+
+    Args:
+        identity: of all that the bytes of the shards depend on. What was left under another one is removed.
 
     Raises:
         PackError: another run is at work on the same dataset.
@@ -81,16 +90,58 @@ def staging_folder(final: Path) -> Iterator[Path]:
     with _locked(lock_file, final):
         if old.exists() and not final.exists():  # a run was killed between the two renames of `publish`
             os.rename(old, final)
-        for left in (staging, old):  # by a run that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        staging.mkdir()
+        shutil.rmtree(old, ignore_errors=True)
+        _keep_shards(staging, identity)
         try:
             yield staging
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            if not any(staging.glob("*.tar.idx")):
+                shutil.rmtree(staging, ignore_errors=True)
             lock_file.unlink()
-            with suppress(OSError):  # another run has its staging folder there
+            with suppress(OSError):  # a staging folder is there
                 folder.rmdir()
+
+
+def _keep_shards(staging: Path, identity: str) -> None:
+    """Leave finished shards of the same run, and nothing else."""
+    marker = staging / _IDENTITY
+    if not marker.exists() or marker.read_text() != identity:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        write_whole(marker, identity.encode())
+    indices = {path.name for path in staging.glob("*.tar.idx")}
+    for path in staging.iterdir():
+        if path.name not in indices and f"{path.name}.idx" not in indices and path != marker:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextmanager
+def discarding_shards(staging: Path) -> Iterator[None]:
+    """Leave nothing for the next run to go on from where an error says that the shards are wrong."""
+    try:
+        yield
+    except BaseException:
+        for index in staging.glob("*.tar.idx"):
+            index.unlink()
+        raise
+
+
+def refuse_little_space(staging: Path, num_bytes: int) -> None:
+    """Keep a run from filling a disk.
+
+    Args:
+        num_bytes: of the shards that will be in the staging folder, those that are there among them.
+
+    Raises:
+        PackError: there is less room.
+    """
+    there = sum(path.stat().st_size for path in staging.glob("*.tar"))
+    free = shutil.disk_usage(staging).free
+    if num_bytes - there > free:
+        raise PackError(
+            f"output.dir: the shards take about {(num_bytes - there) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+            f" beside {staging}: nothing is written"
+        )
 
 
 def publish(staging: Path, final: Path, overwrite: bool) -> None:
@@ -100,6 +151,7 @@ def publish(staging: Path, final: Path, overwrite: bool) -> None:
         PackError: a dataset appeared there meanwhile.
     """
     refuse_existing(final, overwrite)
+    (staging / _IDENTITY).unlink()
     old = staging.with_name(f"{staging.name}.old")
     if final.exists():
         os.rename(final, old)

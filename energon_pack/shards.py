@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from energon_pack.cut import Cut, stored
 from energon_pack.errors import PackError
-from energon_pack.files import write_whole
+from energon_pack.files import sync_folder, write_whole
 from energon_pack.manifest import FORMAT
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Skip, media_type
@@ -58,12 +58,21 @@ class WrittenShard:
 
 
 def write_shard(job: ShardJob) -> WrittenShard:
-    """Write one shard and its `.tar.idx`, whole or not at all.
+    """Write one shard, then its `.tar.idx`: where that is, a killed run has finished the shard, and it stays.
 
     Raises:
         PackError: a source shard changed since it was measured.
     """
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
+    index = job.path.with_suffix(".tar.idx")
+    if not index.exists():
+        _write_tar(job, table, index)
+    num_bytes_read = sum(table["record_size"].to_pylist()) + sum(part[2] for row in wds.parts_of(table) for part in row)
+    num_packs = index.stat().st_size // 8 - 1
+    return WrittenShard(job.path.name, num_packs, table.num_rows, job.path.stat().st_size, num_bytes_read)
+
+
+def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
     temporary = job.path.with_suffix(".tmp")
     starts: list[int] = []
     with _Sources(job.source) as sources, open(temporary, "wb", buffering=0) as file:
@@ -74,12 +83,10 @@ def write_shard(job: ShardJob) -> WrittenShard:
         starts.append(tar.position)
         tar.end()
         os.fsync(file.fileno())
-        num_bytes = tar.position
     os.replace(temporary, job.path)
+    sync_folder(job.path.parent)  # else the index might outlive the tar in a power cut
     # Energon's index: where each sample's first header is, and where the last sample ends.
-    write_whole(job.path.with_suffix(".tar.idx"), np.array(starts, dtype="<u8").tobytes())
-    num_bytes_read = sum(table["record_size"].to_pylist()) + sum(part[2] for row in wds.parts_of(table) for part in row)
-    return WrittenShard(job.path.name, len(starts) - 1, table.num_rows, num_bytes, num_bytes_read)
+    write_whole(index, np.array(starts, dtype="<u8").tobytes())
 
 
 # ------------------------------------------------------------------------------------------------------- a pack

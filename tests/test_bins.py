@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack.bins import best_fit_decreasing, lower_bound, random_keys
+from energon_pack.bins import lower_bound, pack_bins, random_keys
 
 
 def item_by_item(lens: list[int], capacity: int) -> int:
@@ -20,7 +20,7 @@ def item_by_item(lens: list[int], capacity: int) -> int:
 
 
 def contents(lens: list[int], capacity: int, seed: int = 0) -> list[list[int]]:
-    bins = best_fit_decreasing(np.array(lens), capacity, seed)
+    bins = pack_bins(np.array(lens), capacity, "best_fit_decreasing", seed)
     return [bins.items[a:b].tolist() for a, b in zip(bins.starts[:-1], bins.starts[1:], strict=True)]
 
 
@@ -62,7 +62,7 @@ def test_inside_a_bin_items_are_not_longest_first() -> None:
 @pytest.mark.parametrize("lens", [[11], [0, 5]])
 def test_what_fits_no_bin_is_refused(lens: list[int]) -> None:
     with pytest.raises(ValueError, match="do not fit"):
-        best_fit_decreasing(np.array(lens), 10)
+        pack_bins(np.array(lens), 10)
 
 
 def test_random_keys_never_change() -> None:

@@ -15,6 +15,7 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.lengths import first_samples, index_shards, measure_shards
+from energon_pack.measuring import num_tar_bytes
 from energon_pack.pack import pack
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
@@ -157,3 +158,9 @@ def test_a_shard_written_anew_under_its_old_time_is_noticed(config: Callable[...
     with pytest.raises(PackError, match="changed since it was measured, keeping its time: run again"):
         pack(run)
     assert pack(run)["samples_packed"] == 2
+
+
+def test_bytes_in_a_tar_by_head() -> None:
+    """A header and whole blocks: the size of shards and the room on the disk are estimated from it."""
+    assert [num_tar_bytes([size]) for size in (0, 1, 512, 513)] == [512, 1024, 1024, 1536]
+    assert num_tar_bytes([1, 513]) == 2560

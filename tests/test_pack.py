@@ -1,5 +1,6 @@
 """The whole run: totals reconcile, bytes are the same every time, and nothing is published that should not be."""
 
+import errno
 import json
 import os
 import shutil
@@ -212,7 +213,6 @@ def test_a_dataset_that_appears_meanwhile_is_kept(config: Make, monkeypatch: pyt
     with pytest.raises(PackError, match="exists"):
         pack(run)
     assert [path.name for path in output(run).iterdir()] == ["theirs"]
-    assert not (output(run).parent / ".staging").exists()
 
 
 def test_a_kill_between_the_two_renames_loses_nothing(config: Make) -> None:
@@ -223,9 +223,93 @@ def test_a_kill_between_the_two_renames_loses_nothing(config: Make) -> None:
     staging = output(run).parent / ".staging"
     staging.mkdir()
     os.rename(output(run), staging / "packed.old")
-    with staging_folder(output(run)):
+    with staging_folder(output(run), "identity"):
         assert files(output(run)) == before
     assert not staging.exists()
+
+
+@pytest.fixture
+def stopped(config: Make, monkeypatch: pytest.MonkeyPatch) -> PackConfig:
+    """A run of 6 shards that was killed after 3."""
+    run = config(output__max_shard_packs=2)
+    written = []
+
+    def write(job: shards.ShardJob) -> shards.WrittenShard:
+        if len(written) == 3:
+            job.path.with_suffix(".tmp").write_bytes(b"half a shard")
+            raise KeyboardInterrupt
+        written.append(shards.write_shard(job))
+        return written[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("energon_pack.pack.write_shard", write)
+        with pytest.raises(KeyboardInterrupt):
+            pack(run)
+    assert not output(run).exists()
+    return run
+
+
+def test_a_run_goes_on_from_the_finished_shards(stopped: PackConfig, config: Make, tmp_path: Path) -> None:
+    """And comes to the same bytes as one that was not disturbed."""
+    staging = output(stopped).parent / ".staging" / "packed"
+    before = {path.name: path.stat().st_ino for path in staging.glob("*.tar")}
+    assert len(before) == 3
+    pack(stopped)
+    after = {path.name: path.stat().st_ino for path in output(stopped).glob("*.tar")}
+    assert len(after) == 6
+    assert before.items() <= after.items()
+    undisturbed = config(output__max_shard_packs=2, output__dir=str(tmp_path / "other"))
+    pack(undisturbed)
+    assert files(output(stopped)) == files(output(undisturbed))
+    assert not staging.parent.exists()
+
+
+def test_shards_of_another_run_are_not_used(stopped: PackConfig, config: Make, tmp_path: Path) -> None:
+    """Another seed is another plan under the same name."""
+    stopped.seed = 1
+    pack(stopped)
+    undisturbed = config(output__max_shard_packs=2, output__dir=str(tmp_path / "other"), seed=1)
+    pack(undisturbed)
+    assert files(output(stopped)) == files(output(undisturbed))
+
+
+def test_shards_that_energon_cannot_read_are_not_kept(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(*_: object) -> None:
+        raise PackError("Energon can't read it")
+
+    run = config()
+    with monkeypatch.context() as patch:
+        patch.setattr("energon_pack.pack.check", check)
+        with pytest.raises(PackError, match="can't read"):
+            pack(run)
+    assert not (output(run).parent / ".staging").exists()
+
+
+def test_a_full_disk_is_refused_before_writing(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(PackError, match=r"output\.dir: the shards take about 0\.0 GB"):
+        pack(config())
+
+
+def test_a_disk_that_fills_publishes_nothing(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next run, with room again, goes on."""
+    run = config(output__max_shard_packs=2)
+    write, left = os.write, [400_000]
+
+    def full(fd: int, data: Any) -> int:
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("energon_pack.shards.os.write", full)
+        patch.setattr("energon_pack.shards.os.copy_file_range", None, raising=False)
+        with pytest.raises(OSError, match="No space"):
+            pack(run)
+    assert not output(run).exists()
+    assert pack(run)["samples_packed"] == 320
 
 
 def test_a_source_rewritten_with_its_time_kept_is_noticed(

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_pack.errors import PackError
 from energon_pack.items import MEDIA_TYPES, Items
-from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan, plan_packs
+from energon_pack.order import spread_of_steps
+from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan, plan_packs, without_window
 from energon_pack.plan_file import shard_bounds
 from energon_pack.sample import Reason
 
@@ -88,6 +90,71 @@ def test_the_order_follows_the_seed() -> None:
     lens = list(range(1, 11)) * 20
     assert packs(make(lens, seed=3)) == packs(make(lens, seed=3))
     assert packs(make(lens, seed=3)) != packs(make(lens, seed=4))
+
+
+def test_caps_hold_together_and_name_what_is_over() -> None:
+    """Two images a pack at most, 9 visual tokens, Σ len² ≤ 40: an item of 7 tokens alone is over the last."""
+    some = items([2, 2, 2, 2, 7, 5], num_images=[1, 1, 1, 0, 0, 3], num_visual_tokens=[4, 4, 4, 0, 0, 1])
+    plan = plan_packs(some, PackingSettings(10, max_images=2, max_visual_tokens=9, max_attention_cost=40))
+    assert plan.left_out.tolist() == [0, 0, 0, 0, OVER_CAP, OVER_CAP]
+    assert sorted(sum(i < 3 for i in pack) for pack in packs(plan)) == [1, 2]
+    assert plan.num_packs == plan.lower_bound == 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=60),
+    st.tuples(*[st.none() | st.integers(3, 40)] * 4),
+    st.integers(1, 4),
+)
+def test_no_constraint_is_broken(
+    values: list[tuple[int, int, int]], caps: tuple[int | None, ...], multiple: int
+) -> None:
+    lens, num_images, visual = (np.array(column) for column in zip(*values, strict=True))
+    names = ("max_images", "max_visual_tokens", "max_members", "max_attention_cost")
+    settings = PackingSettings(32, multiple, **dict(zip(names, caps, strict=True)))
+    plan = plan_packs(items(lens, num_images=num_images, num_visual_tokens=visual), settings)
+    assert sorted(plan.items.tolist()) == np.flatnonzero(plan.left_out == 0).tolist()
+    for pack in packs(plan):
+        held = (num_images[pack].sum(), visual[pack].sum(), len(pack), (lens[pack] ** 2).sum())
+        assert all(cap is None or value <= cap for value, cap in zip(held, caps, strict=True))
+        assert (-(-lens[pack] // multiple) * multiple).sum() <= 32
+    assert plan.num_packs >= plan.lower_bound
+
+
+def test_datasets_and_windows_are_kept_apart() -> None:
+    some = items([5] * 8, media=[0, 1] * 4, shard=[0, 0, 1, 1, 2, 2, 3, 3], dataset=[0, 0, 0, 0, 1, 1, 1, 1])
+    by_dataset = packs(plan_packs(some, PackingSettings(10, group_by="dataset")))
+    assert {frozenset(i // 4 for i in pack) for pack in by_dataset} == {frozenset([0]), frozenset([1])}
+    in_windows = packs(plan_packs(some, PackingSettings(10, group_by="none", window=2)))
+    assert [i // 4 for pack in in_windows for i in pack] in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
+    assert len(packs(plan_packs(some, PackingSettings(10, window=1)))) == 8
+    assert without_window(some, PackingSettings(10, window=1)) == 4
+
+
+def test_overlong_items_may_have_packs_of_their_own() -> None:
+    plan = make([11, 25, 6, 4], overlong="own_pack", hard_limit=20)
+    assert sorted(map(sorted, packs(plan))) == [[0], [2, 3]]
+    assert plan.left_out.tolist() == [0, OVERLONG, 0, 0]
+
+
+def test_every_pack_may_need_an_image() -> None:
+    some = items([6, 6, 2, 2, 2, 2], num_images=[1, 1, 0, 0, 0, 0])
+    plan = plan_packs(some, PackingSettings(10, group_by="none", need_image=True))
+    assert sorted(len(set(pack) & {0, 1}) for pack in packs(plan)) == [1, 1]
+    with pytest.raises(PackError, match=r"packing\.need_image"):
+        plan_packs(items([9, 9, 9], num_images=[1, 0, 0]), PackingSettings(10, group_by="none", need_image=True))
+
+
+def test_steps_of_like_packs() -> None:
+    """Packs of one long sample and packs of many short ones: in each step of 4 alike."""
+    rng = np.random.default_rng(0)
+    lens = np.concatenate((np.full(200, 1000), rng.integers(5, 50, 8000)))
+    cost = lens**2
+    spread = {}
+    for size in (1, 4):
+        plan = plan_packs(items(lens), PackingSettings(1000, data_parallel_size=size))
+        spread[size] = spread_of_steps(plan.per_pack(cost), 4)["max_over_mean"]
+    assert spread[4] - 1 < (spread[1] - 1) / 5
 
 
 def test_nothing_to_pack() -> None:

@@ -1,0 +1,14 @@
+"""Bin packing: integers in, bins out. No I/O, and no step per item.
+
+`pack_bins` is all that others need. Lengths are handled as a histogram and bins as ranges of bins alike; what is
+planned for them is dealt out to the items with two sorts.
+
+    packing ──► greedy, exact, balanced ──► base          one limit
+            └─► capped ─────► balanced                    several
+"""
+
+from energon_pack.bins.base import Bins, Ints, random_keys
+from energon_pack.bins.bounds import lower_bound, lower_bound_l2
+from energon_pack.bins.packing import ALGORITHMS, pack_bins
+
+__all__ = ["ALGORITHMS", "Bins", "Ints", "lower_bound", "lower_bound_l2", "pack_bins", "random_keys"]

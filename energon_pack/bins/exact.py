@@ -1,0 +1,127 @@
+"""Exact fit: each bin is completed with items that fill it to the last token, found in the histogram of the lengths."""
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_pack.bins.base import Chance, Ints, Run
+
+_TRIES = 6  # first items tried for a completion with three
+
+
+class Stock:
+    """The items left, as a histogram; beside it the set of their lengths as one integer, bit r set where r is there.
+
+    All pairs of lengths that fill a gap are then found at once: shift the mirrored set and take what both have.
+    """
+
+    def __init__(self, histogram: Ints, chance: Chance):
+        there = np.asarray(histogram) > 0
+        self._counts: list[int] = histogram.tolist()
+        self._top = len(histogram) - 1
+        self._lengths = _as_bits(there)
+        self._mirrored = _as_bits(there[::-1])  # bit top - length
+        self._chance = chance
+
+    @property
+    def largest(self) -> int:
+        """0 where nothing is left."""
+        return max(self._lengths.bit_length() - 1, 0)
+
+    def count(self, length: int) -> int:
+        return self._counts[length] if length <= self._top else 0
+
+    def histogram(self) -> Ints:
+        return np.array(self._counts, np.int64)
+
+    def take(self, content: dict[int, int], first: int, num_bins: int) -> list[Run]:
+        """Fill bins from `first` on with this content each: length → copies."""
+        for length, copies in content.items():
+            self._counts[length] -= num_bins * copies
+            if not self._counts[length]:
+                self._lengths ^= 1 << length
+                self._mirrored ^= 1 << (self._top - length)
+        return [Run(length, copies, first, num_bins) for length, copies in content.items()]
+
+    def largest_within(self, gap: int) -> int:
+        """The longest item that fits, 0 where none does."""
+        return max((self._lengths & ((2 << gap) - 1)).bit_length() - 1, 0)
+
+    def any_within(self, gap: int) -> int:
+        """An item that fits, by chance; 0 where none does."""
+        return self._pick(self._lengths & ((2 << gap) - 1), gap)
+
+    def exact(self, gap: int) -> tuple[int, ...]:
+        """As few items as fill the gap exactly, up to three, chosen by chance; none where that can't be."""
+        if self.count(gap):
+            return (gap,)
+        largest = self.largest
+        pair = self._pair(gap) if gap <= 2 * largest else ()
+        if pair or gap > 3 * largest:
+            return pair
+        for _ in range(_TRIES):
+            one = self.any_within(gap - 1)
+            pair = self._pair(gap - one) if one else ()
+            if pair and self._counts[one] > pair.count(one):
+                return (one, *pair)
+        return ()
+
+    def _pair(self, gap: int) -> tuple[int, ...]:
+        shift = self._top - gap
+        partners = self._mirrored >> shift if shift >= 0 else self._mirrored << -shift  # bit gap - length
+        one = self._pick(self._lengths & partners, gap)
+        if one and (2 * one != gap or self._counts[one] > 1):
+            return one, gap - one
+        return ()
+
+    def _pick(self, choices: int, top: int) -> int:
+        """A set bit: the first from a random place on. 0 where there is none."""
+        if not choices:
+            return 0
+        place = self._chance.below(top + 1)
+        upper = choices >> place
+        if not upper:
+            upper, place = choices, 0
+        return place + (upper & -upper).bit_length() - 1
+
+
+def _as_bits(there: npt.NDArray[np.bool_]) -> int:
+    return int.from_bytes(np.packbits(there, bitorder="little").tobytes(), "little")
+
+
+def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[Run]:
+    """Longest first; each bin begun is completed exactly where that can be, else with the longest item that fits.
+
+    The completion is chosen by chance: always taking the longest uses up one end of the histogram, and the last bins
+    find nothing that fits them.
+    """
+    stock = Stock(histogram, Chance(seed, stream=2))
+    runs: list[Run] = []
+    num_bins = 0
+    while longest := stock.largest:
+        # Not all items of this length at once: that would use up what completes the next bins.
+        wanted = max(1, stock.count(longest) // (capacity // longest))
+        content = _fill(stock, capacity, {longest: 1})
+        number = min(wanted, *(stock.count(length) // copies for length, copies in content.items()))
+        runs += stock.take(content, num_bins, number)
+        num_bins += number
+    return runs
+
+
+def _fill(stock: Stock, capacity: int, content: dict[int, int]) -> dict[int, int]:
+    """Complete a bin: length → number of items."""
+    gap = capacity - sum(length * copies for length, copies in content.items())
+    while gap:
+        completion = stock.exact(gap)
+        more = {length: content.get(length, 0) + completion.count(length) for length in completion}
+        if completion and all(stock.count(length) >= copies for length, copies in more.items()):
+            return content | more
+        length = stock.largest_within(gap)
+        while length and stock.count(length) <= content.get(length, 0):
+            length = stock.largest_within(length - 1)
+        if not length:
+            break
+        left = stock.count(length) - content.get(length, 0)
+        copies = max(1, min(left, gap // length - 2))  # leaves a gap that two or three items may fill
+        content[length] = content.get(length, 0) + copies
+        gap -= copies * length
+    return content

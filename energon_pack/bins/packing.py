@@ -1,0 +1,97 @@
+"""One call for all ways to pack."""
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_pack.bins.balanced import balance
+from energon_pack.bins.base import Bins, Ints, Run, bins_of, count_bins, gather, narrow, shuffled_argsort
+from energon_pack.bins.bounds import l2_of_histogram
+from energon_pack.bins.capped import pack_capped
+from energon_pack.bins.exact import exact_fit
+from energon_pack.bins.greedy import best_fit_decreasing, first_fit_decreasing
+
+ALGORITHMS = ("auto", "balanced", "optimal", "best_fit_decreasing", "first_fit_decreasing")
+
+_NEAR = 1.0001  # times the lower bound: a balanced plan with more bins is not what `auto` takes
+
+
+def pack_bins(
+    costs: Ints,
+    caps: int | Ints,
+    algorithm: str = "auto",
+    seed: int = 0,
+    needs: npt.NDArray[np.bool_] | None = None,
+) -> Bins:
+    """Pack items into bins in none of which a cost sums to more than its cap.
+
+    Packs by length alone first. Only where a bin of that plan breaks one of the other caps, or lacks what it `needs`,
+    all is packed once more by `pack_capped`, whatever the algorithm.
+
+    Args:
+        costs: int64[n] lengths, or int64[k, n], of which the first row is the lengths.
+        caps: of a bin, one for each row.
+        algorithm: one of `ALGORITHMS`. `balanced` spreads long items evenly, `optimal` only counts bins (never more
+            than best fit), `auto` is balanced unless that takes more than 1.0001 · the lower bound in bins.
+        seed: which of several equally long items goes where, and the order inside a bin.
+        needs: bool[n]: every bin must hold one of these.
+
+    Raises:
+        ValueError: an item that fits in no bin, an unknown algorithm, fewer items in `needs` than bins.
+    """
+    costs = np.atleast_2d(np.asarray(costs, dtype=np.int64))
+    limits = np.atleast_1d(np.asarray(caps, dtype=np.int64))
+    _check(costs, limits, algorithm)
+    if not costs.shape[1]:
+        return Bins(np.zeros(1, np.int64), np.zeros(0, np.int64))
+    bins = _pack_lengths(costs[0], int(limits[0]), algorithm, seed)
+    first = bins.starts[:-1]
+    is_kept = all(
+        np.add.reduceat(cost[bins.items], first).max() <= cap for cost, cap in zip(costs[1:], limits[1:], strict=True)
+    )
+    if needs is not None and not np.logical_or.reduceat(needs[bins.items], first).all():
+        is_kept = False
+    return bins if is_kept else pack_capped(costs, limits, seed, needs)
+
+
+def _check(costs: Ints, caps: Ints, algorithm: str) -> None:
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm {algorithm!r} is none of {', '.join(ALGORITHMS)}")
+    if costs.ndim != 2 or caps.shape != (len(costs),):
+        raise ValueError(f"costs {costs.shape} and caps {caps.shape}: one cap for each row of costs")
+    for row, (cost, cap) in enumerate(zip(costs, caps.tolist(), strict=True)):
+        least, most = int(cost.min(initial=cap)), int(cost.max(initial=0))
+        if least < (1 if row == 0 else 0) or most > cap:
+            what = "lengths" if row == 0 else f"costs in row {row}"
+            raise ValueError(f"{what} from {least} to {most} do not fit bins of {cap}")
+
+
+def _pack_lengths(lens: Ints, capacity: int, algorithm: str, seed: int) -> Bins:
+    histogram = np.bincount(lens)
+    unit = int(np.gcd.reduce(np.flatnonzero(histogram)))  # 64 where lengths are rounded up to 64: all is smaller then
+    histogram = np.concatenate((histogram[:1], histogram[unit::unit]))
+    capacity = min(capacity // unit, int(histogram @ np.arange(len(histogram))))
+    bound = l2_of_histogram(histogram, capacity)
+    narrow_lens = narrow(lens)
+    items = shuffled_argsort(narrow_lens, seed)
+
+    if algorithm in ("auto", "balanced"):
+        bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _NEAR, seed)[::-1]
+        num_bins = int(bin_of.max()) + 1
+        if algorithm == "balanced" or num_bins <= bound * _NEAR:
+            return gather(bin_of, items, seed)
+        runs = _optimal(histogram, capacity, bound, seed)
+        return gather(bin_of if num_bins <= count_bins(runs) else bins_of(runs), items, seed)
+    if algorithm == "optimal":
+        runs = _optimal(histogram, capacity, bound, seed)
+    elif algorithm == "best_fit_decreasing":
+        runs = best_fit_decreasing(histogram, capacity)
+    else:
+        runs = first_fit_decreasing(histogram, capacity)
+    return gather(bins_of(runs), items, seed)
+
+
+def _optimal(histogram: Ints, capacity: int, bound: int, seed: int) -> list[Run]:
+    runs = exact_fit(histogram, capacity, seed)
+    if count_bins(runs) > bound:  # sets of few items may be luckier with best fit
+        runs = min(runs, best_fit_decreasing(histogram, capacity), key=count_bins)
+    return runs
