@@ -178,6 +178,7 @@ class OutputConfig:
     shard_prefix: str = "packed"
     max_shard_packs: int = 4096
     max_shard_bytes: float = 1e9
+    sqlite: bool = False
     overwrite: bool = False
 
 

@@ -1,27 +1,36 @@
 """What Energon and training read beside the shards: `.nv-meta`."""
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from energon_pack.files import write_whole
 from energon_pack.manifest import FLAVORS, FORMAT, MANIFEST, META_FOLDER
 from energon_pack.shards import WrittenShard
+from energon_pack.sources.tar import TarScan
 
 #: The Energon version whose layout this is; readers only show it.
 _ENERGON_VERSION = "7.4.1"
 
 
 def write_metadata(
-    folder: Path, shards: Sequence[WrittenShard], flavor: str, dataset_yaml: str, manifest: Mapping[str, Any]
+    folder: Path,
+    shards: Sequence[WrittenShard],
+    flavor: str,
+    dataset_yaml: str,
+    sqlite: bool,
+    manifest: Mapping[str, Any],
 ) -> None:
     """Write `.nv-meta` for the shards of a finished folder.
 
     Args:
         dataset_yaml: `typed` or `crude`: which of the two `dataset.yaml` is; the other stands beside it.
+        sqlite: write index.sqlite and index.uuid, too.
         manifest: the content of energon_pack.json: what training checks.
     """
     meta = folder / META_FOLDER
@@ -56,7 +65,43 @@ def write_metadata(
     info = {"energon_version": _ENERGON_VERSION, "shard_counts": counts}
     write_whole(meta / ".info.json", json.dumps(info, indent=2).encode())
     _write_yaml(meta / ".info.yaml", info)  # for readers before Energon 7
-    write_whole(meta / MANIFEST, json.dumps({"format": FORMAT, **manifest}, indent=2, sort_keys=True).encode())
+    content = json.dumps({"format": FORMAT, **manifest}, indent=2, sort_keys=True)
+    write_whole(meta / MANIFEST, content.encode())
+    if sqlite:
+        _write_sqlite(folder, shards)
+        derived = uuid.uuid5(uuid.NAMESPACE_OID, f"{content}{json.dumps(info)}")
+        write_whole(meta / "index.uuid", str(derived).encode())
+
+
+def _write_sqlite(folder: Path, shards: Sequence[WrittenShard]) -> None:
+    """Energon's index of all samples and parts, by Energon's own writer: for joins and random access."""
+    from megatron.energon.epathlib import EPath
+    from megatron.energon.flavors.webdataset.indexing import SqliteIndexWriter
+    from megatron.energon.flavors.webdataset.prepare import IndexSample, IndexSamplePart
+
+    with SqliteIndexWriter(EPath(folder / META_FOLDER / "index.sqlite")) as writer:
+        for number, shard in enumerate(shards):
+            starts = np.fromfile(folder / f"{shard.name}.idx", "<u8").tolist()
+            samples: list[Any] = []
+            parts: list[Any] = []
+            with open(folder / shard.name, "rb") as tar:
+                for name, offset, size in TarScan(tar.fileno(), shard.num_bytes):
+                    key, _, part = name.partition(".")
+                    if not samples or samples[-1].sample_key != key:
+                        index = len(samples)
+                        place = {"byte_offset": starts[index], "byte_size": starts[index + 1] - starts[index]}
+                        samples.append(IndexSample(tar_file_id=number, sample_key=key, sample_index=index, **place))
+                    parts.append(
+                        IndexSamplePart(
+                            tar_file_id=number,
+                            sample_index=samples[-1].sample_index,
+                            part_name=part,
+                            content_byte_offset=offset,
+                            content_byte_size=size,
+                        )
+                    )
+            writer.append_samples(samples)
+            writer.append_parts(parts)
 
 
 def _write_yaml(path: Path, value: Any) -> None:

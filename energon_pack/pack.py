@@ -126,6 +126,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
                     written,
                     config.output.flavor.value,
                     config.output.dataset_yaml.value,
+                    config.output.sqlite,
                     _manifest(config, template, lengths, plan),
                 )
             with progress.measured("check"), discarding_shards(staging):

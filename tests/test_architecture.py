@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "plan_file": {"bins", "errors", "items", "measuring", "plan", "sample"},
     "shards": {"cut", "errors", "files", "manifest", "record", "sample", "sources"},
-    "metadata": {"files", "manifest", "shards"},
+    "metadata": {"files", "manifest", "shards", "sources"},
     "report": {"bins", "errors", "items", "order", "plan", "progress", "sample"},
     "publish": {"errors", "files", "manifest", "report", "sources"},
     "check": {"errors", "manifest", "shards"},

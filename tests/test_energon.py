@@ -2,9 +2,12 @@
 
 import json
 import shutil
+import sqlite3
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +53,7 @@ def packed(demo: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
     run = PackConfig(
         model=ModelConfig("qwen2_5_vl", "qwen_vl", "Qwen/Qwen2.5-VL-7B-Instruct", str(demo[1])),
         source=SourceConfig(path=str(demo[0])),
-        output=OutputConfig(dir=str(folder), name="demo", max_shard_packs=4),
+        output=OutputConfig(dir=str(folder), name="demo", max_shard_packs=4, sqlite=True),
     )
     run.executor.num_workers = 1
     pack(run)
@@ -222,6 +225,16 @@ def test_the_index_is_what_energon_prepares(packed: Path, tmp_path: Path) -> Non
     assert {path.name: path.read_bytes() for path in copy.glob("*.idx")} == ours
     prepared = json.loads((copy / ".nv-meta" / ".info.json").read_text())
     assert prepared["shard_counts"] == json.loads((packed / ".nv-meta" / ".info.json").read_text())["shard_counts"]
+    for table in ("samples", "sample_parts"):
+        ours_rows, theirs_rows = (rows_of(folder / ".nv-meta" / "index.sqlite", table) for folder in (packed, copy))
+        assert ours_rows == theirs_rows
+    assert len(ours_rows) > 180
+    assert uuid.UUID((packed / ".nv-meta" / "index.uuid").read_text()).version == 5  # derived, not by chance
+
+
+def rows_of(database: Path, table: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(database)) as connection:
+        return sorted(connection.execute(f"SELECT * FROM {table}").fetchall())
 
 
 @pytest.mark.parametrize("tool", ["info", "lint"])

@@ -1,0 +1,87 @@
+"""A kill at any moment leaves no dataset or a whole one, and the same command then comes to the same bytes.
+
+Promise 6: without it a job that ran out of its hours would start again, or train on half a dataset.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, files
+from hydra import compose, initialize_config_dir
+
+from energon_pack.config import conf_dir, to_config
+from energon_pack.pack import pack
+
+SETTINGS = (
+    "output.name=packed",
+    "output.max_shard_packs=1",
+    "output.sqlite=true",
+    "packing.max_token_len=1024",
+    "packing.overlong=split_turns",
+    "executor.num_workers=2",
+    "measure.verify=0",
+)
+
+
+def start(arguments: list[str]) -> subprocess.Popen[Any]:
+    """The run as a user would start it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "energon_pack", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def run_here(arguments: list[str]) -> None:
+    """The same command in this process, which has all imported."""
+    with initialize_config_dir(str(conf_dir()), version_base=None):
+        pack(to_config(compose("config", arguments), []))
+
+
+def kill_and_rerun(demo: tuple[Path, Path], tmp_path: Path, num_kills: int) -> None:
+    source, processor = demo
+    command = ["+model=qwen2_5_vl", f"model.processor={processor}", f"source.path={source}", *SETTINGS]
+    began = time.monotonic()
+    assert start([*command, f"output.dir={tmp_path / 'undisturbed'}"]).wait() == 0
+    seconds = time.monotonic() - began
+    expected = files(tmp_path / "undisturbed" / "packed")
+    assert len([name for name in expected if name.endswith(".tar")]) > 50
+
+    rng = random.Random(0)
+    num_resumed = num_whole = 0
+    for i in range(num_kills):
+        output_dir = tmp_path / str(i)
+        arguments = [*command, f"output.dir={output_dir}"]
+        process = start(arguments)
+        time.sleep(rng.uniform(0.15, 1.0) * seconds)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        final = output_dir / "packed"
+        if final.exists():  # the kill came too late, or while the run cleaned up
+            num_whole += 1
+        else:
+            num_resumed += any(output_dir.glob(".staging/packed/*.tar.idx"))
+            run_here(arguments)
+        assert files(final) == expected
+        shutil.rmtree(output_dir)
+    print(f"{num_kills} kills: {num_whole} after the end, {num_resumed} went on from finished shards")
+    assert num_whole < num_kills / 2
+
+
+def test_a_few_kills(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    kill_and_rerun(demo, tmp_path, 3)
+
+
+@pytest.mark.slow
+def test_kills_at_fifty_moments(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    kill_and_rerun(demo, tmp_path, 50)
