@@ -1,0 +1,102 @@
+"""What each of 16 ranks × 2 workers sees of a plan: `python benchmarks/composition.py`.
+
+100,000 synthetic samples of text, images and videos, packed into 8192 tokens, in shards of 512 packs; Energon's own
+`Sharder` deals them to the workers. Beside it the order that all peers write: packs as packing leaves them, longest
+samples first.
+"""
+
+import argparse
+from typing import Any
+
+import numpy as np
+from megatron.energon import WorkerConfig
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.webdataset.sharder import Sharder
+from megatron.energon.flavors.webdataset.structs import ShardInfo
+from rich.console import Console
+from rich.table import Table
+
+from energon_pack.items import MEDIA_TYPES, Items
+from energon_pack.order import spread_of_steps
+from energon_pack.plan import PackingSettings, PackPlan, features_of_packs, media_of_packs, plan_packs
+
+NUM_RANKS, NUM_WORKERS, SHARD_PACKS = 16, 2, 512
+
+
+def mixture(num: int, seed: int = 0) -> Items:
+    """60 % text, 30 % images, 10 % videos; long-tailed."""
+    rng = np.random.default_rng(seed)
+    media = rng.choice(3, num, p=[0.6, 0.3, 0.1])
+    num_images = np.where(media == 1, rng.choice([1, 1, 1, 2, 4], num), 0)
+    visual = np.where(media == 1, num_images * rng.integers(64, 1024, num), 0)
+    visual = np.where(media == 2, rng.integers(800, 7000, num), visual)
+    lens = np.clip(rng.lognormal(5.4, 0.9, num), 20, 4000).astype(np.int64) + visual
+    zeros = np.zeros(num, np.int64)
+    return Items(np.minimum(lens, 8192), media, num_images, visual, zeros, zeros)
+
+
+def slices(num_packs: int) -> list[list[int]]:
+    """The packs that each worker of each rank gets from Energon."""
+    counts = [min(SHARD_PACKS, num_packs - start) for start in range(0, num_packs, SHARD_PACKS)]
+    shards = [ShardInfo(name=str(i), path=EPath(f"/{i}"), count=count) for i, count in enumerate(counts)]
+    dealt = []
+    for rank in range(NUM_RANKS):
+        config = WorkerConfig(rank=rank, world_size=NUM_RANKS, num_workers=NUM_WORKERS)
+        for offsets in Sharder.shard_workers(shards, config, max_samples_per_sequence=None):
+            dealt.append(list(range(offsets[0], offsets[-1])))
+    return dealt
+
+
+def rows(items: Items, plan: PackPlan, order: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, list[float]]:
+    """For each worker the means of its packs."""
+    features = features_of_packs(items, plan)
+    media = media_of_packs(items, plan)
+    tokens = plan.per_pack(items.lens)
+    columns: dict[str, list[float]] = {}
+    for mine in slices(plan.num_packs):
+        packs = order[mine]
+        members = features["members"][packs].sum()
+        values = {
+            "packs": len(packs),
+            **{name: (media[packs] == code).mean() for code, name in enumerate(MEDIA_TYPES[:3])},
+            "mean length": tokens[packs].sum() / members,
+            "visual tokens": features["visual_tokens"][packs].mean(),
+            "attention cost": features["attention_cost"][packs].mean() / 1e6,
+        }
+        for name, value in values.items():
+            columns.setdefault(name, []).append(float(value))
+    return columns
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    items = mixture(100_000)
+    plan = plan_packs(items, PackingSettings(8192))
+    ours = rows(items, plan, np.arange(plan.num_packs))
+    longest = np.maximum.reduceat(items.lens[plan.items], plan.starts[:-1])
+    theirs = rows(items, plan, np.lexsort((-longest, media_of_packs(items, plan))))
+
+    console = Console(width=130)
+    table = Table(
+        box=None, pad_edge=False, title=f"{plan.num_packs:,} packs, {NUM_RANKS} ranks × {NUM_WORKERS} workers"
+    )
+    for name in ("rank.worker", *ours):
+        table.add_column(name, justify="right")
+    for i in range(NUM_RANKS * NUM_WORKERS):
+        cells = [f"{values[i]:.1%}" if name in MEDIA_TYPES else f"{values[i]:,.1f}" for name, values in ours.items()]
+        table.add_row(f"{i // NUM_WORKERS}.{i % NUM_WORKERS}", *cells)
+    for label, columns in (("ours: max/min", ours), ("longest first: max/min", theirs)):
+        ratios = [f"{max(values) / min(values):,.3f}" if min(values) else "∞" for values in columns.values()]
+        table.add_row(label, *ratios, style="bold")
+    console.print(table)
+    for size in (8, 16):
+        plan = plan_packs(items, PackingSettings(8192, data_parallel_size=size))
+        by_chance = np.random.default_rng(0).permutation(plan.num_packs)
+        for name, values in features_of_packs(items, plan).items():
+            if name != "members":
+                ordered, chance = spread_of_steps(values, size), spread_of_steps(values[by_chance], size)
+                console.print(f"data_parallel_size={size}, {name} of a step: {ordered}, by chance {chance}")
+
+
+if __name__ == "__main__":
+    main()
