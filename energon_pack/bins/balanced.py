@@ -1,7 +1,8 @@
 """Balanced bins: long items go to the emptiest bin, longest first; the shortest then fill every bin exactly.
 
-As many bins as the exact fit on long-tailed sets, each with about the same mixture of long and short items, so that
-Σ len² (the cost of attention) is even. Without short items it needs more bins: `pack_bins` then falls back.
+As many bins as the exact fit on long-tailed sets (0 to 0.01 % over the lower bound), each with about the same mixture
+of long and short items, so that Σ len² (the cost of attention) is even. Without short items to fill gaps it may
+need up to 5 % more bins: `auto` then takes the exact fit. 0.2 s for 1M items, 3 s for 10M.
 """
 
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from energon_pack.bins.greedy import best_fit_decreasing
 
 #: Shares of the tokens kept back to fill gaps. The first that gives few enough bins is taken: the less is kept back,
 #: the more even the bins.
-_TAILS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5)
+_TAILS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.11, 0.15, 0.3, 0.5)
 _MOST_ROUNDS = 1000
 
 
@@ -30,22 +31,37 @@ def balance(lens: AnyInts, capacity: int, num_bins: int, goal: float, seed: int)
     heads = [int(np.searchsorted(upto, upto[-1] * (1 - share))) for share in _TAILS]
     del upto
     bin_of = spread(lens[: heads[0]], capacity, num_bins)
+    found = [_search(lens, bin_of, heads, capacity, num_bins, goal, seed, False)]
+    if found[0][0].num_bins > goal:  # sets without small items
+        found.append(_search(lens, bin_of, heads, capacity, num_bins, goal, seed, True))
+    gaps, head = min(found, key=lambda one: one[0].num_bins)
+    result = np.full(len(lens), -1, np.int32)
+    result[:head] = bin_of[:head]
+    result[np.flatnonzero(result < 0)[::-1]] = gaps.bins_of()
+    return result
+
+
+def _search(
+    lens: AnyInts,
+    bin_of: AnyInts,
+    heads: list[int],
+    capacity: int,
+    num_bins: int,
+    goal: float,
+    seed: int,
+    smallest_first: bool,
+) -> "tuple[Gaps, int]":
+    """The first of the heads with which the rest fills the gaps well enough, else the best."""
     fill = np.zeros(num_bins, np.int64)
     rest = np.bincount(lens)
     _move(fill, rest, bin_of, lens[: heads[0]], 1)
-    best: Gaps | None = None
-    for shorter, head in zip([heads[0], *heads], heads, strict=False):
-        _move(fill, rest, bin_of[head:shorter], lens[head:shorter], -1)
-        gaps = fill_gaps(rest, capacity - fill, capacity, seed)
-        if best is None or gaps.num_bins < best.num_bins:
-            best, best_head = gaps, head
-        if gaps.num_bins <= goal:
+    found: list[tuple[Gaps, int]] = []
+    for longer, head in zip([heads[0], *heads], heads, strict=False):
+        _move(fill, rest, bin_of[head:longer], lens[head:longer], -1)
+        found.append((fill_gaps(rest, capacity - fill, capacity, seed, smallest_first), head))
+        if found[-1][0].num_bins <= goal:
             break
-    assert best is not None
-    result = np.full(len(lens), -1, np.int32)
-    result[:best_head] = bin_of[:best_head]
-    result[np.flatnonzero(result < 0)[::-1]] = best.bins_of()
-    return result
+    return min(found, key=lambda one: one[0].num_bins)
 
 
 def _move(fill: Ints, rest: Ints, bin_of: AnyInts, lens: AnyInts, sign: int) -> None:
@@ -94,19 +110,23 @@ class Gaps(NamedTuple):
         return narrow(self.names)[bins_of(self.runs)]
 
 
-def fill_gaps(histogram: Ints, space: Ints, capacity: int, seed: int) -> Gaps:
+def fill_gaps(histogram: Ints, space: Ints, capacity: int, seed: int, smallest_first: bool = False) -> Gaps:
     """Put all items into the gaps of bins, exactly where that can be; what is left over by best fit, or in new bins.
 
     Args:
         histogram: number of items of each length.
         space: left in each bin.
+        smallest_first: gaps from the smallest to the widest, not in random order.
     """
     stock = Stock(histogram, Chance(seed, stream=2))
     by_gap = np.argsort(space, kind="stable")  # bins with equal gaps are one range
     gaps, firsts, sizes = np.unique(space[by_gap], return_index=True, return_counts=True)
     runs: list[Run] = []
     left: list[OpenBins] = []
-    for at in np.argsort(random_keys(len(gaps), seed, stream=3), kind="stable").tolist():
+    order = (
+        np.arange(len(gaps)) if smallest_first else np.argsort(random_keys(len(gaps), seed, stream=3), kind="stable")
+    )
+    for at in order.tolist():
         gap, first, size = int(gaps[at]), int(firsts[at]), int(sizes[at])
         while size and gap and (content := _fill(stock, gap)):
             most = -(-size // 2)  # not all alike: that would use up one length

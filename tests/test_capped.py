@@ -1,0 +1,138 @@
+"""Several caps at once: none is ever broken, and tight ones cost few bins."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_pack.bins import Bins, lower_bound, pack_bins, random_keys
+from energon_pack.bins.capped import pack_capped
+
+#: caps, and items of which none breaks one alone
+cases = st.lists(st.integers(1, 30), min_size=1, max_size=4).flatmap(
+    lambda caps: st.tuples(
+        st.just(caps),
+        st.lists(st.tuples(st.integers(1, caps[0]), *(st.integers(0, cap) for cap in caps[1:])), max_size=60),
+    )
+)
+
+
+def sums(costs: np.ndarray, bins: Bins) -> np.ndarray:
+    return np.add.reduceat(costs[:, bins.items], bins.starts[:-1], axis=1)
+
+
+def mixture(num: int) -> np.ndarray:
+    """Texts of 20 to 1000 tokens, and as many samples of 1 to 4 images of 300 tokens; the second row counts images."""
+    keys = random_keys(num, 5)
+    images = np.where(keys % 2 == 0, 0, 1 + (keys >> np.uint64(9)) % 4).astype(np.int64)
+    texts = 20 + (keys >> np.uint64(20)) % 981
+    return np.stack([np.where(images > 0, 300 * images + texts // 4, texts).astype(np.int64), images])
+
+
+def test_an_image_cap_by_head() -> None:
+    """Four texts of 5 and four images of 5, at most one image in bins of 10: an image and a text in each."""
+    costs = np.array([[5] * 8, [0, 0, 0, 0, 1, 1, 1, 1]])
+    for seed in range(5):
+        bins = pack_bins(costs, np.array([10, 1]), seed=seed)
+        assert bins.num_bins == 4
+        assert sums(costs, bins).tolist() == [[10] * 4, [1] * 4]
+
+
+@given(cases, st.integers(0, 3))
+@settings(max_examples=150)
+def test_every_item_once_and_no_cap_broken(case: tuple[list[int], list[tuple[int, ...]]], seed: int) -> None:
+    """A pack over a cap runs out of memory in training, hours into it."""
+    caps, items = case
+    if not items:
+        return
+    costs, limits = np.array(items).T, np.array(caps)
+    for bins in (pack_bins(costs, limits, seed=seed), pack_capped(costs, limits, seed)):
+        assert sorted(bins.items.tolist()) == list(range(len(items)))
+        assert (np.diff(bins.starts) > 0).all()
+        assert (sums(costs, bins) <= limits[:, None]).all()
+        assert bins.num_bins >= lower_bound(costs, limits)
+    again = pack_bins(costs, limits, seed=seed)
+    assert pack_bins(costs, limits, seed=seed).items.tolist() == again.items.tolist()
+
+
+def test_a_loose_cap_changes_nothing() -> None:
+    """Switching on a cap that no pack comes near should leave the dataset as it was."""
+    costs = mixture(3000)
+    free = pack_bins(costs[0], 8192, seed=3)
+    capped = pack_bins(costs, np.array([8192, 1000]), seed=3)
+    assert capped.items.tolist() == free.items.tolist()
+
+
+@pytest.mark.parametrize("use", [0.6, 0.98, 1.1])
+def test_a_tight_image_cap_costs_little(use: float) -> None:
+    """Plain best fit with an image cap at 98 % use takes a quarter more bins."""
+    costs = mixture(30_000)
+    limit = int(costs[1].sum() / lower_bound(costs[0], 32768) / use)
+    caps = np.array([32768, limit])
+    bins = pack_bins(costs, caps)
+    assert (sums(costs, bins) <= caps[:, None]).all()
+    assert bins.num_bins <= 1.001 * lower_bound(costs, caps) + 1
+
+
+def test_five_caps() -> None:
+    """Tokens, images, visual tokens, members and the cost of attention, each somewhat tight."""
+    lens, images = mixture(20_000)
+    costs = np.stack([lens, images, images * 300, np.ones_like(lens), lens**2])
+    num = lower_bound(lens, 16384)
+    caps = np.array([16384, *(int(cost.sum() / num / 0.9) for cost in costs[1:])])
+    bins = pack_bins(costs, caps)
+    assert (sums(costs, bins) <= caps[:, None]).all()
+    assert bins.num_bins <= 1.05 * lower_bound(costs, caps)
+
+
+def test_very_many_items_in_few_bins() -> None:
+    """A step for each would take minutes."""
+    costs = np.ones((2, 200_000), np.int64)
+    assert pack_bins(costs, np.array([150_000, 110_000])).num_bins == 2
+
+
+@given(cases, st.data())
+@settings(max_examples=100)
+def test_every_bin_has_what_it_needs(case: tuple[list[int], list[tuple[int, ...]]], data: st.DataObject) -> None:
+    """A pack without an image leaves the vision tower without a gradient, and a distributed run hangs."""
+    caps, items = case
+    if not items:
+        return
+    needs = np.array(data.draw(st.lists(st.booleans(), min_size=len(items), max_size=len(items))))
+    costs, limits = np.array(items).T, np.array(caps)
+    if needs.sum() < lower_bound(costs, limits):
+        with pytest.raises(ValueError, match="items that each one needs"):
+            pack_bins(costs, limits, needs=needs)
+        return
+    try:
+        bins = pack_bins(costs, limits, needs=needs)
+    except ValueError:  # more bins are needed than the bound
+        return
+    assert np.logical_or.reduceat(needs[bins.items], bins.starts[:-1]).all()
+    assert sorted(bins.items.tolist()) == list(range(len(items)))
+    assert (sums(costs, bins) <= limits[:, None]).all()
+
+
+def test_needs_by_head() -> None:
+    """Bins of 10: two images, four texts of 5: an image in each of two, where packing by length leaves one without."""
+    lens = np.array([5, 5, 2, 2, 3, 3])
+    needs = np.array([False, False, True, True, False, False])
+    bins = pack_bins(lens, 10, needs=needs)
+    assert bins.num_bins == 2
+    assert np.logical_or.reduceat(needs[bins.items], bins.starts[:-1]).all()
+    with pytest.raises(ValueError, match="at least 2 bins, but only 1 items"):
+        pack_bins(lens, 10, needs=np.arange(6) == 0)
+
+
+@pytest.mark.parametrize(
+    ("costs", "caps", "message"),
+    [
+        ([[5, 5], [1, 3]], [10, 2], "costs in row 1 from 1 to 3 do not fit bins of 2"),
+        ([[5, 5], [1, -1]], [10, 2], "costs in row 1 from -1"),
+        ([[5, 5], [1, 1]], [10], "one cap for each row"),
+    ],
+)
+def test_what_cannot_be_is_named(costs: list[list[int]], caps: list[int], message: str) -> None:
+    """Such an item is dropped or reported by the caller, who knows its name."""
+    with pytest.raises(ValueError, match=message):
+        pack_bins(np.array(costs), np.array(caps))
