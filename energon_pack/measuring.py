@@ -7,7 +7,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from energon_pack.media import Media, open_part, probe
+from energon_pack.media import probe_part
 from energon_pack.record import ReadSettings, media_parts
 from energon_pack.sample import Part, Reason, Skip, media_type, media_type_by_name, num_placeholders, place_media
 from energon_pack.sources import wds
@@ -147,13 +147,6 @@ class _Row:
         self.num_visual_tokens = rendered.num_visual_tokens
         self.num_control_tokens = rendered.num_control_tokens
         return rendered
-
-
-def probe_part(fd: int, part: Part) -> Media:
-    try:
-        return probe(open_part(fd, part.offset, part.size))
-    except Skip as skip:
-        raise Skip(skip.reason, f"{part.name}: {skip.detail}") from None
 
 
 def _table(rows: list[_Row]) -> pa.Table:
