@@ -85,6 +85,8 @@ def _jpeg(head: bytes) -> tuple[int, int] | None:
 
 
 def _png(fd: int, offset: int, size: int, head: bytes) -> tuple[int, int] | None:
+    if len(head) < 33:
+        return None
     depth, color = head[24], head[25]
     if depth not in _PNG_DEPTHS.get(color, ()) or head[26:28] != b"\0\0" or head[28] > 1:
         return None

@@ -100,6 +100,11 @@ def test_bombs_are_left_to_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_plain(picture()) is None
 
 
+@pytest.mark.parametrize("data", [saved(format, "RGB") for format in MODES])
+def test_the_first_bytes_alone_are_no_image(data: bytes) -> None:
+    assert all(found_plain(data[:length]) is None for length in range(60))
+
+
 @pytest.mark.filterwarnings("ignore")
 @given(
     data=st.sampled_from(IMAGES).flatmap(
