@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-_SEAM = re.compile(r"><|\]\[")  # between two tokens of a run
+_SEAMS = {"<": "><", "[": "]["}  # how tokens begin that come in runs, and what is then between them
 
 
 class AddedTokens:
@@ -37,18 +37,20 @@ class AddedTokens:
 
     def without_runs(self, text: str) -> tuple[str, int]:
         """A text with runs of one of them (of an image's, say) as one, and how many tokens that leaves out."""
-        seam = _SEAM.search(text)
-        pieces: list[str] = []
-        left_out = done = 0
-        while seam is not None:
-            end = position = seam.start() + 1
-            token = text[max(text.rfind("<" if text[end] == "<" else "[", done, end), 0) : end]
-            if self.stands_alone(token):
-                for several in (token * 64, token * 8, token):
-                    while text.startswith(several, position):
-                        position += len(several)
-                pieces.append(text[done:end])
-                left_out += (position - end) // len(token)
-                done = position
-            seam = _SEAM.search(text, position)
-        return "".join([*pieces, text[done:]]), left_out
+        left_out = 0
+        for begin, seam in _SEAMS.items():
+            pieces: list[str] = []
+            done, at = 0, text.find(seam)
+            while at >= 0:
+                end = position = at + 1
+                token = text[max(text.rfind(begin, done, end), 0) : end]
+                if self.stands_alone(token):
+                    for several in (token * 64, token * 8, token):
+                        while text.startswith(several, position):
+                            position += len(several)
+                    pieces.append(text[done:end])
+                    left_out += (position - end) // len(token)
+                    done = position
+                at = text.find(seam, position)
+            text = "".join([*pieces, text[done:]]) if pieces else text
+        return text, left_out
