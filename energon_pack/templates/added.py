@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import cached_property
 
 _SEAMS = {"<": "><", "[": "]["}  # how tokens begin that come in runs, and what is then between them
 
@@ -20,6 +21,10 @@ class AddedTokens:
         self._ends = {token[i:] for token in self.all for i in range(1, len(token))}
         self._stands_alone: dict[str, bool | None] = dict.fromkeys(self.all)  # None: not asked yet
 
+    @cached_property
+    def _all_stand_alone(self) -> bool:
+        return all(map(self.stands_alone, self.all))
+
     def may_go_on(self, text: str) -> bool:
         """Whether one could begin within a text and end behind it."""
         return any(text[-i:] in self._begins for i in range(1, min(len(text), self.longest) + 1))
@@ -34,6 +39,19 @@ class AddedTokens:
                 and not any(text in other for other in self.all if other != text)
             )
         return known
+
+    def find_all(self, text: str) -> list[tuple[int, str]]:
+        """Where they are in a text, and which."""
+        if not self._all_stand_alone:
+            return [(match.start(), match[0]) for match in self.pattern.finditer(text)]
+        found = []
+        for token in self.all:
+            at = text.find(token)
+            while at >= 0:
+                found.append((at, token))
+                at = text.find(token, at + len(token))
+        found.sort()
+        return found
 
     def without_runs(self, text: str) -> tuple[str, int]:
         """A text with runs of one of them (of an image's, say) as one, and how many tokens that leaves out."""
