@@ -32,8 +32,9 @@ from energon_pack.sources.find import Shard, find_shards
 from energon_pack.sources.wds import index_shard
 from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
 from energon_pack.templates.base import Rendered
-from energon_pack.templates.counting import HOSTILE, CountingError
+from energon_pack.templates.counting import CountingError
 from energon_pack.templates.torchvision_shim import prepare_torchvision
+from energon_pack.templates.words import HOSTILE
 
 ENGINES = ("words", "fastokens", "gigatoken")
 NUM_HOSTILE = 60_000

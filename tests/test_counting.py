@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -14,8 +15,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from energon_pack.sample import place_media
 from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
 from energon_pack.templates.base import Rendered
-from energon_pack.templates.counting import HOSTILE, CountingError, TokenCounter
+from energon_pack.templates.counting import CountingError, TokenCounter
 from energon_pack.templates.doubts import doubtful
+from energon_pack.templates.words import HOSTILE, ascii_pattern
 
 ENGINES = ["words", "gigatoken", "fastokens"]
 
@@ -101,6 +103,34 @@ def test_old_characters_make_the_same_words_in_every_table(template: Template) -
         if ours != [span for _, span in cut.pre_tokenize_str(text)]:
             differ.append(start)
     assert differ == []
+
+
+def test_words_of_ascii_are_the_same_without_unicode(template: Template) -> None:
+    pattern = template.counter("words")._pattern
+    in_ascii = ascii_pattern(pattern)
+    assert in_ascii is not None
+    characters = list(map(chr, range(128)))
+    for c in characters:
+        text = "".join(f"a{c}{d}a 1{c}{d}1.{c}{d}.  {c}{d}\n" for d in characters)
+        assert in_ascii.findall(text) == pattern.findall(text)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (r"[^\p{L}\p{N}]|\p{Lu}+|\p{Ll}+|\p{N}{1,3}|[\p{Lm}\p{M}x]", ["ABC", "def", "123", "4", " "]),
+        (r"\p{Han}+|[\s\S]", list("ABCdef1234 ")),
+        (r"[\p{Han}]+|[\s\S]", list("ABCdef1234 ")),
+        (r"[\p{L}&&[^x]]+|[\s\S]", None),
+        (r"\P{L}+|[\s\S]", None),
+        (r"[\]\p{L}]+|[\s\S]", None),
+        (r"\p{P}+|[\s\S]", None),  # ASCII has some
+        (r"\s+|\S|\p{L}", list("ABCdef1234 ")),
+    ],
+)
+def test_patterns_for_ascii(source: str, words: list[str] | None) -> None:
+    found = ascii_pattern(regex.compile(source, regex.V1))
+    assert (found.findall("ABCdef1234 ") if found else None) == words
 
 
 def with_settings(**settings: Any) -> Tokenizer:

@@ -10,6 +10,18 @@ from energon_pack.templates.added import AddedTokens
 
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _MOST_WORDS = 500_000  # about 100 MB; then a dictionary starts again
+#: What ASCII has of Unicode's classes.
+_ASCII_OF = {
+    "L": "a-zA-Z",
+    "Lu": "A-Z",
+    "Ll": "a-z",
+    "N": "0-9",
+    "Nd": "0-9",
+    **dict.fromkeys(("Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "Nl", "No", "Han"), r"\x80"),  # nothing
+}
+_CLASS = re.compile(r"\\p\{(\w+)\}")
+#: Sets within sets, and the like.
+_HARD = re.compile(r"&&|--|\|\||~~|\\[P\[\]]|\[[^\]]*\[")
 _SHORT = 40  # characters; texts between added tokens up to this are remembered whole
 
 #: Texts on which tokenizers have been seen to differ.
@@ -30,6 +42,8 @@ class WordCounter:
     def __init__(self, tokenizer: Tokenizer, pattern: "regex.Pattern[str]", added: AddedTokens):
         self._split = re.compile(f"({added.source})").split
         self._find = pattern.findall
+        in_ascii = ascii_pattern(pattern)
+        self._find_in_ascii = in_ascii.findall if in_ascii is not None else self._find
         self._tokenize = tokenizer.model.tokenize
         self._as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
         self._of_word: dict[str, int] = {}
@@ -47,27 +61,22 @@ class WordCounter:
             elif plain:
                 found = self._of_short.get(plain)
                 if found is None:
-                    found = _remember(self._of_short, plain, self._count_words(plain))
+                    if len(self._of_short) > _MOST_WORDS:
+                        self._of_short.clear()
+                    found = self._of_short[plain] = self._count_words(plain)
                 number += found
         return number
 
     def _count_words(self, text: str) -> int:
-        words = self._find(text)
+        words = self._find_in_ascii(text) if text.isascii() else self._find(text)
         known = self._of_word
         try:
-            return sum([known[word] for word in words])
+            return sum(map(known.__getitem__, words))
         except KeyError:
-            for word in words:
-                if word not in known:
-                    _remember(known, word, len(self._tokenize(self._as_bytes(word)[0][0])))
-            return sum(known[word] for word in words)
-
-
-def _remember(known: dict[str, int], text: str, number: int) -> int:
-    if len(known) > _MOST_WORDS:
-        known.clear()
-    known[text] = number
-    return number
+            if len(known) > _MOST_WORDS:
+                known.clear()
+            known |= {word: len(self._tokenize(self._as_bytes(word)[0][0])) for word in {*words} - known.keys()}
+            return sum(map(known.__getitem__, words))
 
 
 def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":
@@ -99,3 +108,23 @@ def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":
     # All of a text has to be in words: what lies between two would be a word of its own.
     whole = all("".join(pattern.findall(text)) == text for text in HOSTILE)
     return pattern if whole and pattern.groups == 0 else None
+
+
+def ascii_pattern(pattern: "regex.Pattern[str]") -> "re.Pattern[str] | None":
+    """What finds the same words in ASCII texts at twice the speed, by Python's own `re`; None for other patterns."""
+    source = pattern.pattern
+    if _HARD.search(source) or not _ASCII_OF.keys() >= set(_CLASS.findall(source)):
+        return None
+
+    def ranges(match: "re.Match[str]") -> str:
+        is_in_set = source.rfind("[", 0, match.start()) > source.rfind("]", 0, match.start())
+        return _ASCII_OF[match[1]] if is_in_set else f"[{_ASCII_OF[match[1]]}]"
+
+    try:
+        in_ascii = re.compile(_CLASS.sub(ranges, source), re.ASCII)
+    except re.error:
+        return None
+    # Every character beside every kind of character.
+    beside = "aAsS1 '.\n\r\t\x1c"
+    text = "".join(f"a{c}{d}a 1{d}{c}1.{c}{d}.  {d}{c}\n" for c in map(chr, range(128)) for d in beside)
+    return in_ascii if in_ascii.findall(text) == pattern.findall(text) else None
