@@ -22,8 +22,8 @@ from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.items import Lengths
 from energon_pack.lengths import MeasuredShard, write_table
-from energon_pack.measuring import LENGTHS_SCHEMA, num_tar_bytes, probe_part
-from energon_pack.media import Media, with_frames
+from energon_pack.measuring import LENGTHS_SCHEMA, num_tar_bytes
+from energon_pack.media import Media, probe_part, with_frames
 from energon_pack.plan import PackingSettings
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings

@@ -9,7 +9,7 @@ from itertools import chain
 import pyarrow as pa
 
 from energon_pack.cut import CUT_TYPE
-from energon_pack.media import Media, open_part, probe, with_frames
+from energon_pack.media import probe_part, with_frames
 from energon_pack.record import ReadSettings, media_parts
 from energon_pack.sample import Part, Reason, Skip, media_type, media_type_by_name, num_placeholders, place_media
 from energon_pack.sources import wds
@@ -165,13 +165,6 @@ class _Row:
 def num_tar_bytes(sizes: Sequence[int]) -> int:
     """Bytes that files of these sizes take in a tar, with their headers."""
     return sum(_BLOCK - (-size // _BLOCK) * _BLOCK for size in sizes)
-
-
-def probe_part(fd: int, part: Part) -> Media:
-    try:
-        return probe(open_part(fd, part.offset, part.size))
-    except Skip as skip:
-        raise Skip(skip.reason, f"{part.name}: {skip.detail}") from None
 
 
 def _table(rows: list[_Row]) -> pa.Table:

@@ -11,7 +11,8 @@ from typing import Any, BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
-from energon_pack.sample import Reason, Skip
+from energon_pack.headers import plain_image
+from energon_pack.sample import Part, Reason, Skip
 from energon_pack.video import probe_video
 
 _ORIENTATION = 0x0112  # EXIF tag; 5..8 turn the image on its side
@@ -75,6 +76,17 @@ class PartFile(io.RawIOBase):
 def open_part(fd: int, offset: int, size: int) -> BinaryIO:
     """A buffered, seekable view of `size` bytes at `offset`; reads about as much as the caller looks at."""
     return io.BufferedReader(PartFile(fd, offset, size), 4096)
+
+
+def probe_part(fd: int, part: Part) -> Media:
+    """As `probe`, of a member of an open tar; names it where it can't be read."""
+    plain = plain_image(fd, part.offset, part.size)
+    if plain is not None:
+        return Media("image", *plain)
+    try:
+        return probe(open_part(fd, part.offset, part.size))
+    except Skip as skip:
+        raise Skip(skip.reason, f"{part.name}: {skip.detail}") from None
 
 
 def probe(file: BinaryIO) -> Media:

@@ -203,8 +203,10 @@ def _message(message: Any, index: int) -> Message:
         content = _content(content, index)
     elif not isinstance(content, str):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the content {content!r}")
-    rest = {k: v for k, v in message.items() if k not in (role_key, content_key)}
-    return {"role": role, "content": content, **rest}
+    normal = {"role": role, "content": content}
+    if len(message) > 2 or content_key not in message:
+        normal |= {k: v for k, v in message.items() if k not in (role_key, content_key)}
+    return normal
 
 
 def _content(items: list[Any], index: int) -> str | list[Message]:

@@ -120,9 +120,9 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
         return messages, [], False
     found = [kind for message in messages for kind in _placeholders(message, kinds)]
     inserted = False
-    if Counter(found) != Counter(kinds):
+    if sorted(found) != sorted(kinds):
         spoken_to = [k for m in messages if m["role"] != "assistant" for k in _placeholders(m, kinds)]
-        if Counter(spoken_to) == Counter(kinds):
+        if sorted(spoken_to) == sorted(kinds):
             found = spoken_to
         elif found:
             raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_count(found)} in the text for {_count(kinds)}")
@@ -141,13 +141,14 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
     """
     if not kinds:
         return list(messages)
-    in_all = sum(len(_placeholders(message, kinds)) for message in messages)
+    found = [_placeholders(message, kinds) for message in messages]
+    in_all = sum(map(len, found))
     result = []
-    for message in messages:
+    for message, here in zip(messages, found, strict=True):
         literal = message["role"] == "assistant" and in_all != len(kinds)
         content = message["content"]
-        if isinstance(content, str) and not literal and _placeholders(message, kinds):
-            content = list(_parts(content, kinds))
+        if here and not literal and isinstance(content, str):
+            content = _parts(content, kinds)
         result.append({**message, "content": content})
     return result
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -14,7 +15,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from energon_pack.sample import place_media
 from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
 from energon_pack.templates.base import Rendered
-from energon_pack.templates.counting import HOSTILE, CountingError, TokenCounter, _doubtful
+from energon_pack.templates.counting import CountingError, TokenCounter
+from energon_pack.templates.doubts import doubtful
+from energon_pack.templates.words import HOSTILE, ascii_pattern
 
 ENGINES = ["words", "gigatoken", "fastokens"]
 
@@ -83,23 +86,51 @@ def test_most_conversations_need_no_reference(template: Template) -> None:
 
 
 def test_young_characters_are_left_to_the_reference() -> None:
-    assert _doubtful().search("\u208f") is not None  # a subscript that came with Unicode 16
-    assert _doubtful().search("a1 é 一 🙂 ,\n") is None
+    new = "\u208f"  # a subscript that came with Unicode 16
+    assert doubtful(["a1 é 一 🙂 ,\n", "", f"a{new}", "", f"{new}{new}", "a"]) == {2, 4}
 
 
 def test_old_characters_make_the_same_words_in_every_table(template: Template) -> None:
     """Where `regex` and the reference disagree on a character, it is a doubtful one."""
     counter = template.counter("words")
     cut = Tokenizer.from_str(template._tokenizer.to_str()).pre_tokenizer
-    doubtful = _doubtful()
     differ = []
     for start in range(0, 0x20000, 64):
         characters = [c for c in map(chr, range(start, start + 64)) if not "\ud800" <= c <= "\udfff"]
-        text = "".join(f"a{c}a 1{c}1 .{c}. '{c} {c}\n" for c in characters if not doubtful.search(c))
+        young = doubtful(characters)
+        text = "".join(f"a{c}a 1{c}1 .{c}. '{c} {c}\n" for i, c in enumerate(characters) if i not in young)
         ours = [match.span() for match in counter._pattern.finditer(text)]
         if ours != [span for _, span in cut.pre_tokenize_str(text)]:
             differ.append(start)
     assert differ == []
+
+
+def test_words_of_ascii_are_the_same_without_unicode(template: Template) -> None:
+    pattern = template.counter("words")._pattern
+    in_ascii = ascii_pattern(pattern)
+    assert in_ascii is not None
+    characters = list(map(chr, range(128)))
+    for c in characters:
+        text = "".join(f"a{c}{d}a 1{c}{d}1.{c}{d}.  {c}{d}\n" for d in characters)
+        assert in_ascii.findall(text) == pattern.findall(text)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (r"[^\p{L}\p{N}]|\p{Lu}+|\p{Ll}+|\p{N}{1,3}|[\p{Lm}\p{M}x]", ["ABC", "def", "123", "4", " "]),
+        (r"\p{Han}+|[\s\S]", list("ABCdef1234 ")),
+        (r"[\p{Han}]+|[\s\S]", list("ABCdef1234 ")),
+        (r"[\p{L}&&[^x]]+|[\s\S]", None),
+        (r"\P{L}+|[\s\S]", None),
+        (r"[\]\p{L}]+|[\s\S]", None),
+        (r"\p{P}+|[\s\S]", None),  # ASCII has some
+        (r"\s+|\S|\p{L}", list("ABCdef1234 ")),
+    ],
+)
+def test_patterns_for_ascii(source: str, words: list[str] | None) -> None:
+    found = ascii_pattern(regex.compile(source, regex.V1))
+    assert (found.findall("ABCdef1234 ") if found else None) == words
 
 
 def with_settings(**settings: Any) -> Tokenizer:
@@ -129,7 +160,7 @@ def test_other_tokenizers_are_left_to_the_reference(tokenizer: Tokenizer) -> Non
 def test_an_engine_that_counts_otherwise_is_refused(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     from energon_pack.templates import counting
 
-    monkeypatch.setitem(counting._FAST, "gigatoken", lambda tokenizer: len)
+    monkeypatch.setitem(counting._FAST, "gigatoken", lambda tokenizer: lambda texts: list(map(len, texts)))
     with pytest.raises(CountingError, match="the reference"):
         TokenCounter(template._tokenizer, "gigatoken")
     assert TokenCounter(template._tokenizer, "auto").engine != "gigatoken"

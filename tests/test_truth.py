@@ -13,8 +13,7 @@ import pytest
 from conftest import REAL, ROOT, json_lines, need_torchvision
 from omegaconf import OmegaConf
 
-from energon_pack.measuring import probe_part
-from energon_pack.media import Media
+from energon_pack.media import Media, probe_part
 from energon_pack.record import ReadSettings, media_parts
 from energon_pack.sample import Part, Skip, place_media
 from energon_pack.sources import wds

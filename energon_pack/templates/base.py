@@ -8,11 +8,10 @@ differ in `MediaRules` alone: what one image or video becomes in the text.
 
 import hashlib
 import json
-import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from energon_pack.files import write_whole
 from energon_pack.media import Media
 from energon_pack.preprocess import image_preprocessor, video_preprocessor
 from energon_pack.sample import Message, Reason, Skip, split_content
+from energon_pack.templates.added import AddedTokens
 from energon_pack.templates.chat import CLOSE, OPEN, ChatTemplate
 from energon_pack.templates.counting import TokenCounter
 from energon_pack.templates.rules import MediaRules, ProcessorSettings
@@ -31,6 +31,8 @@ from energon_pack.templates.skeleton import texts_of
 
 #: Raised whenever a change in this package changes any length: old caches and packs are then told apart.
 RULES_VERSION = 2
+
+_MOST_EXPANDED = 256  # images have few sizes in most sets
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,10 @@ class Template:
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
         self._chat = ChatTemplate(spec.chat_template, variables, special)
-        self._marks = _any_of([OPEN, CLOSE, *rules.media_tokens.values()])
-        self._control = _any_of(special)
+        self._kinds = {token: kind for kind, token in rules.media_tokens.items()}
+        self._expand = lru_cache(_MOST_EXPANDED)(self._expand_new)
+        self._marks = AddedTokens([OPEN, CLOSE, *self._kinds])
+        self._control = AddedTokens(special).pattern
 
     def render(self, sample: Sample) -> Rendered:
         """The text of a sample, media expanded.
@@ -104,32 +108,34 @@ class Template:
             Skip: `processor_error`, `bad_message`, `control_token` where a message spells the model's own media
                 token, and what the family's rules raise.
         """
+        waiting: dict[str, list[Media]] = {kind: [] for kind in self.rules.media_tokens}
         for media in sample.media:
-            if media.kind not in self.rules.media_tokens:
+            if media.kind not in waiting:
                 raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}")
+            waiting[media.kind].append(media)
         messages = self.messages(sample)
         marked = self._chat.render_marked(messages, sample.tools, self.spec.train_on == "last")
-        waiting = {kind: [m for m in sample.media if m.kind == kind] for kind in self.rules.media_tokens}
-        kinds = {token: kind for kind, token in self.rules.media_tokens.items()}
 
         pieces: list[str] = []
         spans: list[tuple[int, int]] = []
         position = cursor = span_start = num_visual_tokens = 0
-        for match in self._marks.finditer(marked):
-            piece = marked[cursor : match.start()]
-            cursor = match.end()
-            if (kind := kinds.get(match[0])) is not None:
-                if not waiting[kind]:
-                    raise Skip(Reason.CONTROL_TOKEN, f"the text spells the media token {match[0]}")
-                expanded, num_tokens = self._expand(waiting[kind].pop(0))
-                piece += expanded
-                num_visual_tokens += num_tokens
+        for start, mark in self._marks.find_all(marked):
+            piece = marked[cursor:start]
+            cursor = start + len(mark)
             pieces.append(piece)
             position += len(piece)
-            if match[0] == OPEN:
+            if mark == OPEN:
                 span_start = position
-            elif match[0] == CLOSE:
+            elif mark == CLOSE:
                 spans.append((span_start, position))
+            else:
+                of_kind = waiting[self._kinds[mark]]
+                if not of_kind:
+                    raise Skip(Reason.CONTROL_TOKEN, f"the text spells the media token {mark}")
+                expanded, num_tokens = self._expand(of_kind.pop(0))
+                pieces.append(expanded)
+                position += len(expanded)
+                num_visual_tokens += num_tokens
         pieces.append(marked[cursor:])
         if any(waiting.values()):
             raise Skip(
@@ -167,7 +173,8 @@ class Template:
         size = self._video.size(*frames[0].size, len(frames))
         return [frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC) for frame in frames]
 
-    def _expand(self, media: Media) -> tuple[str, int]:
+    def _expand_new(self, media: Media) -> tuple[str, int]:
+        """What stands for a medium, and how many of its tokens hold visual features."""
         frames: list[int] = []
         if media.kind == "video":
             frames = self.choose_frames(media)
@@ -260,10 +267,6 @@ class Template:
         if rest or tools:
             texts.append(json.dumps([rest, tools], ensure_ascii=False))
         return sum(len(self._control.findall(text)) for text in texts)
-
-
-def _any_of(words: list[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))) or "(?!)")
 
 
 def _token_ranges(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -17,11 +17,10 @@ import jinja2
 from energon_pack.errors import PackError
 from energon_pack.sample import Message, Reason, Skip
 from energon_pack.templates.jinja import environment, strings_in
-from energon_pack.templates.skeleton import Shape, Skeleton, copies_texts, shape_of, texts_of, with_numbers
+from energon_pack.templates.skeleton import BEGIN, END, Shape, Skeleton, copies_texts, shape_of, texts_of, with_numbers
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 _MARKS = re.compile(f"({OPEN}|{CLOSE})")
-_NONCHARACTERS = re.compile("[\ufdd0-\ufdd3]")
 _MOST_SHAPES = 10_000
 _PROBE = "energon_pack_probe"
 
@@ -104,7 +103,7 @@ class ChatTemplate:
             Skip: `bad_message` where the text holds a mark already, `processor_error` where a turn can't be found.
         """
         texts = texts_of(messages)
-        if tools is None and self._copies_texts and not _NONCHARACTERS.search("".join(texts)):
+        if tools is None and self._copies_texts and not _holds_any("".join(texts), (OPEN, CLOSE, BEGIN, END)):
             skeleton = self._skeleton(messages, last_only)
             if skeleton is not None:
                 return skeleton.fill(texts)
@@ -239,6 +238,10 @@ class _Turn:
         if end < 0 or (self.begins and self.begins in text[start:end]):
             return None
         return end + len(self.ends)
+
+
+def _holds_any(text: str, characters: tuple[str, ...]) -> bool:
+    return not text.isascii() and any(character in text for character in characters)
 
 
 def _same(a: str, b: str) -> str:

@@ -1,0 +1,138 @@
+"""Sizes of plain JPEG, PNG and WebP files from their first bytes, as Pillow finds them and many times as fast.
+
+Plain means: in order, whole, of one frame, and with nothing that could turn it (EXIF, XMP). Of anything else nothing is
+said here, and Pillow is asked.
+"""
+
+import os
+from zlib import crc32
+
+from PIL import Image, WebPImagePlugin
+
+_HEAD = 4096  # bytes; all that comes before the pixels, in most files
+_int = int.from_bytes
+
+_JPEG_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive
+_JPEG_SCAN, _JPEG_QUANTIZATION, _JPEG_PROFILE = 0xDA, 0xDB, 0xE2
+#: Other segments to pass over, and the least length with which Pillow can read them.
+_JPEG_PASSED = {
+    **{marker: 2 for marker in (0xC4, 0xDD, 0xFE, *range(0xE3, 0xED), 0xEF)},  # not 0xED, Photoshop's
+    0xE0: 16,  # JFIF
+    0xEE: 14,  # Adobe
+}
+
+_PNG_BEGIN = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # of each type of color
+_PNG_LENGTHS = {b"gAMA": 4, b"sRGB": 1, b"pHYs": 9, b"cHRM": 32}
+_PNG_PASSED = frozenset((*_PNG_LENGTHS, b"PLTE", b"tRNS", b"bKGD", b"sBIT", b"tIME", b"hIST", b"tEXt"))
+_PNG_TURNS = frozenset((b"eXIf", b"zTXt", b"iTXt"))
+#: What a text may be about that surely is no EXIF.
+_PNG_TOPICS = frozenset(
+    topic.encode()
+    for topic in (
+        *("Software", "Title", "Author", "Description", "Copyright", "Creation Time", "Comment", "Source"),
+        *("Disclaimer", "Warning", "date:create", "date:modify", "date:timestamp"),
+    )
+)
+
+
+def plain_image(fd: int, offset: int, size: int) -> tuple[int, int, str] | None:
+    """Width, height and usual extension of the image in these bytes of a file; None: ask Pillow."""
+    head = os.pread(fd, min(size, _HEAD), offset)
+    if head.startswith(b"\xff\xd8\xff"):
+        found, extension = _jpeg(head), "jpg"
+        if found and os.pread(fd, 2, offset + size - 2) != b"\xff\xd9":
+            return None
+    elif head.startswith(_PNG_BEGIN):
+        found, extension = _png(fd, offset, size, head), "png"
+    elif head.startswith(b"RIFF") and head[8:15] == b"WEBPVP8":
+        found, extension = _webp(head, size), "webp"
+    else:
+        return None
+    if found is None or not all(found) or found[0] * found[1] > (Image.MAX_IMAGE_PIXELS or 0):
+        return None
+    return (*found, extension)
+
+
+def _jpeg(head: bytes) -> tuple[int, int] | None:
+    found = None
+    position, end = 2, len(head) - 4
+    while position <= end and head[position] == 0xFF:
+        marker, start = head[position + 1], position + 4
+        length = head[position + 2] << 8 | head[position + 3]
+        position += 2 + length
+        if position > len(head):
+            return None
+        if marker in _JPEG_PASSED:
+            if length < _JPEG_PASSED[marker]:
+                return None
+        elif marker == _JPEG_QUANTIZATION:
+            while start < position:
+                start += 65 if head[start] < 16 else 129
+            if start != position:
+                return None
+        elif marker in _JPEG_FRAMES:
+            layers = head[start + 5] if length > 7 else 0
+            if found or layers not in (1, 3, 4) or length != 8 + 3 * layers or head[start] != 8:
+                return None
+            found = _int(head[start + 3 : start + 5], "big"), _int(head[start + 1 : start + 3], "big")
+        elif marker == _JPEG_PROFILE:
+            if length < 16 or head[start : start + 12] != b"ICC_PROFILE\0":
+                return None
+        else:
+            return found if marker == _JPEG_SCAN and length > 1 else None
+    return None
+
+
+def _png(fd: int, offset: int, size: int, head: bytes) -> tuple[int, int] | None:
+    if len(head) < 33:
+        return None
+    depth, color = head[24], head[25]
+    if depth not in _PNG_DEPTHS.get(color, ()) or head[26:28] != b"\0\0" or head[28] > 1:
+        return None
+    if crc32(head[12:29]) != _int(head[29:33], "big"):
+        return None
+    position, kind, has_pixels = 33, b"IHDR", False
+    while position + 12 <= size:
+        chunk = position
+        begin = head[chunk : chunk + 8]
+        if len(begin) < 8:
+            begin = os.pread(fd, 8, offset + chunk)
+        length, kind = _int(begin[:4], "big"), begin[4:]
+        position += 12 + length
+        if kind == b"IDAT" and position <= size:
+            has_pixels = True
+        elif kind in _PNG_TURNS or (kind == b"tEXt" and not _is_about_else(fd, offset + chunk + 8, length)):
+            return None
+        elif not has_pixels:  # Pillow reads and checks what comes before them
+            if kind not in _PNG_PASSED or position > len(head) or length != _PNG_LENGTHS.get(kind, length):
+                return None
+            if kind == b"tRNS" and length < {0: 2, 2: 6}.get(color, 0):
+                return None
+            if crc32(head[chunk + 4 : position - 4]) != _int(head[position - 4 : position], "big"):
+                return None
+        elif kind == b"IEND" and position == size:
+            return _int(head[16:20], "big"), _int(head[20:24], "big")
+    return None
+
+
+def _is_about_else(fd: int, offset: int, length: int) -> bool:
+    topic, zero, _ = os.pread(fd, min(length, 80), offset).partition(b"\0")
+    return bool(zero) and topic in _PNG_TOPICS
+
+
+def _webp(head: bytes, size: int) -> tuple[int, int] | None:
+    """Of the two simple forms, which have no room for more than one picture."""
+    length = _int(head[16:20], "little")
+    if not WebPImagePlugin.SUPPORTED or size != 20 + length + length % 2 or size != 8 + _int(head[4:8], "little"):
+        return None
+    if len(head) < 30:
+        return None
+    if head[15:16] == b" " and head[23:26] == b"\x9d\x01\x2a":
+        tag = _int(head[20:23], "little")  # no key frame, profile, shown, size of the first partition
+        is_picture = not tag & 1 and (tag >> 1 & 7) <= 3 and tag >> 4 & 1 and tag >> 5 < length
+        return (_int(head[26:28], "little") & 0x3FFF, _int(head[28:30], "little") & 0x3FFF) if is_picture else None
+    if head[15:16] == b"L" and head[20] == 0x2F and head[24] >> 5 == 0:
+        bits = _int(head[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    return None

@@ -1,0 +1,74 @@
+"""The added tokens of a tokenizer: `<|im_start|>` and the like, which cut a text before anything else does."""
+
+import re
+from collections.abc import Iterable
+from functools import cached_property
+
+_SEAMS = {"<": "><", "[": "]["}  # how tokens begin that come in runs, and what is then between them
+
+
+class AddedTokens:
+    """Where they stand in texts. Where several could, tokenizers take the leftmost, then the longest."""
+
+    def __init__(self, tokens: Iterable[str]):
+        longest_first = sorted(tokens, key=len, reverse=True)
+        self.longest = len(longest_first[0]) if longest_first else 0
+        #: without groups
+        self.source = "|".join(map(re.escape, longest_first)) or "(?!)"
+        self.pattern = re.compile(self.source)
+        self.all = tuple(longest_first)
+        self._begins = {token[:i] for token in self.all for i in range(1, len(token))}
+        self._ends = {token[i:] for token in self.all for i in range(1, len(token))}
+        self._stands_alone: dict[str, bool | None] = dict.fromkeys(self.all)  # None: not asked yet
+
+    @cached_property
+    def _all_stand_alone(self) -> bool:
+        return all(map(self.stands_alone, self.all))
+
+    def may_go_on(self, text: str) -> bool:
+        """Whether one could begin within a text and end behind it."""
+        return any(text[-i:] in self._begins for i in range(1, min(len(text), self.longest) + 1))
+
+    def stands_alone(self, text: str) -> bool:
+        """Whether a text is one of them wherever it is found: no other can overlap it."""
+        known = self._stands_alone.get(text, False)
+        if known is None:
+            known = self._stands_alone[text] = (
+                not self.may_go_on(text)
+                and not any(text[:i] in self._ends for i in range(1, len(text)))
+                and not any(text in other for other in self.all if other != text)
+            )
+        return known
+
+    def find_all(self, text: str) -> list[tuple[int, str]]:
+        """Where they are in a text, and which."""
+        if not self._all_stand_alone:
+            return [(match.start(), match[0]) for match in self.pattern.finditer(text)]
+        found = []
+        for token in self.all:
+            at = text.find(token)
+            while at >= 0:
+                found.append((at, token))
+                at = text.find(token, at + len(token))
+        found.sort()
+        return found
+
+    def without_runs(self, text: str) -> tuple[str, int]:
+        """A text with runs of one of them (of an image's, say) as one, and how many tokens that leaves out."""
+        left_out = 0
+        for begin, seam in _SEAMS.items():
+            pieces: list[str] = []
+            done, at = 0, text.find(seam)
+            while at >= 0:
+                end = position = at + 1
+                token = text[max(text.rfind(begin, done, end), 0) : end]
+                if self.stands_alone(token):
+                    for several in (token * 64, token * 8, token):
+                        while text.startswith(several, position):
+                            position += len(several)
+                    pieces.append(text[done:end])
+                    left_out += (position - end) // len(token)
+                    done = position
+                at = text.find(seam, position)
+            text = "".join([*pieces, text[done:]]) if pieces else text
+        return text, left_out

@@ -1,0 +1,35 @@
+"""Characters on which Unicode tables of different age may differ: words around them are left to the reference."""
+
+import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+_EMOJI = range(0x1F000, 0x1FB00)  # symbols in every table, or not yet in it: never letters, numbers or spaces
+_CJK = range(0x20000, 0x2A6D7)  # the letters of Extension B, as old
+_LOWER_CASE_OF_OTHERS = "\u017f\u212a"  # in contractions, to some
+
+
+def doubtful(texts: Sequence[str]) -> set[int]:
+    """Which of the texts hold a doubtful character: their indices."""
+    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+    ends = list(accumulate(map(len, texts)))
+    return set(np.searchsorted(ends, np.flatnonzero(_is_doubtful()[codes]), side="right").tolist())
+
+
+@lru_cache(maxsize=1)
+def _is_doubtful() -> npt.NDArray[np.bool_]:
+    """For each code point. Doubtful are those younger than Unicode 3.2.
+
+    That table comes with Python, so the answer is the same everywhere.
+    """
+    category = unicodedata.ucd_3_2_0.category
+    is_doubtful = np.ones(0x110000, bool)
+    is_doubtful[:0x20000] = [category(chr(c)) == "Cn" for c in range(0x20000)]
+    for old in (_EMOJI, _CJK):
+        is_doubtful[old.start : old.stop] = False
+    is_doubtful[list(map(ord, _LOWER_CASE_OF_OTHERS))] = True
+    return is_doubtful
