@@ -21,9 +21,10 @@ from omegaconf import DictConfig, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack import __version__
-from energon_pack.config import PackConfig, conf_dir, nearest_key, to_config
+from energon_pack.config import PackConfig, conf_dir
 from energon_pack.errors import PackError
 from energon_pack.naming import output_name
+from energon_pack.validate import nearest_key, to_config
 
 _EXIT_INTERRUPTED = 130
 

@@ -43,7 +43,8 @@ ALLOWED: dict[str, set[str]] = {
     "publish": {"errors", "files", "manifest", "report", "sources"},
     "check": {"errors", "manifest", "shards"},
     "demo": set(),
-    "config": {"errors"},
+    "config": set(),
+    "validate": {"config", "errors"},
     "naming": {"config"},
     "flavors": set(),
     "loading": {"flavors", "manifest", "media", "record", "sample", "templates"},
@@ -52,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
         "metadata", "naming", "plan", "plan_file", "progress", "publish", "record", "report", "shards", "sources",
         "templates",
     },
-    "cli": {"config", "errors", "naming", "pack"},
+    "cli": {"config", "errors", "naming", "pack", "validate"},
     "__main__": {"cli"},
 }  # fmt: skip
 

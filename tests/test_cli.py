@@ -172,7 +172,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
 def test_every_choice_of_groups_composes() -> None:
     from hydra import compose, initialize_config_dir
 
-    from energon_pack.config import to_config
+    from energon_pack.validate import to_config
 
     options = {path.parent.name: [] for path in conf_dir().glob("*/*.yaml")}
     for path in conf_dir().glob("*/*.yaml"):

@@ -17,8 +17,9 @@ import pytest
 from conftest import ROOT, files
 from hydra import compose, initialize_config_dir
 
-from energon_pack.config import conf_dir, to_config
+from energon_pack.config import conf_dir
 from energon_pack.pack import pack
+from energon_pack.validate import to_config
 
 SETTINGS = (
     "output.name=packed",
