@@ -22,9 +22,9 @@ from energon_pack.bins import best_fit_decreasing, lower_bound
 from energon_pack.demo import make_demo
 from energon_pack.measuring import MeasureJob, measure
 from energon_pack.record import ReadSettings
-from energon_pack.shards import TarWriter
 from energon_pack.sources.find import Shard
 from energon_pack.sources.wds import index_shard
+from energon_pack.tar_writer import TarWriter
 from energon_pack.templates import ModelSettings, prepare_template
 
 Row = tuple[str, str, str, str]

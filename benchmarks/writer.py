@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
@@ -189,8 +190,6 @@ def largest_process(arguments: list[str]) -> int:
 
 def memory(folder: Path, table: Table) -> None:
     """W3: a whole run over tiny samples, `measure.verify` (which loads torch) off."""
-    import sys
-
     _, processor = make_demo(folder / "demo")
     for num in (10_000, 1_000_000):
         source = folder / f"tiny{num}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.files import write_whole
+from energon_pack.files import sync_file_system, write_whole
 from energon_pack.manifest import MANIFEST, META_FOLDER
 from energon_pack.report import lost_modalities, num_lost_to_bad_data
 from energon_pack.sources.find import Source
@@ -152,6 +152,7 @@ def publish(staging: Path, final: Path, overwrite: bool) -> None:
     """
     refuse_existing(final, overwrite)
     (staging / _IDENTITY).unlink()
+    sync_file_system(staging)
     old = staging.with_name(f"{staging.name}.old")
     if final.exists():
         os.rename(final, old)

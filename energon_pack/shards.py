@@ -5,7 +5,6 @@ the kernel where it can; the JSON of a pack is made from the JSON of its members
 source alone: no time, owner or machine is in them.
 """
 
-import errno
 import json
 import os
 import tarfile
@@ -22,18 +21,17 @@ import pyarrow.parquet as pq
 
 from energon_pack.cut import Cut, stored
 from energon_pack.errors import PackError
-from energon_pack.files import sync_folder, write_whole
+from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Skip, media_type
 from energon_pack.sources import wds
 from energon_pack.sources.find import Shard
 from energon_pack.sources.tar import is_header_of
+from energon_pack.tar_writer import TarWriter, tar_len
 
 _BLOCK = tarfile.BLOCKSIZE
-_FLUSH = 1 << 20
 _MAX_OPEN_SHARDS = 64
-_NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def write_shard(job: ShardJob) -> WrittenShard:
     """
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
-    if not index.exists():
+    if not _is_finished(job.path, index):
         _write_tar(job, table, index)
     num_bytes_read = sum(table["record_size"].to_pylist()) + sum(part[2] for row in wds.parts_of(table) for part in row)
     num_packs = index.stat().st_size // 8 - 1
@@ -82,11 +80,18 @@ def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
             _write_pack(tar, key, [member for _, member in members], sources, job)
         starts.append(tar.position)
         tar.end()
-        os.fsync(file.fileno())
     os.replace(temporary, job.path)
-    sync_folder(job.path.parent)  # else the index might outlive the tar in a power cut
     # Energon's index: where each sample's first header is, and where the last sample ends.
-    write_whole(index, np.array(starts, dtype="<u8").tobytes())
+    write_whole(index, np.array(starts, dtype="<u8").tobytes(), sync=False)
+
+
+def _is_finished(tar: Path, index: Path) -> bool:
+    """Whether a run before finished a shard. What is written is synced at the end alone: after a power cut, a file may
+    be shorter than its name says."""
+    if not (index.exists() and tar.exists()):
+        return False
+    starts = np.fromfile(index, "<u8")
+    return len(starts) > 1 and tar.stat().st_size == tar_len(int(starts[-1]))
 
 
 # ------------------------------------------------------------------------------------------------------- a pack
@@ -117,7 +122,7 @@ def _members(table: pa.Table) -> Iterator[tuple[str, Member]]:
     return zip(table["pack"].to_pylist(), map(Member._make, rows), strict=True)
 
 
-def _write_pack(tar: "TarWriter", key: str, members: list[Member], sources: "_Sources", job: ShardJob) -> None:
+def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "_Sources", job: ShardJob) -> None:
     names = [list(_part_names(index, member)) for index, member in enumerate(members)]
     kinds = [part[3] for member in members for part in member.parts]
     value = {
@@ -138,7 +143,8 @@ def _write_pack(tar: "TarWriter", key: str, members: list[Member], sources: "_So
     tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
     for member, member_names in zip(members, names, strict=True):
         for name, (part, offset, size, _, _) in zip(member_names, member.parts, strict=True):
-            tar.copy(f"{key}.{name}", sources.fd_of(member, part, offset, size), offset, size)
+            header = tar.copy(f"{key}.{name}", sources.fd(member.shard), offset, size, _BLOCK)
+            sources.check_header(header, member, part, size)
 
 
 def _part_names(index: int, member: Member) -> Iterator[str]:
@@ -154,17 +160,13 @@ def _conversation(member: Member, sources: "_Sources", settings: ReadSettings) -
 
     A field whose name the pack itself uses is under `source_fields`.
     """
-    fd = sources.fd_of(member, member.record_part, member.record_offset, member.record_size)
+    size = member.record_size
+    raw = os.pread(sources.fd(member.shard), _BLOCK + size, member.record_offset - _BLOCK)
+    sources.check_header(raw[:_BLOCK], member, member.record_part, size)
     kinds = [part[3] for part in member.parts]
+    has_media = bool(kinds or (member.cut and member.cut.kinds))
     try:
-        record = wds.read_record(
-            fd,
-            member.record_part,
-            member.record_offset,
-            member.record_size,
-            bool(kinds or (member.cut and member.cut.kinds)),
-            settings,
-        )
+        record = wds.record_of(raw[_BLOCK:], member.record_part, has_media, settings)
         messages, fields = stored(record, kinds, member.cut)
     except Skip as skip:  # it was read well when it was measured
         raise sources.changed(member.shard) from skip
@@ -181,16 +183,14 @@ class _Sources:
         self._shards = shards
         self._open: dict[str, int] = {}
 
-    def fd_of(self, member: Member, part: str, offset: int, size: int) -> int:
-        """A descriptor of the shard of a member, after a look at the header of one of its parts.
+    def check_header(self, header: bytes, member: Member, part: str, size: int) -> None:
+        """Compare what stands before the bytes of a part with the header it had when it was measured.
 
         Raises:
             PackError: the shard is not what was measured.
         """
-        fd = self.fd(member.shard)
-        if not is_header_of(os.pread(fd, _BLOCK, offset - _BLOCK), f"{member.key}.{part}", size):
+        if not is_header_of(header, f"{member.key}.{part}", size):
             raise self.changed(member.shard)
-        return fd
 
     def changed(self, name: str) -> PackError:
         path = self._shards[name].path
@@ -223,97 +223,3 @@ class _Sources:
     def __exit__(self, *_: object) -> None:
         for fd in self._open.values():
             os.close(fd)
-
-
-# -------------------------------------------------------------------------------------------------------- a tar
-
-
-class TarWriter:
-    """USTAR members with fixed metadata: mode 0644, no owner, time 0."""
-
-    def __init__(self, fd: int):
-        self._fd = fd
-        self._buffer = bytearray()
-        self.position = 0
-
-    def add(self, name: str, data: bytes) -> None:
-        """A member from memory."""
-        self._put(tar_header(name, len(data)))
-        self._put(data)
-        self._pad(len(data))
-
-    def copy(self, name: str, source_fd: int, offset: int, size: int) -> None:
-        """A member whose bytes are in another file."""
-        self._put(tar_header(name, size))
-        if size < _FLUSH // 16:  # small enough that a read is cheaper than two flushes
-            data = os.pread(source_fd, size, offset)
-            if len(data) != size:
-                raise PackError(f"the source of {name} ends early: it changed since it was measured")
-            self._put(data)
-        else:
-            self._flush()
-            _copy(source_fd, offset, self._fd, size, name)
-            self.position += size
-        self._pad(size)
-
-    def end(self) -> None:
-        """Two zero blocks, filled up to a record as tar programs do."""
-        self._put(bytes(-(self.position + 2 * _BLOCK) % tarfile.RECORDSIZE + 2 * _BLOCK))
-        self._flush()
-
-    def _put(self, data: bytes) -> None:
-        self._buffer += data
-        self.position += len(data)
-        if len(self._buffer) >= _FLUSH:
-            self._flush()
-
-    def _pad(self, size: int) -> None:
-        self._put(bytes(-size % _BLOCK))
-
-    def _flush(self) -> None:
-        view = memoryview(self._buffer)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        view.release()
-        self._buffer = bytearray()
-
-
-def _copy(source_fd: int, offset: int, fd: int, size: int, name: str) -> None:
-    end = offset + size
-    copy_range = getattr(os, "copy_file_range", None)
-    while offset < end:
-        if copy_range is not None:
-            try:
-                copied = copy_range(source_fd, fd, end - offset, offset_src=offset)
-            except OSError as error:
-                if error.errno not in _NO_KERNEL_COPY:
-                    raise
-                copy_range = None
-                continue
-        else:
-            copied = os.write(fd, os.pread(source_fd, min(end - offset, _FLUSH), offset))
-        if copied == 0:
-            raise PackError(f"the source of {name} ends early: it changed since it was measured")
-        offset += copied
-
-
-_TEMPLATE = bytearray(tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT))
-_TEMPLATE[0] = 0
-_TEMPLATE[124:136] = bytes(12)
-_TEMPLATE[148:156] = b" " * 8
-_TEMPLATE_SUM = sum(_TEMPLATE)
-
-
-def tar_header(name: str, size: int) -> bytes:
-    """The header of a regular file, byte for byte what tarfile writes for mode 0644, no owner, time 0."""
-    encoded = name.encode()
-    digits = b"%011o\0" % size
-    if len(encoded) > 100 or len(digits) > 12:  # beyond USTAR
-        info = tarfile.TarInfo(name)
-        info.size = size
-        return info.tobuf(tarfile.PAX_FORMAT)
-    header = bytearray(_TEMPLATE)
-    header[: len(encoded)] = encoded
-    header[124:136] = digits
-    header[148:156] = b"%06o\0 " % (_TEMPLATE_SUM + sum(encoded) + sum(digits))
-    return bytes(header)

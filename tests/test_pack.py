@@ -22,6 +22,7 @@ from energon_pack.config import OnDamaged, Overlong, PackConfig, Stage
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.publish import staging_folder
+from energon_pack.tar_writer import tar_header
 
 Make = Callable[..., PackConfig]
 
@@ -304,8 +305,8 @@ def test_a_disk_that_fills_publishes_nothing(config: Make, monkeypatch: pytest.M
         return write(fd, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.shards.os.write", full)
-        patch.setattr("energon_pack.shards.os.copy_file_range", None, raising=False)
+        patch.setattr("energon_pack.tar_writer.os.write", full)
+        patch.setattr("energon_pack.tar_writer.os.copy_file_range", None, raising=False)
         with pytest.raises(OSError, match="No space"):
             pack(run)
     assert not output(run).exists()
@@ -324,7 +325,7 @@ def test_a_source_rewritten_with_its_time_kept_is_noticed(
     data = bytearray(shard.read_bytes())
     with tarfile.open(shard) as tar:
         first = next(iter(tar))
-    header = shards.tar_header(first.name.replace("demo", "ODEM"), first.size)
+    header = tar_header(first.name.replace("demo", "ODEM"), first.size)
     data[first.offset : first.offset_data] = header
     shard.write_bytes(data)
     os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))

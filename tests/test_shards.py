@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.shards import TarWriter, _Sources, tar_header
+from energon_pack.shards import _Sources
 from energon_pack.sources.find import Shard
+from energon_pack.tar_writer import TarWriter, tar_header
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=120), st.integers(0, 2**35))

@@ -143,6 +143,8 @@ def is_header_of(header: bytes, name: str, size: int) -> bool:
     """Whether a block is the header of this member; of a name that needs an extended header, the size has to do."""
     if len(header) < BLOCK:
         return False
+    if header.startswith(b"%b\0" % name.encode()) and header[124:136] == b"%011o\0" % size:
+        return True
     try:
         its_name, its_size, _ = _fields(header)
     except ValueError:

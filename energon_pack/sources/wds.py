@@ -184,7 +184,11 @@ def read_record(fd: int, part: str, offset: int, size: int, has_media: bool, set
     Raises:
         Skip: as `parse_record`, and `missing_json` for a text that is no caption.
     """
-    raw = os.pread(fd, size, offset)
+    return record_of(os.pread(fd, size, offset), part, has_media, settings)
+
+
+def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
+    """As `read_record`, of bytes that were read."""
     if part == "json":
         return parse_record(load_json(raw), settings)
     if not has_media or settings.sample_type not in ("auto", "captioning"):

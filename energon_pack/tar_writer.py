@@ -1,0 +1,148 @@
+"""A tar written fast: members are read where they will be written from, next to each other in one large buffer."""
+
+import errno
+import os
+import tarfile
+
+from energon_pack.errors import PackError
+
+_BLOCK = tarfile.BLOCKSIZE
+_BUFFER = 4 << 20
+_CHUNK = 1 << 20
+_NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
+
+
+class TarWriter:
+    """USTAR members with fixed metadata: mode 0644, no owner, time 0.
+
+    What does not fit into the buffer goes from file to file, inside the kernel where it can.
+    """
+
+    def __init__(self, fd: int):
+        self._fd = fd
+        self._buffer = memoryview(bytearray(_BUFFER))
+        self._used = 0
+        self._num_written = 0
+
+    @property
+    def position(self) -> int:
+        """Bytes of the tar so far."""
+        return self._num_written + self._used
+
+    def add(self, name: str, data: bytes) -> None:
+        """A member from memory."""
+        self._put(tar_header(name, len(data)))
+        self._put(data)
+        self._put(bytes(-len(data) % _BLOCK))
+
+    def copy(self, name: str, source_fd: int, offset: int, size: int, lead: int = 0) -> bytes:
+        """A member whose bytes are in another file.
+
+        Args:
+            lead: so many bytes before `offset` are read with them, at most a tar header: one call does for both.
+
+        Returns:
+            These `lead` bytes.
+
+        Raises:
+            PackError: the file ends early.
+        """
+        header = tar_header(name, size)
+        padding = bytes(-size % _BLOCK)
+        whole = len(header) + size + len(padding)
+        if whole > _BUFFER:
+            self._put(header)
+            self._flush()
+            _copy(source_fd, offset, self._fd, size, name)
+            self._num_written += size
+            self._put(padding)
+            return os.pread(source_fd, lead, offset - lead)
+        if whole > _BUFFER - self._used:
+            self._flush()
+        start = self._used
+        data = start + len(header)
+        _read_into(source_fd, self._buffer[data - lead : data + size], offset - lead, name)
+        before = bytes(self._buffer[data - lead : data])
+        self._buffer[start:data] = header  # over what was read before the data
+        self._buffer[data + size : start + whole] = padding
+        self._used += whole
+        return before
+
+    def end(self) -> None:
+        """Two zero blocks, filled up to a record as tar programs do."""
+        self._put(bytes(tar_len(self.position) - self.position))
+        self._flush()
+
+    def _put(self, data: bytes) -> None:
+        for start in range(0, len(data), _BUFFER):
+            piece = data[start : start + _BUFFER]
+            if len(piece) > _BUFFER - self._used:
+                self._flush()
+            self._buffer[self._used : self._used + len(piece)] = piece
+            self._used += len(piece)
+
+    def _flush(self) -> None:
+        view = self._buffer[: self._used]
+        while view:
+            view = view[os.write(self._fd, view) :]
+        self._num_written += self._used
+        self._used = 0
+
+
+def tar_len(position: int) -> int:
+    """Bytes of a whole tar whose last member ends at `position`."""
+    end = position + 2 * _BLOCK
+    return end + -end % tarfile.RECORDSIZE
+
+
+def _read_into(fd: int, view: memoryview, offset: int, name: str) -> None:
+    while view:
+        num_read = os.preadv(fd, [view], offset)
+        if num_read == 0:
+            raise _ends_early(name)
+        view, offset = view[num_read:], offset + num_read
+
+
+def _ends_early(name: str) -> PackError:
+    return PackError(f"the source of {name} ends early: it changed since it was measured")
+
+
+def _copy(source_fd: int, offset: int, fd: int, size: int, name: str) -> None:
+    end = offset + size
+    copy_range = getattr(os, "copy_file_range", None)
+    while offset < end:
+        if copy_range is not None:
+            try:
+                copied = copy_range(source_fd, fd, end - offset, offset_src=offset)
+            except OSError as error:
+                if error.errno not in _NO_KERNEL_COPY:
+                    raise
+                copy_range = None
+                continue
+        else:
+            copied = os.write(fd, os.pread(source_fd, min(end - offset, _CHUNK), offset))
+        if copied == 0:
+            raise _ends_early(name)
+        offset += copied
+
+
+_TEMPLATE = bytearray(tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT))
+_TEMPLATE[0] = 0
+_TEMPLATE[124:136] = bytes(12)
+_TEMPLATE[148:156] = b" " * 8
+_TEMPLATE_SUM = sum(_TEMPLATE)
+
+
+def tar_header(name: str, size: int) -> bytes:
+    """The header of a regular file, byte for byte what tarfile writes for mode 0644, no owner, time 0."""
+    encoded = name.encode()
+    digits = b"%011o\0" % size
+    if len(encoded) > 100 or len(digits) > 12:  # beyond USTAR
+        info = tarfile.TarInfo(name)
+        info.size = size
+        return info.tobuf(tarfile.PAX_FORMAT)
+    header = bytearray(_TEMPLATE)
+    header[: len(encoded)] = encoded
+    header[124:136] = digits
+    header[148:156] = b"%06o\0 " % (_TEMPLATE_SUM + sum(encoded) + sum(digits))
+    return bytes(header)
