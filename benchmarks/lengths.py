@@ -8,11 +8,9 @@ import argparse
 import io
 import os
 import random
-import resource
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,13 @@ from typing import Any
 import psutil
 from rich.console import Console
 from rich.table import Table
+from timing import cpu_seconds, cpu_seconds_in_turn
 
 from energon_pack.executor import LocalExecutor
+from energon_pack.items import Lengths
 from energon_pack.lengths import index_shards, measure_shards
 from energon_pack.measuring import MeasureJob, measure
-from energon_pack.plan import Lengths, PackingSettings, plan_packs
+from energon_pack.plan import PackingSettings, plan_packs
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings, load_json, parse_record
 from energon_pack.sample import Skip
@@ -39,19 +39,6 @@ from energon_pack.templates.words import HOSTILE
 ENGINES = ("words", "fastokens", "gigatoken")
 NUM_HOSTILE = 60_000
 Rows = list[tuple[str, str, str, str, str]]
-
-
-def cpu_seconds(work: Callable[[], object], times: int = 3) -> float:
-    def now() -> float:  # os.times counts in steps of 10 ms
-        usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return sum(item.ru_utime + item.ru_stime for item in usage)
-
-    def once() -> float:
-        before = now()
-        work()
-        return now() - before
-
-    return min(once() for _ in range(times))
 
 
 def holds(value: float, goal: float) -> str:
@@ -99,20 +86,22 @@ def images(real: Path, template_folder: str) -> Rows:
                 len(processor(text=[text], images=pictures)["input_ids"][0])
                 done += 1
 
-    theirs = most / cpu_seconds(full, 1)
+    goals = {"words": 40, "gigatoken": 300}
+    work = {engine: jobs(shards, template_folder, engine) for engine in goals}
+    number = sum(job.samples.num_rows for job in work["words"])
+    ours = {engine: lambda mine=mine: [measure(job) for job in mine] for engine, mine in work.items()}
+    seconds = cpu_seconds_in_turn({"full": full, **ours})
+    theirs = most / seconds["full"]
     rows: Rows = []
-    for engine, goal in (("words", 40), ("gigatoken", 300)):
-        work = jobs(shards, template_folder, engine)
-        number = sum(job.samples.num_rows for job in work)
-        ours = number / cpu_seconds(lambda work=work: [measure(job) for job in work])  # type: ignore[misc]
-        ratio = ours / theirs
+    for engine, goal in goals.items():
+        rate = number / seconds[engine]
         rows.append(
             (
                 f"M1 image samples, {engine}",
-                f"{ours:,.0f}/s",
+                f"{rate:,.0f}/s",
                 f"full processor {theirs:.0f}/s",
-                f"{ratio:.0f}×",
-                f"{goal}× {holds(ratio, goal)}",
+                f"{rate / theirs:.0f}×",
+                f"{goal}× {holds(rate / theirs, goal)}",
             )
         )
     return rows
@@ -259,7 +248,7 @@ def runs(folder: Path, template_folder: str) -> Rows:
         indexed = index_shards(shards, False, cache, executor, progress)
         measured = measure_shards(indexed, template_folder, ReadSettings(), "words", cache, executor, progress)
         lengths = Lengths(measured, {}, None)
-        plan_packs(lengths.lens, lengths.media, PackingSettings(16384))
+        plan_packs(lengths.items, PackingSettings(16384))
         again = time.perf_counter() - start
     num_measured = sum(not item.was_cached for item in measured)
     per_million = again * 1e6 / number

@@ -7,7 +7,6 @@ the same algorithms as they write them.
 """
 
 import argparse
-import os
 import resource
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 from packers import best_fit, emptiest_bin, first_fit, trl
 from rich.console import Console
 from rich.table import Table
+from timing import cpu_seconds
 
 from energon_pack.bins import Bins, Ints, lower_bound, lower_bound_l2, pack_bins
 
@@ -79,16 +79,6 @@ def lengths(name: str, num: int, capacity: int, multiple: int = 1) -> Ints:
 
 
 # ---------------------------------------------------------------------------------------------------------- measuring
-
-
-def cpu_seconds(work: Callable[[], object], times: int = 3) -> float:
-    def once() -> float:
-        before = os.times()
-        work()
-        after = os.times()
-        return sum(after[:4]) - sum(before[:4])
-
-    return min(once() for _ in range(times))
 
 
 def holds(value: float, most: float) -> str:

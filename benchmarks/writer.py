@@ -16,7 +16,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 import webdataset
 from rich.console import Console
 from rich.table import Table
+from timing import cpu_and_wall_seconds
 
 from energon_pack.demo import make_demo
 from energon_pack.executor import LocalExecutor
@@ -38,19 +39,6 @@ from energon_pack.sources.find import find_shards
 from energon_pack.sources.wds import index_shard
 
 NUM_SAMPLES, NUM_SOURCE_SHARDS, PACK_MEMBERS, SHARD_PACKS = 12_000, 24, 8, 250
-
-
-def seconds(work: Callable[[], object], times: int = 3) -> tuple[float, float]:
-    """CPU and wall seconds, children included, best of some."""
-
-    def once() -> tuple[float, float]:
-        before, start = os.times(), time.perf_counter()
-        work()
-        after = os.times()
-        return sum(after[:4]) - sum(before[:4]), time.perf_counter() - start
-
-    results = [once() for _ in range(times)]
-    return min(cpu for cpu, _ in results), min(wall for _, wall in results)
 
 
 def make_source(folder: Path) -> None:
@@ -129,7 +117,7 @@ def throughput(folder: Path, table: Table) -> None:
     with LocalExecutor(1) as executor:
         written = write(out, plan, source, num_shards, executor)
         megabytes = sum(shard.num_bytes for shard in written) / 1e6
-        ours = seconds(lambda: write(out, plan, source, num_shards, executor))
+        ours = cpu_and_wall_seconds(lambda: write(out, plan, source, num_shards, executor))
 
     def shard_writer() -> None:
         with webdataset.ShardWriter(str(folder / "wds-%06d.tar"), maxcount=SHARD_PACKS, verbose=0) as sink:
@@ -150,7 +138,7 @@ def throughput(folder: Path, table: Table) -> None:
 
     others = {}
     for name, work in (("webdataset ShardWriter", shard_writer), ("tarfile", usual), ("cp -r", cp)):
-        others[name] = seconds(work)
+        others[name] = cpu_and_wall_seconds(work)
         for path in (*folder.glob("wds-*.tar"), folder / "usual.tar"):
             path.unlink(missing_ok=True)
     for name, goal in (("webdataset ShardWriter", 2.3), ("tarfile", 0.0), ("cp -r", 0.7)):
@@ -160,7 +148,7 @@ def throughput(folder: Path, table: Table) -> None:
         table.add_row("W1 MB per CPU second", f"{megabytes / ours[0]:,.0f}", beside, f"{ratio:.2f}×", asked)
     with LocalExecutor(2) as executor:
         write(out, plan, source, num_shards, executor)  # processes are up now
-        _, wall = seconds(lambda: write(out, plan, source, num_shards, executor))
+        _, wall = cpu_and_wall_seconds(lambda: write(out, plan, source, num_shards, executor))
     ratio = others["cp -r"][1] / wall
     beside = f"cp -r {megabytes / others['cp -r'][1]:,.0f}"
     row = (f"{megabytes / wall:,.0f}", beside, f"{ratio:.2f}×", f"0.8 {'yes' if ratio >= 0.8 else 'no'}")

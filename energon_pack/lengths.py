@@ -102,10 +102,11 @@ def measure_shards(
     how = [template.fingerprint, template.spec.train_on, asdict(settings), LENGTHS_VERSION]
     paths = [cache_dir / "lengths" / f"{_key(item.shard, how)}.parquet" for item in indexed]
     todo = [(item, path) for item, path in zip(indexed, paths, strict=True) if not path.exists()]
-    try:
-        template.counter(engine if todo else "tokenizers")
-    except CountingError as error:
-        raise PackError(str(error)) from None
+    if todo:
+        try:
+            template.counter(engine)
+        except CountingError as error:
+            raise PackError(str(error)) from None
 
     def jobs() -> Iterator[MeasureJob]:
         for item, _ in todo:
