@@ -111,7 +111,8 @@ def plan_packs(items: Items, settings: PackingSettings) -> PackPlan:
         try:
             bins = pack_bins(mine, caps, settings.algorithm, settings.seed, needs)
         except ValueError as error:
-            raise PackError(f"packing.need_image: {error}") from None
+            num = int((items.num_images[members] > 0).sum())
+            raise PackError(f"packing.need_image: {num} samples with images are too few: {error}") from None
         bound += max(lower_bound(values, cap) for values, cap in zip(mine, caps, strict=True))
         packs.append(Bins(bins.starts, members[bins.items]))
     return _in_order(items, group, packs, settings, left_out, bound)
