@@ -125,7 +125,7 @@ def keys(folder: Path, shards: Sequence[VerifiedShard], plan: PlanFile | None) -
             in_plan = (str(key) for (column,) in plan.columns("pack") for key in column)
             yield from (f"{key} of the plan is in no shard" for key in named(missing, in_plan))
     except PackError as error:
-        yield f"the plan can't be read: {error}"
+        yield str(error)
 
 
 def _hashes_of_packs(column: Iterable[Any]) -> Hashes:

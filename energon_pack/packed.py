@@ -123,10 +123,10 @@ class PlanFile:
             with opened(self.path), pq.ParquetFile(self.path) as file:
                 schema = file.schema_arrow
         except (OSError, pa.ArrowException) as error:
-            raise PackError(_one_line(error)) from None
+            raise self._unreadable(error) from None
         for column in PLAN_SCHEMA:
             if column.name not in schema.names or schema.field(column.name).type != column.type:
-                raise PackError(f"no column {column.name} of type {column.type}")
+                raise PackError(f"{self.path.name} has no column {column.name} of type {column.type}")
 
     def columns(self, *names: str) -> Iterator[list[Any]]:
         """Columns of all rows, a row group at a time.
@@ -140,7 +140,7 @@ class PlanFile:
                     table = file.read_row_group(number, list(names))
                     yield [table[name].to_pylist() for name in names]
         except (OSError, pa.ArrowException) as error:
-            raise PackError(_one_line(error)) from None
+            raise self._unreadable(error) from None
 
     def members(self, keys: set[str]) -> dict[str, list[Member]]:
         """The members of some packs, rows that make no sense left out; only row groups that may hold them are read.
@@ -155,9 +155,13 @@ class PlanFile:
             table = pq.read_table(self.path, columns=PLAN_SCHEMA.names, filters=wanted)
             rows = sorted(members_of(table), key=itemgetter(0))  # a stable sort: it is sorted, unless damaged
         except (OSError, pa.ArrowException) as error:
-            raise PackError(_one_line(error)) from None
+            raise self._unreadable(error) from None
         groups = groupby(rows, key=itemgetter(0))
         return {key: [member for _, member in group if _makes_sense(member)] for key, group in groups if key in keys}
+
+    def _unreadable(self, error: Exception) -> PackError:
+        what = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
+        return PackError(f"{self.path.name} can't be read: {what}")
 
 
 def _makes_sense(member: Member) -> bool:
@@ -181,7 +185,3 @@ def _is_possible(cut: Cut) -> bool:
         and isinstance(kinds, str)
         and set(kinds) <= {"i", "v"}
     )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -112,7 +112,7 @@ def _plan(path: Path, findings: Findings) -> PlanFile | None:
     try:
         plan.check()
     except PackError as error:
-        findings.add("plan", path.name, [f"it can't be read: {error}"], 0)
+        findings.add("plan", path.parent.name, [str(error)], 0)
         return None
     return plan
 

@@ -250,7 +250,8 @@ def _excerpts(found: Any, wanted: Any) -> tuple[str, str]:
     if isinstance(found, dict) and isinstance(wanted, dict) and found.get("content") != wanted.get("content"):
         found, wanted = found.get("content"), wanted.get("content")
     if isinstance(found, str) and isinstance(wanted, str):
-        same = next((i for i, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1]), 0)
+        pairs = enumerate(zip(found, wanted, strict=False))
+        same = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(found), len(wanted)))
         start = max(0, same - 20)
         found, wanted = found[start:], wanted[start:]
     return short(found), short(wanted)

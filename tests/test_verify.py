@@ -8,28 +8,31 @@ import json
 import os
 import random
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from conftest import ROOT, chat, command, json_lines, picture, write_tar
+from corruptions import CORRUPTIONS, cut_short, duplicate_pack, flip
+from damage import (
+    change_file,
+    change_files,
+    grown,
+    read_shard,
+    set_at,
+    write_shard,
+)  # fmt: skip
 
 from energon_pack import findings as findings_module
 from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
+from energon_pack.errors import PackError
 from energon_pack.findings import CHECKS, Findings, printable
 from energon_pack.pack import pack
-from energon_pack.packed import packs_in
-from energon_pack.shards import TarWriter
-from energon_pack.sources.tar import TarScan
-from energon_pack.verify import verify
+from energon_pack.verify import main, verify
 
 Members = list[tuple[str, bytes]]
 WORDS = "one two three four five six seven eight nine ten " * 8
@@ -58,7 +61,9 @@ def packed(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPa
     )
     run.packing.max_token_len, run.packing.overlong = 512, Overlong.split_turns
     run.executor.num_workers, run.measure.verify = 1, 0.0
-    figures = pack(run)
+    with pytest.MonkeyPatch.context() as patch:  # Energon's own look is tested elsewhere, and slow to start
+        patch.setattr("energon_pack.pack.check", lambda *_: None)
+        figures = pack(run)
     assert figures["samples_cut"] == 1
     assert set(figures["skipped_by_reason"]) == {"duplicate_key", "invalid_json", "overlong"}
     assert len(list((folder / "out" / "packed").glob("*.tar"))) >= 4
@@ -77,391 +82,6 @@ def found(folder: Path, **options: Any) -> Findings:
 
 def lines(findings: Findings) -> str:
     return "\n".join(map(str, findings.first(1000)))
-
-
-# ------------------------------------------------------------------------------------------- a dataset, taken apart
-
-
-def read_shard(path: Path) -> Members:
-    with open(path, "rb") as file:
-        scan = TarScan(file.fileno(), path.stat().st_size)
-        return [(name, os.pread(file.fileno(), size, offset)) for name, offset, size in scan]
-
-
-def write_shard(path: Path, members: Members) -> None:
-    """The shard anew, with the index that belongs to it."""
-    with open(path, "wb", buffering=0) as file:
-        tar = TarWriter(file.fileno())
-        for name, data in members:
-            tar.add(name, data)
-        tar.end()
-    write_index(path)
-
-
-def write_index(path: Path) -> None:
-    with open(path, "rb") as file:
-        packs = list(packs_in(TarScan(file.fileno(), path.stat().st_size)))
-    starts = [p.start for p in packs] + [p.end for p in packs[-1:]]
-    path.with_suffix(".tar.idx").write_bytes(np.array(starts, "<u8").tobytes())
-
-
-def shard_with(folder: Path, media_type: str) -> tuple[Path, int]:
-    """A shard that has a pack of this type with several members, and where among its members that one's JSON is."""
-    for path in sorted(folder.glob("*.tar")):
-        for index, (name, data) in enumerate(read_shard(path)):
-            if name.endswith(".json"):
-                value = json.loads(data)
-                if value["media_type"] == media_type and len(value["messages"]) > 1:
-                    return path, index
-    raise AssertionError
-
-
-def change(change_json: Callable[[dict[str, Any]], None], media_type: str = "image") -> Callable[[Path], None]:
-    """Something else in the JSON of one pack."""
-
-    def damage(folder: Path) -> None:
-        path, index = shard_with(folder, media_type)
-        members = read_shard(path)
-        value = json.loads(members[index][1])
-        change_json(value)
-        members[index] = (members[index][0], json.dumps(value).encode())
-        write_shard(path, members)
-
-    return damage
-
-
-def change_files(change_members: Callable[[Members, int], None]) -> Callable[[Path], None]:
-    """Other files in one shard; the function gets them all, and where the JSON of a pack with images is."""
-
-    def damage(folder: Path) -> None:
-        path, index = shard_with(folder, "image")
-        members = read_shard(path)
-        change_members(members, index)
-        write_shard(path, members)
-
-    return damage
-
-
-def change_plan(change_rows: Callable[[list[dict[str, Any]]], None]) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        table = pq.read_table(folder / "pack_plan.parquet")
-        rows = table.to_pylist()
-        change_rows(rows)
-        pq.write_table(pa.Table.from_pylist(rows, table.schema), folder / "pack_plan.parquet")
-
-    return damage
-
-
-def change_file(name: str, change_value: Callable[[Any], None]) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        path = folder / name
-        is_json = path.suffix == ".json"
-        value = json.loads(path.read_text()) if is_json else yaml.safe_load(path.read_text())
-        change_value(value)
-        path.write_text(json.dumps(value) if is_json else yaml.safe_dump(value))
-
-    return damage
-
-
-def flip(members: Members, index: int) -> None:
-    """A bit in the pixels of the first PNG."""
-    at = next(i for i, (name, _) in enumerate(members) if i > index and name.endswith(".png"))
-    data = bytearray(members[at][1])
-    data[data.index(b"IDAT") + 8] ^= 4
-    members[at] = (members[at][0], bytes(data))
-
-
-def swap(members: Members, index: int) -> None:
-    """The bytes of two images change places; their sizes differ."""
-    (name, data), (other, other_data) = members[index + 1], members[index + 2]
-    members[index + 1 : index + 3] = [(name, other_data), (other, data)]
-
-
-def stale_index(folder: Path) -> None:
-    path = sorted(folder.glob("*.idx"))[0]
-    entries = np.frombuffer(path.read_bytes(), "<u8").copy()
-    entries[1] += 512
-    path.write_bytes(entries.tobytes())
-
-
-def cut_short(folder: Path) -> None:
-    """In the JSON of the second pack."""
-    path = sorted(folder.glob("*.tar"))[1]
-    starts = np.frombuffer(path.with_suffix(".tar.idx").read_bytes(), "<u8")
-    os.truncate(path, int(starts[1]) + 600)
-
-
-def duplicate_pack(folder: Path) -> None:
-    """A pack of one shard in another, too."""
-    first, second = sorted(folder.glob("*.tar"))[:2]
-    members = read_shard(first)
-    end = next(i for i, (name, _) in enumerate(members) if i and name.endswith(".json"))
-    write_shard(second, [*read_shard(second), *members[:end]])
-
-
-def extra_shard(folder: Path) -> None:
-    for end in ("tar", "tar.idx"):
-        shutil.copy(folder / f"packed-000000.{end}", folder / f"packed-000099.{end}")
-
-
-def lose_shard(folder: Path) -> None:
-    (folder / "packed-000001.tar").unlink()
-    (folder / "packed-000001.tar.idx").unlink()
-
-
-def lose_ledger_line(folder: Path) -> None:
-    path = folder / "skipped.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
-
-
-def lose_part(folder: Path) -> None:
-    """The pack of one part of the sample that was cut, from the shard and from all that counts it."""
-    for path in sorted(folder.glob("*.tar")):
-        members = read_shard(path)
-        key = next((n.partition(".")[0] for n, d in members if n.endswith(".json") and b"#2of" in d), None)
-        if key is not None:
-            write_shard(path, [member for member in members if not member[0].startswith(f"{key}.")])
-            change_plan(partial(without, key))(folder)
-            return
-    raise AssertionError
-
-
-def lose_member(rows: list[dict[str, Any]]) -> None:
-    """One of a pack that has several."""
-    del rows[next(i for i, row in enumerate(rows) if i and row["pack"] == rows[i - 1]["pack"])]
-
-
-def without(key: str, rows: list[dict[str, Any]]) -> None:
-    rows[:] = [row for row in rows if row["pack"] != key]
-
-
-def pack_of_two(value: dict[str, Any]) -> None:
-    value["_meta"]["token_lens"][0] += 500
-    value["_meta"]["total_token_len"] += 500
-
-
-def other_text(value: dict[str, Any]) -> None:
-    value["messages"][1]["messages"][1]["content"] += " indeed"
-
-
-def other_order(value: dict[str, Any]) -> None:
-    names = next(names for names in value["media_files"] if len(names) > 1)
-    names.reverse()
-
-
-def other_roles(value: dict[str, Any]) -> None:
-    value["messages"][0]["messages"][0] = {"from": "human", "value": "<image>"}
-
-
-def one_image_less_in_the_text(value: dict[str, Any]) -> None:
-    index = next(i for i, names in enumerate(value["media_files"]) if names)
-    message = value["messages"][index]["messages"][0]
-    message["content"] = message["content"].replace("<image>", "", 1)
-
-
-def set_at(*path: Any, to: Any) -> Callable[[Any], None]:
-    def damage(value: Any) -> None:
-        for key in path[:-1]:
-            value = value[key]
-        value[path[-1]] = to
-
-    return damage
-
-
-def grown(*path: Any) -> Callable[[Any], None]:
-    def damage(value: Any) -> None:
-        for key in path[:-1]:
-            value = value[key]
-        value[path[-1]] += 1
-
-    return damage
-
-
-BYTES = {"source": []}
-#: name → what is done, the options, and the checks that find it with a word of what they say
-CORRUPTIONS: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, str]]] = {
-    "a bit of an image, by its source": (change_files(flip), BYTES, {"source media": "in the source at byte"}),
-    "a bit of an image, by its pixels": (change_files(flip), {"decode": True}, {"decode": "does not decode"}),
-    "two images swapped": (
-        change_files(swap),
-        {},
-        {"kinds": "begins with", "plan": "bytes, in the plan"},
-    ),
-    "a missing part": (
-        change_files(lambda members, i: members.pop(i + 1)),
-        {},
-        {"parts": "is named, but not there"},
-    ),
-    "an extra part": (
-        change_files(lambda members, i: members.insert(i + 1, (members[i][0].replace("json", "npy"), b"x"))),
-        {},
-        {"parts": "npy is there, but not named"},
-    ),
-    "a part twice": (
-        change_files(lambda members, i: members.insert(i + 1, members[i + 1])),
-        {},
-        {"parts": "comes 2 times"},
-    ),
-    "the JSON last": (
-        change_files(lambda members, i: members.insert(i, members.pop(i + 1))),
-        {},
-        {"parts": "after the JSON"},
-    ),
-    "another format under a name": (
-        change_files(lambda members, i: members.__setitem__(i + 1, (members[i + 1][0], b"GIF89a" + b"x" * 99))),
-        {},
-        {"kinds": "gif", "plan": "bytes, in the plan"},
-    ),
-    "a stale index": (stale_index, {}, {"index": "entry 1 of its .tar.idx"}),
-    "no index": (
-        lambda folder: (folder / "packed-000000.tar.idx").unlink(),
-        {},
-        {"index": "can't be read: No such file"},
-    ),
-    "a truncated shard": (
-        cut_short,
-        {},
-        {
-            "tar": "cut",
-            "index": "entries",
-            "keys": "in no shard",
-            "metadata": "",
-            "totals": "",
-            "samples": "",
-        },
-    ),
-    "a missing shard": (
-        lose_shard,
-        {},
-        {"metadata": "packed-000001.tar', which is not there", "keys": "in no shard", "totals": "", "samples": ""},
-    ),
-    "an extra shard": (
-        extra_shard,
-        {},
-        {"metadata": "of packed-000099.tar", "keys": "is there twice", "samples": "twice", "totals": ""},
-    ),
-    "a pack twice": (
-        duplicate_pack,
-        {},
-        {"keys": "is there twice", "samples": "", "metadata": "packs of", "totals": ""},
-    ),
-    "a wrong total": (change(grown("_meta", "total_token_len")), {}, {"sums": "token_lens sum to"}),
-    "a wrong token_len": (
-        change(grown("_meta", "token_lens", 1)),
-        {},
-        {"sums": "total_token_len is", "plan": "token_lens: member 1 is", "totals": "tokens="},
-    ),
-    "a wrong num_supervised": (
-        change(grown("_meta", "num_supervised", 0)),
-        {},
-        {"plan": "num_supervised: member 0", "totals": "num_supervised="},
-    ),
-    "another text": (change(other_text, "text"), BYTES, {"source text": "indeed"}),
-    "a lost field": (
-        change(lambda value: value["messages"][0].pop("id"), "text"),
-        BYTES,
-        {"source text": "id is missing"},
-    ),
-    "another order of media": (
-        change(other_order),
-        {},
-        {"parts": "out of order", "plan": "media_files: member"},
-    ),
-    "roles as a source spells them": (change(other_roles), {}, {"placeholders": "not in the form"}),
-    "a placeholder less": (change(one_image_less_in_the_text), {}, {"placeholders": "placeholder_mismatch"}),
-    "a wrong media_type": (
-        change(set_at("media_type", to="mix")),
-        {},
-        {"json": "its media make it image", "totals": "packs of 'mix'"},
-    ),
-    "another shard count": (
-        change_file(".nv-meta/.info.json", grown("shard_counts", "packed-000000.tar")),
-        {},
-        {"metadata": "counts"},
-    ),
-    "a split without a shard": (
-        change_file(".nv-meta/split.yaml", lambda value: value["split_parts"]["train"].pop()),
-        {},
-        {"metadata": "in 0 parts"},
-    ),
-    "a split with a shard that is not there": (
-        change_file(".nv-meta/split.yaml", lambda value: value["split_parts"]["val"].append("packed-000077.tar")),
-        {},
-        {"metadata": "'packed-000077.tar', which is not there"},
-    ),
-    "a lost line of the ledger": (
-        lose_ledger_line,
-        BYTES,
-        {"totals": "samples_skipped=3, there is 2", "source samples": "is in no pack, and not in the ledger"},
-    ),
-    "a packed sample in the ledger": (
-        lambda folder: (folder / "skipped.jsonl").write_text(
-            (folder / "skipped.jsonl").read_text().replace("b.tar/word", "b.tar/i00")
-        ),
-        {},
-        {"ledger": "sub/b.tar/i00 is in a pack, too"},
-    ),
-    "a pack over capacity": (
-        change(pack_of_two, "text"),
-        {},
-        {"capacity": "> packing.max_token_len=512", "plan": "token_lens", "totals": "tokens"},
-    ),
-    "broken JSON": (
-        change_files(lambda members, i: members.__setitem__(i, (members[i][0], members[i][1][:-9]))),
-        {},
-        {"json": "can't be read", "samples": "", "totals": ""},
-    ),
-    "lists of unequal lengths": (
-        change(lambda value: value["_meta"]["sample_ids"].pop()),
-        {},
-        {"json": "unequal lengths", "plan": "good rows in the plan", "samples": "", "totals": "parts="},
-    ),
-    "another fingerprint": (
-        change(set_at("_meta", "fingerprint", to="0123")),
-        {},
-        {"fingerprint": "'0123', the manifest has"},
-    ),
-    "another manifest": (
-        change_file(".nv-meta/energon_pack.json", set_at("fingerprint", to="0123")),
-        {},
-        {"fingerprint": "the manifest has '0123'", "totals": "fingerprint="},
-    ),
-    "another limit": (
-        change_file(".nv-meta/energon_pack.json", set_at("content", "packing", "max_members", to=1)),
-        {},
-        {"capacity": "> packing.max_members=1"},
-    ),
-    "a sample lost from the plan": (
-        change_plan(lose_member),
-        {},
-        {"plan": "good rows in the plan"},
-    ),
-    "a pack lost from the plan": (
-        change_plan(lambda rows: without(rows[0]["pack"], rows)),
-        {},
-        {"plan": "it is not in the plan"},
-    ),
-    "a part of a cut sample lost": (
-        lose_part,
-        {},
-        {"samples": "a.tar/talk has the parts", "metadata": "packs of", "totals": ""},
-    ),
-    "a stray file": (
-        lambda folder: (folder / "notes.txt").write_text("mine"),
-        {},
-        {"files": "notes.txt is none"},
-    ),
-    "another count in the report": (change_file("report.json", grown("samples_in")), {}, {"totals": "samples_in="}),
-    "no report": (lambda folder: (folder / "report.json").unlink(), {}, {"files": "report.json is missing"}),
-    "another length than the template's": (
-        change(lambda value: value["_meta"].update(token_lens=[n - 1 for n in value["_meta"]["token_lens"]]), "text"),
-        {"lengths": 1000},
-        {"lengths": "tokens measured again", "sums": "", "plan": "", "totals": ""},
-    ),
-}
-
-
-# ---------------------------------------------------------------------------------------------------------- the tests
 
 
 def test_a_whole_dataset_has_no_defect(packed: Path, demo: tuple[Path, Path]) -> None:
@@ -496,7 +116,7 @@ def test_a_defect_hides_no_other(copy: Path) -> None:
         file.write("no JSON\n")
     text = lines(found(copy, decode=True))
     for words in (
-        "tar: packed-000001.tar: cut", "plan: pack_plan.parquet: it can't be read", "line 4 is no entry",
+        "tar: packed-000001.tar: cut", "plan: packed: pack_plan.parquet can't be read", "line 4 is no entry",
         "energon_pack.json: it can't be read", "split.yaml can't be read", "does not decode",
     ):  # fmt: skip
         assert words in text
@@ -615,42 +235,48 @@ def test_workers_find_the_same(copy: Path) -> None:
     assert one.num_looked_at == two.num_looked_at
 
 
-def run_tool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return command("-m", "energon_pack.verify", *arguments, cwd=ROOT)
+def run_tool(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["verify", *map(str, arguments)])
+    return main()
 
 
-def test_the_report_is_short(copy: Path) -> None:
+def test_the_report_is_short(copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A check with a hundred defects must not fill the screen, nor hide the check with one."""
     change_file(".nv-meta/energon_pack.json", set_at("content", "packing", "max_token_len", to=1))(copy)
     change_file("report.json", grown("samples_in"))(copy)
-    result = run_tool(copy, "--max-errors", "3")
-    assert result.returncode == 1
-    assert result.stderr == ""
-    shown = result.stdout.splitlines()
+    assert run_tool(monkeypatch, copy, "--max-errors", "3", "--num-workers", "1") == 1
+    output = capsys.readouterr()
+    shown = output.out.splitlines()
     assert [line.partition(":")[0] for line in shown[-4:-1]] == ["capacity", "capacity", "totals"]
     assert shown[-1].startswith("and ")
     assert shown[-1].endswith(" more")
     assert any(line.startswith("tar ") and line.rstrip().endswith("ok") for line in shown)
+    assert output.err == ""
 
 
-def test_all_is_well_is_exit_code_0(packed: Path) -> None:
-    result = run_tool(packed)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "defect" not in result.stdout
+def test_all_is_well_is_exit_code_0(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_tool(monkeypatch, packed, "--num-workers", "1") == 0
+    assert "defect" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", ["nothing", "a folder", "a file"])
-def test_no_dataset_is_one_line(tmp_path: Path, what: str) -> None:
+def test_no_dataset_is_refused(tmp_path: Path, what: str) -> None:
     path = tmp_path / "x"
     if what == "a folder":
         path.mkdir()
     elif what == "a file":
         path.touch()
-    result = run_tool(path)
+    with pytest.raises(PackError, match=r"x is no packed dataset: it has no \.nv-meta/energon_pack\.json"):
+        found(path)
+
+
+def test_no_dataset_is_one_line(tmp_path: Path) -> None:
+    result = command("-m", "energon_pack.verify", tmp_path, cwd=ROOT)
     assert result.returncode == 1
-    assert result.stderr.splitlines() == [
-        f"energon_pack.verify: {path} is no packed dataset: it has no .nv-meta/energon_pack.json"
-    ]
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith(f"energon_pack.verify: {tmp_path} is no packed dataset")
 
 
 def test_findings_keep_the_first_of_each_check() -> None:
