@@ -12,7 +12,8 @@ import yaml
 
 from energon_pack.errors import PackError
 from energon_pack.findings import Hashes, hashed, joined, named, several, short
-from energon_pack.manifest import MANIFEST, META_FOLDER
+from energon_pack.manifest import FLAVORS, MANIFEST, META_FOLDER
+from energon_pack.metadata import dataset_yamls
 from energon_pack.pack_checks import samples_of
 from energon_pack.packed import LEDGER, PLAN, REPORT, PlanFile, at, opened, read_object
 from energon_pack.sample import Reason
@@ -76,6 +77,7 @@ def metadata(folder: Path, manifest: Mapping[str, Any], shards: Sequence[Verifie
             elif claimed.get(shard) != counts[shard]:
                 yield f"{name} counts {short(claimed.get(shard))} packs of {shard}, there are {counts[shard]}"
     yield from _splits(folder, counts)
+    yield from _dataset_yamls(folder, manifest)
 
 
 def _splits(folder: Path, counts: Mapping[str, int]) -> Iterator[str]:
@@ -94,6 +96,23 @@ def _splits(folder: Path, counts: Mapping[str, int]) -> Iterator[str]:
     in_parts = Counter(name for part in parts for name in part or ())
     yield from (f"split.yaml names {short(name)}, which is not there" for name in sorted(in_parts.keys() - counts))
     yield from (f"split.yaml names {name} in {in_parts[name]} parts" for name in counts if in_parts[name] != 1)
+
+
+def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Energon is told to read them as they are; subflavors may be a user's own."""
+    flavor, which = manifest.get("flavor"), at(manifest, "content", "output", "dataset_yaml")
+    if not (isinstance(flavor, str) and flavor in FLAVORS and which in ("typed", "crude")):
+        yield f"{MANIFEST} has flavor={short(flavor)}, content.output.dataset_yaml={short(which)}"
+        return
+    for name, wanted in dataset_yamls(flavor, which).items():
+        try:
+            found = _load(folder / META_FOLDER / name)
+        except (OSError, ValueError) as error:
+            yield f"{name} can't be read: {short(str(error))}"
+            continue
+        for key in wanted.keys() - {"subflavors"}:
+            if at(found, key) != wanted[key]:
+                yield f"{name}: {key} is not what packing writes"
 
 
 def _load(path: Path) -> Any:

@@ -1,5 +1,6 @@
 """Whether some members of packs still have the lengths they were packed with, by the template training uses."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ def measured_again(
     Args:
         processor: folder or hub id; None: the one it was packed with.
     """
+    warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like
     processor = processor or at(report, "config", "model", "processor")
     if processor is None and at(report, "config", "source", "path") is None and report:
         processor = demo_of(folder, report)[1]

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from energon_pack import pack_checks as checks
 from energon_pack.errors import PackError
+from energon_pack.files import sync_file_system
 from energon_pack.findings import printable
 from energon_pack.manifest import MANIFEST, META_FOLDER
 from energon_pack.pack_checks import Pack
@@ -28,9 +29,10 @@ from energon_pack.progress import Progress
 from energon_pack.publish import staging_folder
 from energon_pack.report import say
 from energon_pack.sample import kind_by_name, media_type
-from energon_pack.shards import Member, Sources, TarWriter
+from energon_pack.shards import Member, Sources
 from energon_pack.source_checks import read_settings
 from energon_pack.sources.find import Shard
+from energon_pack.tar_writer import TarWriter
 from energon_pack.tool import count, parser, run
 from energon_pack.verifying import packs_of
 
@@ -68,7 +70,7 @@ def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
     plan.check()
     paths = shard_paths(folder)
     progress = Progress()
-    with staging_folder(out) as staging, tempfile.TemporaryFile(dir=staging) as file:
+    with staging_folder(out, "unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
         spill = _Spill(file)
         with progress.stage("read", len(paths), "shards") as advance:
             for path in paths:
@@ -89,6 +91,7 @@ def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
                     some = rows[number * max_shard_samples : (number + 1) * max_shard_samples]
                     _write_tar(tars / name, some, sources, spill)
                 advance(1)
+        sync_file_system(staging)
         os.rename(tars, out)  # in the place of an empty folder, too
     return spill.num_rows
 

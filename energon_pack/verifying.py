@@ -22,7 +22,7 @@ from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Skip
 from energon_pack.shards import Member, Sources, conversation
 from energon_pack.sources.find import Shard
-from energon_pack.sources.tar import TarScan, compression
+from energon_pack.sources.tar import BLOCK, TarScan, compression
 
 _CHUNK = 1 << 20
 _PACKS = 256  # of which the rows of the plan are held at once
@@ -78,7 +78,7 @@ class _Seen:
 
 def verify_shard(job: VerifyJob) -> VerifiedShard:
     """All that can be said of one shard; runs in a worker."""
-    warnings.filterwarnings("ignore", module="PIL")
+    warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like
     findings, seen = Findings(job.max_defects), _Seen()
     try:
         with opened(job.path) as fd, Sources(job.source or {}) as sources:
@@ -209,8 +209,10 @@ def _check_source(
     texts = pack.fields.get("messages", [])
     for index, member in enumerate(members):
         where = f"{job.path.name}: {pack.files.key}: {member.sample_id}"
-        if member.shard not in (job.source or {}):
-            findings.add("source text", where, [f"the source has no shard {short(member.shard)}"])
+        shard = (job.source or {}).get(member.shard)
+        if shard is None or not _is_within(member, shard):
+            what = "the source has no shard" if shard is None else "it would lie beyond the end of the shard"
+            findings.add("source text", where, [f"{what} {short(member.shard)}"])
             continue
         try:
             wanted = conversation(member, sources, job.read)
@@ -222,6 +224,12 @@ def _check_source(
         names = pack.names[index] if index < len(pack.names) else []
         for name, (part, offset, size, *_) in zip(names, member.parts, strict=False):
             findings.add("source media", where, _media_differ(fd, pack, name, member, (part, offset, size), sources))
+
+
+def _is_within(member: Member, shard: Shard) -> bool:
+    """Whether a source shard is long enough: a damaged plan may ask for any number of bytes."""
+    places = [(member.record_offset, member.record_size), *(part[1:3] for part in member.parts)]
+    return all(offset >= BLOCK and size >= 0 and offset + size <= shard.size for offset, size in places)
 
 
 def _text_differs(found: Any, wanted: dict[str, Any]) -> Iterator[str]:
@@ -265,7 +273,8 @@ def _media_differ(
         return  # `parts` says so
     its_name, offset, size = source
     try:
-        source_fd = sources.fd_of(member, its_name, offset, size)
+        source_fd = sources.fd(member.shard)
+        sources.check_header(os.pread(source_fd, BLOCK, offset - BLOCK), member, its_name, size)
         if part.size != size:
             yield f"{name} has {part.size} bytes, {its_name} in the source {size}"
             return

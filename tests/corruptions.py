@@ -118,7 +118,7 @@ def one_image_less_in_the_text(value: dict[str, Any]) -> None:
 
 
 BYTES = {"source": []}
-#: name → what is done, the options, and the checks that find it with a word of what they say
+#: name → what is done, the options, and the checks that may say something: those with a word must, and say it
 CORRUPTIONS: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, str]]] = {
     "a bit of an image, by its source": (change_files(flip), BYTES, {"source media": "in the source at byte"}),
     "a bit of an image, by its pixels": (change_files(flip), {"decode": True}, {"decode": "does not decode"}),
@@ -219,6 +219,11 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, s
         {},
         {"metadata": "counts"},
     ),
+    "a dataset.yaml that no longer reads": (
+        change_file(".nv-meta/dataset.yaml", set_at("sample_loader", "__module__", to="energon_unpack")),
+        {},
+        {"metadata": "dataset.yaml: sample_loader is not"},
+    ),
     "a split without a shard": (
         change_file(".nv-meta/split.yaml", lambda value: value["split_parts"]["train"].pop()),
         {},
@@ -252,7 +257,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, s
         {"json": "can't be read", "samples": "", "totals": ""},
     ),
     "lists of unequal lengths": (
-        change(lambda value: value["_meta"]["sample_ids"].pop()),
+        change(lambda value: value["_meta"]["sample_ids"].pop(), "text"),
         {},
         {"json": "unequal lengths", "plan": "good rows in the plan", "samples": "", "totals": "parts="},
     ),

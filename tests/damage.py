@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import yaml
 
 from energon_pack.packed import packs_in
-from energon_pack.shards import TarWriter
 from energon_pack.sources.tar import TarScan
+from energon_pack.tar_writer import TarWriter
 
 Members = list[tuple[str, bytes]]
 

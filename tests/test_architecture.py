@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "packed": {"cut", "errors", "plan_file", "sample", "shards", "sources"},
     "pack_checks": {"findings", "manifest", "media", "packed", "record", "sample", "shards"},
     "verifying": {"errors", "findings", "media", "pack_checks", "packed", "record", "sample", "shards", "sources"},
-    "dataset_checks": {"errors", "findings", "manifest", "pack_checks", "packed", "sample", "verifying"},
+    "dataset_checks": {"errors", "findings", "manifest", "metadata", "pack_checks", "packed", "sample", "verifying"},
     "source_checks": {"demo", "errors", "executor", "findings", "packed", "progress", "record", "sources"},
     "measured_again": {
         "loading", "media", "pack_checks", "packed", "record", "sample", "source_checks", "templates", "verifying",
@@ -70,8 +70,8 @@ ALLOWED: dict[str, set[str]] = {
         "progress", "report", "source_checks", "sources", "tool", "verifying",
     },
     "unpack": {
-        "errors", "findings", "manifest", "pack_checks", "packed", "progress", "publish", "report", "sample", "shards",
-        "source_checks", "sources", "tool", "verifying",
+        "errors", "files", "findings", "manifest", "pack_checks", "packed", "progress", "publish", "report", "sample",
+        "shards", "source_checks", "sources", "tar_writer", "tool", "verifying",
     },
     "__main__": {"cli"},
 }  # fmt: skip
