@@ -35,6 +35,30 @@ def write_metadata(
     """
     meta = folder / META_FOLDER
     meta.mkdir(exist_ok=True)
+    for name, value in dataset_yamls(flavor, dataset_yaml).items():
+        _write_yaml(meta / name, value)
+
+    # `energon lint` asks for train, val and test; it passes over an empty one and fails on a missing one.
+    parts = {"train": [shard.name for shard in shards], "val": [], "test": []}
+    _write_yaml(meta / "split.yaml", {"split_parts": parts, "exclude": []})
+    counts = {shard.name: shard.num_packs for shard in shards}
+    info = {"energon_version": _ENERGON_VERSION, "shard_counts": counts}
+    write_whole(meta / ".info.json", json.dumps(info, indent=2).encode())
+    _write_yaml(meta / ".info.yaml", info)  # for readers before Energon 7
+    content = json.dumps({"format": FORMAT, **manifest}, indent=2, sort_keys=True)
+    write_whole(meta / MANIFEST, content.encode())
+    if sqlite:
+        _write_sqlite(folder, shards)
+        derived = uuid.uuid5(uuid.NAMESPACE_OID, f"{content}{json.dumps(info)}")
+        write_whole(meta / "index.uuid", str(derived).encode())
+
+
+def dataset_yamls(flavor: str, dataset_yaml: str) -> dict[str, dict[str, Any]]:
+    """Name → content of the two files that say how Energon reads a dataset.
+
+    Args:
+        dataset_yaml: as in `write_metadata`.
+    """
     sample_class, sample_type = FLAVORS[flavor]
     typed = {
         "sample_type": {"__module__": "energon_pack.flavors", "__class__": sample_class},
@@ -52,25 +76,9 @@ def write_metadata(
         "__class__": "CrudeWebdataset",
         "subflavors": {"sample_type": sample_type},
     }
-    _write_yaml(meta / "dataset.yaml", typed if dataset_yaml == "typed" else crude)
     if dataset_yaml == "typed":
-        _write_yaml(meta / "crude.yaml", crude)
-    else:
-        _write_yaml(meta / "typed.yaml", typed)
-
-    # `energon lint` asks for train, val and test; it passes over an empty one and fails on a missing one.
-    parts = {"train": [shard.name for shard in shards], "val": [], "test": []}
-    _write_yaml(meta / "split.yaml", {"split_parts": parts, "exclude": []})
-    counts = {shard.name: shard.num_packs for shard in shards}
-    info = {"energon_version": _ENERGON_VERSION, "shard_counts": counts}
-    write_whole(meta / ".info.json", json.dumps(info, indent=2).encode())
-    _write_yaml(meta / ".info.yaml", info)  # for readers before Energon 7
-    content = json.dumps({"format": FORMAT, **manifest}, indent=2, sort_keys=True)
-    write_whole(meta / MANIFEST, content.encode())
-    if sqlite:
-        _write_sqlite(folder, shards)
-        derived = uuid.uuid5(uuid.NAMESPACE_OID, f"{content}{json.dumps(info)}")
-        write_whole(meta / "index.uuid", str(derived).encode())
+        return {"dataset.yaml": typed, "crude.yaml": crude}
+    return {"dataset.yaml": crude, "typed.yaml": typed}
 
 
 def _write_sqlite(folder: Path, shards: Sequence[WrittenShard]) -> None:

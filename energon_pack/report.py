@@ -169,6 +169,11 @@ def say(text: str) -> None:
     _console().print(text, soft_wrap=True)
 
 
+def show(table: Table) -> None:
+    """A table on standard output."""
+    _console().print(table)
+
+
 def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)
 

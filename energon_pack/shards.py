@@ -73,9 +73,9 @@ def write_shard(job: ShardJob) -> WrittenShard:
 def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
     temporary = job.path.with_suffix(".tmp")
     starts: list[int] = []
-    with _Sources(job.source) as sources, open(temporary, "wb", buffering=0) as file:
+    with Sources(job.source) as sources, open(temporary, "wb", buffering=0) as file:
         tar = TarWriter(file.fileno())
-        for key, members in groupby(_members(table), key=itemgetter(0)):
+        for key, members in groupby(members_of(table), key=itemgetter(0)):
             starts.append(tar.position)
             _write_pack(tar, key, [member for _, member in members], sources, job)
         starts.append(tar.position)
@@ -115,18 +115,19 @@ class Member(NamedTuple):
         return f"{self.shard}/{self.key}" + (f"#{self.cut.part}" if self.cut else "")
 
 
-def _members(table: pa.Table) -> Iterator[tuple[str, Member]]:
+def members_of(table: pa.Table) -> Iterator[tuple[str, Member]]:
+    """Rows of pack_plan.parquet: the key of the pack, and its member."""
     columns = [table[name].to_pylist() for name in Member._fields[:-2]]
     columns.append([Cut(**cut) if cut else None for cut in table["cut"].to_pylist()])
     rows = zip(*columns, wds.parts_of(table), strict=True)
     return zip(table["pack"].to_pylist(), map(Member._make, rows), strict=True)
 
 
-def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "_Sources", job: ShardJob) -> None:
-    names = [list(_part_names(index, member)) for index, member in enumerate(members)]
+def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "Sources", job: ShardJob) -> None:
+    names = [list(part_names(index, member)) for index, member in enumerate(members)]
     kinds = [part[3] for member in members for part in member.parts]
     value = {
-        "messages": [_conversation(member, sources, job.settings) for member in members],
+        "messages": [conversation(member, sources, job.settings) for member in members],
         "media_files": names,
         "media_type": media_type(kinds),
         "_meta": {
@@ -147,7 +148,7 @@ def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "_Sour
             sources.check_header(header, member, part, size)
 
 
-def _part_names(index: int, member: Member) -> Iterator[str]:
+def part_names(index: int, member: Member) -> Iterator[str]:
     """`s003.i00.jpg`: the member, the nth of its images or videos, the extension of the content."""
     counts = {"image": 0, "video": 0}
     for _, _, _, kind, extension in member.parts:
@@ -155,10 +156,13 @@ def _part_names(index: int, member: Member) -> Iterator[str]:
         counts[kind] += 1
 
 
-def _conversation(member: Member, sources: "_Sources", settings: ReadSettings) -> dict[str, Any]:
+def conversation(member: Member, sources: "Sources", settings: ReadSettings) -> dict[str, Any]:
     """A member as the pack's JSON holds it: its messages, and its other fields untouched.
 
     A field whose name the pack itself uses is under `source_fields`.
+
+    Raises:
+        PackError: its shard is not what was measured.
     """
     size = member.record_size
     raw = os.pread(sources.fd(member.shard), _BLOCK + size, member.record_offset - _BLOCK)
@@ -176,7 +180,7 @@ def _conversation(member: Member, sources: "_Sources", settings: ReadSettings) -
     return value | ({"source_fields": clashing} if clashing else {})
 
 
-class _Sources:
+class Sources:
     """Open source shards, the least recently used closed first."""
 
     def __init__(self, shards: dict[str, Shard]):
@@ -217,7 +221,7 @@ class _Sources:
             raise self.changed(shard.name)
         return fd
 
-    def __enter__(self) -> "_Sources":
+    def __enter__(self) -> "Sources":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -55,6 +55,24 @@ ALLOWED: dict[str, set[str]] = {
         "templates",
     },
     "cli": {"config", "errors", "naming", "pack", "validate"},
+    "tool": {"errors"},
+    "findings": set(),
+    "packed": {"cut", "errors", "plan_file", "sample", "shards", "sources"},
+    "pack_checks": {"findings", "manifest", "media", "packed", "record", "sample", "shards"},
+    "verifying": {"errors", "findings", "media", "pack_checks", "packed", "record", "sample", "shards", "sources"},
+    "dataset_checks": {"errors", "findings", "manifest", "metadata", "pack_checks", "packed", "sample", "verifying"},
+    "source_checks": {"demo", "errors", "executor", "findings", "packed", "progress", "record", "sources"},
+    "measured_again": {
+        "loading", "media", "pack_checks", "packed", "record", "sample", "source_checks", "templates", "verifying",
+    },
+    "verify": {
+        "dataset_checks", "errors", "executor", "findings", "manifest", "measured_again", "pack_checks", "packed",
+        "progress", "report", "source_checks", "sources", "tool", "verifying",
+    },
+    "unpack": {
+        "errors", "files", "findings", "manifest", "pack_checks", "packed", "progress", "publish", "report", "sample",
+        "shards", "source_checks", "sources", "tar_writer", "tool", "verifying",
+    },
     "__main__": {"cli"},
 }  # fmt: skip
 

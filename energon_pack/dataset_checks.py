@@ -1,0 +1,262 @@
+"""What must be true of a packed dataset as a whole: its files, what they say of one another, and their totals."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from energon_pack.errors import PackError
+from energon_pack.findings import Hashes, hashed, joined, named, several, short
+from energon_pack.manifest import FLAVORS, MANIFEST, META_FOLDER
+from energon_pack.metadata import dataset_yamls
+from energon_pack.pack_checks import samples_of
+from energon_pack.packed import LEDGER, PLAN, REPORT, PlanFile, at, opened, read_object
+from energon_pack.sample import Reason
+from energon_pack.verifying import VerifiedShard, packs_of
+
+_META_FILES = {
+    "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
+    "index.sqlite", "index.uuid", "sample_loader.py",
+}  # fmt: skip
+_NEEDED = {
+    *(PLAN, LEDGER, REPORT),
+    *(f"{META_FOLDER}/{name}" for name in ("dataset.yaml", "split.yaml", ".info.json", MANIFEST)),
+}
+_REASONS = {reason.value for reason in Reason}
+#: A sample may be packed and in the ledger too, where a later one with its key was left out.
+_OF_ANOTHER = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
+
+
+def files(folder: Path, prefix: str) -> Iterator[str]:
+    """Every file is there, and no other."""
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    yield from (f"{name} is missing" for name in sorted(_NEEDED - there))
+    known = {PLAN, LEDGER, REPORT, "report.html", *(f"{META_FOLDER}/{name}" for name in _META_FILES)}
+    shard = re.compile(re.escape(prefix) + r"-\d{6,}\.tar(\.idx)?")
+    for name in sorted(there - known):
+        if not shard.fullmatch(name):
+            yield f"{name} is none of a packed dataset's files"
+        elif name.endswith(".idx") and name.removesuffix(".idx") not in there:
+            yield f"{name} is there without its shard"
+    yield from (f"{path.relative_to(folder)} is a folder" for path in sorted(folder.iterdir()) if _is_stray(path))
+
+
+def _is_stray(path: Path) -> bool:
+    return path.is_dir() and path.name != META_FOLDER
+
+
+def metadata(folder: Path, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
+    """`.info.json` and `.info.yaml` count the packs of the shards, `split.yaml` names the shards."""
+    packing, fingerprint = at(manifest, "content", "packing"), manifest.get("fingerprint")
+    for name in ("max_token_len", "pad_to_multiple_of"):
+        if type(at(packing, name)) is not int or at(packing, name) < 1:
+            yield f"{MANIFEST} has content.packing.{name}={short(at(packing, name))}"
+    if not isinstance(fingerprint, str):
+        yield f"{MANIFEST} has fingerprint={short(fingerprint)}"
+    counts = {shard.name: len(shard.packs) for shard in shards}
+    for name in (".info.json", ".info.yaml"):
+        path = folder / META_FOLDER / name
+        if not path.exists():
+            continue  # `files` says so where it has to be
+        try:
+            claimed = at(_load(path), "shard_counts")
+        except (OSError, ValueError) as error:
+            yield f"{name} can't be read: {short(str(error))}"
+            continue
+        if not isinstance(claimed, dict):
+            yield f"{name} has shard_counts={short(claimed)}"
+            continue
+        for shard in sorted({*claimed, *counts}, key=str):
+            if shard not in counts:
+                yield f"{name} counts {short(claimed[shard])} packs of {short(shard)}, which is not there"
+            elif claimed.get(shard) != counts[shard]:
+                yield f"{name} counts {short(claimed.get(shard))} packs of {shard}, there are {counts[shard]}"
+    yield from _splits(folder, counts)
+    yield from _dataset_yamls(folder, manifest)
+
+
+def _splits(folder: Path, counts: Mapping[str, int]) -> Iterator[str]:
+    path = folder / META_FOLDER / "split.yaml"
+    if not path.exists():
+        return
+    try:
+        splits = at(_load(path), "split_parts")
+    except (OSError, ValueError) as error:
+        yield f"split.yaml can't be read: {short(str(error))}"
+        return
+    parts = list(splits.values()) if isinstance(splits, dict) else [None]
+    if not all(part is None or (isinstance(part, list) and all(isinstance(n, str) for n in part)) for part in parts):
+        yield f"split.yaml has split_parts={short(splits)}, not lists of names"
+        return
+    in_parts = Counter(name for part in parts for name in part or ())
+    yield from (f"split.yaml names {short(name)}, which is not there" for name in sorted(in_parts.keys() - counts))
+    yield from (f"split.yaml names {name} in {in_parts[name]} parts" for name in counts if in_parts[name] != 1)
+
+
+def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Energon is told to read them as they are; subflavors may be a user's own."""
+    flavor, which = manifest.get("flavor"), at(manifest, "content", "output", "dataset_yaml")
+    if not (isinstance(flavor, str) and flavor in FLAVORS and which in ("typed", "crude")):
+        yield f"{MANIFEST} has flavor={short(flavor)}, content.output.dataset_yaml={short(which)}"
+        return
+    for name, wanted in dataset_yamls(flavor, which).items():
+        try:
+            found = _load(folder / META_FOLDER / name)
+        except (OSError, ValueError) as error:
+            yield f"{name} can't be read: {short(str(error))}"
+            continue
+        for key in wanted.keys() - {"subflavors"}:
+            if at(found, key) != wanted[key]:
+                yield f"{name}: {key} is not what packing writes"
+
+
+def _load(path: Path) -> Any:
+    if path.suffix == ".json":
+        return read_object(path)
+    with opened(path):
+        pass
+    try:
+        return yaml.safe_load(path.read_bytes())
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+# ------------------------------------------------------------------------------------------------ packs and samples
+
+
+def keys(folder: Path, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
+    """No pack is there twice, and none of the plan is missing."""
+    packs = joined([shard.packs for shard in shards])
+    if len(twice := several(packs)):
+        found = (pack.files.key for shard in shards for _, pack, _ in packs_of(folder / shard.name))
+        yield from (f"{key} is there twice" for key in named(twice, found))
+    if plan is None:
+        return
+    try:
+        planned = joined([_hashes_of_packs(column) for (column,) in plan.columns("pack")])
+        missing = np.setdiff1d(planned, packs)
+        if len(missing):
+            in_plan = (str(key) for (column,) in plan.columns("pack") for key in column)
+            yield from (f"{key} of the plan is in no shard" for key in named(missing, in_plan))
+    except PackError as error:
+        yield str(error)
+
+
+def _hashes_of_packs(column: Iterable[Any]) -> Hashes:
+    return np.array([hashed(str(key)) for key in dict.fromkeys(column)], np.uint64)
+
+
+def samples(folder: Path, shards: Sequence[VerifiedShard]) -> Iterator[str]:
+    """No sample is there twice, and of each that was cut every part."""
+    parts: dict[str, list[str]] = {}
+    for shard in shards:
+        for sample, numbers in shard.parts.items():
+            parts.setdefault(sample, []).extend(numbers)
+    cut = np.array([hashed(sample) for sample in parts], np.uint64)
+    if len(twice := several(joined([*(shard.samples for shard in shards), cut]))):
+        packs = (pack for shard in shards for _, pack, _ in packs_of(folder / shard.name))
+        found = (sample for pack in packs for sample, _ in samples_of(pack, None))
+        yield from (f"{sample} is there twice" for sample in named(twice, found))
+    for sample, numbers in parts.items():
+        counts = Counter(numbers)
+        number = int(numbers[0].partition("of")[2])
+        if len(numbers) != number or set(counts) != {f"{i + 1}of{number}" for i in range(number)}:
+            yield f"{sample} has the parts {', '.join(sorted(numbers)[:8])}: not each of {number} once"
+
+
+def packed_samples(shards: Sequence[VerifiedShard]) -> Hashes:
+    """Every sample that is in a pack, whole or as its parts."""
+    cut = {sample for shard in shards for sample in shard.parts}
+    return joined([*(shard.samples for shard in shards), np.array([hashed(s) for s in cut], np.uint64)])
+
+
+# ------------------------------------------------------------------------------------------------ ledger and totals
+
+
+class Ledger:
+    """skipped.jsonl: who is in it, and what is wrong with it."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / LEDGER
+        self.reasons: Counter[str] = Counter()
+        self.defects: list[str] = []
+        samples, alone = [], []
+        try:
+            for number, entry in self._entries():
+                sample, reason = at(entry, "sample_id"), at(entry, "reason")
+                if not (isinstance(sample, str) and isinstance(reason, str) and reason in _REASONS):
+                    self.defects.append(f"line {number} is no entry: sample_id {short(sample)}, reason {short(reason)}")
+                    continue
+                self.reasons[reason] += 1
+                samples.append(hashed(sample))
+                if reason not in _OF_ANOTHER:
+                    alone.append(samples[-1])
+        except OSError as error:
+            self.defects.append(f"it can't be read: {error.strerror or error}")
+        #: all it names, and those that can be in no pack
+        self.samples, self.in_no_pack = np.array(samples, np.uint64), np.array(alone, np.uint64)
+
+    def _entries(self) -> Iterator[tuple[int, Any]]:
+        with opened(self._path), open(self._path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield number, json.loads(line)
+                except (ValueError, RecursionError):
+                    yield number, None
+
+    def names(self) -> Iterator[str]:
+        yield from (str(at(entry, "sample_id")) for _, entry in self._entries())
+
+    def check(self, packed: Hashes) -> Iterator[str]:
+        """Its lines are entries, and none is of a sample that is in a pack."""
+        yield from self.defects
+        both = np.intersect1d(self.in_no_pack, packed)
+        yield from (f"{sample} is in a pack, too" for sample in (named(both, self.names()) if len(both) else ()))
+
+
+def totals(
+    report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard], ledger: Ledger
+) -> Iterator[str]:
+    """report.json and the manifest count what is there."""
+    packed = len(np.unique(packed_samples(shards)))
+    num_cut = len({sample for shard in shards for sample in shard.parts})
+    num_packs = sum(len(shard.packs) for shard in shards)
+    num_parts = sum(len(shard.samples) + sum(map(len, shard.parts.values())) for shard in shards)
+    num_tokens = sum(shard.num_tokens for shard in shards)
+    skipped = ledger.reasons.total()
+    counted: dict[str, Any] = {
+        "samples_in": packed + skipped,
+        "samples_packed": packed,
+        "samples_skipped": skipped,
+        "samples_cut": num_cut,
+        "skipped_by_reason": dict(ledger.reasons),
+        "parts": num_parts,
+        "packs": num_packs,
+        "tokens": num_tokens,
+        "num_supervised": sum(shard.num_supervised for shard in shards),
+        "fingerprint": manifest.get("fingerprint"),
+    }
+    yield from (
+        f"{REPORT} has {name}={short(report.get(name))}, there is {short(value)}"
+        for name, value in (counted.items() if report else ())
+        if report.get(name) != value
+    )
+    in_manifest = {"num_packs": num_packs, "num_samples": num_parts, "num_tokens": num_tokens}
+    packing = at(manifest, "content", "packing")
+    in_manifest |= {name: at(packing, name) for name in ("max_token_len", "pad_to_multiple_of", "layout")}
+    yield from (
+        f"{MANIFEST} has {name}={short(manifest.get(name))}, there is {short(value)}"
+        for name, value in in_manifest.items()
+        if manifest.get(name) != value
+    )
+    media_types: Counter[str] = sum((shard.media_types for shard in shards), Counter())
+    by_media = at(report, "by_media")
+    for name in sorted({*media_types, *by_media}) if isinstance(by_media, dict) else ():
+        claimed = at(by_media, name, "packs") or 0
+        if claimed != media_types[name]:
+            yield f"{REPORT} has {short(claimed)} packs of {short(name)}, there are {media_types[name]}"

@@ -1,0 +1,123 @@
+"""What a verification finds: how much was looked at, and what is wrong with it."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Hashes = npt.NDArray[np.uint64]
+
+#: check → what it shows, in the order of the report
+CHECKS = {
+    "files": "every file is there, and no other",
+    "tar": "headers of the shards are whole",
+    "index": ".tar.idx says where each pack begins",
+    "json": "the JSON of each pack is of the format",
+    "keys": "no pack twice, none missing",
+    "parts": "media are those that the JSON names, in its order",
+    "kinds": "media are what their extension says",
+    "placeholders": "placeholders match the media",
+    "sums": "total_token_len is the sum of token_lens",
+    "capacity": "no pack is over a limit of packing.*",
+    "fingerprint": "packs have the manifest's fingerprint",
+    "plan": "packs hold what pack_plan.parquet says",
+    "samples": "no sample twice, no part of one missing",
+    "ledger": "skipped.jsonl names samples in no pack",
+    "metadata": ".nv-meta names the shards and their packs",
+    "totals": "report.json and the manifest count the same",
+    "decode": "media decode",
+    "source media": "media are byte for byte those of the source",
+    "source text": "conversations are those of the source",
+    "source samples": "every sample of the source is accounted for",
+    "lengths": "lengths measured again are the same",
+}
+
+
+class Defect(NamedTuple):
+    """One thing that is wrong."""
+
+    check: str
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: {printable(self.where)}: {printable(self.what)}"
+
+
+@dataclass
+class Findings:
+    """The numbers of each check, and its first defects; all that one worker or one folder comes to."""
+
+    max_defects: int  # kept of each check; all are counted
+    num_looked_at: Counter[str] = field(default_factory=Counter)
+    num_defects: Counter[str] = field(default_factory=Counter)
+    defects: dict[str, list[Defect]] = field(default_factory=dict)
+
+    def add(self, check: str, where: str, whats: Iterable[str], num_looked_at: int = 1) -> None:
+        """What a check found at one place."""
+        self.num_looked_at[check] += num_looked_at
+        for what in whats:
+            self.num_defects[check] += 1
+            kept = self.defects.setdefault(check, [])
+            if len(kept) < self.max_defects:
+                kept.append(Defect(check, where, what))
+
+    def merge(self, other: "Findings") -> None:
+        """Take in what another found."""
+        self.num_looked_at += other.num_looked_at
+        self.num_defects += other.num_defects
+        for check, defects in other.defects.items():
+            kept = self.defects.setdefault(check, [])
+            kept += defects[: self.max_defects - len(kept)]
+
+    def first(self, number: int) -> list[Defect]:
+        """So many defects, of as many checks as there can be: one with thousands hides no other."""
+        in_turn = chain.from_iterable(zip_longest(*self.defects.values()))
+        chosen = [defect for defect in in_turn if defect is not None][:number]
+        order = list(CHECKS)
+        return sorted(chosen, key=lambda defect: order.index(defect.check))
+
+
+def hashed(name: str) -> int:
+    """64 bits of a name: a set of them is small enough for every sample there is."""
+    data = name.encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+
+
+def hashes(names: Iterable[str]) -> Hashes:
+    return np.fromiter(map(hashed, names), np.uint64)
+
+
+def joined(arrays: Sequence[Hashes]) -> Hashes:
+    return np.concatenate([np.zeros(0, np.uint64), *arrays])
+
+
+def named(wanted: Hashes, names: Iterable[str]) -> Iterator[str]:
+    """Which of the names were meant, each once."""
+    left = set(wanted.tolist())
+    for name in names:
+        if left and (value := hashed(name)) in left:
+            left.remove(value)
+            yield name
+
+
+def several(values: Hashes) -> Hashes:
+    """Those that come more than once."""
+    unique, counts = np.unique(values, return_counts=True)
+    return unique[counts > 1]
+
+
+def short(value: Any, limit: int = 80) -> str:
+    """A value in an error: on one line, and no longer than it needs to be."""
+    text = repr(value) if not isinstance(value, (list, dict)) else f"{type(value).__name__} of {len(value)}"
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def printable(text: str) -> str:
+    """Text that a terminal shows as it is, whatever a damaged file had in it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,80 @@
+"""Whether some members of packs still have the lengths they were packed with, by the template training uses."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from energon_pack.loading import load_template
+from energon_pack.media import open_part, probe, with_frames
+from energon_pack.pack_checks import Pack
+from energon_pack.packed import at
+from energon_pack.record import ReadSettings, parse_record
+from energon_pack.sample import Skip
+from energon_pack.source_checks import demo_of
+from energon_pack.templates import Sample, Template
+from energon_pack.verifying import VerifiedShard, packs_of
+
+_SEED = 0
+
+
+def measured_again(
+    folder: Path,
+    shards: Sequence[VerifiedShard],
+    number: int,
+    processor: str | None,
+    trust_remote_code: bool,
+    report: Mapping[str, Any],
+) -> Iterator[tuple[str, list[str]]]:
+    """Which member, and what is wrong with its length, for a random `number` of them.
+
+    Args:
+        processor: folder or hub id; None: the one it was packed with.
+    """
+    warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like
+    processor = processor or at(report, "config", "model", "processor")
+    if processor is None and at(report, "config", "source", "path") is None and report:
+        processor = demo_of(folder, report)[1]
+    try:
+        template = load_template(folder, processor, trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        yield str(folder), [" ".join(str(error).split())]
+        return
+    except (KeyError, TypeError, AttributeError) as error:  # of a damaged manifest
+        yield str(folder), [f"the manifest does not say how it was measured: {error!r}"]
+        return
+    num_members = [len(shard.samples) + sum(map(len, shard.parts.values())) for shard in shards]
+    starts = np.cumsum([0, *num_members])
+    drawn = np.random.default_rng(_SEED).choice(starts[-1], min(number, int(starts[-1])), replace=False)
+    for shard, start, end in zip(shards, starts[:-1], starts[1:], strict=True):
+        wanted = set((drawn[(drawn >= start) & (drawn < end)] - start).tolist())
+        first = 0
+        for fd, pack, _ in packs_of(folder / shard.name) if wanted else ():
+            ids = pack.meta.get("sample_ids", [])
+            for index in sorted(wanted & set(range(first, first + len(ids)))):
+                yield ids[index - first], list(_differs(fd, pack, index - first, template))
+            first += len(ids)
+
+
+def _differs(fd: int, pack: Pack, index: int, template: Template) -> Iterator[str]:
+    try:
+        member = pack.fields["messages"][index]
+        stated = [pack.meta[name][index] for name in ("token_lens", "num_supervised")]
+        files = [pack.parts[name] for name in pack.fields["media_files"][index]]
+    except (KeyError, IndexError) as error:
+        yield f"it can't be measured: the pack lacks {error}"
+        return
+    try:
+        record = parse_record({"messages": member.get("messages"), "tools": member.get("tools")}, ReadSettings())
+        media = [probe(open_part(fd, part.offset, part.size)) for part in files]
+        tokens = template.encode(Sample(record.messages, with_frames(media, member.get("video_frames")), record.tools))
+    except Skip as skip:
+        yield f"it can't be measured: {skip}"
+        return
+    for name, ours, theirs in zip(
+        ("tokens", "supervised tokens"), (len(tokens.ids), tokens.num_supervised), stated, strict=True
+    ):
+        if ours != theirs:
+            yield f"{ours} {name} measured again, {theirs} in the pack"

@@ -1,0 +1,187 @@
+"""A packed dataset as it lies on disk: its shards, the packs in each, the rows of its plan.
+
+Read with care: it may be damaged, and whoever reads it here wants to know how.
+"""
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from energon_pack.cut import Cut
+from energon_pack.errors import PackError
+from energon_pack.plan_file import PLAN_SCHEMA
+from energon_pack.sample import Part
+from energon_pack.shards import Member, members_of
+from energon_pack.sources.tar import BLOCK, TarScan
+
+PLAN = "pack_plan.parquet"
+LEDGER = "skipped.jsonl"
+REPORT = "report.json"
+
+#: Which part of a sample that was cut.
+PART_OF = re.compile(r"[1-9]\d{0,6}of[1-9]\d{0,6}")
+
+
+class PackFiles(NamedTuple):
+    """The files of one pack in its shard."""
+
+    key: str
+    start: int  # of its first header
+    end: int  # of its last block
+    parts: list[Part]  # in the tar's order
+
+
+def packs_in(scan: TarScan) -> Iterator[PackFiles]:
+    """The packs of a shard: members in a row with one key."""
+    key, start, end = "", 0, 0
+    parts: list[Part] = []
+    for name, offset, size in scan:
+        its_key, _, part = name.partition(".")
+        if parts and its_key != key:
+            yield PackFiles(key, start, end, parts)
+            start, parts = end, []
+        key = its_key
+        parts.append(Part(part, offset, size))
+        end = offset - -max(size, 0) // BLOCK * BLOCK
+    if parts:
+        yield PackFiles(key, start, end, parts)
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    """Every tar of a dataset, in name order."""
+    return sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A descriptor of a regular file; of anything else, reading might never end.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(0, "not a regular file", str(path))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is no JSON, or no object.
+    """
+    with opened(path) as fd:
+        data = os.read(fd, os.fstat(fd).st_size)
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"a {type(value).__name__}, not an object")
+    return value
+
+
+def at(value: Any, *keys: str) -> Any:
+    """A value deep in JSON; None where it is not there."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+# -------------------------------------------------------------------------------------------------------- the plan
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """pack_plan.parquet, opened anew for each question, so that it can be handed to a worker."""
+
+    path: Path
+
+    def num_members(self) -> int:
+        with pq.ParquetFile(self.path) as file:
+            return int(file.metadata.num_rows)
+
+    def check(self) -> None:
+        """Raises PackError where it can't be read, or lacks a column."""
+        try:
+            with opened(self.path), pq.ParquetFile(self.path) as file:
+                schema = file.schema_arrow
+        except (OSError, pa.ArrowException) as error:
+            raise self._unreadable(error) from None
+        for column in PLAN_SCHEMA:
+            if column.name not in schema.names or schema.field(column.name).type != column.type:
+                raise PackError(f"{self.path.name} has no column {column.name} of type {column.type}")
+
+    def columns(self, *names: str) -> Iterator[list[Any]]:
+        """Columns of all rows, a row group at a time.
+
+        Raises:
+            PackError: it can't be read.
+        """
+        try:
+            with pq.ParquetFile(self.path) as file:
+                for number in range(file.num_row_groups):
+                    table = file.read_row_group(number, list(names))
+                    yield [table[name].to_pylist() for name in names]
+        except (OSError, pa.ArrowException) as error:
+            raise self._unreadable(error) from None
+
+    def members(self, keys: set[str]) -> dict[str, list[Member]]:
+        """The members of some packs, rows that make no sense left out; only row groups that may hold them are read.
+
+        Raises:
+            PackError: it can't be read.
+        """
+        if not keys:
+            return {}
+        try:
+            wanted = [("pack", ">=", min(keys)), ("pack", "<=", max(keys))]
+            table = pq.read_table(self.path, columns=PLAN_SCHEMA.names, filters=wanted)
+            rows = sorted(members_of(table), key=itemgetter(0))  # a stable sort: it is sorted, unless damaged
+        except (OSError, pa.ArrowException) as error:
+            raise self._unreadable(error) from None
+        groups = groupby(rows, key=itemgetter(0))
+        return {key: [member for _, member in group if _makes_sense(member)] for key, group in groups if key in keys}
+
+    def _unreadable(self, error: Exception) -> PackError:
+        what = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
+        return PackError(f"{self.path.name} can't be read: {what}")
+
+
+def _makes_sense(member: Member) -> bool:
+    """Whether a row has the values it needs, and possible ones: a damaged plan may hold anything of the right types."""
+    strings = (member.shard, member.key, member.record_part)
+    numbers = (member.token_len, member.num_supervised, member.record_offset, member.record_size)
+    return (
+        all(isinstance(value, str) for value in strings)
+        and all(isinstance(value, int) for value in numbers)
+        and all(None not in part and part[3] in ("image", "video") for part in member.parts)
+        and (member.cut is None or _is_possible(member.cut))
+    )
+
+
+def _is_possible(cut: Cut) -> bool:
+    turns, kinds = (cut.first_turn, cut.end_turn), cut.kinds
+    return (
+        isinstance(cut.part, str)
+        and PART_OF.fullmatch(cut.part) is not None
+        and all(isinstance(turn, int) and turn >= 0 for turn in turns)
+        and isinstance(kinds, str)
+        and set(kinds) <= {"i", "v"}
+    )

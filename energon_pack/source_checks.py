@@ -1,0 +1,111 @@
+"""Whether every sample of the source is accounted for: in a pack, in the ledger, or left out by the source settings."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from energon_pack.demo import make_demo
+from energon_pack.errors import PackError
+from energon_pack.executor import LocalExecutor
+from energon_pack.findings import Hashes, hashes, joined, named, short
+from energon_pack.packed import REPORT, at
+from energon_pack.progress import Progress
+from energon_pack.record import ReadSettings
+from energon_pack.sources import wds
+from energon_pack.sources.find import Shard, Source, find_shards
+
+_Job = tuple[Shard, frozenset[str]]
+
+
+def find_source(folder: Path, report: Mapping[str, Any], given: Sequence[str]) -> Source:
+    """The source a dataset was packed from.
+
+    Args:
+        given: where it is now; empty: where report.json says it was.
+
+    Raises:
+        PackError: nothing there, or report.json does not say.
+    """
+    settings = at(report, "config", "source")
+    if not isinstance(settings, dict) or "path" not in settings:
+        raise PackError(f"{folder}/{REPORT} does not say how the source was read (config.source)")
+    path: Any = list(given) or settings["path"]
+    if path is None:
+        path = demo_of(folder, report)[0]
+    elif not isinstance(path, str) and not (isinstance(path, list) and all(isinstance(p, str) for p in path)):
+        raise PackError(f"{folder}/{REPORT} has config.source.path={short(path)}: --source PATH says where it is")
+    split = settings.get("split")
+    try:
+        return find_shards(path, split if isinstance(split, str) else None)
+    except PackError as error:
+        raise PackError(f"{error} (--source PATH says where the source is now)") from None
+
+
+def demo_of(folder: Path, report: Mapping[str, Any]) -> tuple[str, str]:
+    """The source and the processor of a packed demo; they are in its cache, or made again."""
+    cache = at(report, "config", "cache_dir")
+    return make_demo((Path(cache).expanduser() if isinstance(cache, str) else folder.parent / ".cache") / "demo")
+
+
+def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
+    """How samples were read."""
+    node = at(manifest, "content", "source")
+    values = {field.name: at(node, field.name) for field in fields(ReadSettings)}
+    return ReadSettings(**{name: value for name, value in values.items() if isinstance(value, str)})
+
+
+def unaccounted(
+    source: Source,
+    limit: int | None,
+    packed: Hashes,
+    skipped: Hashes,
+    names: Iterator[str],
+    executor: LocalExecutor,
+    progress: Progress,
+) -> Iterator[tuple[int, list[str]]]:
+    """For each source shard its number of samples, and what is wrong; at the end, what is not of the source.
+
+    Args:
+        limit: only the first so many samples were read.
+        packed, skipped: the samples in packs, and those of the ledger, one entry an entry.
+        names: all samples of packs and ledger, for what is to be named.
+    """
+    found: list[Hashes] = []
+    jobs: list[_Job] = [(shard, source.excluded.get(shard.name, frozenset())) for shard in source.shards]
+    with progress.stage("source", len(jobs), "shards") as advance:
+        for values in executor.map(_samples_of, jobs):
+            if isinstance(values, str):
+                yield 0, [values]
+                continue
+            left = None if limit is None else limit - sum(map(len, found))
+            found.append(values[:left])
+            yield len(found[-1]), []
+            advance(1)
+    wanted, num_wanted = np.unique(joined(found), return_counts=True)
+    ours, num_ours = np.unique(joined([packed, skipped]), return_counts=True)
+    there = np.searchsorted(ours, wanted).clip(0, max(len(ours) - 1, 0))
+    times = np.where(ours[there] == wanted, num_ours[there], 0) if len(ours) else np.zeros(len(wanted), np.int64)
+    lost = wanted[times < num_wanted]
+    if len(lost):
+        in_source = (name for job in jobs for name in _names(job))
+        yield 0, [f"{name} is in no pack, and not in the ledger" for name in named(lost, in_source)]
+    too_often = joined([wanted[times > num_wanted], np.setdiff1d(ours, wanted)])
+    if len(too_often):
+        yield 0, [f"{name} is no sample of the source, or accounted for twice" for name in named(too_often, names)]
+
+
+def _samples_of(job: _Job) -> Hashes | str:
+    try:
+        return hashes(_names(job))
+    except PackError as error:
+        return str(error)
+
+
+def _names(job: _Job) -> Iterator[str]:
+    shard, excluded = job
+    for key in wds.index_shard(shard)["key"].to_pylist():
+        if key not in excluded:
+            yield f"{shard.name}/{key}"

@@ -1,0 +1,283 @@
+"""From packs back to single samples: `python -m energon_pack.unpack DIR OUT`
+
+WebDataset tars as a source has them, one for each source shard, under its name: for each member of a pack
+`<key>.json` and its media, under their first names and byte for byte. Packing them again gives the same lengths.
+
+    packed shards ──spill──► JSON of each member, rows dealt by source shard (two files on disk) ──write──► tars
+
+Memory holds the rows of one source shard at a time, however many samples there are.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from energon_pack import pack_checks as checks
+from energon_pack.errors import PackError
+from energon_pack.files import sync_file_system
+from energon_pack.findings import printable
+from energon_pack.manifest import MANIFEST, META_FOLDER
+from energon_pack.pack_checks import Pack
+from energon_pack.packed import PLAN, PlanFile, read_object, shard_paths
+from energon_pack.progress import Progress
+from energon_pack.publish import staging_folder
+from energon_pack.report import say
+from energon_pack.sample import kind_by_name, media_type
+from energon_pack.shards import Member, Sources
+from energon_pack.source_checks import read_settings
+from energon_pack.sources.find import Shard
+from energon_pack.tar_writer import TarWriter
+from energon_pack.tool import count, parser, run
+from energon_pack.verifying import packs_of
+
+_ROWS = 50_000  # dealt at once
+_PACKS = 256  # of which the rows of the plan are held at once
+_VERIFY = "python -m energon_pack.verify says more"
+_MESSAGE_KEYS = ("messages", "conversations", "texts")  # where reading looks for a conversation, in order
+_ROW = pa.schema(
+    [
+        ("order", pa.int64()),  # where its JSON was in the source
+        ("key", pa.string()),
+        ("part", pa.string()),  # null: a whole sample
+        ("offset", pa.int64()),  # of its JSON, in the spill
+        ("size", pa.int64()),
+        ("packed", pa.string()),  # the packed shard with its media
+        ("media", pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))),
+    ]
+)
+_Row = dict[str, Any]
+_Json = dict[str, Any]
+
+
+def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
+    """Write the members of a packed dataset as samples of their own; how many.
+
+    Raises:
+        PackError: the folder is no packed dataset or is damaged, or `out` is there already. Nothing is written then.
+    """
+    plan, messages_key = PlanFile(folder / PLAN), _messages_key(folder)
+    out = out.absolute()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise PackError(f"{out} exists and is not empty: choose another folder")
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise PackError(f"{out} lies in the packed dataset {folder}: choose another folder")
+    plan.check()
+    paths = shard_paths(folder)
+    progress = Progress()
+    with staging_folder(out, "unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
+        spill = _Spill(file)
+        with progress.stage("read", len(paths), "shards") as advance:
+            for path in paths:
+                for fd, pack, members in _packs(path, plan):
+                    spill.add_pack(fd, path.name, pack, members, messages_key)
+                advance(1)
+            spill.deal()
+        if spill.num_rows != plan.num_members():
+            raise PackError(f"{folder} has {spill.num_rows} of the {plan.num_members()} members in {PLAN}; {_VERIFY}")
+        tars = staging / "tars"
+        taken = set(spill.places)
+        packed = {path.name: Shard(path.name, str(path), (s := path.stat()).st_size, s.st_mtime_ns) for path in paths}
+        with progress.stage("write", len(spill.places), "shards") as advance, Sources(packed) as sources:
+            for shard in sorted(spill.places):
+                rows = spill.rows_of(shard)
+                names = _tar_names(shard, -(-len(rows) // max_shard_samples), taken)
+                for number, name in enumerate(names):
+                    some = rows[number * max_shard_samples : (number + 1) * max_shard_samples]
+                    _write_tar(tars / name, some, sources, spill)
+                advance(1)
+        sync_file_system(staging)
+        os.rename(tars, out)  # in the place of an empty folder, too
+    return spill.num_rows
+
+
+def _messages_key(folder: Path) -> str | None:
+    """`source.messages_key` of a packed dataset.
+
+    Raises:
+        PackError: the folder is none.
+    """
+    path = folder / META_FOLDER / MANIFEST
+    if not path.is_file():
+        raise PackError(f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}")
+    try:
+        manifest = read_object(path)
+    except ValueError as error:
+        raise PackError(f"{path} can't be read: {error}") from None
+    return read_settings(manifest).messages_key
+
+
+def _packs(path: Path, plan: PlanFile) -> Iterator[tuple[int, Pack, list[Member]]]:
+    """The packs of a shard with their rows of the plan.
+
+    Raises:
+        PackError: a pack is damaged, or not what the plan says.
+    """
+    packs = packs_of(path)
+    while some := list(islice(packs, _PACKS)):
+        rows = plan.members({pack.files.key for _, pack, _ in some})
+        for fd, pack, defects in some:
+            members = rows.get(pack.files.key)
+            for defect in chain(defects, checks.parts(pack), checks.placeholders(pack), checks.plan(pack, members)):
+                raise PackError(f"{path}: {pack.files.key}: {printable(defect)}; {_VERIFY}")
+            yield fd, pack, members or []
+
+
+# ------------------------------------------------------------------------------------------------------ one sample
+
+
+def record_of(member: Mapping[str, Any], media: list[tuple[str, str]], messages_key: str | None = None) -> _Json:
+    """The JSON of a sample in its canonical form, from a member's in a pack.
+
+    Args:
+        media: part and kind of each, in the order of the placeholders, in which they are in the tar, too.
+        messages_key: where packing looks for a conversation first.
+
+    Raises:
+        PackError: its media have to be listed, and it has fields of its own where lists stand.
+    """
+    own = ("messages", "tools", "source_fields")
+    fields = {name: value for name, value in member.items() if name not in own}
+    clashing = member.get("source_fields")
+    restored = fields | clashing if isinstance(clashing, dict) else fields
+    places = [messages_key, *_MESSAGE_KEYS] if messages_key else list(_MESSAGE_KEYS)
+    found = (key for key in ("messages", *places) if key not in restored and not _is_before(places, key, restored))
+    if (key := next(found, None)) is None:  # it would be read as the conversation: it stays where it is
+        key, restored = "messages", fields | {"source_fields": clashing}
+    names = [name for name, _ in media]
+    record: _Json = {key: member["messages"], "media": media_type([kind for _, kind in media])}
+    if names != [name for name in dict.fromkeys(names) if kind_by_name(name)]:  # the tar does not say it all
+        listing = next((name for name in ("name", "media_files") if name not in restored), None)
+        if listing is None:
+            raise PackError(f"media {names} have to be listed, but `name` and `media_files` are fields of the sample")
+        record[listing] = names
+    return record | ({"tools": member["tools"]} if "tools" in member else {}) | restored
+
+
+def _is_before(places: list[str], key: str, fields: Mapping[str, Any]) -> bool:
+    """Whether reading would take another field than this one for the conversation."""
+    return any(fields.get(earlier) for earlier in places[: places.index(key)])
+
+
+# ---------------------------------------------------------------------------------------- dealt by source shard
+
+
+class _Spill:
+    """A file with the JSON of all members and, in pieces, their rows by source shard."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._rows: dict[str, list[_Row]] = {}
+        self._num_waiting = 0
+        self.num_rows = 0
+        #: source shard → offset and size of its pieces
+        self.places: dict[str, list[tuple[int, int]]] = {}
+
+    def add_pack(self, fd: int, packed: str, pack: Pack, members: list[Member], messages_key: str | None) -> None:
+        for index, member in enumerate(members):
+            names = pack.names[index]
+            media = [(part[0], part[3]) for part in member.parts]
+            record = record_of(pack.fields["messages"][index], media, messages_key)
+            data = json.dumps(record, ensure_ascii=False).encode()
+            parts = dict(zip((name for name, _ in media), (pack.parts[name] for name in names), strict=True))
+            row = {
+                "order": member.record_offset,
+                "key": member.key,
+                "part": member.cut.part if member.cut else None,
+                "offset": self._file.tell(),
+                "size": self._file.write(data),
+                "packed": packed,
+                "media": [{"name": name, "offset": part.offset, "size": part.size} for name, part in parts.items()],
+            }
+            self._rows.setdefault(_safe(member.shard), []).append(row)
+            self._num_waiting += 1
+        if self._num_waiting >= _ROWS:
+            self.deal()
+
+    def deal(self) -> None:
+        """Write the rows that wait."""
+        for shard, rows in self._rows.items():
+            piece = pa.BufferOutputStream()
+            with pa.ipc.new_stream(piece, _ROW) as stream:
+                stream.write_table(pa.Table.from_pylist(rows, _ROW))
+            self.places.setdefault(shard, []).append((self._file.tell(), self._file.write(piece.getvalue())))
+        self.num_rows += self._num_waiting
+        self._num_waiting = 0
+        self._rows.clear()
+        self._file.flush()
+
+    def rows_of(self, shard: str) -> list[_Row]:
+        """The rows of a source shard in its order, their keys those they are written under."""
+        pieces = [pa.ipc.open_stream(self.read(*place)).read_all() for place in self.places[shard]]
+        rows: list[_Row] = pa.concat_tables(pieces).to_pylist()
+        rows.sort(key=lambda row: (row["order"], int(row["part"].partition("of")[0]) if row["part"] else 0))
+        taken = {row["key"] for row in rows if row["part"] is None}
+        for row in rows:
+            if row["part"] is not None:
+                key, mark = row["key"], "#"
+                while (name := f"{key}{mark}{row['part']}") in taken:
+                    mark += "#"
+                taken.add(name)
+                row["key"] = name
+        return rows
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._file.fileno(), size, offset)
+
+
+def _safe(shard: str) -> str:
+    """The name of a source shard, if a file of that name can be written below a folder.
+
+    Raises:
+        PackError: it leads out of it.
+    """
+    if not shard or shard.startswith("/") or ".." in shard.split("/") or "\0" in shard:
+        raise PackError(f"{PLAN} has a source shard {shard!r}, which is no path below a folder")
+    return shard
+
+
+def _tar_names(shard: str, number: int, taken: set[str]) -> list[str]:
+    """Names of the tars for the samples of a source shard: its own where it is one, and none of another's."""
+    stem = shard.removesuffix(".tar")
+    while True:
+        names = [f"{stem}.tar"] if number == 1 else [f"{stem}.{i:06d}.tar" for i in range(number)]
+        if names == [shard] or taken.isdisjoint(names):
+            taken.update(names)
+            return names
+        stem += "_"
+
+
+def _write_tar(path: Path, rows: list[_Row], sources: Sources, spill: _Spill) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "xb", buffering=0) as file:
+        tar = TarWriter(file.fileno())
+        for row in rows:
+            tar.add(f"{row['key']}.json", spill.read(row["offset"], row["size"]))
+            for part in row["media"]:
+                tar.copy(f"{row['key']}.{part['name']}", sources.fd(row["packed"]), part["offset"], part["size"])
+        tar.end()
+
+
+def main() -> int:
+    """Entry point; the exit code."""
+    made = parser(
+        "unpack", "DIR OUT", "Write the members of a packed dataset as samples of their own, in WebDataset tars."
+    )
+    made.add_argument("dataset", metavar="DIR", help="folder of a packed dataset")
+    made.add_argument("out", metavar="OUT", help="folder to write to: a new one, or empty")
+    made.add_argument(
+        "--max-shard-samples", type=count, default=10_000, metavar="N", help="samples in a tar (default 10000)"
+    )
+    arguments = made.parse_args()
+    number = unpack(Path(arguments.dataset), Path(arguments.out), arguments.max_shard_samples)
+    say(f"{number:,} samples unpacked into {arguments.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    run("unpack", main)

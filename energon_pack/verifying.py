@@ -1,0 +1,289 @@
+"""The checks of one shard, in a worker: its tar, its index, each of its packs, and their members in the source."""
+
+import json
+import os
+import warnings
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from energon_pack import pack_checks as checks
+from energon_pack.errors import PackError
+from energon_pack.findings import Findings, Hashes, hashed, short
+from energon_pack.media import open_image, open_part, probe
+from energon_pack.pack_checks import Pack
+from energon_pack.packed import PackFiles, PlanFile, opened, packs_in
+from energon_pack.record import ReadSettings
+from energon_pack.sample import Part, Skip
+from energon_pack.shards import Member, Sources, conversation
+from energon_pack.sources.find import Shard
+from energon_pack.sources.tar import BLOCK, TarScan, compression
+
+_CHUNK = 1 << 20
+_PACKS = 256  # of which the rows of the plan are held at once
+
+
+@dataclass(frozen=True)
+class VerifyJob:
+    """One shard, and what it is compared with."""
+
+    path: Path
+    plan: PlanFile | None  # None: it can't be read
+    packing: Mapping[str, Any]
+    fingerprint: Any
+    decode: bool
+    source: dict[str, Shard] | None  # by name; None: not compared
+    read: ReadSettings
+    max_defects: int
+
+
+@dataclass
+class VerifiedShard:
+    """What a shard holds, in numbers and hashes, and what is wrong with it."""
+
+    name: str
+    findings: Findings
+    packs: Hashes
+    samples: Hashes  # `<source shard>/<key>` of members that are whole samples
+    parts: dict[str, list[str]]  # the others: by that name, `2of3`
+    num_tokens: int
+    num_supervised: int
+    media_types: Counter[str]
+
+
+@dataclass
+class _Seen:
+    packs: "array[int]" = field(default_factory=lambda: array("Q"))
+    samples: "array[int]" = field(default_factory=lambda: array("Q"))
+    parts: dict[str, list[str]] = field(default_factory=dict)
+    sums: Counter[str] = field(default_factory=Counter)
+    media_types: Counter[str] = field(default_factory=Counter)
+
+    def add(self, pack: Pack, members: list[Member] | None) -> None:
+        self.packs.append(hashed(pack.files.key))
+        for sample, part in checks.samples_of(pack, members):
+            if part is None:
+                self.samples.append(hashed(sample))
+            else:
+                self.parts.setdefault(sample, []).append(part)
+        for name in ("token_lens", "num_supervised"):
+            self.sums[name] += sum(pack.meta.get(name, ()))
+        self.media_types[pack.fields.get("media_type", "unknown")] += 1
+
+
+def verify_shard(job: VerifyJob) -> VerifiedShard:
+    """All that can be said of one shard; runs in a worker."""
+    warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like
+    findings, seen = Findings(job.max_defects), _Seen()
+    try:
+        with opened(job.path) as fd, Sources(job.source or {}) as sources:
+            scan = TarScan(fd, os.fstat(fd).st_size)
+            found = list(packs_in(scan))
+            findings.add("tar", job.path.name, _damage(fd, scan, found))
+            findings.add("index", job.path.name, _index(job.path, found), len(found))
+            for start in range(0, len(found), _PACKS):
+                some = found[start : start + _PACKS]
+                rows = _rows(job, some, findings)
+                for files in some:
+                    pack = _read(fd, job, files, findings)
+                    members = rows.get(files.key) if rows is not None else None
+                    seen.add(pack, members)
+                    _check(job, pack, findings)
+                    _check_media(fd, job, pack, findings)
+                    if rows is not None:
+                        findings.add("plan", f"{job.path.name}: {files.key}", checks.plan(pack, members))
+                    if members and job.source is not None:
+                        _check_source(fd, job, pack, members, sources, findings)
+    except OSError as error:
+        findings.add("tar", job.path.name, [f"it can't be read: {error.strerror or error}"])
+    return VerifiedShard(
+        name=job.path.name,
+        findings=findings,
+        packs=np.array(seen.packs, np.uint64),
+        samples=np.array(seen.samples, np.uint64),
+        parts=seen.parts,
+        num_tokens=seen.sums["token_lens"],
+        num_supervised=seen.sums["num_supervised"],
+        media_types=seen.media_types,
+    )
+
+
+def packs_of(path: Path) -> Iterator[tuple[int, Pack, list[str]]]:
+    """The packs of a shard: a descriptor to read them, each pack, and what its JSON lacks."""
+    with opened(path) as fd:
+        for files in packs_in(TarScan(fd, os.fstat(fd).st_size)):
+            yield fd, *checks.parse(files, _json(fd, files))
+
+
+def _json(fd: int, files: PackFiles) -> bytes | None:
+    part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
+    return None if part is None else os.pread(fd, part.size, part.offset)
+
+
+def _damage(fd: int, scan: TarScan, found: list[PackFiles]) -> Iterator[str]:
+    if command := compression(fd):
+        yield f"it is compressed: {command}"
+        return
+    yield from (f"{damage.what} at byte {damage.offset}" for damage in scan.damage)
+    if not found and not scan.damage:
+        yield "it holds no pack"
+
+
+def _index(path: Path, found: list[PackFiles]) -> Iterator[str]:
+    """Where each pack's first header is, and where the last pack ends, as Energon wants it."""
+    wanted = [pack.start for pack in found] + [pack.end for pack in found[-1:]]
+    try:
+        with opened(path.with_suffix(".tar.idx")) as fd:
+            data = os.read(fd, max(os.fstat(fd).st_size, 1))
+    except OSError as error:
+        yield f"its .tar.idx can't be read: {error.strerror or error}"
+        return
+    if len(data) % 8:
+        yield f"its .tar.idx has {len(data)} bytes, not a multiple of 8"
+    entries = np.frombuffer(data[: len(data) // 8 * 8], "<u8").tolist()
+    if len(entries) != len(wanted):
+        yield f"its .tar.idx has {len(entries)} entries for {len(found)} packs"
+    for number, (entry, start) in enumerate(zip(entries, wanted, strict=False)):
+        if entry != start:
+            yield f"entry {number} of its .tar.idx is {entry}, it should be {start}"
+
+
+def _rows(job: VerifyJob, some: list[PackFiles], findings: Findings) -> dict[str, list[Member]] | None:
+    """The rows of the plan of some packs; None where it can't be read."""
+    if job.plan is None:
+        return None
+    try:
+        return job.plan.members({files.key for files in some})
+    except PackError as error:
+        findings.add("plan", job.path.name, [str(error)], 0)
+        return None
+
+
+def _read(fd: int, job: VerifyJob, files: PackFiles, findings: Findings) -> Pack:
+    pack, defects = checks.parse(files, _json(fd, files))
+    findings.add("json", f"{job.path.name}: {files.key}", defects)
+    return pack
+
+
+def _check(job: VerifyJob, pack: Pack, findings: Findings) -> None:
+    where = f"{job.path.name}: {pack.files.key}"
+    findings.add("parts", where, checks.parts(pack), len(pack.files.parts))
+    findings.add("placeholders", where, checks.placeholders(pack), len(pack.fields.get("messages", ())))
+    findings.add("sums", where, checks.sums(pack))
+    findings.add("capacity", where, checks.capacity(pack, job.packing))
+    findings.add("fingerprint", where, checks.fingerprint(pack, job.fingerprint))
+
+
+def _check_media(fd: int, job: VerifyJob, pack: Pack, findings: Findings) -> None:
+    for part in pack.files.parts:
+        if part.name == "json" or part.size < 0:
+            continue
+        where = f"{job.path.name}: {pack.files.key}"
+        findings.add("kinds", where, checks.kind(part.name, os.pread(fd, min(16, part.size), part.offset)))
+        if job.decode:
+            findings.add("decode", where, _decoded(fd, part))
+
+
+def _decoded(fd: int, part: Part) -> Iterator[str]:
+    try:
+        if probe(open_part(fd, part.offset, part.size)).kind == "image":
+            open_image(os.pread(fd, part.size, part.offset))
+    except Skip as skip:
+        yield f"{part.name}: {skip.detail}"
+    except Exception as error:  # damaged pixels make Pillow's plugins raise anything
+        yield f"{part.name} does not decode: {short(str(error) or type(error).__name__)}"
+
+
+# ----------------------------------------------------------------------------------------------------- the source
+
+
+def _check_source(
+    fd: int, job: VerifyJob, pack: Pack, members: list[Member], sources: Sources, findings: Findings
+) -> None:
+    """Each member is what its row of the plan makes of the source."""
+    texts = pack.fields.get("messages", [])
+    for index, member in enumerate(members):
+        where = f"{job.path.name}: {pack.files.key}: {member.sample_id}"
+        shard = (job.source or {}).get(member.shard)
+        if shard is None or not _is_within(member, shard):
+            what = "the source has no shard" if shard is None else "it would lie beyond the end of the shard"
+            findings.add("source text", where, [f"{what} {short(member.shard)}"])
+            continue
+        try:
+            wanted = conversation(member, sources, job.read)
+        except (PackError, OSError, IndexError) as error:  # IndexError: it is cut at a turn that it does not have
+            findings.add("source text", where, [str(error)])
+        else:
+            found = texts[index] if index < len(texts) else None
+            findings.add("source text", where, _text_differs(found, wanted))
+        names = pack.names[index] if index < len(pack.names) else []
+        for name, (part, offset, size, *_) in zip(names, member.parts, strict=False):
+            findings.add("source media", where, _media_differ(fd, pack, name, member, (part, offset, size), sources))
+
+
+def _is_within(member: Member, shard: Shard) -> bool:
+    """Whether a source shard is long enough: a damaged plan may ask for any number of bytes."""
+    places = [(member.record_offset, member.record_size), *(part[1:3] for part in member.parts)]
+    return all(offset >= BLOCK and size >= 0 and offset + size <= shard.size for offset, size in places)
+
+
+def _text_differs(found: Any, wanted: dict[str, Any]) -> Iterator[str]:
+    if not isinstance(found, dict):
+        yield "it is not in the pack's JSON"
+        return
+    for name in {**wanted, **found}:
+        if name not in found or name not in wanted:
+            yield f"{name} is {'only in the pack' if name in found else 'missing'}"
+        elif not _same(found[name], wanted[name]):
+            ours, theirs = found[name], wanted[name]
+            if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+                index = next(i for i, pair in enumerate(zip(ours, theirs, strict=True)) if not _same(*pair))
+                name, ours, theirs = f"{name}[{index}]", ours[index], theirs[index]
+            excerpt, wanted_excerpt = _excerpts(ours, theirs)
+            yield f"{name} is {excerpt}, in the source {wanted_excerpt}"
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    """Equal as JSON: 1 is not true, and not 1.0."""
+    return json.dumps(found, sort_keys=True) == json.dumps(wanted, sort_keys=True)
+
+
+def _excerpts(found: Any, wanted: Any) -> tuple[str, str]:
+    """Both, of messages their texts, from a little before where they differ."""
+    if isinstance(found, dict) and isinstance(wanted, dict) and found.get("content") != wanted.get("content"):
+        found, wanted = found.get("content"), wanted.get("content")
+    if isinstance(found, str) and isinstance(wanted, str):
+        pairs = enumerate(zip(found, wanted, strict=False))
+        same = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(found), len(wanted)))
+        start = max(0, same - 20)
+        found, wanted = found[start:], wanted[start:]
+    return short(found), short(wanted)
+
+
+def _media_differ(
+    fd: int, pack: Pack, name: str, member: Member, source: tuple[str, int, int], sources: Sources
+) -> Iterator[str]:
+    part = pack.parts.get(name)
+    if part is None or part.size < 0:
+        return  # `parts` says so
+    its_name, offset, size = source
+    try:
+        source_fd = sources.fd(member.shard)
+        sources.check_header(os.pread(source_fd, BLOCK, offset - BLOCK), member, its_name, size)
+        if part.size != size:
+            yield f"{name} has {part.size} bytes, {its_name} in the source {size}"
+            return
+        for start in range(0, size, _CHUNK):
+            number = min(_CHUNK, size - start)
+            ours, theirs = os.pread(fd, number, part.offset + start), os.pread(source_fd, number, offset + start)
+            if ours != theirs:
+                differs = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), 0)
+                yield f"{name} differs from {its_name} in the source at byte {start + differs}"
+                return
+    except (PackError, OSError) as error:
+        yield str(error)

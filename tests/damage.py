@@ -1,0 +1,117 @@
+"""A packed dataset taken apart and put together again with one thing changed, all that belongs to it made anew."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from energon_pack.packed import packs_in
+from energon_pack.sources.tar import TarScan
+from energon_pack.tar_writer import TarWriter
+
+Members = list[tuple[str, bytes]]
+
+
+def read_shard(path: Path) -> Members:
+    with open(path, "rb") as file:
+        scan = TarScan(file.fileno(), path.stat().st_size)
+        return [(name, os.pread(file.fileno(), size, offset)) for name, offset, size in scan]
+
+
+def write_shard(path: Path, members: Members) -> None:
+    """The shard anew, with the index that belongs to it."""
+    with open(path, "wb", buffering=0) as file:
+        tar = TarWriter(file.fileno())
+        for name, data in members:
+            tar.add(name, data)
+        tar.end()
+    write_index(path)
+
+
+def write_index(path: Path) -> None:
+    with open(path, "rb") as file:
+        packs = list(packs_in(TarScan(file.fileno(), path.stat().st_size)))
+    starts = [p.start for p in packs] + [p.end for p in packs[-1:]]
+    path.with_suffix(".tar.idx").write_bytes(np.array(starts, "<u8").tobytes())
+
+
+def shard_with(folder: Path, media_type: str) -> tuple[Path, int]:
+    """A shard that has a pack of this type with several members, and where among its members that one's JSON is."""
+    for path in sorted(folder.glob("*.tar")):
+        for index, (name, data) in enumerate(read_shard(path)):
+            if name.endswith(".json"):
+                value = json.loads(data)
+                if value["media_type"] == media_type and len(value["messages"]) > 1:
+                    return path, index
+    raise AssertionError
+
+
+def change(change_json: Callable[[dict[str, Any]], None], media_type: str = "image") -> Callable[[Path], None]:
+    """Something else in the JSON of one pack."""
+
+    def damage(folder: Path) -> None:
+        path, index = shard_with(folder, media_type)
+        members = read_shard(path)
+        value = json.loads(members[index][1])
+        change_json(value)
+        members[index] = (members[index][0], json.dumps(value).encode())
+        write_shard(path, members)
+
+    return damage
+
+
+def change_files(change_members: Callable[[Members, int], None]) -> Callable[[Path], None]:
+    """Other files in one shard; the function gets them all, and where the JSON of a pack with images is."""
+
+    def damage(folder: Path) -> None:
+        path, index = shard_with(folder, "image")
+        members = read_shard(path)
+        change_members(members, index)
+        write_shard(path, members)
+
+    return damage
+
+
+def change_plan(change_rows: Callable[[list[dict[str, Any]]], None]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        table = pq.read_table(folder / "pack_plan.parquet")
+        rows = table.to_pylist()
+        change_rows(rows)
+        pq.write_table(pa.Table.from_pylist(rows, table.schema), folder / "pack_plan.parquet")
+
+    return damage
+
+
+def change_file(name: str, change_value: Callable[[Any], None]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / name
+        is_json = path.suffix == ".json"
+        value = json.loads(path.read_text()) if is_json else yaml.safe_load(path.read_text())
+        change_value(value)
+        path.write_text(json.dumps(value) if is_json else yaml.safe_dump(value))
+
+    return damage
+
+
+def set_at(*path: Any, to: Any) -> Callable[[Any], None]:
+    def damage(value: Any) -> None:
+        for key in path[:-1]:
+            value = value[key]
+        value[path[-1]] = to
+
+    return damage
+
+
+def grown(*path: Any) -> Callable[[Any], None]:
+    def damage(value: Any) -> None:
+        for key in path[:-1]:
+            value = value[key]
+        value[path[-1]] += 1
+
+    return damage

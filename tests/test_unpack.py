@@ -1,0 +1,301 @@
+"""The round trip: a source, packed, unpacked, packed again. What was in the source is there again, and as long.
+
+Without it, packs would be a one-way street: a field renamed or an order of media lost would show only in training.
+"""
+
+import json
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT, chat, command, files, picture, write_tar
+
+from energon_pack.config import Overlong, PackConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
+from energon_pack.record import ReadSettings, media_parts, parse_record
+from energon_pack.sample import Part
+from energon_pack.unpack import record_of, unpack
+
+Make = Callable[..., PackConfig]
+WORDS = "one two three four five six seven eight nine ten " * 8
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+
+
+@pytest.fixture(autouse=True)
+def no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Energon's own look at what is packed is tested elsewhere, and slow to start."""
+    monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
+
+
+def packed(run: PackConfig) -> Path:
+    pack(run)
+    return Path(run.output.dir) / str(run.output.name)
+
+
+def samples(folder: Path) -> dict[str, dict[str, bytes]]:
+    """`<shard>/<key>` → part → bytes, in the order of the tars."""
+    found: dict[str, dict[str, bytes]] = {}
+    for path in sorted(folder.rglob("*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                key, _, part = member.name.partition(".")
+                parts = found.setdefault(f"{path.relative_to(folder).as_posix()}/{key}", {})
+                assert part not in parts
+                parts[part] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    return found
+
+
+def lengths(dataset: Path) -> dict[tuple[str, str, str], tuple[int, int, list[str]]]:
+    """What the plan says of every member, by shard, key and part of a sample that was cut."""
+    rows = pq.read_table(dataset / "pack_plan.parquet").to_pylist()
+    found = {}
+    for row in rows:
+        name = row["shard"], row["key"], row["cut"]["part"] if row["cut"] else ""
+        found[name] = row["token_len"], row["num_supervised"], [part["name"] for part in row["parts"]]
+    assert len(found) == len(rows)
+    return found
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """One of each kind of sample, in two shards, one in a folder; `talk` and `talk#1of9` are to collide."""
+    talk = [text for i in range(9) for text in (f"<image>question {i}", f"{i} {WORDS}")]
+    odd = {
+        "from.json": json.dumps(
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "messages": [], "id": 1}
+        ).encode(),
+        "tools.json": chat("add", "sum", tools=TOOLS, source_fields={"mine": 1}, name="no file", system="be brief"),
+        "twice.json": chat("<image> and <image>", "the same", name=["0.jpg", "0.jpg"]),
+        "twice.0.jpg": picture(),
+        "raw.json": chat("<image>", "without extension", name=["bytes"]),
+        "raw.bytes": picture(50, 20, "PNG"),
+        "cap.jpg": picture(30, 30),
+        "cap.txt": b"a caption\n",
+        "put.json": chat("what?", "placeholders are put in", media_files="no list"),
+        "put.2.png": picture(28, 28, "PNG"),
+        "put.1.jpg": picture(56, 28),
+        "wrong.json": chat("<image>", "PNG bytes under .jpg"),
+        "wrong.x.jpg": picture(40, 40, "PNG"),
+    }
+    ordered = {
+        "order.json": chat("first <image>, then <image>", "yes", name=["b.png", "a.png"]),
+        "order.a.png": picture(28, 28, "PNG"),
+        "order.b.png": picture(84, 28, "PNG"),
+    }
+    long = {"talk.json": chat(*talk, id="t"), **{f"talk.{i}.png": picture(28 * (i + 2), 56, "PNG") for i in range(9)}}
+    write_tar(tmp_path / "source" / "z.tar", {"bad.json": b"{", **odd})
+    write_tar(tmp_path / "source" / "a" / "b.tar", {**long, "talk#1of9.json": chat("its name", "is taken"), **ordered})
+    return tmp_path / "source"
+
+
+def cutting(run: PackConfig) -> PackConfig:
+    run.packing.max_token_len, run.packing.overlong, run.max_skipped = 512, Overlong.split_turns, 0.5
+    return run
+
+
+# ----------------------------------------------------------------------------------------------------- the round trip
+
+
+def test_the_demo_comes_back(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Every sample, byte for byte its media, JSON for JSON its record, in its shard and in its order."""
+    dataset = packed(config(output__max_shard_packs=4))
+    assert unpack(dataset, tmp_path / "unpacked") == 320
+    ours, theirs = samples(tmp_path / "unpacked"), samples(demo[0])
+    assert list(ours) == list(theirs)
+    for name, parts in theirs.items():
+        record, unpacked = json.loads(parts.pop("json")), json.loads(ours[name].pop("json"))
+        record.pop("name", None)  # the order in the tar says it, too
+        assert unpacked == record
+        assert ours[name] == parts
+        assert list(ours[name]) == list(parts)
+
+
+def test_packed_again_it_is_as_long(config: Make, source: Path, tmp_path: Path) -> None:
+    """Also parts of samples, which are now samples; and then there is nothing left that changes."""
+    first = packed(cutting(config(source)))
+    unpack(first, tmp_path / "unpacked")
+    again = packed(cutting(config(tmp_path / "unpacked", output__name="again")))
+    before, after = lengths(first), lengths(again)
+    assert sum(part != "" for _, _, part in before) > 3
+    assert sorted(after.values()) == sorted(before.values())
+    assert {name: after[name] for name in before if not name[2]} == {n: before[n] for n in before if not n[2]}
+    unpack(again, tmp_path / "unpacked again")
+    assert files(tmp_path / "unpacked again") == files(tmp_path / "unpacked")
+
+
+def test_odd_samples_are_what_they_were(config: Make, source: Path, tmp_path: Path) -> None:
+    """Fields under their names, tools, listed parts, captions: each in the one form FORMATS §1 has for it."""
+    unpack(packed(cutting(config(source))), tmp_path / "unpacked")
+    found = samples(tmp_path / "unpacked")
+    records = {name.partition("/")[2]: json.loads(parts.pop("json")) for name, parts in found.items()}
+    assert records["from"] == {
+        "conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+        "messages": [],
+        "media": "text",
+        "id": 1,
+    }
+    assert records["tools"]["tools"] == TOOLS
+    assert records["tools"]["source_fields"] == {"mine": 1}
+    assert records["tools"]["name"] == "no file"
+    assert [m["role"] for m in records["tools"]["messages"]] == ["system", "user", "assistant"]
+    assert records["twice"]["name"] == ["0.jpg", "0.jpg"]
+    assert list(found["z.tar/twice"]) == ["0.jpg"]
+    assert records["raw"]["name"] == ["bytes"]
+    assert records["cap"]["messages"][1]["content"] == "a caption"
+    assert records["put"]["messages"][0]["content"] == "<image><image>what?"
+    assert records["put"]["media_files"] == "no list"
+    assert list(found["z.tar/put"]) == ["2.png", "1.jpg"]
+    assert list(found["z.tar/wrong"]) == ["x.jpg"]
+    assert "name" not in records["b.tar/order"]
+    assert list(found["a/b.tar/order"]) == ["b.png", "a.png"]
+    assert records["b.tar/order"]["media"] == "image"
+    theirs = samples(source)
+    assert all(data == theirs[name][part] for name in found if "#" not in name for part, data in found[name].items())
+
+
+def test_parts_of_samples_do_not_collide(config: Make, source: Path, tmp_path: Path) -> None:
+    """A sample may be called as a part is; no key may come twice, or one of them would be lost."""
+    unpack(packed(cutting(config(source))), tmp_path / "unpacked")
+    names = [name.rpartition("/")[2] for name in samples(tmp_path / "unpacked") if "talk" in name]
+    number = len(names) - 1
+    marks = "##" if number == 9 else "#"
+    assert names == [f"talk{marks if i == 1 else '#'}{i}of{number}" for i in range(1, number + 1)] + ["talk#1of9"]
+
+
+def test_a_messages_key_of_its_own(config: Make, tmp_path: Path) -> None:
+    """The conversation goes back to where the same settings look for it first, if something else is in its place."""
+    turns = json.loads(chat("a", "b"))["messages"]
+    members = {
+        "x.json": json.dumps({"mine": turns, "messages": ["of another tool"]}).encode(),
+        "y.json": json.dumps({"mine": turns, "id": 7}).encode(),
+    }
+    run = config(write_tar(tmp_path / "s" / "x.tar", members), source__messages_key="mine")
+    first = packed(run)
+    unpack(first, tmp_path / "unpacked")
+    records = {name: json.loads(parts["json"]) for name, parts in samples(tmp_path / "unpacked").items()}
+    assert records["x.tar/x"] == {"mine": turns, "media": "text", "messages": ["of another tool"]}
+    assert records["x.tar/y"] == {"messages": turns, "media": "text", "id": 7}
+    run = config(tmp_path / "unpacked", source__messages_key="mine", output__name="again")
+    assert lengths(packed(run)) == lengths(first)
+
+
+@pytest.mark.parametrize(
+    ("member", "media"),
+    [
+        ({"source_fields": {"messages": [], "source_fields": [1]}}, []),
+        ({"source_fields": {"messages": "taken"}, "conversations": "taken"}, []),
+        ({"texts": "x", "name": "x"}, [("0", "image")]),
+        ({"source_fields": "no object"}, []),
+    ],
+)
+def test_a_record_is_read_as_the_same_conversation(member: dict[str, Any], media: list[tuple[str, str]]) -> None:
+    """Whatever its other fields are called: what comes first in reading must be the conversation."""
+    turns = json.loads(chat("<image>" if media else "a", "b"))["messages"]
+    record = parse_record(record_of({"messages": turns, **member}, media), ReadSettings())
+    assert record.messages == turns
+    assert [part.name for part in media_parts(record, "k", [Part(name, 0, 1) for name, _ in media])] == [
+        name for name, _ in media
+    ]
+
+
+def test_many_samples_are_several_tars(config: Make, tmp_path: Path) -> None:
+    """Their names sort in order, and are no other shard's."""
+    for name in ("x", "x.000000"):
+        write_tar(tmp_path / "s" / f"{name}.tar", {f"{i:02d}.json": chat(f"{name} {i}", "b") for i in range(7)})
+    unpack(packed(config(tmp_path / "s")), tmp_path / "unpacked", max_shard_samples=3)
+    names = sorted(path.name for path in (tmp_path / "unpacked").iterdir())
+    assert len(names) == 6
+    keys = [name.rpartition("/")[2] for name in samples(tmp_path / "unpacked")]
+    assert keys == [f"{i:02d}" for i in range(7)] * 2
+
+
+def test_the_same_bytes_from_any_order_of_packs(config: Make, source: Path, tmp_path: Path) -> None:
+    """Seeds and shard sizes deal members anew; unpacked they are where they came from."""
+    for number, size in enumerate((1, 4096)):
+        run = cutting(config(source, seed=number, output__name=str(number), output__max_shard_packs=size))
+        unpack(packed(run), tmp_path / f"unpacked{number}")
+    assert files(tmp_path / "unpacked0") == files(tmp_path / "unpacked1")
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.fixture
+def small(config: Make, tmp_path: Path) -> Path:
+    members = {f"{i}.json": chat(f"a {i}", "b") for i in range(20)} | {"p.png": picture(28, 28, "PNG")}
+    source = write_tar(tmp_path / "s" / "x.tar", {**members, "p.json": chat("<image>", "b")})
+    return packed(config(source))
+
+
+def test_nothing_is_written_over(small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    with pytest.raises(PackError, match="exists and is not empty"):
+        unpack(small, out)
+    assert [path.name for path in out.iterdir()] == ["thesis.tex"]
+    with pytest.raises(PackError, match="lies in the packed dataset"):
+        unpack(small, small / "unpacked")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert unpack(small, empty) == 21
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def lose_rows(dataset: Path) -> None:
+    table = pq.read_table(dataset / "pack_plan.parquet")
+    pq.write_table(table.slice(1), dataset / "pack_plan.parquet")
+
+
+def lead_out(dataset: Path) -> None:
+    table = pq.read_table(dataset / "pack_plan.parquet")
+    names = pa.array(["../../x.tar"] * table.num_rows)
+    rows = table.set_column(table.schema.get_field_index("shard"), "shard", names)
+    pq.write_table(rows, dataset / "pack_plan.parquet")
+    path = next(dataset.glob("*.tar"))
+    with tarfile.open(path) as tar:
+        members = [(m.name, tar.extractfile(m).read()) for m in tar]  # type: ignore[union-attr]
+    write_tar(path, [(name, data.replace(b'"x.tar/', b'"../../x.tar/')) for name, data in members])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda d: (d / "pack_plan.parquet").write_bytes(b"no"), "pack_plan.parquet"),
+        (lambda d: (d / "pack_plan.parquet").unlink(), "pack_plan.parquet"),
+        (lose_rows, "in the plan"),
+        (lambda d: write_tar(next(d.glob("*.tar")), {}), "has 0 of the 21 members"),
+        (lambda d: (d / ".nv-meta" / "energon_pack.json").write_text("["), "can't be read"),
+        (lambda d: shutil.rmtree(d / ".nv-meta"), "no packed dataset"),
+        (lead_out, "no path below a folder"),
+    ],
+    ids=["plan damaged", "plan gone", "rows lost", "packs lost", "manifest damaged", "no dataset", "a path out of it"],
+)
+def test_damage_is_one_line_and_writes_nothing(
+    small: Path, tmp_path: Path, damage: Callable[[Path], None], words: str
+) -> None:
+    damage(small)
+    with pytest.raises(PackError, match=words) as error:
+        unpack(small, tmp_path / "unpacked")
+    assert "\n" not in str(error.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "s"]
+
+
+def test_the_command(small: Path, tmp_path: Path) -> None:
+    arguments = ("-m", "energon_pack.unpack", small, tmp_path / "unpacked", "--max-shard-samples", "11")
+    result = command(*arguments, cwd=ROOT)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == f"21 samples unpacked into {tmp_path / 'unpacked'}\n"
+    assert len(list((tmp_path / "unpacked").iterdir())) == 2
+    result = command(*arguments, cwd=ROOT)
+    assert result.returncode == 1
+    assert (
+        result.stderr
+        == f"energon_pack.unpack: {tmp_path / 'unpacked'} exists and is not empty: choose another folder\n"
+    )
