@@ -54,6 +54,11 @@ class ControlTokens(str, Enum):
     skip = "skip"
 
 
+class Format(str, Enum):
+    wds = "wds"
+    jsonl = "jsonl"
+
+
 class OnDamaged(str, Enum):
     error = "error"
     keep = "keep"
@@ -156,7 +161,9 @@ class PackingConfig:
 
 @dataclass
 class SourceConfig:
+    format: Format = Format.wds
     path: Any = None  # str or list of str
+    media_root: str | None = None
     messages_key: str | None = None
     sample_type: SampleType = SampleType.auto
     caption_prompt: str = ""
@@ -164,6 +171,7 @@ class SourceConfig:
     on_damaged: OnDamaged = OnDamaged.error
     split: str | None = None
     limit: int | None = None
+    slice: str | None = None
 
 
 @dataclass

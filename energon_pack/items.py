@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from energon_pack.bins import Ints
 from energon_pack.lengths import MeasuredShard
+from energon_pack.sources.find import Shard
 
 #: In the order of two bits: holds images, holds videos.
 MEDIA_TYPES = ("text", "image", "video", "mix")
@@ -49,7 +50,7 @@ class Items:
 class _File:
     """A file of lengths, and which of its rows count."""
 
-    shard: str
+    shard: Shard
     path: Path
     rows: Ints | None  # None: all
     start: int  # the first of them among the items
@@ -72,6 +73,7 @@ class Lengths:
     ):
         #: source shards by number
         self.shard_names = [item.shard.name for item in measured]
+        self._shards = [item.shard for item in measured]
         #: samples by the reason they are out for
         self.reasons: Counter[str] = Counter()
         #: samples with what `NOTES` names
@@ -104,8 +106,8 @@ class Lengths:
         self.is_cut = is_cut
         self.items.lens[: self.num_samples][is_cut] = 0
 
-    def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, str, pa.Table]]:
-        """Every file's rows: the number of the first among the items, the shard's name, and the columns."""
+    def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, Shard, pa.Table]]:
+        """Every file's rows: the number of the first among the items, the shard, and the columns."""
         for file in self._files:
             if with_parts or file.start < self.num_samples:
                 table = pq.read_table(file.path, columns=list(columns))
@@ -113,10 +115,10 @@ class Lengths:
                 yield file.start, file.shard, table.slice(0, file.num)
 
     def sample_id(self, index: int) -> str:
-        """`<source shard>/<key>` of an item."""
+        """The id of an item, as in the ledger."""
         file = next(f for f in reversed(self._files) if f.start <= index)
         key = next(table["key"] for start, _, table in self.tables(["key"]) if start == file.start)
-        return f"{file.shard}/{key[index - file.start].as_py()}"
+        return file.shard.sample_id(key[index - file.start].as_py())
 
     def _add_samples(self, number: int, path: Path, excluded: Set[str], limit: int | None) -> None:
         table, rows = pq.read_table(path, columns=[*_COLUMNS, *(["key"] if excluded else [])]), None
@@ -134,7 +136,7 @@ class Lengths:
     def _add(self, number: int, path: Path, rows: Ints | None, table: pa.Table) -> None:
         if not table.num_rows:
             return
-        self._files.append(_File(self.shard_names[number], path, rows, self._num_items, table.num_rows))
+        self._files.append(_File(self._shards[number], path, rows, self._num_items, table.num_rows))
         self._num_items += table.num_rows
         media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), -1)
         measured = pc.is_null(table["reason"]).to_numpy()

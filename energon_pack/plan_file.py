@@ -59,7 +59,7 @@ def ledger(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> Itera
             if reason is None:
                 reason, detail = _policy(row, LEFT_OUT[code], settings)
             yield {
-                "sample_id": f"{shard}/{row['key']}",
+                "sample_id": shard.sample_id(row["key"]),
                 "reason": reason,
                 "detail": detail,
                 "media_type": row["media_type"],
@@ -115,9 +115,9 @@ def pack_bytes(lengths: Lengths, plan: PackPlan) -> Ints:
     return plan.per_pack(lengths.num_bytes) + 2 * _BLOCK
 
 
-def key_prefix(lengths: Lengths, plan: PackPlan, seed: int, fingerprint: str) -> str:
-    """What the keys of this dataset's packs begin with: the same for the same plan, another for another."""
-    digest = hashlib.sha256(json.dumps([fingerprint, seed, lengths.shard_names]).encode())
+def key_prefix(lengths: Lengths, plan: PackPlan, settings: list[Any]) -> str:
+    """What the keys of this dataset's packs begin with: the same for the same, another for another."""
+    digest = hashlib.sha256(json.dumps([settings, lengths.shard_names]).encode())
     for array in (lengths.items.lens, plan.starts, plan.items):
         digest.update(array.astype("<i8").tobytes())
     return digest.hexdigest()[:8]
@@ -180,7 +180,7 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
 
     for start, shard, table in lengths.tables(_COLUMNS):
         mine = place[start : start + table.num_rows]
-        table = table.add_column(0, "shard", pa.array([shard]).take(pa.array(np.zeros(len(mine), np.int64))))
+        table = table.add_column(0, "shard", pa.array([shard.name]).take(pa.array(np.zeros(len(mine), np.int64))))
         table = table.append_column("place", pa.array(mine)).filter(pa.array(mine >= 0))
         waiting.append(table)
         if sum(table.num_rows for table in waiting) >= _ROWS:

@@ -23,15 +23,15 @@ from energon_pack.cut import Cut, stored
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
-from energon_pack.record import ReadSettings
-from energon_pack.sample import Skip, media_type
+from energon_pack.record import ReadSettings, Record
+from energon_pack.sample import Part, Skip, media_type
 from energon_pack.sources import wds
 from energon_pack.sources.find import Shard
+from energon_pack.sources.reader import Reader, changed, record_of
 from energon_pack.sources.tar import is_header_of
 from energon_pack.tar_writer import TarWriter, tar_len
 
 _BLOCK = tarfile.BLOCKSIZE
-_MAX_OPEN_SHARDS = 64
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,6 @@ class Member(NamedTuple):
     cut: Cut | None
     parts: list[tuple[str, int, int, str, str]]  # name, offset, size, kind, extension
 
-    @property
-    def sample_id(self) -> str:
-        return f"{self.shard}/{self.key}" + (f"#{self.cut.part}" if self.cut else "")
-
 
 def _members(table: pa.Table) -> Iterator[tuple[str, Member]]:
     columns = [table[name].to_pylist() for name in Member._fields[:-2]]
@@ -132,7 +128,7 @@ def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "_Sour
         "_meta": {
             "format": FORMAT,
             "pack_id": key,
-            "sample_ids": [member.sample_id for member in members],
+            "sample_ids": [sources.sample_id(member) for member in members],
             "token_lens": [member.token_len for member in members],
             "num_supervised": [member.num_supervised for member in members],
             "total_token_len": sum(member.token_len for member in members),
@@ -142,8 +138,10 @@ def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "_Sour
     }
     tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
     for member, member_names in zip(members, names, strict=True):
+        lead = sources.lead(member)
         for name, (part, offset, size, _, _) in zip(member_names, member.parts, strict=True):
-            header = tar.copy(f"{key}.{name}", sources.fd(member.shard), offset, size, _BLOCK)
+            fd = sources.fd_of(member, Part(part, offset, size))
+            header = tar.copy(f"{key}.{name}", fd, offset, size, lead)
             sources.check_header(header, member, part, size)
 
 
@@ -160,16 +158,12 @@ def _conversation(member: Member, sources: "_Sources", settings: ReadSettings) -
 
     A field whose name the pack itself uses is under `source_fields`.
     """
-    size = member.record_size
-    raw = os.pread(sources.fd(member.shard), _BLOCK + size, member.record_offset - _BLOCK)
-    sources.check_header(raw[:_BLOCK], member, member.record_part, size)
     kinds = [part[3] for part in member.parts]
-    has_media = bool(kinds or (member.cut and member.cut.kinds))
     try:
-        record = wds.record_of(raw[_BLOCK:], member.record_part, has_media, settings)
+        record = sources.record_of(member, settings)
         messages, fields = stored(record, kinds, member.cut)
     except Skip as skip:  # it was read well when it was measured
-        raise sources.changed(member.shard) from skip
+        raise sources.changed(member) from skip
     value: dict[str, Any] = {"messages": messages, **({"tools": record.tools} if record.tools else {})}
     clashing = {name: field for name, field in fields.items() if name in ("messages", "tools", "source_fields")}
     value |= {name: field for name, field in fields.items() if name not in clashing}
@@ -177,11 +171,18 @@ def _conversation(member: Member, sources: "_Sources", settings: ReadSettings) -
 
 
 class _Sources:
-    """Open source shards, the least recently used closed first."""
+    """The source shards of a job, open."""
 
     def __init__(self, shards: dict[str, Shard]):
         self._shards = shards
-        self._open: dict[str, int] = {}
+        self._reader = Reader()
+
+    def sample_id(self, member: Member) -> str:
+        return self._shards[member.shard].sample_id(member.key) + (f"#{member.cut.part}" if member.cut else "")
+
+    def lead(self, member: Member) -> int:
+        """Bytes of the header that stands before each part of a member: a file of its own has none."""
+        return _BLOCK if self._shards[member.shard].lines is None else 0
 
     def check_header(self, header: bytes, member: Member, part: str, size: int) -> None:
         """Compare what stands before the bytes of a part with the header it had when it was measured.
@@ -189,37 +190,34 @@ class _Sources:
         Raises:
             PackError: the shard is not what was measured.
         """
-        if not is_header_of(header, f"{member.key}.{part}", size):
-            raise self.changed(member.shard)
+        if self.lead(member) and not is_header_of(header, f"{member.key}.{part}", size):
+            raise self.changed(member)
 
-    def changed(self, name: str) -> PackError:
-        path = self._shards[name].path
-        return PackError(f"{path} changed since it was measured; `touch` it and run again: it is then measured anew")
+    def record_of(self, member: Member, settings: ReadSettings) -> Record:
+        """The record of a member.
 
-    def fd(self, name: str) -> int:
-        """A descriptor of a shard whose size and time are still those that were measured."""
-        fd = self._open.pop(name, None)
-        if fd is None:
-            if len(self._open) >= _MAX_OPEN_SHARDS:
-                os.close(self._open.pop(next(iter(self._open))))
-            fd = self._open_same(self._shards[name])
-        self._open[name] = fd
-        return fd
+        Raises:
+            Skip, PackError: the shard is not what was measured.
+        """
+        shard, lead = self._shards[member.shard], self.lead(member)
+        raw = os.pread(self._reader.fd(shard), lead + member.record_size, member.record_offset - lead)
+        self.check_header(raw[:lead], member, member.record_part, member.record_size)
+        has_media = bool(member.parts or (member.cut and member.cut.kinds))
+        return record_of(shard, raw[lead:], member.record_part, has_media, settings)
 
-    def _open_same(self, shard: Shard) -> int:
-        try:
-            fd = os.open(shard.path, os.O_RDONLY)
-        except OSError as error:
-            raise PackError(f"{shard.path}: {error.strerror}") from None
-        status = os.fstat(fd)
-        if (status.st_size, status.st_mtime_ns) != (shard.size, shard.mtime_ns):
-            os.close(fd)
-            raise self.changed(shard.name)
-        return fd
+    def fd_of(self, member: Member, part: Part) -> int:
+        """A descriptor in which a part of a member lies at its offset.
+
+        Raises:
+            PackError: its shard, or the file that it is, is not what was measured.
+        """
+        return self._reader.fd_of(self._shards[member.shard], part)
+
+    def changed(self, member: Member) -> PackError:
+        return changed(self._shards[member.shard])
 
     def __enter__(self) -> "_Sources":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in self._open.values():
-            os.close(fd)
+        self._reader.__exit__()
