@@ -66,6 +66,7 @@ class OnDamaged(str, Enum):
 
 class Flavor(str, Enum):
     packed_multi_mix_qa = "packed_multi_mix_qa"
+    packed_captioning = "packed_captioning"
 
 
 class DatasetYaml(str, Enum):

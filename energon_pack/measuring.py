@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from energon_pack.cut import CUT_TYPE
 from energon_pack.media import probe_part, with_frames
+from energon_pack.packs import not_captioning
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Reason, Skip, media_type, media_type_by_name, num_placeholders, place_media
 from energon_pack.sources import wds
@@ -49,6 +50,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("num_control_tokens", pa.int32()),
         ("placeholders_put_in", pa.bool_()),
         ("placeholders_as_text", pa.bool_()),  # placeholders, but no media
+        ("not_captioning", pa.large_string()),  # why it does not fit into packed_captioning; null: it does
         ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools, or of its tool calls
         ("reason", pa.string()),  # null: measured
         ("detail", pa.large_string()),
@@ -121,6 +123,7 @@ class _Row:
     num_control_tokens: int = 0
     placeholders_put_in: bool = False
     placeholders_as_text: bool = False
+    not_captioning: str | None = None
     tools_left_out: bool = False
 
     @classmethod
@@ -164,6 +167,7 @@ class _Row:
         self.num_visual_tokens = rendered.num_visual_tokens
         self.num_images = sum(medium.kind == "image" for medium in media)
         self.num_bytes = num_tar_bytes([self.record_size, *(part.size for part in parts)])
+        self.not_captioning = not_captioning(messages, record.tools, [medium.kind for medium in media])
         self.num_control_tokens = rendered.num_control_tokens
         self.tools_left_out = rendered.leaves_out_tools
         return rendered

@@ -103,7 +103,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
             measured = measure_shards(chosen, template_folder, read, engine, cache_dir, executor, progress)
 
         with progress.measured("plan"):
-            lengths = Lengths(measured, source.excluded, config.source.limit)
+            lengths = Lengths(measured, source.excluded, config.source.limit, config.output.flavor.value)
             if packing.overlong in CUTTING:
                 cut_overlong(lengths, measured, template_folder, read, engine, packing, cache_dir, executor, progress)
             plan = plan_packs(lengths.items, packing)
@@ -212,6 +212,7 @@ def _write(
             source={name: shards[name] for name in names},
             settings=_settings(ReadSettings, config.source),
             fingerprint=fingerprint,
+            flavor=config.output.flavor.value,
         )
         for number, names in enumerate(reads)
     )

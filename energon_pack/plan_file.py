@@ -20,6 +20,7 @@ from energon_pack.bins import Ints
 from energon_pack.errors import PackError
 from energon_pack.items import Lengths
 from energon_pack.measuring import LENGTHS_SCHEMA
+from energon_pack.packs import CAPTIONING
 from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan
 from energon_pack.sample import Reason
 
@@ -48,15 +49,27 @@ def check_overlong(lengths: Lengths, plan: PackPlan, settings: PackingSettings) 
 
 def ledger(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> Iterator[dict[str, Any]]:
     """One entry of `skipped.jsonl` for each sample in no pack, in the order of the source."""
-    columns = ["key", "reason", "detail", "media_type", "token_len", "num_images", "num_visual_tokens"]
+    columns = [
+        "key",
+        "reason",
+        "detail",
+        "media_type",
+        "token_len",
+        "num_images",
+        "num_visual_tokens",
+        "not_captioning",
+    ]
     for start, shard, table in lengths.tables(columns, with_parts=False):
         end = start + table.num_rows
         left_out = plan.left_out[start:end]
+        table = table.set_column(1, "reason", lengths.reason(table))
         is_out = ((left_out > 0) | pc.is_valid(table["reason"]).to_numpy()) & ~lengths.is_cut[start:end]
         rows = table.filter(pa.array(is_out)).to_pylist()
         for row, code in zip(rows, left_out[is_out], strict=True):
             reason, detail = row["reason"], row["detail"]
-            if reason is None:
+            if reason == Reason.NOT_IN_FLAVOR:
+                detail = f"output.flavor={CAPTIONING} has no place for it: {row['not_captioning']}"
+            elif reason is None:
                 reason, detail = _policy(row, LEFT_OUT[code], settings)
             yield {
                 "sample_id": shard.sample_id(row["key"]),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +23,9 @@ from energon_pack.cut import Cut, stored
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
+from energon_pack.packs import Conversation, pack_value, part_names
 from energon_pack.record import ReadSettings, Record
-from energon_pack.sample import Part, Skip, media_type
+from energon_pack.sample import Part, Skip
 from energon_pack.sources import wds
 from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import Reader, changed, record_of
@@ -44,6 +45,7 @@ class ShardJob:
     source: dict[str, Shard]  # those it reads, by name
     settings: ReadSettings
     fingerprint: str
+    flavor: str
 
 
 @dataclass(frozen=True)
@@ -119,55 +121,37 @@ def _members(table: pa.Table) -> Iterator[tuple[str, Member]]:
 
 
 def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "_Sources", job: ShardJob) -> None:
-    names = [list(_part_names(index, member)) for index, member in enumerate(members)]
-    kinds = [part[3] for member in members for part in member.parts]
-    value = {
-        "messages": [_conversation(member, sources, job.settings) for member in members],
-        "media_files": names,
-        "media_type": media_type(kinds),
-        "_meta": {
-            "format": FORMAT,
-            "pack_id": key,
-            "sample_ids": [sources.sample_id(member) for member in members],
-            "token_lens": [member.token_len for member in members],
-            "num_supervised": [member.num_supervised for member in members],
-            "total_token_len": sum(member.token_len for member in members),
-            "fingerprint": job.fingerprint,
-            "source_parts": [[part[0] for part in member.parts] for member in members],
-        },
+    conversations = [_conversation(member, sources, job.settings) for member in members]
+    meta = {
+        "format": FORMAT,
+        "pack_id": key,
+        "sample_ids": [sources.sample_id(member) for member in members],
+        "token_lens": [member.token_len for member in members],
+        "num_supervised": [member.num_supervised for member in members],
+        "total_token_len": sum(member.token_len for member in members),
+        "fingerprint": job.fingerprint,
+        "source_parts": [[part[0] for part in member.parts] for member in members],
     }
+    value = pack_value(job.flavor, conversations, meta)
     tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
-    for member, member_names in zip(members, names, strict=True):
+    for index, (member, conversation) in enumerate(zip(members, conversations, strict=True)):
         lead = sources.lead(member)
-        for name, (part, offset, size, _, _) in zip(member_names, member.parts, strict=True):
+        names = part_names(job.flavor, index, conversation)
+        for name, (part, offset, size, _, _) in zip(names, member.parts, strict=True):
             fd = sources.fd_of(member, Part(part, offset, size))
             header = tar.copy(f"{key}.{name}", fd, offset, size, lead)
             sources.check_header(header, member, part, size)
 
 
-def _part_names(index: int, member: Member) -> Iterator[str]:
-    """`s003.i00.jpg`: the member, the nth of its images or videos, the extension of the content."""
-    counts = {"image": 0, "video": 0}
-    for _, _, _, kind, extension in member.parts:
-        yield f"s{index:03d}.{kind[0]}{counts[kind]:02d}.{extension}"
-        counts[kind] += 1
-
-
-def _conversation(member: Member, sources: "_Sources", settings: ReadSettings) -> dict[str, Any]:
-    """A member as the pack's JSON holds it: its messages, and its other fields untouched.
-
-    A field whose name the pack itself uses is under `source_fields`.
-    """
-    kinds = [part[3] for part in member.parts]
+def _conversation(member: Member, sources: "_Sources", settings: ReadSettings) -> Conversation:
+    """What a pack holds of a member beside its media."""
+    media = [(kind, extension) for _, _, _, kind, extension in member.parts]
     try:
         record = sources.record_of(member, settings)
-        messages, fields = stored(record, kinds, member.cut)
+        messages, fields = stored(record, [kind for kind, _ in media], member.cut)
     except Skip as skip:  # it was read well when it was measured
         raise sources.changed(member) from skip
-    value: dict[str, Any] = {"messages": messages, **({"tools": record.tools} if record.tools else {})}
-    clashing = {name: field for name, field in fields.items() if name in ("messages", "tools", "source_fields")}
-    value |= {name: field for name, field in fields.items() if name not in clashing}
-    return value | ({"source_fields": clashing} if clashing else {})
+    return Conversation(messages, record.tools, fields, media)
 
 
 class _Sources:
