@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"bins", "errors", "items", "order", "plan", "progress", "sample"},
     "publish": {"errors", "files", "manifest", "report", "sources"},
     "check": {"errors", "manifest", "packs", "shards"},
+    "metadataset": {"errors", "files", "manifest"},
     "demo": set(),
     "config": set(),
     "validate": {"config", "draws", "errors"},
