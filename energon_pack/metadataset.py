@@ -108,16 +108,12 @@ def print_entries(entries: list[Entry]) -> None:
         table.add_column(name, justify="right")
     in_all = sum(entry.weight for entry in entries)
     for entry in entries:
-        manifest = entry.manifest
-        packs, tokens = manifest["num_packs"], manifest["num_tokens"]
-        fill = tokens / (packs * manifest["max_token_len"])
-        numbers = (
-            sum(map(len, entry.shards.values())),
-            packs,
-            manifest["num_samples"],
-            tokens,
-            manifest["max_token_len"],
+        num_shards = sum(map(len, entry.shards.values()))
+        packs, samples, tokens, length = (
+            entry.manifest[name] for name in ("num_packs", "num_samples", "num_tokens", "max_token_len")
         )
+        fill = tokens / (packs * length)
+        numbers = num_shards, packs, samples, tokens, length
         cells = [*(f"{n:,}" for n in numbers), f"{fill:.2%}", f"{entry.weight:,g}", f"{entry.weight / in_all:.2%}"]
         table.add_row(entry.folder.name, *cells)
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)

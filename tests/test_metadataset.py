@@ -52,7 +52,7 @@ def test_a_blend_by_samples(folders: list[str], tmp_path: Path, capsys: pytest.C
         shuffle_buffer_size=None,
         max_samples_per_sequence=None,
     )
-    drawn = [len(sample.sample_ids) == 3 for sample in islice(get_savable_loader(dataset), 300)]
+    drawn = ["few" in sample.messages[0][1]["content"] for sample in islice(get_savable_loader(dataset), 300)]
     assert 50 < sum(drawn) < 115  # of 300 packs, 3 of 11 are of the first
 
 
