@@ -47,9 +47,7 @@ def holds(value: float, goal: float) -> str:
 
 def jobs(shards: list[Shard], template_folder: str, engine: str) -> list[MeasureJob]:
     return [
-        MeasureJob(shard.path, index_shard(shard), template_folder, ReadSettings(), engine)
-        for shard in shards
-        if shard.size
+        MeasureJob(shard, index_shard(shard), template_folder, ReadSettings(), engine) for shard in shards if shard.size
     ]
 
 

@@ -38,6 +38,7 @@ from energon_pack.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.wds import index_shard
 
+FLAVOR = "packed_multi_mix_qa"
 NUM_SAMPLES, NUM_SOURCE_SHARDS, PACK_MEMBERS, SHARD_PACKS = 12_000, 24, 8, 250
 
 
@@ -101,11 +102,11 @@ def write(folder: Path, plan: Path, source: Path, num_shards: int, executor: Loc
     folder.mkdir()
     shards = {shard.name: shard for shard in find_shards(str(source)).shards}
     jobs = (
-        ShardJob(folder / f"packed-{i:06d}.tar", plan, i, shards, ReadSettings(), "fingerprint")
+        ShardJob(folder / f"packed-{i:06d}.tar", plan, i, shards, ReadSettings(), "fingerprint", FLAVOR)
         for i in range(num_shards)
     )
     written = list(executor.map(write_shard, jobs))
-    write_metadata(folder, written, "packed_multi_mix_qa", "typed", False, {})
+    write_metadata(folder, written, FLAVOR, "typed", False, {})
     return written
 
 

@@ -21,8 +21,9 @@ from energon_pack.executor import LocalExecutor
 from energon_pack.lengths import MeasuredShard
 from energon_pack.media import Media, open_image, probe, with_frames
 from energon_pack.record import ReadSettings
-from energon_pack.sample import Skip, place_media
-from energon_pack.sources import wds
+from energon_pack.sample import Part, Skip, place_media
+from energon_pack.sources.find import Shard
+from energon_pack.sources.reader import Reader
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.video import decode_frames
@@ -100,19 +101,16 @@ def audit(job: AuditJob) -> Audit:
     num_checked = num_unchecked = 0
     for item, indices in job.rows:
         table = pq.read_table(item.path).take(indices)
-        fd = os.open(item.shard.path, os.O_RDONLY)
-        try:
-            for row, parts in zip(table.to_pylist(), wds.parts_of(table), strict=True):
-                if parts and note:
+        with Reader() as reader:
+            for row in table.to_pylist():
+                if row["parts"] and note:
                     num_unchecked += 1
                     continue
-                full_len = _full_len(processor, template, fd, row, parts, job.settings)
+                full_len = _full_len(processor, template, reader, item.shard, row, job.settings)
                 if full_len != row["token_len"]:
-                    difference = f"{item.shard.name}/{row['key']} has {full_len} tokens in the full processor,"
+                    difference = f"{item.shard.sample_id(row['key'])} has {full_len} tokens in the full processor,"
                     return Audit(num_checked, num_unchecked, note, f"{difference} {row['token_len']} as measured")
                 num_checked += 1
-        finally:
-            os.close(fd)
     return Audit(num_checked, num_unchecked, note)
 
 
@@ -136,14 +134,15 @@ def _full_processor(folder: str, template: Template) -> tuple[Any, str]:
 
 
 def _full_len(
-    processor: Any, template: Template, fd: int, row: dict[str, Any], parts: list[Any], settings: ReadSettings
+    processor: Any, template: Template, reader: Reader, shard: Shard, row: dict[str, Any], settings: ReadSettings
 ) -> int | str:
     """Tokens of one sample, as the full processor makes them; what it says where it refuses the sample."""
     spec = template.spec
     place = (row["record_part"], row["record_offset"], row["record_size"])
-    record = wds.read_record(fd, *place, bool(parts), settings)
-    data = [os.pread(fd, size, offset) for _, offset, size, _, _ in parts]
-    kinds = [kind for *_, kind, _ in parts]
+    record = reader.record(shard, place, bool(row["parts"]), settings)
+    parts = [Part(part["name"], part["offset"], part["size"]) for part in row["parts"]]
+    data = [os.pread(reader.fd_of(shard, part), part.size, part.offset) for part in parts]
+    kinds = [part["kind"] for part in row["parts"]]
     try:
         messages, _, _ = place_media(record.messages, kinds)
         media = with_frames([probe(io.BytesIO(d)) for d in data], record.fields.get("video_frames"))

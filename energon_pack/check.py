@@ -2,11 +2,11 @@
 
 import json
 import warnings
-from itertools import chain
 from pathlib import Path
 
 from energon_pack.errors import PackError
 from energon_pack.manifest import META_FOLDER
+from energon_pack.packs import named_parts
 from energon_pack.shards import WrittenShard
 
 _NUM_PACKS = 16
@@ -46,7 +46,7 @@ def check(folder: Path, shards: list[WrittenShard], num_packs: int, num_samples:
     if len(packs) != min(_NUM_PACKS, num_packs):
         raise PackError(f"Energon reads {len(packs)} of the first {_NUM_PACKS} packs of {folder}: not published")
     for key, pack in packs.items():
-        named = set(chain.from_iterable(json.loads(pack["json"])["media_files"]))
+        named = named_parts(json.loads(pack["json"]))
         if named != {part for part in pack if not part.startswith("__")} - {"json"}:
             raise PackError(f"the parts of {key} are not those its JSON names: not published")
 

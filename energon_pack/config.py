@@ -54,6 +54,11 @@ class ControlTokens(str, Enum):
     skip = "skip"
 
 
+class Format(str, Enum):
+    wds = "wds"
+    jsonl = "jsonl"
+
+
 class OnDamaged(str, Enum):
     error = "error"
     keep = "keep"
@@ -61,6 +66,7 @@ class OnDamaged(str, Enum):
 
 class Flavor(str, Enum):
     packed_multi_mix_qa = "packed_multi_mix_qa"
+    packed_captioning = "packed_captioning"
 
 
 class DatasetYaml(str, Enum):
@@ -156,7 +162,9 @@ class PackingConfig:
 
 @dataclass
 class SourceConfig:
+    format: Format = Format.wds
     path: Any = None  # str or list of str
+    media_root: str | None = None
     messages_key: str | None = None
     sample_type: SampleType = SampleType.auto
     caption_prompt: str = ""
@@ -164,6 +172,7 @@ class SourceConfig:
     on_damaged: OnDamaged = OnDamaged.error
     split: str | None = None
     limit: int | None = None
+    slice: str | None = None
 
 
 @dataclass

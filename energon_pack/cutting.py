@@ -6,7 +6,6 @@ sample is, and its row in the plan says what it holds of the whole.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +27,8 @@ from energon_pack.plan import PackingSettings
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Skip, media_type, place_media
-from energon_pack.sources import wds
+from energon_pack.sources.find import Shard
+from energon_pack.sources.reader import Reader
 from energon_pack.templates import Sample, Template, load_saved
 
 CUTTING = ("split_turns", "truncate_text")
@@ -41,7 +41,7 @@ _SLICE = 200  # samples a job
 class CutJob:
     """Overlong samples of one shard: rows of its file of lengths."""
 
-    shard_path: str
+    shard: Shard
     rows: pa.Table
     template_folder: str
     read: ReadSettings
@@ -84,7 +84,7 @@ def cut_overlong(
             wanted = table.filter(pa.array(lens > settings.max_token_len))
             for start in range(0, max(1, wanted.num_rows), _SLICE):
                 rows = wanted.slice(start, _SLICE)
-                yield CutJob(measured[number].shard.path, rows, template_folder, read, engine, settings)
+                yield CutJob(measured[number].shard, rows, template_folder, read, engine, settings)
 
     results = executor.map(cut, jobs())
     with progress.stage("cut", len(todo), "shards") as advance:
@@ -104,7 +104,7 @@ def _take_in(lengths: Lengths, paths: dict[int, Path], overlong: np.ndarray[Any,
     is_cut = np.zeros(len(lengths.items), np.bool_)
     wanted: dict[int, pa.Array] = {}
     for start, shard, table in lengths.tables(["key"]):
-        if (number := names.get(shard)) is not None:
+        if (number := names.get(shard.name)) is not None:
             mine = (
                 overlong[start : start + table.num_rows]
                 & pc.is_in(table["key"], keys[number].combine_chunks()).to_numpy()
@@ -119,30 +119,29 @@ def cut(job: CutJob) -> pa.Table:
     """The parts of overlong samples, as a table of `LENGTHS_SCHEMA`; none of those that can't be cut."""
     template = load_saved(job.template_folder)
     rows: list[dict[str, Any]] = []
-    fd = os.open(job.shard_path, os.O_RDONLY)
-    try:
+    with Reader() as reader:
         for row in job.rows.to_pylist():
             if job.settings.overlong == "split_turns" or not row["parts"]:
-                rows += _Conversation(fd, row, template, job).parts()
-    except Skip as skip:  # it was read well when it was measured
-        raise PackError(f"{job.shard_path} changed since it was measured ({skip}): run again") from None
-    finally:
-        os.close(fd)
+                try:
+                    rows += _Conversation(reader, row, template, job).parts()
+                except Skip as skip:  # it was read well when it was measured
+                    raise PackError(f"{job.shard.path} changed since it was measured ({skip}): run again") from None
     return pa.Table.from_pylist(rows, LENGTHS_SCHEMA)
 
 
 class _Conversation:
     """One overlong sample, and what its parts measure."""
 
-    def __init__(self, fd: int, row: dict[str, Any], template: Template, job: CutJob):
+    def __init__(self, reader: Reader, row: dict[str, Any], template: Template, job: CutJob):
         self._row, self._template, self._job = row, template, job
         self._parts = [tuple(part.values()) for part in row["parts"]]
         kinds = [part[3] for part in self._parts]
         place = row["record_part"], row["record_offset"], row["record_size"]
-        record = wds.read_record(fd, *place, bool(kinds), job.read)
+        record = reader.record(job.shard, place, bool(kinds), job.read)
         self._messages, _, _ = place_media(record.messages, kinds)
         self._tools = record.tools
-        media = [probe_part(fd, Part(*part[:3])) for part in self._parts]
+        files = [Part(*part[:3]) for part in self._parts]
+        media = [probe_part(reader.fd_of(job.shard, part), part) for part in files]
         self._media: list[Media] = with_frames(media, record.fields.get("video_frames"))
         self._num_before = num_media_before(self._messages, kinds)
 
@@ -197,6 +196,7 @@ class _Conversation:
             return None
         return self._row | {
             "parts": self._row["parts"][here],
+            "part_mtimes_ns": None,  # those of the whole sample are compared
             "media_type": media_type(kinds),
             "token_len": token_len,
             "num_supervised": num_supervised,

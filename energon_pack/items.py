@@ -17,6 +17,9 @@ import pyarrow.parquet as pq
 
 from energon_pack.bins import Ints
 from energon_pack.lengths import MeasuredShard
+from energon_pack.packs import CAPTIONING
+from energon_pack.sample import Reason
+from energon_pack.sources.find import Shard
 
 #: In the order of two bits: holds images, holds videos.
 MEDIA_TYPES = ("text", "image", "video", "mix")
@@ -25,7 +28,7 @@ MEDIA_TYPES = ("text", "image", "video", "mix")
 NOTES = ("control_tokens", "placeholders_put_in", "placeholders_as_text", "tools_left_out")
 
 _NUMBERS = ("num_images", "num_visual_tokens", "num_supervised", "num_bytes")
-_COLUMNS = ("media_type", "token_len", *_NUMBERS, "reason", "num_control_tokens", *NOTES[1:])
+_COLUMNS = ("media_type", "token_len", *_NUMBERS, "reason", "not_captioning", "num_control_tokens", *NOTES[1:])
 
 AnyInts = npt.NDArray[np.integer[Any]]
 
@@ -49,7 +52,7 @@ class Items:
 class _File:
     """A file of lengths, and which of its rows count."""
 
-    shard: str
+    shard: Shard
     path: Path
     rows: Ints | None  # None: all
     start: int  # the first of them among the items
@@ -62,6 +65,7 @@ class Lengths:
     Args:
         excluded: keys of samples left out, by shard.
         limit: only the first so many of the others.
+        flavor: of the packs.
     """
 
     def __init__(
@@ -69,9 +73,11 @@ class Lengths:
         measured: Sequence[MeasuredShard],
         excluded: Mapping[str, Set[str]] | None = None,
         limit: int | None = None,
+        flavor: str = "packed_multi_mix_qa",
     ):
         #: source shards by number
         self.shard_names = [item.shard.name for item in measured]
+        self._shards = [item.shard for item in measured]
         #: samples by the reason they are out for
         self.reasons: Counter[str] = Counter()
         #: samples with what `NOTES` names
@@ -80,6 +86,7 @@ class Lengths:
         self.is_cut: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         folders = [name.rpartition("/")[0] for name in self.shard_names]
         self._datasets = [sorted(set(folders)).index(folder) for folder in folders]
+        self._flavor = flavor
         self._files: list[_File] = []
         self._num_items = 0
         self._columns: dict[str, list[AnyInts]] = {}
@@ -104,19 +111,26 @@ class Lengths:
         self.is_cut = is_cut
         self.items.lens[: self.num_samples][is_cut] = 0
 
-    def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, str, pa.Table]]:
-        """Every file's rows: the number of the first among the items, the shard's name, and the columns."""
+    def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, Shard, pa.Table]]:
+        """Every file's rows: the number of the first among the items, the shard, and the columns."""
         for file in self._files:
             if with_parts or file.start < self.num_samples:
                 table = pq.read_table(file.path, columns=list(columns))
                 table = table if file.rows is None else table.take(pa.array(file.rows))
                 yield file.start, file.shard, table.slice(0, file.num)
 
+    def reason(self, table: pa.Table) -> pa.ChunkedArray:
+        """Why each row is in no pack, whatever the plan; null: it may be in one."""
+        if self._flavor != CAPTIONING:
+            return table["reason"]
+        does_not_fit = pc.if_else(pc.is_valid(table["not_captioning"]), Reason.NOT_IN_FLAVOR.value, None)
+        return pc.coalesce(table["reason"], does_not_fit)
+
     def sample_id(self, index: int) -> str:
-        """`<source shard>/<key>` of an item."""
+        """The id of an item, as in the ledger."""
         file = next(f for f in reversed(self._files) if f.start <= index)
         key = next(table["key"] for start, _, table in self.tables(["key"]) if start == file.start)
-        return f"{file.shard}/{key[index - file.start].as_py()}"
+        return file.shard.sample_id(key[index - file.start].as_py())
 
     def _add_samples(self, number: int, path: Path, excluded: Set[str], limit: int | None) -> None:
         table, rows = pq.read_table(path, columns=[*_COLUMNS, *(["key"] if excluded else [])]), None
@@ -126,18 +140,19 @@ class Lengths:
             table = table.take(pa.array(rows))
         table = table.slice(0, None if limit is None else max(0, limit - self._num_items))
         self._add(number, path, rows, table)
-        self.reasons.update(table["reason"].drop_null().to_pylist())
+        reasons = self.reason(table)
+        self.reasons.update(reasons.drop_null().to_pylist())
         for note in NOTES:
             column = pc.greater(table["num_control_tokens"], 0) if note == "control_tokens" else table[note]
-            self.notes[note] += pc.sum(pc.and_(column, pc.is_null(table["reason"]))).as_py() or 0
+            self.notes[note] += pc.sum(pc.and_(column, pc.is_null(reasons))).as_py() or 0
 
     def _add(self, number: int, path: Path, rows: Ints | None, table: pa.Table) -> None:
         if not table.num_rows:
             return
-        self._files.append(_File(self.shard_names[number], path, rows, self._num_items, table.num_rows))
+        self._files.append(_File(self._shards[number], path, rows, self._num_items, table.num_rows))
         self._num_items += table.num_rows
         media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), -1)
-        measured = pc.is_null(table["reason"]).to_numpy()
+        measured = pc.is_null(self.reason(table)).to_numpy()
         self._append("lens", np.where(measured, table["token_len"].to_numpy(), 0).astype(np.int32))
         self._append("media", media.to_numpy().astype(np.int8))
         self._append("shard", np.full(table.num_rows, number, np.int32))

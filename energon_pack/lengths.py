@@ -10,37 +10,63 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from energon_pack.bins import Ints
+from energon_pack.current import stale_rows
+from energon_pack.draws import copy_numbers, drawn_rows
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.files import write_whole
 from energon_pack.measuring import MeasureJob, measure
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
-from energon_pack.sources import wds
+from energon_pack.sources import reader, wds
 from energon_pack.sources.find import Shard
 from energon_pack.templates import load_saved
 from energon_pack.templates.counting import CountingError
 
 #: Raised when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 2
+LENGTHS_VERSION = 3
 
 _SLICE = 2000  # samples a job: small enough that one shard uses all cores
 
 
 @dataclass(frozen=True)
 class IndexedShard:
-    """A shard and its file of `wds.INDEX_SCHEMA`."""
+    """A shard, its file of `wds.INDEX_SCHEMA`, and what of it is drawn."""
 
     shard: Shard
     path: Path
-    num_samples: int
+    num_rows: int
+    rows: Ints | None = None  # ascending, some several times; None: all
+    how_drawn: tuple[float, ...] = ()  # what `rows` depend on
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_rows if self.rows is None else len(self.rows)
+
+    @property
+    def num_repeated(self) -> int:
+        return 0 if self.rows is None else len(self.rows) - len(np.unique(self.rows))
+
+    def samples(self) -> pa.Table:
+        """The rows that are drawn; `@2` is added to the key of one that is drawn a second time."""
+        table = pq.read_table(self.path)
+        if self.rows is None:
+            return table
+        table = table.take(pa.array(self.rows))
+        copies = copy_numbers(self.rows).tolist()
+        keys = [
+            f"{key}@{copy + 1}" if copy else key for key, copy in zip(table["key"].to_pylist(), copies, strict=True)
+        ]
+        return table.set_column(0, table.schema.field("key"), pa.array(keys, pa.string()))
 
 
 @dataclass(frozen=True)
@@ -60,7 +86,7 @@ def index_shards(
     Raises:
         PackError: a tar is compressed, or damaged and `keep_damaged` is off.
     """
-    paths = [cache_dir / "index" / f"{_key(shard, [wds.INDEX_VERSION])}.parquet" for shard in shards]
+    paths = [cache_dir / "index" / f"{_key(shard, [reader.INDEX_VERSION])}.parquet" for shard in shards]
     todo = [(shard, path) for shard, path in zip(shards, paths, strict=True) if not path.exists()]
     with progress.stage("index", len(todo), "shards") as advance:
         for _ in executor.map(_index_one, todo):
@@ -74,6 +100,28 @@ def index_shards(
         others = f" (and {len(damaged) - 1} more like it)" if len(damaged) > 1 else ""
         raise PackError(f"damaged tar {damaged[0]}{others}; source.on_damaged=keep packs what is whole")
     return indexed
+
+
+def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: int) -> list[IndexedShard]:
+    """Which samples are drawn, by the `sample_ratio` of each shard and by the slice of the whole that is asked for.
+
+    Args:
+        slice_of: number and how many: every n-th sample, from there on.
+    """
+    number, num_slices = slice_of
+    drawn = []
+    start = 0
+    for item in indexed:
+        ratio = item.shard.lines.ratio if item.shard.lines else 1.0
+        rows = drawn_rows(item.num_rows, ratio, item.shard.name, seed)
+        first = (number - start) % num_slices
+        start += len(rows)
+        if ratio == num_slices == 1:
+            drawn.append(item)
+            continue
+        how = (ratio, seed if ratio != 1 else 0, first, num_slices)
+        drawn.append(replace(item, rows=rows[first::num_slices], how_drawn=how))
+    return drawn
 
 
 def first_samples(indexed: list[IndexedShard], limit: int | None, num_excluded: int) -> list[IndexedShard]:
@@ -100,8 +148,8 @@ def measure_shards(
     """
     template = load_saved(template_folder)
     how = [template.fingerprint, template.spec.train_on, asdict(settings), LENGTHS_VERSION]
-    paths = [cache_dir / "lengths" / f"{_key(item.shard, how)}.parquet" for item in indexed]
-    todo = [(item, path) for item, path in zip(indexed, paths, strict=True) if not path.exists()]
+    paths = [cache_dir / "lengths" / f"{_key(item.shard, [*how, item.how_drawn])}.parquet" for item in indexed]
+    todo = _todo(indexed, paths, executor)
     if todo:
         try:
             template.counter(engine)
@@ -109,22 +157,48 @@ def measure_shards(
             raise PackError(str(error)) from None
 
     def jobs() -> Iterator[MeasureJob]:
-        for item, _ in todo:
-            index = pq.read_table(item.path)
-            for start in range(0, max(1, item.num_samples), _SLICE):
-                rows = pa.array(range(start, min(start + _SLICE, item.num_samples)), pa.int64())
-                yield MeasureJob(item.shard.path, index.take(rows), template_folder, settings, engine)
+        for item, _, rows in todo:
+            samples = item.samples().take(pa.array(rows))
+            for start in range(0, max(1, len(rows)), _SLICE):
+                part = samples.slice(start, _SLICE).combine_chunks()
+                yield MeasureJob(item.shard, part, template_folder, settings, engine)
 
     results = executor.map(measure, jobs())
-    with progress.stage("measure", sum(item.num_samples for item, _ in todo), "samples") as advance:
-        for item, path in todo:
+    with progress.stage("measure", sum(len(rows) for _, _, rows in todo), "samples") as advance:
+        for item, path, rows in todo:
             tables: list[pa.Table] = []
-            while not tables or sum(table.num_rows for table in tables) < item.num_samples:
+            while not tables or sum(table.num_rows for table in tables) < len(rows):
                 tables.append(next(results))
                 advance(tables[-1].num_rows)
-            write_table(pa.concat_tables(tables), path)
-    measured = {path for _, path in todo}
+            if len(rows) < item.num_samples:
+                tables.insert(0, pq.read_table(path))
+            write_table(_in_place(pa.concat_tables(tables), rows), path)
+    measured = {path for item, path, rows in todo if len(rows) == item.num_samples}
     return [MeasuredShard(item.shard, path, path not in measured) for item, path in zip(indexed, paths, strict=True)]
+
+
+def _todo(
+    indexed: list[IndexedShard], paths: list[Path], executor: LocalExecutor
+) -> list[tuple[IndexedShard, Path, Ints]]:
+    """Shards that are not in the cache, and of the others the rows whose media are no longer what was measured."""
+    todo = []
+    with_files = [(i.shard, p) for i, p in zip(indexed, paths, strict=True) if i.shard.lines and p.exists()]
+    stale = dict(zip((path for _, path in with_files), executor.map(stale_rows, with_files), strict=True))
+    for item, path in zip(indexed, paths, strict=True):
+        rows = np.array(stale.get(path, []), np.int64) if path.exists() else np.arange(item.num_samples)
+        if len(rows) or not path.exists():
+            todo.append((item, path, rows))
+    return todo
+
+
+def _in_place(table: pa.Table, rows: Ints) -> pa.Table:
+    """A table whose last rows take the place of some of those before; as it is where it has no others."""
+    num_kept = table.num_rows - len(rows)
+    if not num_kept:
+        return table
+    order = np.arange(num_kept)
+    order[rows] = num_kept + np.arange(len(rows))
+    return table.take(pa.array(order))
 
 
 def check_unchanged(
@@ -149,15 +223,16 @@ def check_unchanged(
 
 def _is_unchanged(job: tuple[Shard, Path]) -> bool:
     shard, path = job
-    return wds.is_unchanged(shard, pq.read_schema(path))
+    return reader.is_unchanged(shard, pq.read_schema(path))
 
 
 def _index_one(job: tuple[Shard, Path]) -> None:
-    write_table(wds.index_shard(job[0]), job[1])
+    write_table(reader.index_shard(job[0]), job[1])
 
 
 def _key(shard: Shard, how: list[object]) -> str:
-    identity = [os.path.realpath(shard.path), shard.size, shard.mtime_ns, how]
+    lines = None if shard.lines is None else asdict(shard.lines)
+    identity = [os.path.realpath(shard.path), shard.size, shard.mtime_ns, lines, how]
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
 
 

@@ -1,6 +1,5 @@
 """Measuring a slice of samples in a worker: JSON, headers of media, chat template, counts."""
 
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,9 +9,12 @@ import pyarrow as pa
 
 from energon_pack.cut import CUT_TYPE
 from energon_pack.media import probe_part, with_frames
-from energon_pack.record import ReadSettings, media_parts
+from energon_pack.packs import not_captioning
+from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Reason, Skip, media_type, media_type_by_name, num_placeholders, place_media
 from energon_pack.sources import wds
+from energon_pack.sources.find import Shard
+from energon_pack.sources.reader import Reader
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.templates.base import Rendered
 
@@ -38,6 +40,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("record_offset", pa.int64()),
         ("record_size", pa.int64()),
         ("parts", _PART_TYPE),  # the media, in the order of their placeholders
+        ("part_mtimes_ns", pa.list_(pa.int64())),  # of media that are files of their own; null: in the shard
         ("media_type", pa.string()),
         ("token_len", pa.int32()),
         ("num_supervised", pa.int32()),
@@ -47,6 +50,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("num_control_tokens", pa.int32()),
         ("placeholders_put_in", pa.bool_()),
         ("placeholders_as_text", pa.bool_()),  # placeholders, but no media
+        ("not_captioning", pa.large_string()),  # why it does not fit into packed_captioning; null: it does
         ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools, or of its tool calls
         ("reason", pa.string()),  # null: measured
         ("detail", pa.large_string()),
@@ -59,7 +63,7 @@ LENGTHS_SCHEMA = pa.schema(
 class MeasureJob:
     """A slice of one shard's index, and what measuring needs."""
 
-    shard_path: str
+    shard: Shard
     samples: pa.Table
     template_folder: str
     settings: ReadSettings
@@ -70,13 +74,12 @@ def measure(job: MeasureJob) -> pa.Table:
     """Lengths of a slice of samples, as a table of `LENGTHS_SCHEMA`; runs in a worker."""
     template = load_saved(job.template_folder)
     rows = _Row.of_index(job.samples)
-    fd = os.open(job.shard_path, os.O_RDONLY)
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like; what can't be opened is in the ledger
-    try:
+    with Reader() as reader:
         waiting: list[tuple[_Row, Rendered]] = []
         num_characters = 0
         for row in rows:
-            rendered = row.render(fd, template, job.settings) if row.reason is None else None
+            rendered = row.render(reader, job.shard, template, job.settings) if row.reason is None else None
             if rendered is None:
                 continue
             waiting.append((row, rendered))
@@ -85,8 +88,6 @@ def measure(job: MeasureJob) -> pa.Table:
                 _count(template, waiting, job.engine)
                 num_characters = 0
         _count(template, waiting, job.engine)
-    finally:
-        os.close(fd)
     return _table(rows)
 
 
@@ -113,6 +114,7 @@ class _Row:
     #: what the sample seems to be until its media were looked at; None: can't be told
     media_type: str | None
     parts: list[tuple[str, int, int, str, str]] = field(default_factory=list)  # as _PART_TYPE
+    part_mtimes_ns: list[int] | None = None
     token_len: int = 0
     num_supervised: int = 0
     num_visual_tokens: int = 0
@@ -121,6 +123,7 @@ class _Row:
     num_control_tokens: int = 0
     placeholders_put_in: bool = False
     placeholders_as_text: bool = False
+    not_captioning: str | None = None
     tools_left_out: bool = False
 
     @classmethod
@@ -129,18 +132,24 @@ class _Row:
         columns = [samples.column(name).to_pylist() for name in names]
         parts = [[Part(*part) for part in row] for row in wds.parts_of(samples)]
         return [
-            cls(**dict(zip(names, row, strict=True)), all_parts=all_parts, media_type=media_type_by_name(all_parts))
+            cls(
+                **dict(zip(names, row, strict=True)),
+                all_parts=all_parts,
+                media_type=media_type_by_name([part.name for part in all_parts]),
+            )
             for row, all_parts in zip(zip(*columns, strict=True), parts, strict=True)
         ]
 
-    def render(self, fd: int, template: Template, settings: ReadSettings) -> Rendered | None:
+    def render(self, reader: Reader, shard: Shard, template: Template, settings: ReadSettings) -> Rendered | None:
         """The sample as text, or None and `reason` set."""
         try:
-            has_media = self.media_type is not None
-            record = wds.read_record(fd, self.record_part, self.record_offset, self.record_size, has_media, settings)
-            self.media_type = record.declared or self.media_type
-            parts = media_parts(record, self.key, self.all_parts)
-            media = with_frames([probe_part(fd, part) for part in parts], record.fields.get("video_frames"))
+            place = self.record_part, self.record_offset, self.record_size
+            record = reader.record(shard, place, self.media_type is not None, settings)
+            self.media_type = record.declared or self.media_type or media_type_by_name(record.listed_media or ())
+            parts, mtimes_ns = reader.media(shard, record, self.key, self.all_parts)
+            media = with_frames(
+                [probe_part(reader.fd_of(shard, part), part) for part in parts], record.fields.get("video_frames")
+            )
             self.media_type = media_type([medium.kind for medium in media])
             messages, order, put_in = place_media(record.messages, [medium.kind for medium in media])
             rendered = template.render(Sample(messages, [media[i] for i in order], record.tools))
@@ -152,11 +161,13 @@ class _Row:
                 self.media_type = "text"
             return None
         self.parts = [(*parts[i], media[i].kind, media[i].extension) for i in order]
+        self.part_mtimes_ns = None if mtimes_ns is None else [mtimes_ns[i] for i in order]
         self.placeholders_put_in = put_in
         self.placeholders_as_text = not media and num_placeholders(messages) > 0
         self.num_visual_tokens = rendered.num_visual_tokens
         self.num_images = sum(medium.kind == "image" for medium in media)
         self.num_bytes = num_tar_bytes([self.record_size, *(part.size for part in parts)])
+        self.not_captioning = not_captioning(messages, record.tools, [medium.kind for medium in media])
         self.num_control_tokens = rendered.num_control_tokens
         self.tools_left_out = rendered.leaves_out_tools
         return rendered

@@ -14,7 +14,7 @@ from energon_pack.config import PackConfig, plain
 #: Settings no byte of a dataset depends on. `model.processor` is a place; what it holds is in the fingerprint.
 _NOT_CONTENT = {
     "model": {"processor"},
-    "source": {"path", "on_damaged"},
+    "source": {"path", "media_root", "on_damaged"},
     "output": {"dir", "name", "overwrite"},
 }
 _IN_NAME = {"packing.layout", "packing.max_token_len"}
@@ -31,7 +31,7 @@ def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
     }
 
 
-def shards_identity(config: PackConfig, key_prefix: str, source: Sequence[tuple[str, int, int]]) -> str:
+def shards_identity(config: PackConfig, key_prefix: str, source: Sequence[tuple[str | int, ...]]) -> str:
     """A hash of all that the bytes of the packed shards depend on, so that a killed run's are used again or not.
 
     Args:
@@ -69,5 +69,6 @@ def _source_name(path: Any) -> str:
     names = []
     for entry in path if isinstance(path, list) else [path]:
         fixed = re.split(r"[^/]*[*?\[]", entry)[0]  # a glob's folders before the first wildcard
-        names.append(Path(fixed).expanduser().resolve().name.removesuffix(".tar"))
+        name = Path(fixed).expanduser().resolve().name
+        names.append(re.sub(r"\.(tar|jsonl|json)$", "", name))
     return re.sub(r"[^\w.+-]+", "_", "+".join(dict.fromkeys(names)))[:80].strip(".") or "source"

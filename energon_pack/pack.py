@@ -15,14 +15,23 @@ from energon_pack import report
 from energon_pack.audit import AuditJob, draw, finish, start
 from energon_pack.bins import Ints
 from energon_pack.check import check
-from energon_pack.config import OnDamaged, PackConfig, Stage, plain
+from energon_pack.config import Format, OnDamaged, PackConfig, SourceConfig, Stage, plain
+from energon_pack.current import check_media
 from energon_pack.cutting import CUTTING, cut_overlong
 from energon_pack.demo import NUM_SAMPLES, make_demo
+from energon_pack.draws import parse_slice
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.files import write_whole
 from energon_pack.items import Lengths
-from energon_pack.lengths import MeasuredShard, check_unchanged, first_samples, index_shards, measure_shards
+from energon_pack.lengths import (
+    MeasuredShard,
+    check_unchanged,
+    draw_samples,
+    first_samples,
+    index_shards,
+    measure_shards,
+)
 from energon_pack.metadata import write_metadata
 from energon_pack.naming import content_settings, shards_identity
 from energon_pack.plan import PackingSettings, PackPlan, plan_packs
@@ -39,7 +48,8 @@ from energon_pack.publish import (
 )
 from energon_pack.record import ReadSettings
 from energon_pack.shards import ShardJob, WrittenShard, write_shard
-from energon_pack.sources.find import find_shards
+from energon_pack.sources.find import Source, find_shards
+from energon_pack.sources.meta import find_lines
 from energon_pack.templates import ModelSettings, Template, load_saved, local_folder, prepare_template
 
 Settings = TypeVar("Settings")
@@ -68,7 +78,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
         source_path, processor = _demo(cache_dir, config.model.processor)
     if processor is None:
         raise PackError(f"+model={config.model.name} needs model.processor, a folder or a hub id")
-    source = find_shards(source_path, config.source.split)
+    source = _find(source_path, config.source)
     refuse_source(final, cache_dir, source)
 
     progress = Progress()
@@ -87,18 +97,20 @@ def pack(config: PackConfig) -> dict[str, Any]:
 
         with progress.measured("lengths"):
             num_excluded = sum(map(len, source.excluded.values()))
-            chosen = first_samples(indexed, config.source.limit, num_excluded)
+            drawn_samples = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
+            chosen = first_samples(drawn_samples, config.source.limit, num_excluded)
             engine = config.measure.engine.value
             measured = measure_shards(chosen, template_folder, read, engine, cache_dir, executor, progress)
 
         with progress.measured("plan"):
-            lengths = Lengths(measured, source.excluded, config.source.limit)
+            lengths = Lengths(measured, source.excluded, config.source.limit, config.output.flavor.value)
             if packing.overlong in CUTTING:
                 cut_overlong(lengths, measured, template_folder, read, engine, packing, cache_dir, executor, progress)
             plan = plan_packs(lengths.items, packing)
             check_overlong(lengths, plan, packing)
-            num_found = sum(item.num_samples for item in indexed) + source.num_left_out
-            figures = report.summarize(lengths, plan, packing, num_found)
+            num_repeated = sum(item.num_repeated for item in drawn_samples)
+            num_found = sum(item.num_rows for item in indexed) + source.num_left_out
+            figures = report.summarize(lengths, plan, packing, num_found, num_repeated)
         report.print_plan(figures)
         if not is_whole_run:
             report.print_stages(progress)
@@ -108,8 +120,8 @@ def pack(config: PackConfig) -> dict[str, Any]:
         job = AuditJob(drawn, template_folder, model.processor, read)
         template = load_saved(template_folder)
         bounds = shard_bounds(pack_bytes(lengths, plan), config.output.max_shard_packs, config.output.max_shard_bytes)
-        prefix = key_prefix(lengths, plan, config.seed, template.fingerprint)
-        identity = shards_identity(config, prefix, [(s.path, s.size, s.mtime_ns) for s in source.shards])
+        prefix = key_prefix(lengths, plan, [config.seed, config.source.slice, template.fingerprint])
+        identity = shards_identity(config, prefix, [_state(item) for item in measured])
         with staging_folder(final, identity) as staging:
             _write_ledger(staging / "skipped.jsonl", lengths, plan, packing)
             refuse_losses(figures, config.max_skipped, staging / "skipped.jsonl", final)
@@ -130,6 +142,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
                     _manifest(config, template, lengths, plan),
                 )
             with progress.measured("check"), discarding_shards(staging):
+                check_media([(item.shard, item.path) for item in measured], executor, progress)
                 check(staging, written, plan.num_packs, len(plan.items))
             with progress.measured("verify"):
                 audit = finish(auditing, measured, template)
@@ -149,6 +162,19 @@ def _settings(kind: type[Settings], node: Any, **more: Any) -> Settings:
     """The part of the config that a module takes, by the names of its fields; `more` goes before the node's."""
     values = {**plain(node), **more}
     return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]
+
+
+def _find(path: Any, settings: SourceConfig) -> Source:
+    """The files of a source."""
+    if settings.format is Format.jsonl:
+        return find_lines(path, settings.media_root)
+    return find_shards(path, settings.split)
+
+
+def _state(item: MeasuredShard) -> tuple[str, int, int, int]:
+    """What tells whether a killed run read the same: a file of lengths is written anew where media changed."""
+    when = item.path.stat().st_mtime_ns if item.shard.lines else 0
+    return item.shard.path, item.shard.size, item.shard.mtime_ns, when
 
 
 def _demo(cache_dir: Path, processor: str | None) -> tuple[str, str]:
@@ -186,6 +212,7 @@ def _write(
             source={name: shards[name] for name in names},
             settings=_settings(ReadSettings, config.source),
             fingerprint=fingerprint,
+            flavor=config.output.flavor.value,
         )
         for number, names in enumerate(reads)
     )

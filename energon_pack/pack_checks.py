@@ -13,9 +13,10 @@ from energon_pack.findings import short
 from energon_pack.manifest import FORMAT
 from energon_pack.media import video_extension
 from energon_pack.packed import PART_OF, PackFiles
+from energon_pack.packs import part_names
 from energon_pack.record import ReadSettings, load_json, parse_record
 from energon_pack.sample import Part, Skip, media_type, place_media
-from energon_pack.shards import Member, part_names
+from energon_pack.shards import Member
 
 _KINDS = {"i": "image", "v": "video"}
 _NAME = re.compile(r"s(\d{3,})\.([iv])(\d{2,})\.[a-z0-9]+")
@@ -250,7 +251,10 @@ def plan(pack: Pack, members: Sequence[Member] | None) -> Iterator[str]:
     if members is None:
         yield "it is not in the plan"
         return
-    names = [list(part_names(index, member)) for index, member in enumerate(members)]
+    names = [
+        part_names("packed_multi_mix_qa", index, [part[3:] for part in member.parts])
+        for index, member in enumerate(members)
+    ]
     wanted: dict[str, list[Any]] = {
         "sample_ids": [member.sample_id for member in members],
         "token_lens": [member.token_len for member in members],
@@ -283,7 +287,7 @@ def samples_of(pack: Pack, members: Sequence[Member] | None) -> Iterator[tuple[s
     ids = pack.meta.get("sample_ids", ())
     if members is not None and [member.sample_id for member in members] == ids:
         for member in members:
-            yield f"{member.shard}/{member.key}", member.cut.part if member.cut else None
+            yield member.sample, member.cut.part if member.cut else None
         return
     for sample_id in ids:
         sample, mark, part = sample_id.rpartition("#")

@@ -20,6 +20,7 @@ from energon_pack.bins import Ints
 from energon_pack.errors import PackError
 from energon_pack.items import Lengths
 from energon_pack.measuring import LENGTHS_SCHEMA
+from energon_pack.packs import CAPTIONING
 from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan
 from energon_pack.sample import Reason
 
@@ -48,18 +49,30 @@ def check_overlong(lengths: Lengths, plan: PackPlan, settings: PackingSettings) 
 
 def ledger(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> Iterator[dict[str, Any]]:
     """One entry of `skipped.jsonl` for each sample in no pack, in the order of the source."""
-    columns = ["key", "reason", "detail", "media_type", "token_len", "num_images", "num_visual_tokens"]
+    columns = [
+        "key",
+        "reason",
+        "detail",
+        "media_type",
+        "token_len",
+        "num_images",
+        "num_visual_tokens",
+        "not_captioning",
+    ]
     for start, shard, table in lengths.tables(columns, with_parts=False):
         end = start + table.num_rows
         left_out = plan.left_out[start:end]
+        table = table.set_column(1, "reason", lengths.reason(table))
         is_out = ((left_out > 0) | pc.is_valid(table["reason"]).to_numpy()) & ~lengths.is_cut[start:end]
         rows = table.filter(pa.array(is_out)).to_pylist()
         for row, code in zip(rows, left_out[is_out], strict=True):
             reason, detail = row["reason"], row["detail"]
-            if reason is None:
+            if reason == Reason.NOT_IN_FLAVOR:
+                detail = f"output.flavor={CAPTIONING} has no place for it: {row['not_captioning']}"
+            elif reason is None:
                 reason, detail = _policy(row, LEFT_OUT[code], settings)
             yield {
-                "sample_id": f"{shard}/{row['key']}",
+                "sample_id": shard.sample_id(row["key"]),
                 "reason": reason,
                 "detail": detail,
                 "media_type": row["media_type"],
@@ -115,9 +128,9 @@ def pack_bytes(lengths: Lengths, plan: PackPlan) -> Ints:
     return plan.per_pack(lengths.num_bytes) + 2 * _BLOCK
 
 
-def key_prefix(lengths: Lengths, plan: PackPlan, seed: int, fingerprint: str) -> str:
-    """What the keys of this dataset's packs begin with: the same for the same plan, another for another."""
-    digest = hashlib.sha256(json.dumps([fingerprint, seed, lengths.shard_names]).encode())
+def key_prefix(lengths: Lengths, plan: PackPlan, settings: list[Any]) -> str:
+    """What the keys of this dataset's packs begin with: the same for the same, another for another."""
+    digest = hashlib.sha256(json.dumps([settings, lengths.shard_names]).encode())
     for array in (lengths.items.lens, plan.starts, plan.items):
         digest.update(array.astype("<i8").tobytes())
     return digest.hexdigest()[:8]
@@ -180,7 +193,7 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
 
     for start, shard, table in lengths.tables(_COLUMNS):
         mine = place[start : start + table.num_rows]
-        table = table.add_column(0, "shard", pa.array([shard]).take(pa.array(np.zeros(len(mine), np.int64))))
+        table = table.add_column(0, "shard", pa.array([shard.name]).take(pa.array(np.zeros(len(mine), np.int64))))
         table = table.append_column("place", pa.array(mine)).filter(pa.array(mine >= 0))
         waiting.append(table)
         if sum(table.num_rows for table in waiting) >= _ROWS:

@@ -31,7 +31,8 @@ def refuse_source(final: Path, cache_dir: Path, source: Source) -> None:
             inside = place.parent
         if inside is not None:
             raise PackError(f"{knob}: {path} lies in the source {inside}, which is never written to: choose another")
-    around = next((folder for folder in sorted(beside) if folder.is_relative_to(final.resolve())), None)
+    media = {Path(shard.lines.media_root).resolve() for shard in source.shards if shard.lines is not None}
+    around = next((folder for folder in sorted(beside | media) if folder.is_relative_to(final.resolve())), None)
     if around is not None:
         raise PackError(f"the source {around} lies in {final}: choose another output.dir or output.name")
 

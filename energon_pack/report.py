@@ -28,11 +28,14 @@ from energon_pack.sample import Reason
 _UNKNOWN = "unknown"  # media type of samples that could not be read
 
 
-def summarize(lengths: Lengths, plan: PackPlan, settings: PackingSettings, num_found: int) -> dict[str, Any]:
+def summarize(
+    lengths: Lengths, plan: PackPlan, settings: PackingSettings, num_found: int, num_repeated: int = 0
+) -> dict[str, Any]:
     """The figures of a plan, as report.json has them.
 
     Args:
         num_found: samples in the source, those that its settings leave out among them.
+        num_repeated: draws of samples that were drawn before.
 
     Raises:
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
@@ -59,7 +62,8 @@ def summarize(lengths: Lengths, plan: PackPlan, settings: PackingSettings, num_f
     capacity = settings.max_token_len
     return {
         "samples_in": num_samples,
-        "samples_excluded": num_found - num_samples,
+        "samples_excluded": num_found + num_repeated - num_samples,
+        "samples_repeated": num_repeated,
         "samples_packed": int(is_packed.sum()),
         "samples_skipped": reasons.total(),
         "samples_cut": int(lengths.is_cut.sum()),
@@ -141,7 +145,11 @@ def print_plan(figures: Mapping[str, Any]) -> None:
     console = _console()
     console.print(table)
     if figures["samples_excluded"]:
-        console.print(f"excluded: {figures['samples_excluded']:,} by split, exclude or source.limit")
+        console.print(
+            f"excluded: {figures['samples_excluded']:,} by split, exclude, slice, sample_ratio or source.limit"
+        )
+    if figures["samples_repeated"]:
+        console.print(f"repeated: {figures['samples_repeated']:,} draws by sample_ratio")
     for reason, number in figures["skipped_by_reason"].items():
         console.print(f"skipped: {number:,} {reason}")
     if figures["samples_cut"]:

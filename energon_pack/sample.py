@@ -39,11 +39,12 @@ class Reason(str, Enum):
     TRUNCATED_TAR = "truncated_tar"
     OVERLONG = "overlong"
     OVER_CAP = "over_cap"
+    NOT_IN_FLAVOR = "not_in_flavor"
 
     @property
     def is_policy(self) -> bool:
         """A choice of the settings, not a fault of the data: does not count against `max_skipped`."""
-        return self in (Reason.OVERLONG, Reason.OVER_CAP)
+        return self in (Reason.OVERLONG, Reason.OVER_CAP, Reason.NOT_IN_FLAVOR)
 
 
 class Skip(Exception):
@@ -59,7 +60,7 @@ class Skip(Exception):
 
 
 class Part(NamedTuple):
-    """One file of a sample: where its bytes are in the shard."""
+    """One file of a sample: where its bytes are in the shard, or in a file of their own that its name names."""
 
     name: str
     offset: int
@@ -72,9 +73,9 @@ def kind_by_name(part: str) -> str | None:
     return "image" if extension in IMAGE_EXTENSIONS else "video" if extension in VIDEO_EXTENSIONS else None
 
 
-def media_type_by_name(parts: Sequence[Part]) -> str | None:
+def media_type_by_name(names: Sequence[str]) -> str | None:
     """What a sample seems to be by the names of its parts; None where there are no media."""
-    kinds = [kind for part in parts if (kind := kind_by_name(part.name))]
+    kinds = [kind for name in names if (kind := kind_by_name(name))]
     return media_type(kinds) if kinds else None
 
 

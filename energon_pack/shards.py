@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,15 +23,17 @@ from energon_pack.cut import Cut, stored
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
-from energon_pack.record import ReadSettings
-from energon_pack.sample import Skip, media_type
+from energon_pack.packs import Conversation, pack_value, part_names
+from energon_pack.record import ReadSettings, Record
+from energon_pack.sample import Part, Skip
 from energon_pack.sources import wds
 from energon_pack.sources.find import Shard
+from energon_pack.sources.lines import LINE
+from energon_pack.sources.reader import Reader, changed, record_of
 from energon_pack.sources.tar import is_header_of
 from energon_pack.tar_writer import TarWriter, tar_len
 
 _BLOCK = tarfile.BLOCKSIZE
-_MAX_OPEN_SHARDS = 64
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class ShardJob:
     source: dict[str, Shard]  # those it reads, by name
     settings: ReadSettings
     fingerprint: str
+    flavor: str
 
 
 @dataclass(frozen=True)
@@ -111,8 +114,13 @@ class Member(NamedTuple):
     parts: list[tuple[str, int, int, str, str]]  # name, offset, size, kind, extension
 
     @property
+    def sample(self) -> str:
+        """`<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
+        return f"{self.shard}{':' if self.record_part == LINE else '/'}{self.key}"
+
+    @property
     def sample_id(self) -> str:
-        return f"{self.shard}/{self.key}" + (f"#{self.cut.part}" if self.cut else "")
+        return self.sample + (f"#{self.cut.part}" if self.cut else "")
 
 
 def members_of(table: pa.Table) -> Iterator[tuple[str, Member]]:
@@ -124,68 +132,53 @@ def members_of(table: pa.Table) -> Iterator[tuple[str, Member]]:
 
 
 def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "Sources", job: ShardJob) -> None:
-    names = [list(part_names(index, member)) for index, member in enumerate(members)]
-    kinds = [part[3] for member in members for part in member.parts]
-    value = {
-        "messages": [conversation(member, sources, job.settings) for member in members],
-        "media_files": names,
-        "media_type": media_type(kinds),
-        "_meta": {
-            "format": FORMAT,
-            "pack_id": key,
-            "sample_ids": [member.sample_id for member in members],
-            "token_lens": [member.token_len for member in members],
-            "num_supervised": [member.num_supervised for member in members],
-            "total_token_len": sum(member.token_len for member in members),
-            "fingerprint": job.fingerprint,
-            "source_parts": [[part[0] for part in member.parts] for member in members],
-        },
+    conversations = [conversation(member, sources, job.settings) for member in members]
+    meta = {
+        "format": FORMAT,
+        "pack_id": key,
+        "sample_ids": [member.sample_id for member in members],
+        "token_lens": [member.token_len for member in members],
+        "num_supervised": [member.num_supervised for member in members],
+        "total_token_len": sum(member.token_len for member in members),
+        "fingerprint": job.fingerprint,
+        "source_parts": [[part[0] for part in member.parts] for member in members],
     }
+    value = pack_value(job.flavor, conversations, meta)
     tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
-    for member, member_names in zip(members, names, strict=True):
-        for name, (part, offset, size, _, _) in zip(member_names, member.parts, strict=True):
-            header = tar.copy(f"{key}.{name}", sources.fd(member.shard), offset, size, _BLOCK)
+    for index, (member, own) in enumerate(zip(members, conversations, strict=True)):
+        lead = sources.lead(member)
+        names = part_names(job.flavor, index, own.media)
+        for name, (part, offset, size, _, _) in zip(names, member.parts, strict=True):
+            fd = sources.fd_of(member, Part(part, offset, size))
+            header = tar.copy(f"{key}.{name}", fd, offset, size, lead)
             sources.check_header(header, member, part, size)
 
 
-def part_names(index: int, member: Member) -> Iterator[str]:
-    """`s003.i00.jpg`: the member, the nth of its images or videos, the extension of the content."""
-    counts = {"image": 0, "video": 0}
-    for _, _, _, kind, extension in member.parts:
-        yield f"s{index:03d}.{kind[0]}{counts[kind]:02d}.{extension}"
-        counts[kind] += 1
-
-
-def conversation(member: Member, sources: "Sources", settings: ReadSettings) -> dict[str, Any]:
-    """A member as the pack's JSON holds it: its messages, and its other fields untouched.
-
-    A field whose name the pack itself uses is under `source_fields`.
+def conversation(member: Member, sources: "Sources", settings: ReadSettings) -> Conversation:
+    """What a pack holds of a member beside its media.
 
     Raises:
         PackError: its shard is not what was measured.
     """
-    size = member.record_size
-    raw = os.pread(sources.fd(member.shard), _BLOCK + size, member.record_offset - _BLOCK)
-    sources.check_header(raw[:_BLOCK], member, member.record_part, size)
-    kinds = [part[3] for part in member.parts]
-    has_media = bool(kinds or (member.cut and member.cut.kinds))
+    media = [(kind, extension) for _, _, _, kind, extension in member.parts]
     try:
-        record = wds.record_of(raw[_BLOCK:], member.record_part, has_media, settings)
-        messages, fields = stored(record, kinds, member.cut)
+        record = sources.record_of(member, settings)
+        messages, fields = stored(record, [kind for kind, _ in media], member.cut)
     except Skip as skip:  # it was read well when it was measured
-        raise sources.changed(member.shard) from skip
-    value: dict[str, Any] = {"messages": messages, **({"tools": record.tools} if record.tools else {})}
-    clashing = {name: field for name, field in fields.items() if name in ("messages", "tools", "source_fields")}
-    value |= {name: field for name, field in fields.items() if name not in clashing}
-    return value | ({"source_fields": clashing} if clashing else {})
+        raise sources.changed(member) from skip
+    return Conversation(messages, record.tools, fields, media)
 
 
 class Sources:
-    """Open source shards, the least recently used closed first."""
+    """The source shards of a job, open."""
 
     def __init__(self, shards: dict[str, Shard]):
         self._shards = shards
-        self._open: dict[str, int] = {}
+        self._reader = Reader()
+
+    def lead(self, member: Member) -> int:
+        """Bytes of the header that stands before each part of a member: a file of its own has none."""
+        return _BLOCK if self._shards[member.shard].lines is None else 0
 
     def check_header(self, header: bytes, member: Member, part: str, size: int) -> None:
         """Compare what stands before the bytes of a part with the header it had when it was measured.
@@ -193,37 +186,40 @@ class Sources:
         Raises:
             PackError: the shard is not what was measured.
         """
-        if not is_header_of(header, f"{member.key}.{part}", size):
-            raise self.changed(member.shard)
+        if self.lead(member) and not is_header_of(header, f"{member.key}.{part}", size):
+            raise self.changed(member)
 
-    def changed(self, name: str) -> PackError:
-        path = self._shards[name].path
-        return PackError(f"{path} changed since it was measured; `touch` it and run again: it is then measured anew")
+    def record_of(self, member: Member, settings: ReadSettings) -> Record:
+        """The record of a member.
 
-    def fd(self, name: str) -> int:
-        """A descriptor of a shard whose size and time are still those that were measured."""
-        fd = self._open.pop(name, None)
-        if fd is None:
-            if len(self._open) >= _MAX_OPEN_SHARDS:
-                os.close(self._open.pop(next(iter(self._open))))
-            fd = self._open_same(self._shards[name])
-        self._open[name] = fd
+        Raises:
+            Skip, PackError: the shard is not what was measured.
+        """
+        shard, lead = self._shards[member.shard], self.lead(member)
+        raw = os.pread(self._reader.fd(shard), lead + member.record_size, member.record_offset - lead)
+        self.check_header(raw[:lead], member, member.record_part, member.record_size)
+        has_media = bool(member.parts or (member.cut and member.cut.kinds))
+        return record_of(shard, raw[lead:], member.record_part, has_media, settings)
+
+    def fd_of(self, member: Member, part: Part) -> int:
+        """A descriptor in which a part of a member lies at its offset.
+
+        Raises:
+            PackError: its shard, or the file that it is, is not what was measured.
+        """
+        return self._reader.fd_of(self._shards[member.shard], part)
+
+    def checked_fd(self, member: Member, part: Part) -> int:
+        """As `fd_of`, after a look at the header that stands before the part."""
+        fd, lead = self.fd_of(member, part), self.lead(member)
+        self.check_header(os.pread(fd, lead, part.offset - lead), member, part.name, part.size)
         return fd
 
-    def _open_same(self, shard: Shard) -> int:
-        try:
-            fd = os.open(shard.path, os.O_RDONLY)
-        except OSError as error:
-            raise PackError(f"{shard.path}: {error.strerror}") from None
-        status = os.fstat(fd)
-        if (status.st_size, status.st_mtime_ns) != (shard.size, shard.mtime_ns):
-            os.close(fd)
-            raise self.changed(shard.name)
-        return fd
+    def changed(self, member: Member) -> PackError:
+        return changed(self._shards[member.shard])
 
     def __enter__(self) -> "Sources":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in self._open.values():
-            os.close(fd)
+        self._reader.__exit__()

@@ -14,8 +14,9 @@ from energon_pack.findings import Hashes, hashes, joined, named, short
 from energon_pack.packed import REPORT, at
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
-from energon_pack.sources import wds
 from energon_pack.sources.find import Shard, Source, find_shards
+from energon_pack.sources.meta import find_lines
+from energon_pack.sources.reader import index_shard
 
 _Job = tuple[Shard, frozenset[str]]
 
@@ -38,7 +39,10 @@ def find_source(folder: Path, report: Mapping[str, Any], given: Sequence[str]) -
     elif not isinstance(path, str) and not (isinstance(path, list) and all(isinstance(p, str) for p in path)):
         raise PackError(f"{folder}/{REPORT} has config.source.path={short(path)}: --source PATH says where it is")
     split = settings.get("split")
+    root = settings.get("media_root")
     try:
+        if settings.get("format") == "jsonl":
+            return find_lines(path, root if isinstance(root, str) else None)
         return find_shards(path, split if isinstance(split, str) else None)
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where the source is now)") from None
@@ -106,6 +110,6 @@ def _samples_of(job: _Job) -> Hashes | str:
 
 def _names(job: _Job) -> Iterator[str]:
     shard, excluded = job
-    for key in wds.index_shard(shard)["key"].to_pylist():
+    for key in index_shard(shard)["key"].to_pylist():
         if key not in excluded:
-            yield f"{shard.name}/{key}"
+            yield shard.sample_id(key)

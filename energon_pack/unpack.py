@@ -29,9 +29,10 @@ from energon_pack.progress import Progress
 from energon_pack.publish import staging_folder
 from energon_pack.report import say
 from energon_pack.sample import kind_by_name, media_type
-from energon_pack.shards import Member, Sources
+from energon_pack.shards import Member
 from energon_pack.source_checks import read_settings
 from energon_pack.sources.find import Shard
+from energon_pack.sources.reader import Reader
 from energon_pack.tar_writer import TarWriter
 from energon_pack.tool import count, parser, run
 from energon_pack.verifying import packs_of
@@ -83,13 +84,13 @@ def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
         tars = staging / "tars"
         taken = set(spill.places)
         packed = {path.name: Shard(path.name, str(path), (s := path.stat()).st_size, s.st_mtime_ns) for path in paths}
-        with progress.stage("write", len(spill.places), "shards") as advance, Sources(packed) as sources:
+        with progress.stage("write", len(spill.places), "shards") as advance, Reader() as reader:
             for shard in sorted(spill.places):
                 rows = spill.rows_of(shard)
                 names = _tar_names(shard, -(-len(rows) // max_shard_samples), taken)
                 for number, name in enumerate(names):
                     some = rows[number * max_shard_samples : (number + 1) * max_shard_samples]
-                    _write_tar(tars / name, some, sources, spill)
+                    _write_tar(tars / name, some, packed, reader, spill)
                 advance(1)
         sync_file_system(staging)
         os.rename(tars, out)  # in the place of an empty folder, too
@@ -252,14 +253,14 @@ def _tar_names(shard: str, number: int, taken: set[str]) -> list[str]:
         stem += "_"
 
 
-def _write_tar(path: Path, rows: list[_Row], sources: Sources, spill: _Spill) -> None:
+def _write_tar(path: Path, rows: list[_Row], packed: dict[str, Shard], reader: Reader, spill: _Spill) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb", buffering=0) as file:
         tar = TarWriter(file.fileno())
         for row in rows:
             tar.add(f"{row['key']}.json", spill.read(row["offset"], row["size"]))
             for part in row["media"]:
-                tar.copy(f"{row['key']}.{part['name']}", sources.fd(row["packed"]), part["offset"], part["size"])
+                tar.copy(f"{row['key']}.{part['name']}", reader.fd(packed[row["packed"]]), part["offset"], part["size"])
         tar.end()
 
 

@@ -7,7 +7,8 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from energon_pack.config import GroupBy, Overlong, PackConfig, plain
+from energon_pack.config import Format, GroupBy, Overlong, PackConfig, plain
+from energon_pack.draws import parse_slice
 from energon_pack.errors import PackError
 
 
@@ -101,10 +102,15 @@ def _check_values(config: PackConfig) -> None:
     for name, text in (("output.name", output.name), ("output.shard_prefix", output.shard_prefix)):
         if text is not None and (not text or set(text) & set("/\\{},") or text.startswith(".")):
             raise PackError(f"{name}={text!r}: no slash, brace, comma or leading dot")
+    parse_slice(config.source.slice)
     path = config.source.path
+    if path is None and config.source.format is Format.jsonl:
+        raise PackError(
+            "source=jsonl needs source.path: a *.jsonl file, a folder, a glob, a meta file, or a list of these"
+        )
     entries = path if isinstance(path, list) else [path]
     if path is not None and not (entries and all(isinstance(entry, str) and entry for entry in entries)):
-        raise PackError(f"source.path={path!r}: a folder, a tar, a glob, or a list of these")
+        raise PackError(f"source.path={path!r}: a folder, a file, a glob, or a list of these")
 
 
 def _read_text(name: str, path: str) -> str:

@@ -18,6 +18,7 @@ from energon_pack.findings import Findings, Hashes, hashed, short
 from energon_pack.media import open_image, open_part, probe
 from energon_pack.pack_checks import Pack
 from energon_pack.packed import PackFiles, PlanFile, opened, packs_in
+from energon_pack.packs import own_value
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Skip
 from energon_pack.shards import Member, Sources, conversation
@@ -215,7 +216,7 @@ def _check_source(
             findings.add("source text", where, [f"{what} {short(member.shard)}"])
             continue
         try:
-            wanted = conversation(member, sources, job.read)
+            wanted = own_value(conversation(member, sources, job.read))
         except (PackError, OSError, IndexError) as error:  # IndexError: it is cut at a turn that it does not have
             findings.add("source text", where, [str(error)])
         else:
@@ -228,7 +229,10 @@ def _check_source(
 
 def _is_within(member: Member, shard: Shard) -> bool:
     """Whether a source shard is long enough: a damaged plan may ask for any number of bytes."""
-    places = [(member.record_offset, member.record_size), *(part[1:3] for part in member.parts)]
+    record = member.record_offset, member.record_size
+    if shard.lines:  # media are files of their own
+        return record[0] >= 0 and record[1] >= 0 and sum(record) <= shard.size
+    places = [record, *(part[1:3] for part in member.parts)]
     return all(offset >= BLOCK and size >= 0 and offset + size <= shard.size for offset, size in places)
 
 
@@ -273,8 +277,7 @@ def _media_differ(
         return  # `parts` says so
     its_name, offset, size = source
     try:
-        source_fd = sources.fd(member.shard)
-        sources.check_header(os.pread(source_fd, BLOCK, offset - BLOCK), member, its_name, size)
+        source_fd = sources.checked_fd(member, Part(its_name, offset, size))
         if part.size != size:
             yield f"{name} has {part.size} bytes, {its_name} in the source {size}"
             return

@@ -11,14 +11,18 @@ from typing import Any
 
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
+from energon_pack.flavors import PackedCaptioningSample
 from energon_pack.loading import load_template
 from energon_pack.media import Media
+from energon_pack.packs import captioning_messages
 from energon_pack.templates import Sample, Template
 
 
 def member_tokens(template: Template, pack: Any, index: int) -> list[int]:
-    """Token ids of one member of a `PackedMultiMixQASample`, its image placeholders expanded."""
+    """Token ids of one member of a pack of either flavour, its image placeholders expanded."""
     media = [Media("image", *image.size) for image in pack.images[index]]
+    if isinstance(pack, PackedCaptioningSample):
+        return template.encode(Sample(captioning_messages(pack, index), media)).ids
     return template.encode(Sample(pack.messages[index], media, pack.tools[index])).ids
 
 
@@ -47,7 +51,7 @@ def main() -> None:
             num_tokens += len(ids)
             num_images += len([image.load() for image in pack.images[index]])
         num_packs += 1
-        num_members += len(pack.messages)
+        num_members += len(pack.token_lens)
     print(
         f"{num_packs} packs, {num_members} members, {num_images} images, {num_tokens:,} tokens: all lengths as measured"
     )

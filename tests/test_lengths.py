@@ -96,7 +96,7 @@ def test_each_bad_sample_costs_itself(measure, tmp_path) -> None:  # type: ignor
     found = {row["key"]: row for row in rows(measure(write_tar(tmp_path / "s" / "x.tar", members)))}
     assert {key: (row["reason"], row["media_type"]) for key, row in found.items()} == {
         "good": (None, "image"),
-        "no_image": ("missing_media", "text"),
+        "no_image": ("missing_media", "image"),
         "cut": ("unreadable_media", "image"),
         "broken": ("invalid_json", None),
         "wide": ("unreadable_media", "image"),

@@ -6,13 +6,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import picture, write_tar
+from conftest import write_tar
 from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.shards import Sources
-from energon_pack.sources.find import Shard
 from energon_pack.tar_writer import TarWriter, tar_header
 
 
@@ -58,29 +56,6 @@ def test_copy_without_the_kernels_help(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
     test_a_tar_is_what_tarfile_writes(tmp_path, 3_000_000)
-
-
-def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar", {"a.jpg": picture()})
-    status = path.stat()
-    shard = Shard("x.tar", str(path), status.st_size, status.st_mtime_ns)
-    with Sources({"x.tar": shard}) as sources:
-        assert os.pread(sources.fd("x.tar"), 5, 0) == b"a.jpg"
-    os.utime(path, ns=(1, 1))
-    with Sources({"x.tar": shard}) as sources, pytest.raises(PackError, match="changed"):
-        sources.fd("x.tar")
-
-
-def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_pack.shards._MAX_OPEN_SHARDS", 2)
-    shards = {}
-    for i in range(4):
-        path = write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})
-        shards[path.name] = Shard(path.name, str(path), path.stat().st_size, path.stat().st_mtime_ns)
-    with Sources(shards) as sources:
-        for name in ["0.tar", "1.tar", "0.tar", "2.tar", "3.tar", "0.tar"]:
-            assert os.pread(sources.fd(name), 2, 0) == f"k{name[0]}".encode()
-            assert len(sources._open) <= 2
 
 
 def test_reading_back_with_tarfile() -> None:

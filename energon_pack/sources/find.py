@@ -1,11 +1,11 @@
-"""Which tars a source is: folders, tars and globs, less what Energon's split or excludes leave out."""
+"""Which files a source is: folders, tars or JSONL, globs, less what Energon's split or excludes leave out."""
 
 import glob
 import os
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
@@ -13,27 +13,46 @@ from energon_pack.errors import PackError
 from energon_pack.sources.selection import Selection
 from energon_pack.sources.tar import compression
 
+_TARS = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 _COMPRESSED_NAMES = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
 @dataclass(frozen=True)
+class Lines:
+    """How the samples of a JSONL file are read; names are those of LLaMA-Factory's and Automodel's meta files."""
+
+    media_root: str
+    #: field → what it is called in this file
+    columns: tuple[tuple[str, str], ...] = ()
+    #: `role_tag`, `user_tag` … → how a message spells it
+    tags: tuple[tuple[str, str], ...] = ()
+    #: how often a sample is drawn
+    ratio: float = 1.0
+
+
+@dataclass(frozen=True)
 class Shard:
-    """One source tar, and how to tell whether it is still the same."""
+    """One source file, and how to tell whether it is still the same."""
 
     name: str  # path relative to the source, with forward slashes
     path: str
     size: int
     mtime_ns: int
+    lines: Lines | None = None  # None: a tar
+
+    def sample_id(self, key: str) -> str:
+        """`<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
+        return f"{self.name}{':' if self.lines else '/'}{key}"
 
 
 @dataclass(frozen=True)
 class Source:
-    """The tars that `source.path` names, and what of them is left out."""
+    """The files that `source.path` names, and what of them is left out."""
 
     shards: list[Shard]  # in name order
     folders: frozenset[Path]  # named as a whole: nothing may be written anywhere in them
-    excluded: dict[str, frozenset[str]]  # shard name → keys of the samples left out
-    num_left_out: int  # samples of shards left out whole, as far as the source says
+    excluded: dict[str, frozenset[str]] = field(default_factory=dict)  # shard name → keys of the samples left out
+    num_left_out: int = 0  # samples of shards left out whole, as far as the source says
 
 
 def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
@@ -52,10 +71,10 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
     excluded: dict[str, frozenset[str]] = {}  # by real path
     selection = Selection(split)
     for entry in [path] if isinstance(path, str) else path:
-        root, entry_folders, files = _expand(os.path.expanduser(entry))
+        root, entry_folders, files = expand(os.path.expanduser(entry))
         roots.append(root)
         folders += entry_folders
-        tars = list(chain(files, *map(_walk, entry_folders)))
+        tars = list(chain(files, *(walk(folder, _TARS) for folder in entry_folders)))
         if not tars:
             raise PackError(f"source.path={entry}: no *.tar there")
         for tar in tars:
@@ -73,14 +92,19 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
     common = os.path.commonpath([os.path.abspath(root) for root in roots])
     names = {real: Path(os.path.relpath(tar, common)).as_posix() for real, tar in found.items()}
     return Source(
-        shards=sorted((_shard(names[real], tar) for real, tar in found.items()), key=lambda shard: shard.name),
+        shards=sorted((shard_of(names[real], tar) for real, tar in found.items()), key=lambda shard: shard.name),
         folders=frozenset(Path(folder).resolve() for folder in folders),
         excluded={names[real]: keys for real, keys in excluded.items() if keys},
         num_left_out=selection.num_left_out,
     )
 
 
-def _shard(name: str, path: str) -> Shard:
+def shard_of(name: str, path: str, lines: Lines | None = None) -> Shard:
+    """A file as it is now.
+
+    Raises:
+        PackError: it is not a regular file, or its name can't stand in the ledger.
+    """
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise PackError(f"source.path: {path} is not a regular file")
@@ -90,25 +114,26 @@ def _shard(name: str, path: str) -> Shard:
         raise PackError(
             f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
         ) from None
-    return Shard(name, os.path.abspath(path), status.st_size, status.st_mtime_ns)
+    return Shard(name, os.path.abspath(path), status.st_size, status.st_mtime_ns, lines)
 
 
-def _expand(entry: str) -> tuple[str, list[str], list[str]]:
+def expand(entry: str) -> tuple[str, list[str], list[str]]:
     """What an entry's names are relative to, and the folders and files it stands for."""
     if os.path.isdir(entry):
         return entry, [entry], []
     if os.path.isfile(entry):
         return os.path.dirname(entry) or ".", [], [entry]
     if not glob.has_magic(entry):
-        raise PackError(f"source.path={entry}: no such folder or tar")
+        raise PackError(f"source.path={entry}: no such folder or file")
     fixed = re.split(r"[*?\[]", entry, maxsplit=1)[0]
     matches = sorted(glob.glob(entry, recursive=True))
     files = [match for match in matches if os.path.isfile(match)]
     return os.path.dirname(fixed) or ".", [match for match in matches if os.path.isdir(match)], files
 
 
-def _walk(folder: str) -> list[str]:
-    tars = []
+def walk(folder: str, wanted: re.Pattern[str]) -> list[str]:
+    """Files of a folder, and of the folders in it, with names like that."""
+    found = []
     seen = set()
     for here, folders, files in os.walk(folder, followlinks=True, onerror=_raise):
         status = os.stat(here)
@@ -117,9 +142,8 @@ def _walk(folder: str) -> list[str]:
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        names = (f for f in files if not f.startswith(".") and (f.endswith(".tar") or _COMPRESSED_NAMES.search(f)))
-        tars += [os.path.join(here, name) for name in names]
-    return tars
+        found += [os.path.join(here, name) for name in files if not name.startswith(".") and wanted.search(name)]
+    return found
 
 
 def _raise(error: OSError) -> None:
@@ -128,12 +152,12 @@ def _raise(error: OSError) -> None:
 
 
 def compressed_error(path: str, number: int = 1) -> PackError:
-    """What to do about a compressed tar, with the command."""
+    """What to do about a compressed file, with the command."""
     with open(path, "rb") as file:
         command = compression(file.fileno()) or "unpack"
     stem = _COMPRESSED_NAMES.sub("", path).removesuffix(".tar")
     plain = f"{stem}.tar" if _COMPRESSED_NAMES.search(path) else f"{stem}.plain.tar"
     others = f" (and {number - 1} more)" if number > 1 else ""
     return PackError(
-        f"{path}{others} is compressed, tars are read in place: unpack it first: {command} < {path} > {plain}"
+        f"{path}{others} is compressed, sources are read in place: unpack it first: {command} < {path} > {plain}"
     )

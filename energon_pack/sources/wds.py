@@ -18,9 +18,6 @@ from energon_pack.sample import Reason, Skip
 from energon_pack.sources.find import Shard, compressed_error
 from energon_pack.sources.tar import NO_DATA, TarScan, compression
 
-#: Raised when the index of a shard would come out differently.
-INDEX_VERSION = 2
-
 _PART_TYPE = pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))
 INDEX_SCHEMA = pa.schema(
     [

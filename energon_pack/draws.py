@@ -1,0 +1,39 @@
+"""Which samples of a source are drawn, and how often: `sample_ratio` of a meta file, and `source.slice`. Pure."""
+
+from zlib import crc32
+
+import numpy as np
+
+from energon_pack.bins import Ints, random_keys
+from energon_pack.errors import PackError
+
+
+def drawn_rows(num_rows: int, ratio: float, name: str, seed: int) -> Ints:
+    """Rows of a shard, ascending: each `ratio` times, a broken one of them for some by chance.
+
+    Args:
+        name: of the shard, so that two do not draw alike.
+    """
+    whole = int(ratio)
+    count = np.full(num_rows, whole)
+    chance = np.argsort(random_keys(num_rows, seed, crc32(name.encode())), kind="stable")
+    count[chance[: round(num_rows * (ratio - whole))]] += 1
+    return np.repeat(np.arange(num_rows), count)
+
+
+def copy_numbers(rows: Ints) -> Ints:
+    """Of each of these ascending rows how often it came before."""
+    first: Ints = np.searchsorted(rows, rows)
+    return np.arange(len(rows)) - first
+
+
+def parse_slice(text: str | None) -> tuple[int, int]:
+    """`1/4` as (1, 4); None as (0, 1).
+
+    Raises:
+        PackError: anything else, or a number of a slice that does not exist.
+    """
+    number, slash, of = (text or "0/1").partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+        raise PackError(f"source.slice={text}: i/n with i from 0 to n - 1, as 0/4")
+    return int(number), int(of)

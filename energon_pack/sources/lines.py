@@ -1,0 +1,142 @@
+"""Where each sample of a JSONL file is: one JSON value a line, or the elements of one JSON array.
+
+The file is read in order, and memory holds 24 bytes a sample. Lines are numbered as an editor does; of an array, its
+elements are.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import re
+from array import array
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from energon_pack.errors import PackError
+from energon_pack.sample import Reason
+from energon_pack.sources.find import Shard
+from energon_pack.sources.tar import compression
+from energon_pack.sources.wds import INDEX_SCHEMA
+
+_Place = tuple[int, int, int]  # number, offset, size
+_BLANK = b" \t\r\n"
+_MARK = b"\xef\xbb\xbf"  # of UTF-8, at a file's start
+_LONGEST_FIRST_LINE = 64 << 20  # where a file has a list on every line
+#: What tells the elements of an array apart. A string is whole, so that nothing in it counts.
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]', re.DOTALL)
+
+#: `record_part` of a sample that is a line, not a file of a tar
+LINE = "line"
+
+
+def index_lines(shard: Shard) -> pa.Table:
+    """One row of `INDEX_SCHEMA` a sample; its key is the number of its line, or of its element.
+
+    Raises:
+        PackError: the file is compressed, or can't be opened.
+    """
+    numbers, offsets, sizes = (array("q") for _ in range(3))
+    bad: list[str] = []  # what ends an array before its end
+    with _open(shard) as file:
+        digest = _digest(file)
+        for number, offset, size in _elements(file, bad) if _is_array(file) else _lines(file):
+            numbers.append(number)
+            offsets.append(offset)
+            sizes.append(size)
+    num = len(numbers)
+    detail = pa.array([None] * (num - len(bad)) + bad, pa.string())
+    columns = {
+        "key": pa.array(np.array(numbers)).cast(pa.string()),
+        "record_part": pa.repeat(LINE, num),
+        "record_offset": pa.array(np.array(offsets)),
+        "record_size": pa.array(np.array(sizes)),
+        "parts": pa.ListArray.from_arrays(
+            pa.array(np.zeros(num + 1, np.int32)), pa.array([], INDEX_SCHEMA.field("parts").type.value_type)
+        ),
+        "reason": pa.array([None] * (num - len(bad)) + [Reason.INVALID_JSON.value] * len(bad), pa.string()),
+        "detail": detail,
+    }
+    return pa.table(columns, schema=INDEX_SCHEMA).replace_schema_metadata({"digest": digest})
+
+
+def is_unchanged(shard: Shard, schema: pa.Schema) -> bool:
+    """Whether a file still has the bytes it was indexed with; reads them all again."""
+    with _open(shard) as file:
+        return bool(schema.metadata[b"digest"].decode() == _digest(file))
+
+
+def _open(shard: Shard) -> BinaryIO:
+    try:
+        file = open(shard.path, "rb")  # noqa: SIM115 (the caller closes it)
+    except OSError as error:
+        raise PackError(f"{shard.path}: {error.strerror}") from None
+    if command := compression(file.fileno()):
+        stem, ending = os.path.splitext(shard.path)
+        plain = stem if ending in (".gz", ".bz2", ".xz", ".zst", ".lz4") else f"{stem}.plain{ending}"
+        file.close()
+        raise PackError(
+            f"{shard.path} is compressed, sources are read in place: unpack it first:"
+            f" {command} < {shard.path} > {plain}"
+        )
+    return file
+
+
+def _digest(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    file.seek(0)
+    return digest.hexdigest()
+
+
+def _is_array(file: BinaryIO) -> bool:
+    """Whether a file is one array, and not a list of messages on every line."""
+    first = next((line for line in iter(lambda: file.readline(_LONGEST_FIRST_LINE), b"") if line.strip(_BLANK)), b"")
+    more = any(line.strip(_BLANK) for line in iter(lambda: file.readline(_LONGEST_FIRST_LINE), b""))
+    file.seek(0)
+    if not first.removeprefix(_MARK).lstrip(_BLANK).startswith(b"["):
+        return False
+    try:
+        json.loads(first)
+    except ValueError:
+        return True
+    return not more
+
+
+def _lines(file: BinaryIO) -> Iterator[_Place]:
+    offset = 0
+    for number, line in enumerate(file, 1):
+        if not line.isspace():
+            yield number, offset, len(line.rstrip(_BLANK))
+        offset += len(line)
+
+
+def _elements(file: BinaryIO, bad: list[str]) -> Iterator[_Place]:
+    """The elements of an array; where it is not whole, one more for what follows the last whole one."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        depth = number = start = 0
+        for match in _TOKEN.finditer(data):
+            token = data[match.start() : match.start() + 1]
+            if token in b"[{":
+                depth += 1
+                start = match.end() if depth == 1 else start
+            elif token in b"]}":
+                depth -= 1
+            if (token == b"," and depth == 1) or (token == b"]" and depth == 0):
+                end = match.start()
+                while start < end and data[start] in _BLANK:
+                    start += 1
+                size = len(data[start:end].rstrip(_BLANK))
+                if size or token == b",":
+                    number += 1
+                    yield number, start, size
+                start = match.end()
+            if depth == 0:
+                break
+        if rest := data[start:].strip(_BLANK):
+            bad.append(f"the array is broken after element {number}: {rest[:40]!r} at byte {start}")
+            yield number + 1, start, len(data) - start

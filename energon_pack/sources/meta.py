@@ -1,0 +1,130 @@
+"""Which JSONL files a source is: folders, files, globs, and meta files that list others with how to read them.
+
+A meta file is `{name: {file_name, columns, tags, formatting, media_dir, sample_ratio}}`, as LLaMA-Factory's
+dataset_info.json and Automodel's are.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from energon_pack.errors import PackError
+from energon_pack.sources.find import Lines, Source, expand, shard_of, walk
+
+_JSONL = re.compile(r"\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
+_LARGEST_META = 16 << 20
+_ALPACA = {
+    "prompt": "instruction",
+    "query": "input",
+    "response": "output",
+    "system": "system",
+    "history": "history",
+}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    path: str
+    lines: Lines
+
+
+def find_lines(path: str | Sequence[str], media_root: str | None = None) -> Source:
+    """The JSONL files of a source.
+
+    Args:
+        path: a folder (searched recursively for *.jsonl), a file, a glob, a meta file, or a list of these.
+        media_root: what paths of media are relative to; None: the folder of their file, or a meta file's `media_dir`.
+
+    Raises:
+        PackError: nothing there, a file twice, or a meta file that names what is not a file here.
+    """
+    if media_root is not None and not os.path.isdir(os.path.expanduser(media_root)):
+        raise PackError(f"source.media_root={media_root}: no such folder")
+    roots: list[str] = []
+    folders: list[str] = []
+    found: dict[str, _Entry] = {}  # by real path
+    for entry in [path] if isinstance(path, str) else path:
+        root, entry_folders, files = expand(os.path.expanduser(entry))
+        roots.append(root)
+        folders += entry_folders
+        files += [file for folder in entry_folders for file in walk(folder, _JSONL)]
+        if not files:
+            raise PackError(f"source.path={entry}: no *.jsonl there; name *.json files by themselves or by a glob")
+        for file in files:
+            for item in _entries(file, media_root):
+                real = os.path.realpath(item.path)
+                if found.setdefault(real, item).lines != item.lines:
+                    raise PackError(f"source.path={path}: {item.path} is there twice, to be read in two ways")
+    common = os.path.commonpath([os.path.abspath(place) for place in (*roots, *map(_folder, found.values()))])
+    shards = [
+        shard_of(Path(os.path.relpath(item.path, common)).as_posix(), item.path, item.lines) for item in found.values()
+    ]
+    return Source(
+        shards=sorted(shards, key=lambda shard: shard.name),
+        folders=frozenset(Path(folder).resolve() for folder in folders),
+    )
+
+
+def _folder(item: _Entry) -> str:
+    return os.path.dirname(item.path)
+
+
+def _entries(path: str, media_root: str | None) -> Iterator[_Entry]:
+    """The file itself, or those a meta file lists."""
+    meta = _meta(path)
+    folder = os.path.dirname(os.path.abspath(path))
+    if meta is None:
+        yield _Entry(os.path.abspath(path), Lines(os.path.abspath(os.path.expanduser(media_root or folder))))
+        return
+    for name, value in sorted(meta.items()):
+        where = f"{path}: {name}"
+        file_name = value.get("file_name")
+        if not isinstance(file_name, str):
+            raise PackError(f"{where} has no file_name: only files that are here are read")
+        file = os.path.join(folder, os.path.expanduser(file_name))
+        if not os.path.isfile(file):
+            raise PackError(f"{where}: no such file {file}")
+        columns = _names(value.get("columns"), f"{where}: columns")
+        if value.get("formatting") == "alpaca" or columns.keys() & {"prompt", "response"}:
+            columns = _ALPACA | columns
+        media_dir = media_root or os.path.join(folder, os.path.expanduser(value.get("media_dir") or ""))
+        ratio = value.get("sample_ratio", 1.0)
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1000:
+            raise PackError(f"{where}: sample_ratio is {ratio!r}, not a number of draws of each sample")
+        yield _Entry(
+            os.path.abspath(file),
+            Lines(
+                os.path.abspath(os.path.expanduser(media_dir)),
+                tuple(sorted(columns.items())),
+                tuple(sorted(_names(value.get("tags"), f"{where}: tags").items())),
+                float(ratio),
+            ),
+        )
+
+
+def _meta(path: str) -> dict[str, dict[str, Any]] | None:
+    """What a meta file says; None where the file holds samples."""
+    if not path.endswith(".json") or os.path.getsize(path) > _LARGEST_META:
+        return None
+    with open(path, "rb") as file:
+        raw = file.read()
+    if not raw.lstrip().startswith(b"{"):
+        return None
+    try:
+        value = json.loads(raw)
+    except ValueError:  # lines of samples, or none at all: indexing will tell
+        return None
+    is_meta = bool(value) and all(isinstance(item, dict) for item in value.values())
+    return value if is_meta else None
+
+
+def _names(value: Any, where: str) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
+        raise PackError(f"{where} is {str(value)[:80]}, not names by name")
+    return value

@@ -1,0 +1,180 @@
+"""Samples by their places: bytes of a shard, and of media in files of their own. Both kinds of source meet here."""
+
+import os
+import stat
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from energon_pack.errors import PackError
+from energon_pack.record import ReadSettings, Record, load_json, media_parts
+from energon_pack.sample import Part, Reason, Skip
+from energon_pack.sources import lines, wds
+from energon_pack.sources.find import Shard
+from energon_pack.sources.listing import parse_line
+from energon_pack.sources.lmdb_file import open_value, split_name
+
+#: Raised when the index of a shard would come out differently.
+INDEX_VERSION = 3
+
+_MOST_OPEN = 64
+
+
+class _File(NamedTuple):
+    fd: int
+    size: int
+    mtime_ns: int
+
+
+def index_shard(shard: Shard) -> pa.Table:
+    """Where each sample is: a row of `wds.INDEX_SCHEMA` each.
+
+    Raises:
+        PackError: the shard is compressed, or can't be opened.
+    """
+    return wds.index_shard(shard) if shard.lines is None else lines.index_lines(shard)
+
+
+def is_unchanged(shard: Shard, schema: pa.Schema) -> bool:
+    """Whether a shard is still what was indexed, its headers or its lines."""
+    module: Any = wds if shard.lines is None else lines
+    return bool(module.is_unchanged(shard, schema))
+
+
+def record_of(shard: Shard, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
+    """The record of a sample from the bytes of its JSON or text.
+
+    Raises:
+        Skip: as `parse_record`.
+    """
+    if shard.lines is None:
+        return wds.record_of(raw, part, has_media, settings)
+    return parse_line(load_json(raw), shard.lines, settings)
+
+
+class Reader:
+    """Open shards and media, the least recently used closed first."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _File] = {}
+
+    def record(self, shard: Shard, place: tuple[str, int, int], has_media: bool, settings: ReadSettings) -> Record:
+        """The record of a sample.
+
+        Args:
+            place: part, offset and size of its JSON or text.
+
+        Raises:
+            Skip: as `parse_record`.
+            PackError: the shard changed.
+        """
+        part, offset, size = place
+        return record_of(shard, os.pread(self.fd(shard), size, offset), part, has_media, settings)
+
+    def media(self, shard: Shard, record: Record, key: str, parts: list[Part]) -> tuple[list[Part], list[int] | None]:
+        """The media of a sample, in the order it lists them, and the time of each that is a file of its own.
+
+        Args:
+            parts: of the sample, beside its JSON, in its shard.
+
+        Raises:
+            Skip: `missing_media`, `unreadable_media`.
+        """
+        if shard.lines is None:
+            return media_parts(record, key, parts), None
+        names = record.listed_media or []
+        if not names and record.declared in ("image", "video", "mix"):
+            raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media")
+        files = [self._medium(shard, name) for name in names]
+        return [Part(n, 0, f.size) for n, f in zip(names, files, strict=True)], [file.mtime_ns for file in files]
+
+    def fd_of(self, shard: Shard, part: Part) -> int:
+        """A descriptor in which a part lies at its offset.
+
+        Raises:
+            PackError: the file changed.
+        """
+        if shard.lines is None:
+            return self.fd(shard)
+        try:
+            file = self._medium(shard, part.name)
+        except Skip as skip:
+            raise PackError(f"{shard.path}: {skip}; it was there when it was measured: run again") from None
+        if file.size != part.size:
+            raise PackError(f"{path_of(shard, part.name)} changed since it was measured: run again")
+        return file.fd
+
+    def fd(self, shard: Shard) -> int:
+        """A descriptor of a shard whose size and time are still those that were indexed.
+
+        Raises:
+            PackError: it changed, or can't be opened.
+        """
+        try:
+            file = self._opened(shard.path)
+        except OSError as error:
+            raise PackError(f"{shard.path}: {error.strerror}") from None
+        if (file.size, file.mtime_ns) != (shard.size, shard.mtime_ns):
+            raise changed(shard)
+        return file.fd
+
+    def _medium(self, shard: Shard, name: str) -> _File:
+        try:
+            return self._opened(path_of(shard, name))
+        except (FileNotFoundError, NotADirectoryError, KeyError, ValueError):  # ValueError: a zero byte in the name
+            raise Skip(Reason.MISSING_MEDIA, f"{name!r} is not there (source.media_root)") from None
+        except OSError as error:
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r}: {error.strerror}") from None
+
+    def _opened(self, path: str) -> _File:
+        file = self._open.pop(path, None)
+        if file is None:
+            while len(self._open) >= _MOST_OPEN:
+                os.close(self._open.pop(next(iter(self._open))).fd)
+            file = _open(path)
+        self._open[path] = file
+        return file
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1].fd)
+
+
+def path_of(shard: Shard, name: str) -> str:
+    """Where a medium lies that a line of JSONL names."""
+    assert shard.lines is not None
+    return os.path.join(shard.lines.media_root, name)
+
+
+def state_of(path: str) -> tuple[int, int] | None:
+    """Size and time of a medium as it is now; None where it can't be read."""
+    try:
+        if split_name(path)[1] is None:
+            status = os.stat(path)
+            return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+        file = _open(path)
+    except (OSError, KeyError, ValueError, Skip):
+        return None
+    os.close(file.fd)
+    return file.size, file.mtime_ns
+
+
+def changed(shard: Shard) -> PackError:
+    """What to say of a shard that is not what was measured."""
+    return PackError(f"{shard.path} changed since it was measured; `touch` it and run again: it is then measured anew")
+
+
+def _open(path: str) -> _File:
+    """A file for reading, or an image of an LMDB as if it were one."""
+    database, key = split_name(path)
+    if key is not None:
+        return _File(*open_value(database, key))
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise FileNotFoundError(path)
+    return _File(fd, status.st_size, status.st_mtime_ns)

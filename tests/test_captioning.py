@@ -1,0 +1,142 @@
+"""The flavour packed_captioning: LLaVA-OneVision-2's layout, from tars and from JSONL, read back by one path."""
+
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import chat, command, json_lines, picture, train, write_tar
+
+from energon_pack.config import Flavor, Format, Overlong, PackConfig
+from energon_pack.flavors import PackedCaptioningSample
+from energon_pack.loading import cookers, load_template
+from energon_pack.media import Media
+from energon_pack.pack import pack
+from energon_pack.packs import captioning_messages, named_parts, not_captioning
+from energon_pack.templates import Sample
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+Make = Callable[..., PackConfig]
+
+
+def packed(make: Make, source: Path | str | None = None, **settings: Any) -> tuple[dict[str, Any], Path]:
+    run = make(source and str(source), output__flavor=Flavor.packed_captioning, **settings)
+    figures = pack(run)
+    return figures, Path(run.output.dir) / str(run.output.name)
+
+
+USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "kinds", "why"),
+    [
+        ([USER, ANSWER], None, [], None),
+        ([USER, ANSWER, USER, ANSWER], None, ["image", "image"], None),
+        ([{"role": "system", "content": "s"}, USER, ANSWER], None, [], "a system turn"),
+        ([USER, ANSWER, {"role": "tool", "content": "t"}, ANSWER], None, [], "a tool turn"),
+        ([USER, ANSWER], [{"f": 1}], [], "tools"),
+        ([USER, ANSWER], None, ["image", "video"], "a video"),
+        ([USER, USER, ANSWER], None, [], "turns of user and assistant do not alternate"),
+        ([USER, ANSWER, USER], None, [], "turns of user and assistant do not alternate"),
+        ([ANSWER, USER], None, [], "turns of user and assistant do not alternate"),
+        ([USER, {**ANSWER, "loss": False}], None, [], "message 1 has loss"),
+        ([USER, {**ANSWER, "loss": None}], None, [], None),
+        ([{**USER, "content": [{"type": "text", "text": "<image>"}]}, ANSWER], None, [], "message 0 spells"),
+    ],
+)
+def test_what_has_no_place_in_it(messages: list[Any], tools: Any, kinds: list[str], why: str | None) -> None:
+    found = not_captioning(messages, tools, kinds)
+    assert found == why or (why and found and found.startswith(why))
+
+
+def test_its_layout(config: Make, tmp_path: Path) -> None:
+    """PNG bytes under .jpg, as LLaVA-OneVision-2's loader asks; the JSON first, as in all packs here."""
+    members = {
+        "a.0.png": picture(format="PNG"),
+        "a.1.jpg": picture(),
+        "a.json": chat("<image>a<image>", "1", "b", "2", id=7),
+        "b.json": chat("c", "3", system="Be brief."),
+        "c.json": chat("d", "4"),
+    }
+    settings = {"packing__group_by": "none", "max_skipped": 0.0}
+    figures, folder = packed(config, write_tar(tmp_path / "s" / "x.tar", members), **settings)
+    assert figures["skipped_by_reason"] == {"not_in_flavor": 1}
+    (entry,) = json_lines(folder / "skipped.jsonl")
+    assert (entry["sample_id"], entry["reason"]) == ("x.tar/b", "not_in_flavor")
+    assert "a system turn" in entry["detail"]
+    with tarfile.open(folder / "packed-000000.tar") as tar:
+        data = {m.name.partition(".")[2]: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
+    value = json.loads(data.pop("json"))
+    order = [sample_id.rpartition("/")[2] for sample_id in value["_meta"]["sample_ids"]]
+    a, c = order.index("a"), order.index("c")
+    assert data == {f"img{a}_0.jpg": picture(format="PNG"), f"img{a}_1.jpg": picture()}
+    assert named_parts(value) == set(data)
+    assert value["images"][a] == [f"img{a:03d}_sub000.jpg", f"img{a:03d}_sub001.jpg"]
+    assert (value["prompts"][a], value["captions"][a]) == (["<image>a<image>", "b"], ["1", "2"])
+    assert (value["images"][c], value["prompts"][c], value["captions"][c]) == ([], ["d"], ["4"])
+    assert value["patch_positions"][a] == ["", ""]
+    assert value["source_fields"][a] == {"id": 7}
+    assert value["sample_count"] == 2
+    assert "fps" not in value
+
+
+@pytest.mark.parametrize("dataset_config", ["dataset.yaml", "crude.yaml"])
+def test_it_is_read_by_the_path_of_all_packs(config: Make, demo: tuple[Path, Path], dataset_config: str) -> None:
+    """And training comes to the measured lengths."""
+    from megatron.energon import DefaultTaskEncoder
+
+    class Cooked(DefaultTaskEncoder[Any, Any, Any, Any]):
+        decoder = None
+
+    Cooked.cookers = cookers()
+    figures, folder = packed(config)
+    assert figures["samples_packed"] > 250
+    meta = yaml.safe_load((folder / ".nv-meta" / "crude.yaml").read_text())
+    assert meta["subflavors"] == {"sample_type": "packed_captioning"}
+    template = load_template(folder, str(demo[1]))
+    num_members = 0
+    for sample in train(
+        folder, encoder=Cooked() if dataset_config == "crude.yaml" else None, dataset_config=dataset_config
+    ):
+        assert isinstance(sample, PackedCaptioningSample)
+        for index, (images, token_len) in enumerate(zip(sample.images, sample.token_lens, strict=True)):
+            messages = captioning_messages(sample, index)
+            tokens = template.encode(Sample(messages, [Media("image", *image.size) for image in images]))
+            assert len(tokens.ids) == token_len
+            num_members += 1
+    assert num_members == figures["samples_packed"]
+
+
+def test_parts_of_a_long_conversation_fit_too(config: Make, tmp_path: Path) -> None:
+    turns = [text for i in range(6) for text in (f"q{i} " * 20, f"a{i} " * 20)]
+    members = {"x.json": chat(*turns), "y.json": chat(*turns, system="s")}
+    settings = {"packing__max_token_len": 256, "packing__overlong": Overlong.split_turns}
+    figures, _ = packed(config, write_tar(tmp_path / "s" / "x.tar", members), **settings)
+    assert (figures["samples_cut"], figures["skipped_by_reason"]) == (1, {"not_in_flavor": 1})
+
+
+def test_the_recipe_reads_it(config: Make, demo: tuple[Path, Path]) -> None:
+    from conftest import ROOT
+
+    figures, folder = packed(config)
+    result = command(ROOT / "recipes" / "read_packs.py", folder, "--processor", demo[1], cwd=ROOT)
+    assert f"{figures['packs']} packs, {figures['samples_packed']} members" in result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "num_skipped"), [("image_demo", 1), ("image_mathv", 0), ("text_alpaca", 144), ("text_toolcall", 312)]
+)
+@pytest.mark.parametrize("source", ["jsonl", "wds"])
+def test_real_sets(real: Path, config: Make, source: str, name: str, num_skipped: int) -> None:
+    path = real / source / (f"{name}.jsonl" if source == "jsonl" else name)
+    settings: dict[str, Any] = {"source__format": Format(source), "model__factor": 28}
+    settings["model__processor"] = str(real / "processors" / "qwen2_5_vl")
+    if (real / "data" / name).exists() and source == "jsonl":
+        settings["source__media_root"] = str(real / "data" / name)
+    figures, _ = packed(config, path, **settings)
+    assert figures["skipped_by_reason"].get("not_in_flavor", 0) == num_skipped

@@ -1,0 +1,216 @@
+"""JSONL as a source: where its samples are, which of their spellings are understood, and which media are theirs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_pack.errors import PackError
+from energon_pack.record import ReadSettings
+from energon_pack.sample import Skip
+from energon_pack.sources.find import Lines, shard_of
+from energon_pack.sources.lines import index_lines, is_unchanged
+from energon_pack.sources.listing import parse_line
+from energon_pack.sources.meta import find_lines
+
+
+def index(path: Path, data: bytes) -> list[tuple[str, bytes, str | None]]:
+    path.write_bytes(data)
+    rows = index_lines(shard_of(path.name, str(path), Lines(str(path.parent)))).to_pylist()
+    places = ((row["record_offset"], row["record_size"]) for row in rows)
+    texts = [data[offset : offset + size] for offset, size in places]
+    return [(row["key"], text, row["reason"]) for row, text in zip(rows, texts, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b'{"a": 1}\n{"a": 2}\n', [("1", b'{"a": 1}'), ("2", b'{"a": 2}')]),
+        (b'{"a": 1}\r\n\n  \n{"a": 2}', [("1", b'{"a": 1}'), ("4", b'{"a": 2}')]),  # as an editor counts
+        (b"{\nnot JSON\n{}", [("1", b"{"), ("2", b"not JSON"), ("3", b"{}")]),  # each costs itself alone
+        (b'[{"role": "user"}]\n[]\n', [("1", b'[{"role": "user"}]'), ("2", b"[]")]),  # messages on every line
+        (b'[{"a": "]"}\n,\n[1, {}],{"c": "\\"}"}]', [("1", b'{"a": "]"}'), ("2", b"[1, {}]"), ("3", b'{"c": "\\"}"}')]),
+        (b'\xef\xbb\xbf[{"a": 1}]', [("1", b'{"a": 1}')]),
+        (b"[]", []),
+        (b"", []),
+        (b"\n\n", []),
+        (b"[1, null,]", [("1", b"1"), ("2", b"null")]),
+    ],
+)  # fmt: skip
+def test_places_of_samples(tmp_path: Path, data: bytes, expected: list[tuple[str, bytes]]) -> None:
+    assert index(tmp_path / "x.jsonl", data) == [(*item, None) for item in expected]
+
+
+def test_a_broken_array_keeps_what_is_before(tmp_path: Path) -> None:
+    rows = index(tmp_path / "x.json", b'[{"a": 1},\n {"b": 2},\n {"c": ')
+    assert [(key, reason) for key, _, reason in rows] == [("1", None), ("2", None), ("3", "invalid_json")]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('a"\\]}[{, \n\u00e9'),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a]"'), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(values=st.lists(VALUES, min_size=1, max_size=6), indent=st.sampled_from([None, 1]))
+@settings(deadline=None, max_examples=100)
+def test_elements_of_any_array(tmp_path_factory: pytest.TempPathFactory, values: list[Any], indent: int | None) -> None:
+    path = tmp_path_factory.mktemp("array") / "x.json"
+    rows = index(path, json.dumps(values, indent=indent).encode())
+    assert [json.loads(text) for _, text, _ in rows] == values
+
+
+def test_a_file_written_anew_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": 1}\n')
+    shard = shard_of("x.jsonl", str(path), Lines("."))
+    schema = index_lines(shard).schema
+    assert is_unchanged(shard, schema)
+    path.write_text('{"b": 1}\n')
+    assert not is_unchanged(shard, schema)
+
+
+def test_compressed_lines_are_refused_with_a_command(tmp_path: Path) -> None:
+    import gzip
+
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(gzip.compress(b"{}"))
+    with pytest.raises(PackError, match=r"gunzip < .*x\.jsonl\.gz > .*x\.jsonl$"):
+        index_lines(find_lines(str(tmp_path)).shards[0])
+
+
+# ------------------------------------------------------------------------------------------------------ one line
+
+USER, ANSWER = {"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "yes"}
+TURNS = [USER, ANSWER]
+
+
+def parse(value: Any, lines: Lines = Lines("/data")) -> tuple[list[Any], list[str] | None, dict[str, Any]]:  # noqa: B008
+    record = parse_line(value, lines, ReadSettings())
+    return record.messages, record.listed_media, record.fields
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"images": ["a.jpg"], "prompts": ["<image>?"], "captions": ["yes"]},
+        {"images": ["a.jpg"], "prompts": [["<image>?"]], "captions": [["yes"]]},
+        {"images": [["a.jpg"]], "prompts": "<image>?", "captions": "yes"},
+        {"image": "a.jpg", "conversations": [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "yes"}]},
+        {"image": ["a.jpg"], "video": None, "videos": [], "messages": TURNS},
+        {"images": [{"path": "a.jpg", "bytes": None}], "messages": TURNS},
+        {"images": ["file://a.jpg"], "texts": TURNS},
+    ],
+)
+def test_lines_that_mean_the_same(value: dict[str, Any]) -> None:
+    assert parse(value) == (TURNS, ["a.jpg"], {})
+
+
+def test_openai_messages_name_their_media_themselves() -> None:
+    content = [{"type": "image_url", "image_url": {"url": "a.jpg"}}, {"type": "text", "text": "?"}]
+    calls = [{"function": {"name": "f", "arguments": "{}"}}]
+    tool = {"role": "tool", "content": "1"}
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": None, "tool_calls": calls}, tool]
+    record = parse_line({"messages": [*messages, ANSWER], "tools": [{"f": 1}]}, Lines("/data"), ReadSettings())
+    assert (record.listed_media, record.tools) == (["a.jpg"], [{"f": 1}])
+    assert [m["role"] for m in record.messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_frames_take_the_place_of_their_video() -> None:
+    asked = {"role": "user", "content": "<image> or <video>?"}
+    for fields in ({"images": ["a.jpg", ["f0.jpg", "f1.jpg"]]}, {"images": "a.jpg", "videos": [["f0.jpg", "f1.jpg"]]}):
+        messages, listed, _ = parse({**fields, "messages": [asked, ANSWER]})
+        assert messages[0]["content"] == "<image> or <image><image>?"
+        assert listed == ["a.jpg", "f0.jpg", "f1.jpg"]
+
+
+def test_frames_that_a_video_lists() -> None:
+    video = {"path": "v.mp4", "frame_indices": [0, 4]}
+    _, listed, fields = parse({"videos": [video], "messages": TURNS})
+    assert (listed, fields) == (["v.mp4"], {"video_frames": [[0, 4]]})
+
+
+@pytest.mark.parametrize("image", [7, {"bytes": "x"}, "https://x.org/a.jpg", "data:image/png;base64,xx", [[None]]])
+def test_media_that_are_no_path(image: Any) -> None:
+    with pytest.raises(Skip, match=r"missing_media|unsupported_media"):
+        parse({"images": [image], "messages": TURNS})
+
+
+def test_other_fields_travel() -> None:
+    assert parse({"id": 3, "fps": 2, "image": "a.jpg", "messages": TURNS})[2] == {"id": 3, "fps": 2}
+
+
+# ------------------------------------------------------------------------------------------------------ which files
+
+
+@pytest.fixture
+def meta(tmp_path: Path) -> Path:
+    entries = {
+        "alpaca": {"file_name": "a.jsonl", "formatting": "alpaca", "sample_ratio": 0.5},
+        "chat": {
+            "file_name": "sub/c.jsonl",
+            "columns": {"messages": "talk", "images": "pics"},
+            "tags": {"role_tag": "who", "content_tag": "says", "user_tag": "U", "assistant_tag": "A"},
+            "media_dir": "media",
+            "sample_ratio": 2,
+        },
+    }
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.jsonl").write_text('{"instruction": "<image>", "input": "?", "output": "yes"}\n')
+    (tmp_path / "sub" / "c.jsonl").write_text(
+        '{"pics": ["a.jpg"], "talk": [{"who": "U", "says": "<image>?"}, {"who": "A", "says": "yes"}]}\n'
+    )
+    path = tmp_path / "dataset_info.json"
+    path.write_text(json.dumps(entries))
+    return path
+
+
+def test_a_meta_file_says_how_its_files_are_read(meta: Path) -> None:
+    alpaca, chat = find_lines(str(meta)).shards
+    assert (alpaca.name, chat.name, alpaca.sample_id("3")) == ("a.jsonl", "sub/c.jsonl", "a.jsonl:3")
+    assert alpaca.lines is not None
+    assert chat.lines is not None
+    assert (alpaca.lines.ratio, chat.lines.ratio) == (0.5, 2.0)
+    assert chat.lines.media_root == str(meta.parent / "media")
+    assert parse(json.loads(Path(chat.path).read_text()), chat.lines) == (TURNS, ["a.jpg"], {})
+    assert [m["content"] for m in parse(json.loads(Path(alpaca.path).read_text()), alpaca.lines)[0]] == [
+        "<image>\n?",
+        "yes",
+    ]
+
+
+def test_files_folders_globs_and_lists(meta: Path) -> None:
+    folder = meta.parent
+    for path in (folder, f"{folder}/**/*.jsonl", [f"{folder}/a.jsonl", f"{folder}/sub"]):
+        source = find_lines(str(path) if isinstance(path, Path) else path)
+        assert [shard.name for shard in source.shards] == ["a.jsonl", "sub/c.jsonl"]
+    assert find_lines(f"{folder}/sub/c.jsonl").shards[0].lines == Lines(str(folder / "sub"))
+    assert find_lines(f"{folder}/a.jsonl", str(folder / "sub")).shards[0].lines == Lines(str(folder / "sub"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"file_name": None, "hf_hub_url": "x/y"}, "has no file_name"),
+        ({"file_name": "gone.jsonl"}, "no such file"),
+        ({"sample_ratio": -1}, "sample_ratio is -1"),
+        ({"columns": ["a"]}, "columns is"),
+    ],
+)
+def test_a_meta_file_that_says_nonsense(meta: Path, change: dict[str, Any], message: str) -> None:
+    entries = json.loads(meta.read_text())
+    entries["chat"] |= change
+    meta.write_text(json.dumps(entries))
+    with pytest.raises(PackError, match=message):
+        find_lines(str(meta))
+
+
+def test_nothing_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match=r"no \*\.jsonl there"):
+        find_lines(str(tmp_path))
+    with pytest.raises(PackError, match=r"source\.media_root=/nowhere"):
+        find_lines(str(tmp_path), "/nowhere")

@@ -1,0 +1,105 @@
+"""A blend of packed datasets is one command, and Energon draws from it by its weights."""
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import chat, command, write_tar
+from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
+
+from energon_pack.config import Flavor, PackConfig
+from energon_pack.metadataset import main
+from energon_pack.pack import pack
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def folders(config: Callable[..., PackConfig], tmp_path: Path) -> list[str]:
+    """Two datasets: 3 samples in a pack, 8 samples in two."""
+    made = []
+    for name, num in (("few", 3), ("many", 8)):
+        members = {f"{i}.json": chat("a " * 10, f"{name} {i} " * 20) for i in range(num)}
+        run = config(write_tar(tmp_path / name / "x.tar", members), output__name=name, packing__max_token_len=512)
+        pack(run)
+        made.append(str(Path(run.output.dir) / name))
+    return made
+
+
+def blend(out: Path) -> list[dict[str, object]]:
+    value = yaml.safe_load(out.read_text())
+    assert list(value["splits"]) == ["train"]
+    references: list[dict[str, object]] = value["splits"]["train"]["blend"]
+    return references
+
+
+def test_a_blend_by_samples(folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "blend.yaml"
+    assert main([str(out), *folders]) == 0
+    assert [(r["path"], r["weight"], r["split_part"]) for r in blend(out)] == [
+        (folders[0], 3, "train"),
+        (folders[1], 8, "train"),
+    ]
+    said = capsys.readouterr().out
+    assert "27.27%" in said
+    assert "many: JSON with _meta, media_files, media_type, messages" in said
+    dataset = get_train_dataset(
+        out,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=None,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    drawn = ["few" in sample.messages[0][1]["content"] for sample in islice(get_savable_loader(dataset), 300)]
+    assert 50 < sum(drawn) < 115  # of 300 packs, 3 of 11 are of the first
+
+
+def test_weights_configs_and_relative_paths(folders: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out" / "blend.yaml"
+    arguments = [f"{folders[0]}=0.5", folders[1], "--weight", "packs", "--relative", "--config", "crude.yaml"]
+    assert main([str(out), *arguments, "--subflavors", "stage=sft"]) == 0
+    first, second = blend(out)
+    assert first == {
+        "weight": 0.5,
+        "path": "few",
+        "split_part": "train",
+        "dataset_config": "crude.yaml",
+        "subflavors": {"stage": "sft"},
+    }
+    assert (second["weight"], second["path"]) == (2, "many")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{0}=much"], "'much' is no number"),
+        (["{0}=0"], "not more than 0"),
+        (["/nowhere"], "/nowhere is not a dataset"),
+        (["{0}", "--config", "mine.yaml"], "--config mine.yaml"),
+        (["{0}", "--subflavors", "x"], "KEY=VALUE"),
+    ],
+)
+def test_mistakes_are_one_line(
+    folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    out = tmp_path / "blend.yaml"
+    assert main([str(out), *(text.format(*folders) for text in arguments)]) == 1
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert len(errors.splitlines()) == 1
+    assert not out.exists()
+
+
+def test_packs_that_no_job_takes_together(
+    config: Callable[..., PackConfig], folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = config(tmp_path / "few", output__name="captions", output__flavor=Flavor.packed_captioning)
+    pack(run)
+    assert main([str(tmp_path / "blend.yaml"), folders[0], str(Path(run.output.dir) / "captions")]) == 1
+    assert "the flavor packed_captioning" in capsys.readouterr().err
+
+
+def test_it_is_a_module_with_a_version(tmp_path: Path) -> None:
+    assert command("-m", "energon_pack.metadataset", "--version", cwd=tmp_path).stdout.startswith("energon-pack ")

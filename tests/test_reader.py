@@ -1,0 +1,100 @@
+"""Bytes of samples by their places: what changed since it was measured is not read, few files are open at once."""
+
+import os
+from pathlib import Path
+
+import pytest
+from conftest import picture, write_tar
+
+from energon_pack.errors import PackError
+from energon_pack.record import ReadSettings, Record
+from energon_pack.sample import Part, Skip
+from energon_pack.sources.find import Lines, Shard, shard_of
+from energon_pack.sources.reader import Reader
+
+
+def lines_in(folder: Path, *lines: bytes) -> Shard:
+    path = folder / "x.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    return shard_of("x.jsonl", str(path), Lines(str(folder)))
+
+
+def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:
+    shard = shard_of("x.tar", str(write_tar(tmp_path / "x.tar", {"a.jpg": picture()})))
+    with Reader() as reader:
+        assert os.pread(reader.fd(shard), 5, 0) == b"a.jpg"
+    os.utime(shard.path, ns=(1, 1))
+    with Reader() as reader, pytest.raises(PackError, match="changed"):
+        reader.fd(shard)
+
+
+def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("energon_pack.sources.reader._MOST_OPEN", 2)
+    shards = {}
+    for i in range(4):
+        shards[i] = shard_of(f"{i}.tar", str(write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})))
+    with Reader() as reader:
+        for i in (0, 1, 0, 2, 3, 0):
+            assert os.pread(reader.fd(shards[i]), 2, 0) == f"k{i}".encode()
+            assert len(reader._open) <= 2
+
+
+def test_media_are_files_of_their_own(tmp_path: Path) -> None:
+    shard = lines_in(tmp_path, b"{}")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "ü 1.jpg").write_bytes(picture())
+    record = Record([], listed_media=["deep/ü 1.jpg", str(tmp_path / "deep/ü 1.jpg")])
+    with Reader() as reader:
+        parts, mtimes_ns = reader.media(shard, record, "1", [])
+        assert [os.pread(reader.fd_of(shard, part), part.size, part.offset) for part in parts] == [picture()] * 2
+        assert mtimes_ns == [(tmp_path / "deep/ü 1.jpg").stat().st_mtime_ns] * 2
+        with pytest.raises(PackError, match="changed"):
+            reader.fd_of(shard, Part("deep/ü 1.jpg", 0, 7))
+        with pytest.raises(PackError, match="run again"):
+            reader.fd_of(shard, Part("gone.jpg", 0, 7))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a.jpg", "missing_media"),
+        ("deep", "missing_media"),  # a folder
+        ("x.jsonl/a.jpg", "missing_media"),
+        ("a\0.jpg", "missing_media"),
+        ("a" * 300, "unreadable_media"),
+        ("pipe", "missing_media"),  # would wait forever
+    ],
+)
+def test_media_that_are_no_files(tmp_path: Path, name: str, reason: str) -> None:
+    shard = lines_in(tmp_path, b"{}")
+    (tmp_path / "deep").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with Reader() as reader, pytest.raises(Skip) as skip:
+        reader.media(shard, Record([], listed_media=[name]), "1", [])
+    assert skip.value.reason.value == reason
+    assert str(tmp_path) not in skip.value.detail  # it stands in the ledger, whose bytes name no machine
+
+
+@pytest.mark.parametrize("subdir", [True, False])
+def test_images_of_an_lmdb(tmp_path: Path, subdir: bool) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(tmp_path / "x.lmdb"), subdir=subdir) as database, database.begin(write=True) as transaction:
+        transaction.put(b"k/1", picture())
+    shard = lines_in(tmp_path, b"{}")
+    with Reader() as reader:
+        (part,), (mtime_ns,) = reader.media(shard, Record([], listed_media=["x.lmdb::k/1"]), "1", [])
+        assert os.pread(reader.fd_of(shard, part), part.size, part.offset) == picture()
+        assert mtime_ns == (tmp_path / "x.lmdb" / "data.mdb" if subdir else tmp_path / "x.lmdb").stat().st_mtime_ns
+        for name in ("x.lmdb::k/2", "y.lmdb::k/1"):
+            with pytest.raises(Skip, match="missing_media"):
+                reader.media(shard, Record([], listed_media=[name]), "1", [])
+
+
+def test_a_line_is_read_by_its_place(tmp_path: Path) -> None:
+    line = b'{"image": "a.jpg", "prompts": ["<image>?"], "captions": ["yes"]}'
+    shard = lines_in(tmp_path, b"{", line)
+    with Reader() as reader:
+        record = reader.record(shard, ("json", 2, len(line)), False, ReadSettings())
+        with pytest.raises(Skip, match="invalid_json"):
+            reader.record(shard, ("json", 0, 1), False, ReadSettings())
+    assert (record.listed_media, [m["content"] for m in record.messages]) == (["a.jpg"], ["<image>?", "yes"])
