@@ -47,6 +47,17 @@ ALLOWED: dict[str, set[str]] = {
     "validate": {"config", "errors"},
     "naming": {"config"},
     "flavors": set(),
+    "layout": set(),
+    "rope": set(),
+    "masks": set(),
+    "guards": set(),
+    "pixels": {"media", "templates", "video"},
+    "members": {"layout", "media", "pixels", "rope", "templates"},
+    "batch": {"layout", "masks", "pixels"},
+    "probe": {"batch", "guards", "layout", "members", "pixels"},
+    "task_encoder": {
+        "batch", "flavors", "guards", "layout", "loading", "manifest", "members", "pixels", "rope", "templates",
+    },
     "loading": {"flavors", "manifest", "media", "record", "sample", "templates"},
     "pack": {
         "audit", "bins", "check", "config", "cutting", "demo", "errors", "executor", "files", "items", "lengths",
@@ -87,6 +98,8 @@ def test_imports_follow_the_order(path: Path) -> None:
         ("energon_pack.cli", {"torch", "transformers", "pyarrow"}),
         ("energon_pack.lengths", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
         ("energon_pack.shards", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
+        ("energon_pack.layout", {"transformers", "hydra", "omegaconf", "megatron", "pyarrow"}),
+        ("energon_pack.task_encoder", {"hydra", "omegaconf", "pyarrow"}),
         ("energon_pack.loading", {"torch", "transformers", "hydra", "omegaconf", "megatron", "pyarrow"}),
     ],
 )
