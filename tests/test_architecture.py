@@ -54,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "pixels": {"media", "templates", "video"},
     "members": {"layout", "media", "pixels", "rope", "templates"},
     "batch": {"layout", "masks", "pixels"},
+    "packed_seq_params": set(),
     "probe": {"batch", "guards", "layout", "members", "pixels"},
     "task_encoder": {
         "batch", "flavors", "guards", "layout", "loading", "manifest", "members", "pixels", "rope", "templates",
