@@ -42,6 +42,13 @@ class Mask(str, Enum):
     hybrid = "hybrid"
 
 
+class Rope(str, Enum):
+    none = "none"
+    qwen2_vl = "qwen2_vl"
+    qwen2_5_vl = "qwen2_5_vl"
+    qwen3_vl = "qwen3_vl"
+
+
 class SampleType(str, Enum):
     auto = "auto"
     chat = "chat"
@@ -110,6 +117,7 @@ class ModelConfig:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
     mask: Mask = Mask.positions
+    rope: Rope = Rope.none  # whose three rows of positions the model takes
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Energon sample types for packed and for unpacked multimodal conversations.
 
-Images are PIL images, upright and RGB. Videos are the bytes of the file. Where a task encoder sets a decoder of its
-own for a crude dataset, they are what that decoder makes of them.
+Images are PIL images, upright and RGB, decoded when their pixels are first asked for. Videos are the bytes of the
+file. Where a task encoder sets a decoder of its own for a crude dataset, they are what that decoder makes of them.
 """
 
 from typing import Any, Optional  # Energon's reader of dataset.yaml wants Optional
@@ -21,6 +21,8 @@ class MultiMixQASample(Sample):
     video: Optional[list[Any]] = None
     #: tool schemas for the chat template
     tools: Optional[list[Any]] = None
+    #: for each video the indices of its frames, or None where the model chooses
+    video_frames: Optional[list[Any]] = None
 
 
 @edataclass
@@ -45,6 +47,8 @@ class PackedMultiMixQASample(Sample):
     media_type: str
     #: of the tokenizer, chat template and image rules the lengths were measured with
     fingerprint: str
+    #: for each member what it lists in its own `video_frames`: for each video indices of frames, or None
+    video_frames: Optional[list[Any]] = None
 
 
 @edataclass

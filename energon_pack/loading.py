@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from energon_pack.manifest import FLAVORS, read_manifest
-from energon_pack.media import open_image, video_extension
+from energon_pack.media import LazyImage, video_extension
 from energon_pack.record import ReadSettings, Record, caption_record, load_json, media_parts, parse_record
 from energon_pack.sample import Part, kind_by_name, place_media
 from energon_pack.templates import ModelSettings, Template
@@ -71,6 +71,7 @@ def load_packed_multi_mix_qa(parts: Parts) -> dict[str, Any]:
         "images": [[_image(parts, name) for name in names if _is(name, "i")] for names in pack["media_files"]],
         "videos": [[_part(parts, name) for name in names if _is(name, "v")] for names in pack["media_files"]],
         "tools": [member.get("tools") for member in members],
+        "video_frames": [member.get("video_frames") for member in members],
         "sample_ids": meta["sample_ids"],
         "token_lens": meta["token_lens"],
         "num_supervised": meta["num_supervised"],
@@ -118,6 +119,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = ReadSettings()) -> 
         "image": [_image(parts, chosen[i].name) for i in order if kinds[i] == "image"] or None,
         "video": [_part(parts, chosen[i].name) for i in order if kinds[i] == "video"] or None,
         "tools": record.tools,
+        "video_frames": record.fields.get("video_frames"),
     }
 
 
@@ -213,9 +215,9 @@ def _part(parts: Parts, name: str) -> Any:
 
 
 def _image(parts: Parts, name: str) -> Any:
-    """An image from its bytes, or what a decoder made of them."""
+    """An image from its bytes, not yet decoded, or what a decoder made of them."""
     value = _part(parts, name)
-    return open_image(value) if isinstance(value, bytes) else value
+    return LazyImage(value, f"{parts.get('__key__')}.{name}") if isinstance(value, bytes) else value
 
 
 def _kind(parts: Parts, name: str) -> str:

@@ -5,7 +5,8 @@ Both follow one rule, that of transformers' `load_image`: EXIF orientation is ap
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -161,15 +162,50 @@ def video_extension(head: bytes) -> str | None:
 
 
 def open_image(data: bytes) -> Image.Image:
-    """A decoded image: upright, RGB.
-
-    Decoded here, not when first used: a damaged image is then an error of its sample, where Energon handles it, and
-    not of the queue that carries the sample out of a worker.
-    """
+    """A decoded image: upright, RGB."""
     image: Image.Image = Image.open(io.BytesIO(data))
     image.load()
     turn = _TURNS.get(_orientation(image))
     return (image if turn is None else image.transpose(turn)).convert("RGB")
+
+
+class LazyImage(Image.Image):
+    """An upright RGB image whose pixels are decoded when something first asks for them.
+
+    Until then it is the bytes of its file, in a shuffle buffer and on its way between processes alike; then it becomes
+    a plain image. A file that can't be decoded is an `OSError` with the image's name, there and then.
+    """
+
+    def __init__(self, data: bytes, name: str):
+        super().__init__()
+        self._data, self._name = data, name
+        self._mode = "RGB"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height by the header."""
+        if self._size == (0, 0):
+            with self._named(), Image.open(io.BytesIO(self._data)) as image:
+                chunks = _png_chunks(io.BytesIO(self._data)) if image.format == "PNG" else None
+                self._size = image.size[::-1] if _orientation(image, chunks) >= 5 else image.size
+        return self._size
+
+    def load(self) -> Any:
+        with self._named():
+            image = open_image(self._data)
+        self.__class__ = Image.Image  # type: ignore[assignment]
+        self.__dict__ = image.__dict__
+        return self.load()
+
+    def __reduce__(self) -> Any:
+        return LazyImage, (self._data, self._name)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # damaged bytes make Pillow's plugins raise anything
+            raise OSError(f"{self._name}: {str(error) or type(error).__name__}") from None
 
 
 def _is_whole(image: Image.Image, file: BinaryIO, chunks: set[bytes] | None) -> bool:

@@ -55,6 +55,18 @@ ALLOWED: dict[str, set[str]] = {
     "validate": {"config", "draws", "errors"},
     "naming": {"config"},
     "flavors": set(),
+    "layout": set(),
+    "rope": set(),
+    "masks": set(),
+    "guards": set(),
+    "pixels": {"media", "templates", "video"},
+    "members": {"layout", "media", "pixels", "rope", "templates"},
+    "batch": {"layout", "masks", "pixels"},
+    "packed_seq_params": set(),
+    "probe": {"batch", "guards", "layout", "members", "pixels"},
+    "task_encoder": {
+        "batch", "flavors", "guards", "layout", "loading", "manifest", "members", "pixels", "rope", "templates",
+    },
     "loading": {"flavors", "manifest", "media", "record", "sample", "templates"},
     "pack": {
         "audit", "bins", "check", "config", "current", "cutting", "demo", "draws", "errors", "executor", "files",
@@ -115,6 +127,8 @@ def test_imports_follow_the_order(path: Path) -> None:
         ("energon_pack.cli", {"torch", "transformers", "pyarrow"}),
         ("energon_pack.lengths", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
         ("energon_pack.shards", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
+        ("energon_pack.layout", {"transformers", "hydra", "omegaconf", "megatron", "pyarrow"}),
+        ("energon_pack.task_encoder", {"hydra", "omegaconf", "pyarrow"}),
         ("energon_pack.loading", {"torch", "transformers", "hydra", "omegaconf", "megatron", "pyarrow"}),
     ],
 )

@@ -196,6 +196,15 @@ class Template:
             for encoding, item in zip(encodings, rendered, strict=True)
         ]
 
+    def token_id(self, token: str) -> int | None:
+        """The id of one token; None where there is no such token."""
+        return self._tokenizer.token_to_id(token)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens of the tokenizer; a model's own table may be larger."""
+        return self._tokenizer.get_vocab_size()
+
     def token_ends(self, text: str) -> list[int]:
         """Where a text may be cut: the characters at which its tokens end, ascending."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)

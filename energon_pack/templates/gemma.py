@@ -26,7 +26,9 @@ class Gemma3(MediaRules):
         self.media_tokens = {"image": begin}
         num_tokens = number(processor.processor, "image_seq_length", 256)
         self._num_tokens = num_tokens
-        self._image = f"\n\n{begin}{tokens.get('image_token', '<image_soft_token>') * num_tokens}{end}\n\n"
+        feature = tokens.get("image_token", "<image_soft_token>")
+        self.feature_tokens = {"image": feature}
+        self._image = f"\n\n{begin}{feature * num_tokens}{end}\n\n"
         self.settings: dict[str, Any] = {"num_tokens": num_tokens, "pan_and_scan": None}
         if image.get("do_pan_and_scan"):
             defaults = {"min_crop_size": 256, "max_num_crops": 4, "min_ratio_to_activate": 1.2}

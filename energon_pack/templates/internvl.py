@@ -23,6 +23,7 @@ class InternVL(MediaRules):
         self._context = tokens.get("context_image_token", "<IMG_CONTEXT>")
         self._begin, self._end = tokens.get("start_image_token", "<img>"), tokens.get("end_image_token", "</img>")
         self.media_tokens = {"image": self._context, "video": tokens.get("video_token", "<video>")}
+        self.feature_tokens = {"video": self._context}
         size = image.get("size") or {}
         self._tile = (number(size, "height"), number(size, "width"))
         self._num_tokens = number(processor.processor, "image_seq_length", 256)

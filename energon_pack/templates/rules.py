@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ class MediaRules:
 
     #: what the chat template writes for one medium, by kind; kinds that are not here are not supported
     media_tokens: dict[str, str]
+    #: the token that holds visual features, by kind, where it is another one
+    feature_tokens: Mapping[str, str] = MappingProxyType({})
     #: all that `expand` depends on
     settings: dict[str, Any]
     #: how the processor chooses frames, in families that see videos

@@ -1,0 +1,115 @@
+"""A batch of packs: what of it goes to the model, and what is said about it."""
+
+import inspect
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from energon_pack.layout import IGNORE
+from energon_pack.masks import additive_masks
+from energon_pack.pixels import MEDIA_KEYS
+
+#: read on the host by Megatron's kernels
+_ON_HOST = frozenset(("max_seqlen_q", "max_seqlen_kv"))
+_TEXT_KEYS = (
+    "input_ids", "labels", "position_ids", "attention_mask", "use_cache", "seq_idx",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+)  # fmt: skip
+
+
+class VisualInputs(SimpleNamespace):
+    """Media of a `thd` batch as Megatron-Bridge's steps take them: attributes that are tensors or None."""
+
+    def normalized_for_model(self) -> dict[str, Tensor]:
+        """Those that are there."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+class PackedBatch(dict[str, Any]):
+    """The tensors of a batch by name, and their names' meaning.
+
+    `mask` says what keeps members apart in the model: `positions`, `dict4d` or `hybrid`.
+    """
+
+    mask = "positions"
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
+        """The batch on a device; what kernels read on the host stays there."""
+
+        def moved(name: str, value: Any) -> Any:
+            if isinstance(value, Tensor) and name not in _ON_HOST:
+                return value.to(device, non_blocking=non_blocking)
+            if isinstance(value, VisualInputs):
+                return VisualInputs(**{key: moved(key, item) for key, item in vars(value).items()})
+            return value
+
+        result = PackedBatch({name: moved(name, value) for name, value in self.items()})
+        result.mask = self.mask
+        return result
+
+    def model_inputs(self, model: Any = None) -> dict[str, Any]:
+        """What goes to `model.forward` of a `neat` batch; masks, where the model needs some, are made here.
+
+        Args:
+            model: needed where `mask` is `dict4d`: its window, dtype and device make the masks.
+
+        Raises:
+            ValueError: the masks can't be made without the model; the batch is no `neat` one.
+        """
+        if "input_ids" not in self or "cu_seqlens_q" in self or "doc_ids" not in self:
+            raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
+        inputs = {name: self[name] for name in (*_TEXT_KEYS, *sorted(MEDIA_KEYS)) if name in self}
+        if self["position_ids"].dim() == 3:
+            inputs["mm_token_type_ids"] = self["mm_token_type_ids"]
+        if "_packed_seq_ids" in self:  # labels are shifted already
+            inputs["shift_labels"] = self["labels"]
+        if self.mask == "dict4d":
+            if model is None:
+                raise ValueError("this model needs masks of its own, made on its device: model_inputs(model)")
+            inputs["attention_mask"] = self._masks(model)
+        return inputs
+
+    def _masks(self, model: Any) -> dict[str, Tensor]:
+        config = model.config.get_text_config()
+        sees_images_whole = "token_type_ids" in inspect.signature(model.forward).parameters
+        window = getattr(config, "sliding_window", None)
+        return additive_masks(
+            self["doc_ids"].to(model.device),
+            self["mm_token_type_ids"].to(model.device),
+            window,
+            sees_images_whole,
+            model.dtype,
+        )
+
+
+def weighted_loss(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """Cross entropy of a `neat` batch by its `loss_weight`: Σ w·ce / Σ w.
+
+    Args:
+        logits: [B, S, vocabulary].
+    """
+    labels, weights = batch["labels"], batch["loss_weight"]
+    if "_packed_seq_ids" not in batch:  # not shifted yet
+        logits, labels, weights = logits[:, :-1], labels[:, 1:], weights[:, 1:]
+    each = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten().to(logits.device), ignore_index=IGNORE, reduction="none"
+    )
+    weights = weights.flatten().to(logits.device)
+    loss: Tensor = (each * weights).sum() / weights.sum().clamp(min=1e-9)
+    return loss
+
+
+def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:
+    """0, by way of the vision tower and the batch's dummy image: added to the loss, every rank takes part in its
+    gradients, and no token ever sees the dummy.
+    """
+    dummy = {name.removeprefix("dummy_"): value for name, value in batch.items() if name.startswith("dummy_")}
+    if not dummy:
+        return torch.zeros((), device=model.device)
+    features = model.get_image_features(**{k: v.to(model.device) for k, v in dummy.items()}, return_dict=True)
+    pooled = features.pooler_output
+    parts = pooled if isinstance(pooled, (list, tuple)) else [pooled]
+    return torch.stack([part.sum() for part in parts]).sum() * 0.0

@@ -1,0 +1,307 @@
+"""Members laid out as one sequence: tensors in, tensors out; nothing here knows of samples, files or Energon.
+
+Three members of 3, 2 and 4 tokens in a row 12 wide (`neat`), x = pad, · = not trained on (-100):
+
+    input_ids     a0 a1 a2 b0 b1 c0 c1 c2 c3  x  x  x
+    labels         · a1 a2  · b1  · c1 c2 c3  ·  ·  ·      the model shifts; the next member is never predicted
+    position_ids   0  1  2  0  1  0  1  2  3  0  1  2      starting again is what keeps members apart
+    doc_ids        1  1  1  2  2  3  3  3  3  0  0  0
+    cu_seq_lens    0        3     5           9       12   the pad tail is a document of its own
+
+The same with each member rounded up to 4 (`thd`), shifted labels, _ = gap:
+
+    input_ids     a0 a1 a2  _ b0 b1  _  _ c0 c1 c2 c3
+    labels        a1 a2  ·  · b1  ·  ·  · c1 c2 c3  ·
+    position_ids   0  1  2  3  0  1  2  3  0  1  2  3
+    cu_seqlens     0 3 5 9        cu_seqlens_padded  0 4 8 12
+
+Rows are built by `repeat_interleave` over the members' lengths; Python loops over members, never over tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad as pad_tensor
+
+#: label of a token that is not trained on
+IGNORE = -100
+#: what fills the collated `seq_lens` of Automodel
+SENTINEL = -1000
+
+Batch = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One sample as the model would see it alone; L tokens."""
+
+    ids: Tensor  # [L] int64
+    labels: Tensor  # [L] int64, not shifted, -100 where not trained on and on the first token
+    types: Tensor  # [L] int64: 0 text, 1 image, 2 video
+    rope: Tensor | None = None  # [3, L] int64: M-RoPE rows, in models that have them
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How sequences are laid out, the same for a whole run."""
+
+    pad_id: int = 0
+    #: tokens of each row; None: as many as the longest has
+    width: int | None = None
+    #: each member is rounded up to this (thd)
+    multiple: int = 1
+    #: labels shifted within each member (neat; thd's always are)
+    shifted: bool = False
+    #: None, token, sample or sqrt: see `loss_weights`
+    weights: str | None = None
+    #: position_ids hold M-RoPE rows
+    rope: bool = False
+
+
+def loss_weights(labels: Tensor, kind: str) -> Tensor:
+    """The weight of each token of one member.
+
+    Args:
+        labels: [L].
+        kind: `token`: 1, `sample`: 1/n, `sqrt`: 1/√n, with n tokens that are trained on.
+
+    Returns:
+        [L] float32, 0 where nothing is trained on.
+    """
+    trained = labels != IGNORE
+    power = {"token": 0.0, "sample": 1.0, "sqrt": 0.5}[kind]
+    return trained.float() / trained.sum().clamp(min=1).float() ** power
+
+
+# -------------------------------------------------------------------------------------------------------------- neat
+
+
+def neat(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
+    """Rows of members for transformers and what follows its conventions.
+
+    Args:
+        rows: B packs.
+
+    Returns:
+        input_ids, labels, doc_ids, mm_token_type_ids [B, S]; position_ids [4, B, S] where `form.rope` (text, then
+        time, height, width), else [B, S]; cu_seq_lens_q/k int32 [documents + 1] over the flattened B·S;
+        max_length_q/k; use_cache False; loss_weight [B, S] with `form.weights`; `_packed_seq_ids` [B, S] where labels
+        are shifted.
+
+    Raises:
+        ValueError: a row is longer than `form.width`.
+    """
+    lengths = [[len(member) for member in row] for row in rows]
+    width = form.width or max(map(sum, lengths))
+    for row_lengths in lengths:
+        if sum(row_lengths) > width:
+            raise ValueError(f"a pack of {sum(row_lengths)} tokens in a row {width} wide")
+    tails = [width - sum(row_lengths) for row_lengths in lengths]
+    documents = [[*row, tail] if tail else row for row, tail in zip(lengths, tails, strict=True)]
+    every = torch.tensor([length for row in documents for length in row])
+    positions = _restarting(every).view(len(rows), width)
+    doc_ids = torch.stack([_fill(_numbered(row), width, 0) for row in lengths])
+    labels = [[_shifted(m.labels) if form.shifted else m.labels for m in row] for row in rows]
+    batch: Batch = {
+        "input_ids": _rows([[m.ids for m in row] for row in rows], width, form.pad_id),
+        "labels": _rows(labels, width, IGNORE),
+        "position_ids": positions,
+        "mm_token_type_ids": _rows([[m.types for m in row] for row in rows], width, 0),
+        "doc_ids": doc_ids,
+        "use_cache": False,
+    }
+    if form.rope:
+        batch["position_ids"] = torch.stack([positions, *_rope_rows(rows, positions)])
+    if form.weights:
+        weights = [[_weights(member, form.weights, form.shifted) for member in row] for row in rows]
+        batch["loss_weight"] = _rows(weights, width, 0.0)
+    if form.shifted:
+        batch["_packed_seq_ids"] = doc_ids
+    boundaries, longest = _boundaries(every), int(every.max())
+    return batch | {
+        "cu_seq_lens_q": boundaries,
+        "cu_seq_lens_k": boundaries,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def seq_idx(cu_seq_lens: Tensor) -> Tensor:
+    """Document of each token of one row, for gated delta nets and Mamba: int32 [1, S], from 0."""
+    return torch.repeat_interleave(
+        torch.arange(len(cu_seq_lens) - 1, dtype=torch.int32), cu_seq_lens.diff().long()
+    ).unsqueeze(0)
+
+
+# --------------------------------------------------------------------------------------------------------------- thd
+
+
+def thd(members: Sequence[Member], form: Form) -> Batch:
+    """One physical row of T tokens for Megatron and Transformer Engine.
+
+    Args:
+        members: of one pack.
+
+    Returns:
+        input_ids, labels, loss_mask, padding_mask [1, T], position_ids [1, T], or [3, 1, T] where `form.rope`;
+        attention_mask None; cu_seqlens_q/kv int32 [n + 1] of real lengths, with `_padded` ones beside them where
+        anything is padded; max_seqlen_q/kv int32 0-d; total_tokens; seq_lens, seq_lens_padded int32 [n].
+
+    Raises:
+        ValueError: the members, rounded up, are longer than `form.width`.
+    """
+    lengths = torch.tensor([len(member) for member in members])
+    slots = -(-lengths // form.multiple) * form.multiple
+    if form.width is not None:
+        if slots.sum() > form.width:
+            raise ValueError(
+                f"a pack of {int(slots.sum())} tokens, members rounded up to {form.multiple}, in {form.width}"
+            )
+        slots[-1] += form.width - slots.sum()
+    gaps = (slots - lengths).tolist()
+    positions = _restarting(slots)
+    is_gap = positions >= torch.repeat_interleave(lengths, slots)
+    batch: Batch = {
+        "input_ids": _gapped([m.ids for m in members], gaps, form.pad_id),
+        "labels": _gapped([_shifted(m.labels) for m in members], gaps, IGNORE),
+        "loss_mask": _gapped([_weights(m, form.weights or "token", True) for m in members], gaps, 0.0),
+        "position_ids": positions.unsqueeze(0),
+        "padding_mask": is_gap.unsqueeze(0),
+        "mm_token_type_ids": _gapped([m.types for m in members], gaps, 0),
+        "attention_mask": None,
+        "total_tokens": int(slots.sum()),
+        "seq_lens": lengths.int(),
+        "seq_lens_padded": slots.int(),
+    }
+    if form.rope:
+        rope = [_continued(_rope(member), gap) for member, gap in zip(members, gaps, strict=True)]
+        batch["position_ids"] = torch.cat(rope, dim=1).unsqueeze(1)
+    boundaries, longest = _boundaries(lengths), slots.max().int()
+    batch |= {"cu_seqlens_q": boundaries, "cu_seqlens_kv": boundaries}
+    if any(gaps):
+        padded = _boundaries(slots)
+        batch |= {"cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded}
+    return batch | {"max_seqlen_q": longest, "max_seqlen_kv": longest}
+
+
+def rows_of(members: Sequence[Member], form: Form) -> Batch:
+    """Members as right-padded rows, which Megatron-Bridge up to 0.5 packs itself.
+
+    It takes a row's length from its last token that is not 0, so gaps are 0 whatever the pad id is.
+
+    Returns:
+        input_ids, labels, loss_mask, position_ids [n, longest]; attention_mask None.
+
+    Raises:
+        ValueError: a member's last token is 0: it would be cut off.
+    """
+    if any(int(member.ids[-1]) == 0 for member in members):
+        raise ValueError("a member ends with token 0, which Megatron-Bridge up to 0.5 takes for padding")
+    width = max(map(len, members))
+    return {
+        "input_ids": _rows([[m.ids] for m in members], width, 0),
+        "labels": _rows([[_shifted(m.labels)] for m in members], width, IGNORE),
+        "loss_mask": _rows([[_weights(m, form.weights or "token", True)] for m in members], width, 0.0),
+        "position_ids": torch.arange(width).expand(len(members), width).contiguous(),
+        "attention_mask": None,
+    }
+
+
+def mlm(members: Sequence[Member], form: Form) -> Batch:
+    """One row as the data loaders of Megatron-LM's multimodal example and of AIAK give it.
+
+    Its step shifts the labels itself, so they are one longer than the tokens. Boundaries are physical ones.
+
+    Returns:
+        tokens [1, T], labels [1, T + 1], cu_lengths int32 [1, n + 1], max_lengths int32 [1].
+    """
+    packed = thd(members, form)
+    gaps = (packed["seq_lens_padded"] - packed["seq_lens"]).tolist()
+    padded = "_padded" if any(gaps) else ""
+    return {
+        "tokens": packed["input_ids"],
+        "labels": pad_tensor(_gapped([m.labels for m in members], gaps, IGNORE), (0, 1), value=IGNORE),
+        "cu_lengths": packed[f"cu_seqlens_q{padded}"].unsqueeze(0),
+        "max_lengths": packed["max_seqlen_q"].view(1),
+    }
+
+
+def automodel(batches: Sequence[Batch]) -> Batch:
+    """Several `thd` batches as one of NeMo Automodel: flat [T] tensors, lengths [B, most members] filled with -1000."""
+    most = max(len(batch["seq_lens"]) for batch in batches)
+    flat = {
+        name: torch.cat([batch[name] for batch in batches], dim=-1).squeeze(-2)
+        for name in ("input_ids", "labels", "padding_mask")
+    }
+    position_ids = torch.cat([batch["position_ids"] for batch in batches], dim=-1)
+    return flat | {
+        "position_ids": position_ids if position_ids.dim() == 3 else position_ids.squeeze(0),
+        **{
+            name: torch.stack([_fill(batch[name], most, SENTINEL) for batch in batches])
+            for name in ("seq_lens", "seq_lens_padded")
+        },
+        "qkv_format": "thd",
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- parts
+
+
+def _shifted(labels: Tensor) -> Tensor:
+    return _fill(labels[1:], len(labels), IGNORE)
+
+
+def _weights(member: Member, kind: str, shifted: bool) -> Tensor:
+    weights = loss_weights(member.labels, kind)
+    return _fill(weights[1:], len(weights), 0.0) if shifted else weights
+
+
+def _rope(member: Member) -> Tensor:
+    return torch.arange(len(member)).expand(3, -1) if member.rope is None else member.rope
+
+
+def _rope_rows(rows: Sequence[Sequence[Member]], positions: Tensor) -> Tensor:
+    """[3, B, S]; the pad tail keeps the text row's positions."""
+    result = positions.repeat(3, 1, 1)
+    for index, row in enumerate(rows):
+        rope = torch.cat([_rope(member) for member in row], dim=1)
+        result[:, index, : rope.shape[1]] = rope
+    return result
+
+
+def _rows(rows: Sequence[Sequence[Tensor]], width: int, value: float) -> Tensor:
+    return torch.stack([_fill(torch.cat(list(row)), width, value) for row in rows])
+
+
+def _gapped(parts: Sequence[Tensor], gaps: Sequence[int], value: float) -> Tensor:
+    filled = [_fill(part, len(part) + gap, value) for part, gap in zip(parts, gaps, strict=True)]
+    return torch.cat(filled).unsqueeze(0)
+
+
+def _continued(rope: Tensor, gap: int) -> Tensor:
+    return torch.cat([rope, (rope.max() + 1 + torch.arange(gap)).expand(3, -1)], dim=1)
+
+
+def _fill(values: Tensor, width: int, value: float) -> Tensor:
+    return pad_tensor(values, (0, width - len(values)), value=value)
+
+
+def _restarting(lengths: Tensor) -> Tensor:
+    """0..length-1 for each length, one after the other."""
+    starts = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) - torch.repeat_interleave(starts, lengths)
+
+
+def _numbered(lengths: Sequence[int]) -> Tensor:
+    return torch.repeat_interleave(torch.arange(1, len(lengths) + 1, dtype=torch.int32), torch.tensor(lengths))
+
+
+def _boundaries(lengths: Tensor) -> Tensor:
+    ends: Tensor = pad_tensor(lengths.cumsum(0), (1, 0))
+    return ends.int()

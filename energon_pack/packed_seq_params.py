@@ -1,0 +1,30 @@
+"""A `thd` batch's boundaries as Megatron-Core's PackedSeqParams, whatever fields its version has."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+
+def packed_seq_params(batch: Mapping[str, Any], make: Any = None) -> Any:
+    """What `GPTModel.forward(packed_seq_params=…)` takes.
+
+    Args:
+        batch: of layout `thd`.
+        make: the class, by default that of megatron-core; its fields say what it is given.
+
+    Raises:
+        ValueError: the batch has gaps, and this version has no field for them.
+    """
+    if make is None:
+        from megatron.core.packed_seq_params import PackedSeqParams
+
+        make = PackedSeqParams
+    known = {field.name for field in fields(make)}
+    is_padded = "cu_seqlens_q_padded" in batch
+    if is_padded and "cu_seqlens_q_padded" not in known:
+        raise ValueError("this megatron-core knows no cu_seqlens_q_padded: pack with packing.pad_to_multiple_of=1")
+    names = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
+    values: dict[str, Any] = {name: batch[name] for name in names if name in batch}
+    values |= {name: int(batch[name]) for name in ("max_seqlen_q", "max_seqlen_kv")}
+    values |= {"qkv_format": "thd", "total_tokens": batch["total_tokens"], "pad_between_seqs": is_padded}
+    return make(**{name: value for name, value in values.items() if name in known})

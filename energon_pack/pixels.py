@@ -1,0 +1,161 @@
+"""Images and video frames → the tensors a model takes, by the model's own processor, and joining those of members."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import pad as pad_tensor
+
+from energon_pack.media import Media
+from energon_pack.templates import Template
+from energon_pack.templates.torchvision_shim import prepare_torchvision
+
+#: what a processor gives beside a model's media: the text's, and counts for its own use
+_NOT_MEDIA = frozenset(
+    ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "num_patches", "num_crops", "video_metadata")
+)
+#: joined along the first dimension, which runs over patches, tiles or media
+_JOINED = frozenset(
+    (
+        "pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "batch_num_images",
+        "pixel_values_videos", "video_grid_thw", "second_per_grid_ts",
+    )
+)  # fmt: skip
+#: of these an image may have more than the next one; the model knows how many are real
+_PADDED = frozenset(("pixel_values", "pixel_attention_mask"))
+
+#: a model's media by the names its `forward` has for them
+MEDIA_KEYS = _JOINED
+
+Clip = tuple[np.ndarray[Any, Any], dict[str, Any]]  # frames [n, height, width, 3], and what the processor asks of them
+
+
+class Pixels:
+    """The processor of a template, for media alone; loaded when the first medium comes."""
+
+    def __init__(self, template: Template):
+        self._template = template
+
+    def __call__(self, images: Sequence[Image.Image], clips: Sequence[Clip] = ()) -> dict[str, Tensor]:
+        """The media inputs of one member.
+
+        Args:
+            images: prepared, in the order of their placeholders.
+            clips: likewise.
+
+        Raises:
+            KeyError: the processor gives something that no rule here joins.
+            ImportError: videos without torchvision.
+        """
+        if not images and not clips:
+            return {}
+        spec, tokens = self._template.spec, self._template.rules.media_tokens
+        given: dict[str, Any] = {}
+        if images:
+            given |= {"images": list(images), "images_kwargs": _only(spec.processor.image, ("do_resize",))}
+        if clips:
+            own = _only(spec.processor.video, ("do_resize", "size", "cap_pixels_per_frame"))
+            metadata = [values for _, values in clips]
+            given |= {
+                "videos": [frames for frames, _ in clips],
+                "videos_kwargs": {"do_sample_frames": False, "video_metadata": metadata, **own},
+            }
+        if self._images_alone is not None:
+            if clips:
+                raise ImportError("training on videos needs torchvision: pip install 'energon-pack[train]'")
+            made = self._images_alone(given["images"], return_tensors="pt", **given["images_kwargs"])
+        else:
+            text = tokens.get("image", "") * len(images) + tokens.get("video", "") * len(clips)
+            made = self._processor(text=[text], return_tensors="pt", **given)
+        media = {name: _tensor(value) for name, value in made.items() if name not in _NOT_MEDIA}
+        unknown = media.keys() - _JOINED
+        if unknown:
+            raise KeyError(f"{type(self._processor).__name__} gives {', '.join(sorted(unknown))}: no rule joins it")
+        return media
+
+    @cached_property
+    def _processor(self) -> Any:
+        prepare_torchvision()
+        from transformers import AutoProcessor
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        folder, kwargs = self._template.spec.processor.folder, self._template.spec.processor.kwargs
+        return AutoProcessor.from_pretrained(folder, **kwargs)
+
+    @cached_property
+    def _images_alone(self) -> Any:
+        """The image processor, where the whole processor needs a torchvision that is not there; else None."""
+        try:
+            return self._processor and None
+        except ImportError:
+            from transformers import AutoImageProcessor
+
+            folder, kwargs = self._template.spec.processor.folder, self._template.spec.processor.kwargs
+            return AutoImageProcessor.from_pretrained(folder, backend="pil", **kwargs)
+
+
+def clip(template: Template, data: bytes, video: Media) -> Clip:
+    """The frames of a video that the model sees, and what its processor wants to know of them."""
+    from energon_pack.video import decode_frames
+
+    chosen = template.choose_frames(video)
+    frames = template.prepare_frames(decode_frames(data, chosen))
+    metadata = {
+        "total_num_frames": video.num_frames,
+        "fps": video.fps,
+        "frames_indices": chosen,
+        "duration": video.num_frames / video.fps,
+    }
+    return np.stack([np.asarray(frame) for frame in frames]), metadata
+
+
+def join(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The media of several members as one model input each, in their order.
+
+    Raises:
+        ValueError: sizes that can't be joined.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for part in parts:
+        for name, value in part.items():
+            found.setdefault(name, []).append(value)
+    # Idefics3 has one row of tiles for a whole text: [1, tiles, ...].
+    dim = 1 if "pixel_attention_mask" in found else 0
+    return {name: _join(name, values, dim if name in _PADDED else 0) for name, values in found.items()}
+
+
+def _join(name: str, values: list[Tensor], dim: int) -> Tensor:
+    if len(values) == 1:
+        return values[0]
+    if name in _PADDED:
+        sizes = [max(value.shape[i] for value in values) for i in range(values[0].dim())]
+        values = [_grown(value, sizes, dim) for value in values]
+    try:
+        return torch.cat(values, dim)
+    except RuntimeError as error:
+        raise ValueError(f"{name} of these members can't be joined: {error}") from None
+
+
+def _grown(value: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
+    missing = [0 if i == dim else size - have for i, (size, have) in enumerate(zip(sizes, value.shape, strict=True))]
+    if not any(missing):
+        return value
+    grown: Tensor = pad_tensor(value, [n for amount in reversed(missing) for n in (0, amount)])
+    return grown
+
+
+def _tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
+        return torch.cat(list(value))
+    return torch.as_tensor(value, dtype=torch.float32 if isinstance(value[0], float) else None)
+
+
+def _only(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: settings[name] for name in names if settings.get(name) is not None}

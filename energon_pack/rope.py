@@ -1,0 +1,81 @@
+"""M-RoPE positions of one member, as the Qwen-VL models of transformers compute them, without a model.
+
+Text counts on in all three rows. The tokens of an image or video have their place in the grid (time, height, width)
+added to where they begin; what follows goes on after the grid's longer side. Qwen2.5-VL counts time in seconds;
+Qwen3-VL writes the time between the frames and takes each frame for a grid of its own.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: `model.positions` with M-RoPE; all others are plain positions
+ROPE_KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """What of a model its positions depend on."""
+
+    kind: str  # of ROPE_KINDS
+    merge_size: int = 2
+    tokens_per_second: float = 2.0  # of Qwen2.5-VL's vision config
+
+
+def rope_positions(
+    rope: Rope,
+    types: Tensor,
+    image_grid_thw: Tensor | None = None,
+    video_grid_thw: Tensor | None = None,
+    second_per_grid_ts: Tensor | None = None,
+) -> Tensor:
+    """The three rows of one member.
+
+    Args:
+        types: [L]: 0 text, 1 image, 2 video.
+        image_grid_thw, video_grid_thw: [media, 3] in patches.
+        second_per_grid_ts: [videos] seconds from one row of a video's grid to the next.
+
+    Returns:
+        [3, L] int64.
+
+    Raises:
+        ValueError: the grids are not those of the visual tokens.
+    """
+    grids = {1: _grids(image_grid_thw), 2: _grids(video_grid_thw)}
+    steps = [1.0] * len(grids[2])
+    if rope.kind == "qwen3_vl":
+        grids[2] = [(1, height, width) for time, height, width in grids[2] for _ in range(time)]
+        steps = [1.0] * len(grids[2])
+    elif rope.kind == "qwen2_5_vl" and second_per_grid_ts is not None:
+        steps = [rope.tokens_per_second * float(seconds) for seconds in second_per_grid_ts]
+    waiting = {1: iter([(grid, 1.0) for grid in grids[1]]), 2: iter(zip(grids[2], steps, strict=True))}
+    kinds, lengths = torch.unique_consecutive(types, return_counts=True)
+    pieces: list[Tensor] = []
+    position = num_tokens = 0
+    for kind, length in zip(kinds.tolist(), lengths.tolist(), strict=True):
+        if kind == 0:
+            pieces.append((torch.arange(length) + position).expand(3, -1))
+            position += length
+            continue
+        found = next(waiting[kind], None)
+        if found is None:
+            raise ValueError(f"visual tokens at {num_tokens} have no grid")
+        (time, height, width), step = found
+        height, width = height // rope.merge_size, width // rope.merge_size
+        if time * height * width != length:
+            raise ValueError(f"{length} visual tokens at {num_tokens} for a grid of {time}×{height}×{width}")
+        grid = torch.meshgrid(
+            (torch.arange(time) * step).long(), torch.arange(height), torch.arange(width), indexing="ij"
+        )
+        pieces.append(torch.stack(grid).reshape(3, -1) + position)
+        position += max(height, width)
+        num_tokens += length
+    if any(next(grid, None) is not None for grid in waiting.values()):
+        raise ValueError("there are more grids than runs of visual tokens")
+    return torch.cat(pieces, dim=1)
+
+
+def _grids(grids: Tensor | None) -> list[tuple[int, int, int]]:
+    return [] if grids is None else [(t, h, w) for t, h, w in grids.tolist()]

@@ -1,0 +1,275 @@
+"""Packs → batches in which no member sees another: the task encoder for Energon.
+
+    pack ─encode_sample─► members, each encoded alone ─batch─► one row a pack (neat), or one physical row (thd)
+
+    dataset = get_train_dataset("packed/…", batch_size=1, task_encoder=PackedTaskEncoder("packed/…"), …)
+
+What it needs to know it reads from the dataset's energon_pack.json. Unpacked samples (`MultiMixQASample`, or crude ones
+through the cookers) become packs of one member, so both can be blended.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, edataclass, stateless
+from megatron.energon.errors import FatalSampleError
+
+from energon_pack import layout as layouts
+from energon_pack.batch import PackedBatch, VisualInputs
+from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample, PackedMultiMixQASample
+from energon_pack.guards import refuse_hybrid
+from energon_pack.layout import Form
+from energon_pack.loading import cookers, load_template
+from energon_pack.manifest import read_manifest
+from energon_pack.members import Encoded, LengthError, MemberEncoder, Source
+from energon_pack.pixels import MEDIA_KEYS, join
+from energon_pack.rope import ROPE_KINDS, Rope
+from energon_pack.templates import Template
+
+_log = logging.getLogger(__name__)
+
+_CHOICES = {
+    "layout": ("neat", "thd", "rows", "mlm"),
+    "pad_to": ("longest", "max_token_len"),
+    "labels": ("unshifted", "shifted"),
+    "loss_weight": (None, "token", "sample", "sqrt"),
+    "attention_mask": (None, "indexed", "dict4d"),
+    "on_bad_member": ("raise", "drop"),
+}
+
+
+@edataclass
+class EncodedPack(Sample):
+    """A pack whose members are encoded."""
+
+    members: list[Encoded]
+    #: of members that were left out
+    dropped: list[str]
+
+
+class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, PackedBatch]):
+    """Encodes packs, and unpacked samples beside them.
+
+    Args:
+        dataset: folder of the packed dataset; of a blend, any one of those with the same fingerprint.
+        processor: folder or hub id; by default the model's published one.
+        layout: `neat`, `thd`, `rows` (Megatron-Bridge up to 0.5) or `mlm` (Megatron-LM's multimodal example); by
+            default the one it was packed for.
+        pad_to: width of a batch: its `longest` row, or always `max_token_len` (pipeline and expert parallelism, CUDA
+            graphs).
+        labels: `unshifted`, as transformers wants them, or `shifted` within each member (neat; thd's always are).
+        loss_weight: `token`, `sample` or `sqrt`: batches then have weights.
+        attention_mask: `indexed` for stacks patched for it, `dict4d` for models that take such masks; by default what
+            the model needs (`model.mask`).
+        pad_to_multiple_of: of each member in thd; has to divide the one it was packed with, which is the default.
+        rope_rows: `position_ids` of thd are the three rows of M-RoPE, [3, 1, T].
+        on_bad_member: `raise` with its name, or `drop` it alone; `num_dropped` of the batch counts.
+        dummy_image: a batch without images has the media inputs of a blank one under `dummy_…`: see `touch_vision`.
+        tokens_per_second: of Qwen2.5-VL's vision config, where the processor's folder has no config.json; 2 if unknown.
+        trust_remote_code: run code of the processor's.
+
+    Raises:
+        ValueError: a value that is none of these, a processor other than that of the packing, a multiple that does not
+            fit the plan's.
+        MixingError: a hybrid model whose kernels are missing.
+    """
+
+    decoder = None  # images stay files until a member needs them
+
+    def __init__(
+        self,
+        dataset: str | Path,
+        processor: str | None = None,
+        *,
+        layout: str | None = None,
+        pad_to: str = "longest",
+        labels: str = "unshifted",
+        loss_weight: str | None = None,
+        attention_mask: str | None = None,
+        pad_to_multiple_of: int | None = None,
+        rope_rows: bool = False,
+        on_bad_member: str = "raise",
+        dummy_image: bool = False,
+        tokens_per_second: float | None = None,
+        trust_remote_code: bool = False,
+    ):
+        super().__init__()
+        manifest = read_manifest(Path(dataset))
+        self.layout = layout or manifest["layout"]
+        given = {"layout": self.layout, "pad_to": pad_to, "labels": labels, "loss_weight": loss_weight}
+        given |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member}
+        for name, value in given.items():
+            if value not in _CHOICES[name]:
+                raise ValueError(f"{name}={value}: one of {', '.join(map(str, _CHOICES[name]))}")
+        self.mask = attention_mask if attention_mask == "dict4d" else manifest["mask"]
+        self.template = load_template(dataset, processor, trust_remote_code)
+        rope = _rope(manifest, self.template, tokens_per_second)
+        is_neat = self.layout == "neat"
+        self._indexed = attention_mask == "indexed"
+        self._drop, self._dummy = on_bad_member == "drop", dummy_image
+        self._rope_rows = rope_rows or is_neat
+        self._form = Form(
+            pad_id=_pad_id(self.template),
+            width=manifest["max_token_len"] if pad_to == "max_token_len" else None,
+            multiple=1 if is_neat else _multiple(pad_to_multiple_of, manifest["pad_to_multiple_of"]),
+            shifted=labels == "shifted",
+            weights=loss_weight,
+            rope=rope is not None and self._rope_rows,
+        )
+        if is_neat and self.mask == "hybrid":
+            refuse_hybrid(1)
+        self._encoder = MemberEncoder(self.template, rope)
+        read = manifest["content"]["source"]
+        self.cookers: Sequence[Cooker[Any]] = cookers(
+            **{name: read[name] for name in ("messages_key", "sample_type", "caption_prompt")}
+        )
+
+    @stateless  # type: ignore[untyped-decorator]
+    def encode_sample(self, sample: Any) -> EncodedPack:
+        """Encode each member of a pack.
+
+        Raises:
+            FatalSampleError: a member has another length than it was packed with; or, with `on_bad_member=raise`,
+                can't be encoded. Ends the training: Energon would only log any other error, and leave out the pack.
+            SkipSample: all members were dropped.
+        """
+        members: list[Encoded] = []
+        dropped: list[str] = []
+        for source in _sources(sample):
+            try:
+                members.append(self._encoder.encode(source))
+            except LengthError as error:
+                raise FatalSampleError(str(error)) from None
+            except Exception as error:  # damaged media make decoders and processors raise anything
+                what = f"{source.sample_id} in {sample.__key__}: {type(error).__name__}: {error}"
+                if not self._drop:
+                    raise FatalSampleError(f"{what} (on_bad_member=drop leaves such a member out)") from error
+                _log.warning("left out: %s", what)
+                dropped.append(source.sample_id)
+        if not members:
+            raise SkipSample
+        pack: EncodedPack = EncodedPack.derive_from(sample, members=members, dropped=dropped)
+        return pack
+
+    @stateless  # type: ignore[untyped-decorator]
+    def batch(self, samples: list[EncodedPack]) -> PackedBatch:
+        """Lay packs out.
+
+        Raises:
+            FatalSampleError: several packs in a layout that holds one; a pack longer than the width.
+        """
+        packs = [[member.tokens for member in pack.members] for pack in samples]
+        members = [member for pack in samples for member in pack.members]
+        try:
+            if self.layout == "neat":
+                batch = self._neat(packs)
+            elif len(packs) > 1:
+                raise ValueError(f"layout={self.layout} holds one pack a batch, not {len(packs)}: batch_size=1")
+            else:
+                make = {"thd": layouts.thd, "rows": layouts.rows_of, "mlm": layouts.mlm}[self.layout]
+                batch = PackedBatch(make(packs[0], self._form))
+            batch.mask = self.mask
+            media = join(member.media for member in members)
+        except ValueError as error:
+            raise FatalSampleError(f"{', '.join(pack.__key__ for pack in samples)}: {error}") from None
+        batch |= self._media(media, batch)
+        batch |= {
+            "n_images_per_sample": _counts(samples, "num_images", per_pack=self.layout == "neat"),
+            "n_videos_per_sample": _counts(samples, "num_videos", per_pack=self.layout == "neat"),
+            "sample_ids": [[member.sample_id for member in pack.members] for pack in samples],
+            "num_dropped": sum(len(pack.dropped) for pack in samples),
+            "__key__": [pack.__key__ for pack in samples],
+            "__restore_key__": (),  # Energon fills it in
+        }
+        return batch
+
+    def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
+        batch = PackedBatch(layouts.neat(packs, self._form))
+        if self.mask == "hybrid":
+            refuse_hybrid(len(packs))
+            batch["seq_idx"] = layouts.seq_idx(batch["cu_seq_lens_q"])
+        if self._indexed:
+            batch["attention_mask"] = batch["doc_ids"]
+        return batch
+
+    def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch) -> dict[str, Any]:
+        """Media under the names that the layout's consumer has for them."""
+        found: dict[str, Any] = dict(media)
+        if self._dummy and "pixel_values" not in media:
+            found |= {f"dummy_{name}": value for name, value in self._encoder.blank().items()}
+        if self.layout == "thd":
+            types = batch["mm_token_type_ids"] if media else None
+            named = dict.fromkeys(sorted(MEDIA_KEYS)) | media
+            found["visual_inputs"] = VisualInputs(**named, mm_token_type_ids=types)
+            if "pixel_values" in media and media["pixel_values"].dim() == 4:  # tiles of InternVL
+                found["image_flags"] = torch.ones(len(media["pixel_values"]), dtype=torch.int64)
+        if self.layout == "mlm":
+            pixels = found.pop("pixel_values", torch.zeros(1, 1))
+            found |= {"imgs": pixels, "num_tiles": torch.ones(len(pixels) if media else 0, dtype=torch.int32)}
+        return found
+
+
+def _sources(sample: Any) -> Iterator[Source]:
+    """The members of a sample of any flavour."""
+    if isinstance(sample, PackedMultiMixQASample):
+        for i, sample_id in enumerate(sample.sample_ids):
+            media = sample.images[i], sample.videos[i]
+            frames = sample.video_frames[i] if sample.video_frames else None
+            yield Source(sample_id, sample.messages[i], *media, sample.tools[i], frames, sample.token_lens[i])
+    elif isinstance(sample, PackedCaptioningSample):
+        for i, images in enumerate(sample.images):
+            sample_id = sample.sample_ids[i] if sample.sample_ids else f"{sample.__key__}#{i}"
+            messages = [
+                message
+                for prompt, caption in zip(sample.prompts[i], sample.captions[i], strict=True)
+                for message in ({"role": "user", "content": prompt}, {"role": "assistant", "content": caption})
+            ]
+            token_len = sample.token_lens[i] if sample.token_lens else None
+            yield Source(sample_id, messages, images, token_len=token_len)
+    elif isinstance(sample, MultiMixQASample):
+        media = sample.image or [], sample.video or []
+        yield Source(sample.__key__, sample.messages, *media, sample.tools, sample.video_frames)
+    else:
+        raise FatalSampleError(f"{type(sample).__name__} is no flavour of energon_pack")
+
+
+def _rope(manifest: dict[str, Any], template: Template, tokens_per_second: float | None) -> Rope | None:
+    """Whose M-RoPE the model has.
+
+    Raises:
+        ValueError: the dataset does not say.
+    """
+    kind = manifest["content"]["model"].get("rope")
+    if kind is None:
+        raise ValueError("this dataset does not say what positions its model takes (model.rope): pack it again")
+    if kind not in ROPE_KINDS:
+        return None
+    processor = template.spec.processor
+    config = Path(processor.folder, "config.json")
+    if tokens_per_second is None and config.exists():
+        tokens_per_second = json.loads(config.read_bytes()).get("vision_config", {}).get("tokens_per_second")
+    return Rope(kind, int(processor.image.get("merge_size") or 2), tokens_per_second or 2.0)
+
+
+def _multiple(given: int | None, planned: int) -> int:
+    if given is not None and (given < 1 or planned % given):
+        raise ValueError(
+            f"pad_to_multiple_of={given} does not divide {planned}, with which it was packed:"
+            f" packing.pad_to_multiple_of={math.lcm(max(given, 1), planned)} serves both"
+        )
+    return given or planned
+
+
+def _pad_id(template: Template) -> int:
+    return template.token_id(template.spec.processor.tokens.get("pad_token", "")) or 0
+
+
+def _counts(packs: list[EncodedPack], name: str, per_pack: bool) -> torch.Tensor:
+    """Media of each row (neat), or of each member (thd)."""
+    counts = [[getattr(member, name) for member in pack.members] for pack in packs]
+    return torch.tensor([sum(row) for row in counts] if per_pack else [n for row in counts for n in row])

@@ -1,0 +1,98 @@
+"""A member of a pack comes out as it would alone: logits, loss and gradients, on transformers' own classes.
+
+Alone means: with nothing of ours, the model's own positions and masks. `-s` prints the largest differences.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import FAMILIES, alone, make_batch, make_members, make_model
+
+from energon_pack.batch import PackedBatch, weighted_loss
+from energon_pack.layout import IGNORE
+from energon_pack.members import Encoded
+
+CASES = [
+    (name, attention)
+    for name in FAMILIES
+    for attention in ("sdpa", "eager")
+    if name != "qwen3_5" and (name, attention) != ("gpt_oss", "sdpa")  # the one needs kernels, the other has no sdpa
+]
+
+
+def gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def split(logits: torch.Tensor, packs: list[list[Encoded]]) -> list[torch.Tensor]:
+    """The logits of each member."""
+    found = []
+    for row, pack in zip(logits, packs, strict=True):
+        lengths = [len(member.tokens) for member in pack]
+        found += list(row[: sum(lengths)].split(lengths))
+    return found
+
+
+@pytest.mark.parametrize(("name", "attention"), CASES)
+def test_packed_is_alone(name: str, attention: str) -> None:
+    """In one row, in two rows of different length, and in rows wider than they need be."""
+    model = make_model(name, attention)
+    members = make_members(name, model)
+    single = [alone(name, model, member) for member in members]
+    trained = [int((member.tokens.labels[1:] != IGNORE).sum()) for member in members]
+    losses = [out.loss * n for out, n in zip(single, trained, strict=True) if n]
+    expected = torch.stack(losses).sum() / sum(trained)
+    wanted = gradients(model, expected)
+    for packs, width in (([members], None), ([members[:3], members[3:]], None), ([members], 150)):
+        batch = make_batch(name, packs, width=width)
+        out = model(**batch.model_inputs(model))
+        logits = max(
+            float((one - of.logits[0]).detach().abs().max())
+            for one, of in zip(split(out.logits, packs), single, strict=True)
+        )
+        loss = float((out.loss - expected).detach().abs())
+        found = gradients(model, out.loss)
+        assert found.keys() == wanted.keys()
+        largest = max(float(grad.abs().max()) for grad in wanted.values())
+        grads = max(float((found[key] - wanted[key]).abs().max()) for key in wanted) / max(1.0, largest)
+        print(f"{name} {attention} B={len(packs)} S={batch['input_ids'].shape[1]}", end=" ")
+        print(f"logits {logits:.1e} loss {loss:.1e} gradients {grads:.1e}")
+        assert max(logits, loss, grads) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "llama"])
+def test_shifted_labels_give_the_same_loss(name: str) -> None:
+    model = make_model(name)
+    members = make_members(name, model)
+    with torch.no_grad():
+        losses = [model(**make_batch(name, [members], shifted=s).model_inputs()).loss for s in (False, True)]
+    assert float((losses[0] - losses[1]).abs()) <= 1e-6
+
+
+@pytest.mark.parametrize("kind", ["token", "sample", "sqrt"])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_weighted_loss_is_the_weighted_mean_of_members(kind: str, shifted: bool) -> None:
+    model = make_model("llama")
+    members = make_members("llama", model)
+    batch = make_batch("llama", [members[:2], members[2:]], weights=kind, shifted=shifted)
+    with torch.no_grad():
+        found = weighted_loss(model(**batch.model_inputs()).logits, batch)
+        total = weight = 0.0
+        for member in members:
+            n = int((member.tokens.labels[1:] != IGNORE).sum())
+            power = {"token": 1.0, "sample": 0.0, "sqrt": 0.5}[kind]
+            total += float(alone("llama", model, member).loss) * n**power
+            weight += n**power
+    assert float(found) == pytest.approx(total / weight, abs=1e-5)
+
+
+def test_a_batch_moves_as_a_whole() -> None:
+    model = make_model("qwen2_5_vl")
+    batch = make_batch("qwen2_5_vl", [make_members("qwen2_5_vl", model)]).to("cpu")
+    assert isinstance(batch, PackedBatch)
+    inputs = batch.model_inputs()
+    assert {"pixel_values", "image_grid_thw", "video_grid_thw", "use_cache"} <= inputs.keys()
+    assert not {"doc_ids", "n_images_per_sample"} & inputs.keys()

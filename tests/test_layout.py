@@ -1,0 +1,161 @@
+"""How members lie in a sequence: the pictures of the docstring, and what holds for any members."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from energon_pack.layout import IGNORE, Form, Member, automodel, loss_weights, mlm, neat, rows_of, seq_idx, thd
+
+
+def member(length: int, first: int = 1, num_ignored: int = 1) -> Member:
+    ids = torch.arange(first, first + length)
+    labels = ids.clone()
+    labels[:num_ignored] = IGNORE
+    return Member(ids, labels, torch.zeros(length, dtype=torch.long))
+
+
+THREE = [member(3, 10), member(2, 20), member(4, 30)]
+
+
+def values(batch: dict[str, Tensor], *names: str) -> list[object]:
+    return [batch[name].tolist() for name in names]
+
+
+def test_neat_as_in_the_picture() -> None:
+    batch = neat([THREE], Form(pad_id=9, width=12))
+    x = IGNORE
+    assert values(batch, "input_ids", "labels", "position_ids", "doc_ids", "cu_seq_lens_q") == [
+        [[10, 11, 12, 20, 21, 30, 31, 32, 33, 9, 9, 9]],
+        [[x, 11, 12, x, 21, x, 31, 32, 33, x, x, x]],
+        [[0, 1, 2, 0, 1, 0, 1, 2, 3, 0, 1, 2]],
+        [[1, 1, 1, 2, 2, 3, 3, 3, 3, 0, 0, 0]],
+        [0, 3, 5, 9, 12],
+    ]
+    assert batch["use_cache"] is False
+    assert "attention_mask" not in batch
+    assert (batch["max_length_q"], type(batch["max_length_q"])) == (4, int)
+    assert seq_idx(batch["cu_seq_lens_q"]).tolist() == [[0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3]]
+
+
+def test_labels_shifted_within_each_member() -> None:
+    batch = neat([THREE], Form(shifted=True))
+    assert batch["labels"].tolist() == [[11, 12, IGNORE, 21, IGNORE, 31, 32, 33, IGNORE]]
+    assert batch["_packed_seq_ids"].tolist() == [[1, 1, 1, 2, 2, 3, 3, 3, 3]]
+
+
+def test_thd_as_in_the_picture() -> None:
+    x = IGNORE
+    batch = thd(THREE, Form(multiple=4))
+    names = ("input_ids", "labels", "position_ids", "cu_seqlens_q", "cu_seqlens_kv_padded", "padding_mask")
+    assert values(batch, *names) == [
+        [[10, 11, 12, 0, 20, 21, 0, 0, 30, 31, 32, 33]],
+        [[11, 12, x, x, 21, x, x, x, 31, 32, 33, x]],
+        [[0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]],
+        [0, 3, 5, 9],
+        [0, 4, 8, 12],
+        [[False] * 3 + [True, False, False, True, True] + [False] * 4],
+    ]
+    assert batch["loss_mask"].tolist() == [[1.0, 1.0, 0, 0, 1.0, 0, 0, 0, 1.0, 1.0, 1.0, 0]]
+
+
+def test_the_fixed_width_of_thd_belongs_to_the_last_member() -> None:
+    """5, 7 and 3 tokens, rounded to 4, 24 wide: as Megatron-Bridge's own builder lays them out."""
+    batch = thd([member(5), member(7), member(3)], Form(multiple=4, width=24))
+    assert values(batch, "cu_seqlens_q", "cu_seqlens_q_padded") == [[0, 5, 12, 15], [0, 8, 16, 24]]
+    assert (int(batch["max_seqlen_q"]), batch["total_tokens"]) == (8, 24)
+    plain = thd([member(5), member(7), member(3)], Form())
+    assert "cu_seqlens_q_padded" not in plain
+
+
+def test_rope_rows_go_on_through_a_gap() -> None:
+    rope = torch.tensor([[0, 1, 1], [0, 1, 1], [0, 1, 2]])
+    of = Member(torch.arange(3), torch.arange(3), torch.tensor([0, 1, 1]), rope)
+    assert thd([of, member(1)], Form(multiple=4, rope=True))["position_ids"][:, 0].tolist() == [
+        [0, 1, 1, 3, 0, 1, 2, 3],
+        [0, 1, 1, 3, 0, 1, 2, 3],
+        [0, 1, 2, 3, 0, 1, 2, 3],
+    ]
+    assert neat([[of, member(1)]], Form(width=6, rope=True))["position_ids"][:, 0].tolist() == [
+        [0, 1, 2, 0, 0, 1],
+        [0, 1, 1, 0, 0, 1],
+        [0, 1, 1, 0, 0, 1],
+        [0, 1, 2, 0, 0, 1],
+    ]
+
+
+def test_rows_and_mlm() -> None:
+    rows = rows_of(THREE, Form(pad_id=7))
+    assert rows["input_ids"].tolist() == [[10, 11, 12, 0], [20, 21, 0, 0], [30, 31, 32, 33]]
+    with pytest.raises(ValueError, match="ends with token 0"):
+        rows_of([member(3, -2)], Form())
+    batch = mlm(THREE, Form(multiple=4))
+    assert batch["labels"].shape == (1, 13)  # its step drops the first
+    assert batch["labels"][0, 1:].tolist() == thd(THREE, Form(multiple=4))["labels"][0].tolist()
+    assert values(batch, "cu_lengths", "max_lengths") == [[[0, 4, 8, 12]], [4]]
+
+
+def test_automodel_has_its_own_filling() -> None:
+    batch = automodel([thd(THREE, Form(multiple=4)), thd(THREE[:1], Form(multiple=4))])
+    assert batch["input_ids"].shape == (16,)
+    assert batch["seq_lens"].tolist() == [[3, 2, 4], [3, -1000, -1000]]
+    assert batch["seq_lens_padded"].tolist() == [[4, 4, 4], [4, -1000, -1000]]
+
+
+def test_a_pack_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="9 tokens in a row 8 wide"):
+        neat([THREE], Form(width=8))
+    with pytest.raises(ValueError, match="12 tokens, members rounded up to 4, in 10"):
+        thd(THREE, Form(multiple=4, width=10))
+
+
+@pytest.mark.parametrize(("kind", "total"), [("token", 4.0), ("sample", 1.0), ("sqrt", 2.0)])
+def test_loss_weights(kind: str, total: float) -> None:
+    assert float(loss_weights(member(5).labels, kind).sum()) == pytest.approx(total)
+    assert float(loss_weights(torch.full((3,), IGNORE), kind).sum()) == 0
+
+
+LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(LENGTHS, min_size=1, max_size=3), st.integers(0, 5), st.booleans())
+def test_neat_holds_every_member_once_and_apart(packs: list[list[int]], room: int, shifted: bool) -> None:
+    rows = [[member(n, 1 + 100 * i) for i, n in enumerate(pack)] for pack in packs]
+    width = max(map(sum, packs)) + room
+    batch = neat(rows, Form(width=width, shifted=shifted, weights="sample"))
+    starts = (batch["position_ids"].flatten() == 0).nonzero().flatten().tolist()
+    assert starts == batch["cu_seq_lens_q"][:-1].tolist()
+    assert int(batch["cu_seq_lens_q"][-1]) == len(packs) * width
+    assert batch["max_length_q"] == int(batch["cu_seq_lens_q"].diff().max())
+    for row, members in enumerate(rows):
+        for number, one in enumerate(members, 1):
+            here = batch["doc_ids"][row] == number
+            assert batch["input_ids"][row][here].tolist() == one.ids.tolist()
+            labels = batch["labels"][row][here].tolist()
+            assert labels == ([*one.labels.tolist()[1:], IGNORE] if shifted else one.labels.tolist())
+        tail = batch["doc_ids"][row] == 0
+        assert int(tail.sum()) == width - sum(map(len, members))
+        assert (batch["labels"][row][tail] == IGNORE).all()
+    assert ((batch["loss_weight"] > 0) == (batch["labels"] != IGNORE)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, st.sampled_from([1, 2, 4, 8]), st.integers(0, 3))
+def test_thd_has_a_slot_for_each_member(lengths: list[int], multiple: int, room: int) -> None:
+    members = [member(n, 1 + 100 * i) for i, n in enumerate(lengths)]
+    width = sum(-(-n // multiple) * multiple for n in lengths) + room * multiple
+    batch = thd(members, Form(multiple=multiple, width=width))
+    real = batch["cu_seqlens_q"]
+    padded = batch.get("cu_seqlens_q_padded", real)
+    assert real.diff().tolist() == lengths
+    assert int(padded[-1]) == batch["total_tokens"] == batch["input_ids"].shape[1] == width
+    assert not (padded % multiple).any()
+    assert int(batch["max_seqlen_q"]) == int(padded.diff().max())
+    for start, one in zip(padded.tolist(), members, strict=False):
+        assert batch["input_ids"][0, start : start + len(one)].tolist() == one.ids.tolist()
+        assert batch["position_ids"][0, start : start + len(one)].tolist() == list(range(len(one)))
+        assert batch["labels"][0, start + len(one) - 1] == IGNORE
+    assert int((~batch["padding_mask"]).sum()) == sum(lengths)
+    assert not (batch["loss_mask"] * batch["padding_mask"]).any()

@@ -1,0 +1,55 @@
+"""M-RoPE positions equal those of the models themselves, from models on the meta device: no weights."""
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+from tiny import FAMILIES, tf
+
+from energon_pack.rope import Rope, rope_positions
+
+CLASSES = {"qwen2_vl": "Qwen2VLModel", "qwen2_5_vl": "Qwen2_5_VLModel", "qwen3_vl": "Qwen3VLModel"}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_positions_are_the_models_own(name: str) -> None:
+    rng = random.Random(0)
+    with torch.device("meta"):
+        model: Any = getattr(tf, CLASSES[name])(FAMILIES[name].config())
+    for _ in range(30):
+        types: list[int] = []
+        grids: dict[int, list[list[int]]] = {1: [], 2: []}
+        for kind in rng.choices((1, 2), k=rng.randint(0, 4)):
+            time = 1 if kind == 1 else rng.randint(1, 5)
+            height, width = 2 * rng.randint(1, 5), 2 * rng.randint(1, 5)
+            grids[kind].append([time, height, width])
+            frames = time if kind == 2 and name == "qwen3_vl" else 1
+            for _ in range(frames):
+                types += [0] * rng.randint(1, 6) + [kind] * (time // frames * height * width // 4)
+        types += [0] * rng.randint(1, 6)
+        row = torch.tensor(types)
+        given: dict[str, Any] = {
+            "image_grid_thw": torch.tensor(grids[1]) if grids[1] else None,
+            "video_grid_thw": torch.tensor(grids[2]) if grids[2] else None,
+        }
+        if name == "qwen2_5_vl" and grids[2]:
+            given["second_per_grid_ts"] = torch.tensor([rng.choice((0.5, 1.0, 1.5, 2.3)) for _ in grids[2]])
+        theirs, _ = model.get_rope_index(row[None], row[None], **given)
+        assert torch.equal(rope_positions(Rope(name), row, **given), theirs[:, 0])
+
+
+def test_grids_that_are_not_those_of_the_tokens_are_refused() -> None:
+    types = torch.tensor([0, 1, 1, 0])
+    for grids, said in (([[1, 4, 4]], "2 visual tokens at 0 for a grid of 1×2×2"), ([[1, 2, 4]] * 2, "more grids")):
+        with pytest.raises(ValueError, match=said):
+            rope_positions(Rope("qwen2_vl"), types, torch.tensor(grids))
+    with pytest.raises(ValueError, match="have no grid"):
+        rope_positions(Rope("qwen2_vl"), types)
+
+
+def test_text_counts_on() -> None:
+    for kind, length in itertools.product(CLASSES, (1, 5)):
+        rows = rope_positions(Rope(kind), torch.zeros(length, dtype=torch.long))
+        assert rows.tolist() == [list(range(length))] * 3

@@ -1,0 +1,304 @@
+"""The demo's packs through real Energon loaders into batches, from end to end."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import need_torchvision, picture, train
+from megatron.energon import WorkerConfig, get_loader, get_savable_loader, get_train_dataset
+from megatron.energon.errors import FatalSampleError
+from test_energon import prepare
+from test_video import video
+from tiny import tf
+
+from energon_pack.batch import PackedBatch, touch_vision
+from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
+from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
+from energon_pack.layout import IGNORE
+from energon_pack.media import LazyImage
+from energon_pack.pack import pack
+from energon_pack.task_encoder import PackedTaskEncoder
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torchvision() -> None:
+    need_torchvision()
+
+
+@pytest.fixture(scope="module")
+def packed(demo: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 of the demo's samples, aligned to 8."""
+    folder = tmp_path_factory.mktemp("packed")
+    run = PackConfig(
+        model=ModelConfig("qwen2_5_vl", "qwen_vl", processor=str(demo[1]), rope=Rope.qwen2_5_vl),
+        source=SourceConfig(path=str(demo[0]), limit=60),
+        output=OutputConfig(dir=str(folder), name="demo"),
+    )
+    run.packing.max_token_len, run.packing.pad_to_multiple_of = 1600, 8
+    run.executor.num_workers, run.measure.verify = 1, 0.0
+    pack(run)
+    return folder / "demo"
+
+
+@pytest.fixture(scope="module")
+def encoder(packed: Path, demo: tuple[Path, Path]) -> PackedTaskEncoder:
+    return PackedTaskEncoder(packed, str(demo[1]))
+
+
+@pytest.fixture(scope="module")
+def samples(packed: Path) -> list[Any]:
+    return list(train(packed))
+
+
+@pytest.fixture(scope="module")
+def model(encoder: PackedTaskEncoder) -> Any:
+    """A tiny random Qwen2.5-VL with the demo's tokens."""
+    return tiny_model(encoder)
+
+
+def tiny_model(encoder: PackedTaskEncoder) -> Any:
+    tokens = {name: encoder.template.token_id(f"<|{name}_pad|>") for name in ("image", "video")}
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text |= {"num_key_value_heads": 2, "vocab_size": 1100, "pad_token_id": 0, "initializer_range": 0.1}
+    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+    vision = {"depth": 1, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
+    config = tf.Qwen2_5_VLConfig(
+        text_config=text, vision_config={**vision, "fullatt_block_indexes": [0], "tokens_per_second": 2},
+        image_token_id=tokens["image"], video_token_id=tokens["video"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return tf.AutoModelForImageTextToText.from_config(config)
+
+
+def loader(source: Any, encoder: Any, num_workers: int = 0, batch_size: int = 1, **settings: Any) -> Any:
+    settings = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "repeat": False, **settings}
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=num_workers)
+    dataset = get_train_dataset(source, worker_config=worker, batch_size=batch_size, task_encoder=encoder, **settings)
+    return get_savable_loader(dataset)
+
+
+def ids(batches: Iterator[Any]) -> list[str]:
+    return [sample_id for batch in batches for row in batch["sample_ids"] for sample_id in row]
+
+
+def one(encoder: PackedTaskEncoder, *samples: Any) -> PackedBatch:
+    batch: PackedBatch = encoder.batch([encoder.encode_sample(sample) for sample in samples])
+    return batch
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("dataset_config", ["dataset.yaml", "crude.yaml"])
+def test_every_member_comes_once_with_all_its_tokens(
+    packed: Path, encoder: PackedTaskEncoder, samples: list[Any], num_workers: int, dataset_config: str
+) -> None:
+    batches = list(loader(packed, encoder, num_workers, dataset_config=dataset_config))
+    assert all(isinstance(batch, PackedBatch) for batch in batches)
+    expected = {s: n for sample in samples for s, n in zip(sample.sample_ids, sample.token_lens, strict=True)}
+    assert sorted(ids(iter(batches))) == sorted(expected)
+    trained = {s: n for sample in samples for s, n in zip(sample.sample_ids, sample.num_supervised, strict=True)}
+    for batch in batches:
+        bounds = batch["cu_seq_lens_q"].tolist()
+        for sample_id, start, end in zip(batch["sample_ids"][0], bounds[:-1], bounds[1:], strict=False):
+            assert end - start == expected[sample_id]
+            labels = batch["labels"][0, start:end]
+            assert int((labels != IGNORE).sum()) == trained[sample_id]
+            assert batch["position_ids"][0, 0, start:end].tolist() == list(range(end - start))
+        grids = batch.get("image_grid_thw", torch.zeros(0, 3, dtype=torch.long))
+        assert int(batch["n_images_per_sample"].sum()) == len(grids)
+        assert int(grids.prod(1).sum()) // 4 == int((batch["mm_token_type_ids"] == 1).sum())
+
+
+def test_two_packs_a_batch_and_a_fixed_width(packed: Path, demo: tuple[Path, Path]) -> None:
+    encoder = PackedTaskEncoder(packed, str(demo[1]), pad_to="max_token_len", loss_weight="sqrt")
+    batch = next(iter(loader(packed, encoder, batch_size=2)))
+    assert batch["input_ids"].shape == (2, 1600)
+    assert batch["position_ids"].shape == (4, 2, 1600)
+    assert batch["loss_weight"].shape == (2, 1600)
+    assert int(batch["cu_seq_lens_q"][-1]) == 3200
+    assert batch["n_images_per_sample"].shape == (2,)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_goes_on_where_it_was_saved(packed: Path, encoder: PackedTaskEncoder, num_workers: int) -> None:
+    settings = {"repeat": True, "shuffle_buffer_size": 3}
+    first = loader(packed, encoder, num_workers, **settings)
+    stream = iter(first)
+    for _ in range(4):
+        next(stream)
+    state = first.save_state_rank()
+    expected = [next(stream)["sample_ids"] for _ in range(6)]
+    again = loader(packed, encoder, num_workers, **settings)
+    again.restore_state_rank(state)
+    stream = iter(again)
+    assert [next(stream)["sample_ids"] for _ in range(6)] == expected
+
+
+def test_a_batch_is_restored_by_its_key(packed: Path, encoder: PackedTaskEncoder) -> None:
+    first = loader(packed, encoder)
+    batch = next(iter(first))
+    again = first.restore_sample(batch["__restore_key__"])
+    assert again["sample_ids"] == batch["sample_ids"]
+    assert torch.equal(again["input_ids"], batch["input_ids"])
+
+
+def test_packed_and_unpacked_in_one_blend(
+    packed: Path, demo: tuple[Path, Path], encoder: PackedTaskEncoder, tmp_path: Path
+) -> None:
+    shutil.copytree(demo[0], tmp_path / "source")
+    crude = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+    source = prepare(tmp_path / "source", {**crude, "subflavors": {"sample_type": "multi_mix_qa"}})
+    parts = [{"weight": 1.0, "path": str(path)} for path in (packed, source)]
+    blend = tmp_path / "blend.yaml"
+    blend.write_text(
+        json.dumps(
+            {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": parts}}}
+        )
+    )
+    stream = iter(loader(blend, encoder, batch_size=2, repeat=True))
+    sizes = [len(row) for _ in range(8) for row in next(stream)["sample_ids"]]
+    assert 1 in sizes
+    assert max(sizes) > 1
+
+
+def test_neat_and_thd_give_the_same_loss(
+    packed: Path, demo: tuple[Path, Path], encoder: PackedTaskEncoder, samples: list[Any], model: Any
+) -> None:
+    """Shards packed for multiples of 8 serve both layouts; gaps in thd change nothing."""
+    sample = next(s for s in samples if s.media_type == "image")
+    thd_encoder = PackedTaskEncoder(packed, str(demo[1]), layout="thd", rope_rows=True, pad_to="max_token_len")
+    batch = one(thd_encoder, sample)
+    assert int(batch["total_tokens"]) == batch["input_ids"].shape[1] == 1600
+    assert not (batch["cu_seqlens_q_padded"] % 8).any()
+    assert batch["visual_inputs"].normalized_for_model().keys() == {
+        "pixel_values", "image_grid_thw", "mm_token_type_ids"
+    }  # fmt: skip
+    padded = batch["cu_seqlens_q_padded"]
+    text = torch.arange(1600) - torch.repeat_interleave(padded[:-1], padded.diff().long())
+    media = {name: batch[name] for name in ("pixel_values", "image_grid_thw")}
+    rows = torch.cat([text.long()[None, None], batch["position_ids"]])
+    with torch.no_grad():
+        neat = model(**one(encoder, sample).model_inputs()).loss
+        thd = model(batch["input_ids"], position_ids=rows, use_cache=False, **media).logits[0]
+        each = torch.nn.functional.cross_entropy(thd, batch["labels"][0], reduction="none")
+        loss = (each * batch["loss_mask"][0]).sum() / batch["loss_mask"].sum()
+    assert float((neat - loss).abs()) <= 1e-5
+
+
+def test_every_layout_has_its_keys(packed: Path, demo: tuple[Path, Path], samples: list[Any]) -> None:
+    text = next(s for s in samples if s.media_type == "text")
+    image = next(s for s in samples if s.media_type == "image")
+    rows = one(PackedTaskEncoder(packed, str(demo[1]), layout="rows"), image)
+    assert rows["input_ids"].shape[0] == len(image.sample_ids)
+    mlm = PackedTaskEncoder(packed, str(demo[1]), layout="mlm")
+    assert one(mlm, text)["imgs"].shape == (1, 1)
+    assert {"tokens", "labels", "imgs", "num_tiles", "cu_lengths", "max_lengths"} <= one(mlm, image).keys()
+    with pytest.raises(FatalSampleError, match="holds one pack a batch, not 2"):
+        one(mlm, text, image)
+    indexed = one(PackedTaskEncoder(packed, str(demo[1]), attention_mask="indexed"), text)
+    assert int(indexed["attention_mask"].max()) == len(text.sample_ids)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"layout": "thd", "pad_to_multiple_of": 16}, "pad_to_multiple_of=16 does not divide 8"),
+        ({"layout": "flat"}, "layout=flat: one of neat, thd"),
+        ({"loss_weight": "square"}, "loss_weight=square"),
+        ({"on_bad_member": "ignore"}, "on_bad_member=ignore"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    packed: Path, demo: tuple[Path, Path], settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        PackedTaskEncoder(packed, str(demo[1]), **settings)
+
+
+def test_a_hybrid_model_is_refused_without_its_kernels(packed: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(packed, tmp_path / "hybrid")
+    manifest = tmp_path / "hybrid" / ".nv-meta" / "energon_pack.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "mask": "hybrid"}))
+    with pytest.raises(ValueError, match="flash-linear-attention causal-conv1d"):
+        PackedTaskEncoder(tmp_path / "hybrid", str(demo[1]))
+
+
+def test_another_length_ends_the_training(encoder: PackedTaskEncoder, samples: list[Any]) -> None:
+    wrong = replace(samples[0], token_lens=[n + 1 for n in samples[0].token_lens])
+    said = f"{samples[0].sample_ids[0]} has {samples[0].token_lens[0]} tokens in training, {wrong.token_lens[0]}"
+    with pytest.raises(FatalSampleError, match=said):
+        encoder.encode_sample(wrong)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_damaged_member_ends_the_training_or_is_left_out_alone(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path, num_workers: int
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(packed, damaged)
+    tar = damaged / "packed-000000.tar"
+    data = bytearray(tar.read_bytes())
+    at = data.index(b"\x89PNG") + 60
+    data[at : at + 40] = bytes(40)
+    tar.write_bytes(bytes(data))
+    with pytest.raises(Exception, match=r"demo-.*OSError: .*\.i0\d\.png.*on_bad_member=drop"):
+        list(loader(damaged, PackedTaskEncoder(damaged, str(demo[1])), num_workers))
+    batches = list(loader(damaged, PackedTaskEncoder(damaged, str(demo[1]), on_bad_member="drop"), num_workers))
+    assert sum(batch["num_dropped"] for batch in batches) == 1
+    assert len(ids(iter(batches))) == 59
+
+
+def test_a_text_pack_takes_the_vision_tower_along(
+    packed: Path, demo: tuple[Path, Path], samples: list[Any], model: Any
+) -> None:
+    encoder = PackedTaskEncoder(packed, str(demo[1]), dummy_image=True)
+    text = one(encoder, next(s for s in samples if s.media_type == "text"))
+    image = one(encoder, next(s for s in samples if s.media_type == "image"))
+    assert {"dummy_pixel_values", "dummy_image_grid_thw"} <= text.keys()
+    assert not {"dummy_pixel_values", "dummy_image_grid_thw"} & image.keys()
+    plain = model(**text.model_inputs()).loss
+    (plain + touch_vision(model, text)).backward()
+    grads = [p.grad for p in model.model.visual.parameters()]
+    assert all(grad is not None and not grad.any() for grad in grads)
+    assert float(touch_vision(model, text)) == 0.0
+    model.zero_grad()
+
+
+def sample(**fields: Any) -> MultiMixQASample:
+    turns = [{"role": "user", "content": fields.pop("ask")}, {"role": "assistant", "content": "4 circles"}]
+    return MultiMixQASample(__key__="k", __restore_key__=(), messages=turns, **fields)
+
+
+def test_a_video_with_its_own_frames(encoder: PackedTaskEncoder, model: Any) -> None:
+    listed = one(encoder, sample(ask="<video>What?", video=[video()], video_frames=[[0, 3, 9, 20]]))
+    assert listed["video_grid_thw"][:, 0].tolist() == [2]
+    chosen = one(encoder, sample(ask="<video>What?", video=[video()]))
+    assert chosen["video_grid_thw"][:, 0].tolist() != [2]
+    assert float(listed["second_per_grid_ts"][0]) == pytest.approx(2 / (4 / 30 * 10))
+    assert torch.isfinite(model(**listed.model_inputs()).loss)
+
+
+def test_packs_of_prompts_and_captions(encoder: PackedTaskEncoder) -> None:
+    image = LazyImage(picture(60, 60), "x")
+    captions = PackedCaptioningSample(
+        __key__="k", __restore_key__=(), images=[[image], []], prompts=[["<image>a"], ["b", "c"]],
+        captions=[["1"], ["2", "3"]],
+    )  # fmt: skip
+    batch = one(encoder, captions)
+    assert batch["sample_ids"] == [["k#0", "k#1"]]
+    assert int(batch["n_images_per_sample"]) == 1
+
+
+def test_workers_of_a_plain_loader_get_the_same(packed: Path, encoder: PackedTaskEncoder) -> None:
+    worker = WorkerConfig(rank=1, world_size=2, num_workers=0)
+    dataset = get_train_dataset(
+        packed, worker_config=worker, batch_size=1, task_encoder=encoder, repeat=False,
+        shuffle_buffer_size=None, max_samples_per_sequence=None,
+    )  # fmt: skip
+    assert 0 < len(ids(iter(get_loader(dataset)))) < 60
