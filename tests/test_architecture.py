@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "plan_file": {"bins", "errors", "items", "measuring", "packs", "plan", "sample"},
     "tar_writer": {"errors"},
     "shards": {"cut", "errors", "files", "manifest", "packs", "record", "sample", "sources", "tar_writer"},
+    "choice": {"items", "plan", "report"},
     "metadata": {"files", "manifest", "shards", "sources"},
     "report": {"bins", "errors", "items", "order", "plan", "progress", "sample"},
     "publish": {"errors", "files", "manifest", "report", "sources"},
@@ -57,8 +58,8 @@ ALLOWED: dict[str, set[str]] = {
     "flavors": set(),
     "loading": {"flavors", "manifest", "media", "record", "sample", "templates"},
     "pack": {
-        "audit", "bins", "check", "config", "current", "cutting", "demo", "draws", "errors", "executor", "files",
-        "items", "lengths", "metadata", "naming", "plan", "plan_file", "progress", "publish", "record", "report",
+        "audit", "bins", "check", "choice", "config", "current", "cutting", "demo", "draws", "errors", "executor",
+        "files", "items", "lengths", "metadata", "naming", "plan", "plan_file", "progress", "publish", "record", "report",
         "shards", "sources", "templates",
     },
     "cli": {"config", "errors", "naming", "pack", "validate"},
