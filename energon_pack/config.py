@@ -82,6 +82,7 @@ class DatasetYaml(str, Enum):
 
 
 class Stage(str, Enum):
+    lengths = "lengths"
     plan = "plan"
     all = "all"
 
@@ -197,6 +198,11 @@ class OutputConfig:
 
 
 @dataclass
+class ReportConfig:
+    lens: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384, 32768, 65536])
+
+
+@dataclass
 class ExecutorConfig:
     num_workers: int | None = None
 
@@ -212,6 +218,7 @@ class PackConfig:
     packing: PackingConfig = field(default_factory=PackingConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     seed: int = 0
     stage: Stage = Stage.all

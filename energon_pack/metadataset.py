@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from energon_pack import __version__
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.manifest import META_FOLDER, read_manifest
+from energon_pack.report import console, say
 
 _PARTS = ("train", "val", "test")
 _COUNTS = ("samples", "packs", "tokens")
@@ -116,12 +116,11 @@ def print_entries(entries: list[Entry]) -> None:
         numbers = num_shards, packs, samples, tokens, length
         cells = [*(f"{n:,}" for n in numbers), f"{fill:.2%}", f"{entry.weight:,g}", f"{entry.weight / in_all:.2%}"]
         table.add_row(entry.folder.name, *cells)
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)
-    console.print(table)
+    console().print(table)
     for entry in entries:
-        console.print(f"{entry.folder.name}: JSON with {', '.join(_json_keys(entry))}", soft_wrap=True)
+        say(f"{entry.folder.name}: JSON with {', '.join(_json_keys(entry))}")
     if len({entry.manifest["max_token_len"] for entry in entries}) > 1:
-        console.print("packs differ in max_token_len: training needs room for the longest")
+        say("packs differ in max_token_len: training needs room for the longest")
 
 
 def _json_keys(entry: Entry) -> list[str]:

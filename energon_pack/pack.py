@@ -15,6 +15,7 @@ from energon_pack import report
 from energon_pack.audit import AuditJob, draw, finish, start
 from energon_pack.bins import Ints
 from energon_pack.check import check
+from energon_pack.choice import print_choices, try_lens
 from energon_pack.config import Format, OnDamaged, PackConfig, SourceConfig, Stage, plain
 from energon_pack.current import check_media
 from energon_pack.cutting import CUTTING, cut_overlong
@@ -72,6 +73,10 @@ def pack(config: PackConfig) -> dict[str, Any]:
     if is_whole_run:
         refuse_existing(final, overwrite)
     source_path, processor = config.source.path, config.model.processor or config.model.hub_id
+    if source_path is None and config.source.format is Format.jsonl:
+        raise PackError(
+            "source=jsonl needs source.path: a *.jsonl file, a folder, a glob, a meta file, or a list of these"
+        )
     if source_path is None:
         if config.model.processor is None and config.model.template != "qwen_vl":
             raise PackError(f"the built-in demo is for qwen2_5_vl; +model={config.model.name} needs source.path")
@@ -104,6 +109,10 @@ def pack(config: PackConfig) -> dict[str, Any]:
 
         with progress.measured("plan"):
             lengths = Lengths(measured, source.excluded, config.source.limit, config.output.flavor.value)
+            if config.stage is Stage.lengths:
+                choices = try_lens(lengths, packing, config.report.lens)
+                print_choices(choices)
+                return choices
             if packing.overlong in CUTTING:
                 cut_overlong(lengths, measured, template_folder, read, engine, packing, cache_dir, executor, progress)
             plan = plan_packs(lengths.items, packing)

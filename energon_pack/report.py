@@ -87,9 +87,9 @@ def summarize(
             for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
             if (media == code).any() or (pack_media == code).any()
         },
-        "members_per_pack": _spread(np.diff(plan.starts)),
-        "token_len": _spread(lengths.sample_lens[lengths.sample_lens > 0]),
-        "visual_tokens_per_pack": _spread(features["visual_tokens"]),
+        "members_per_pack": spread(np.diff(plan.starts)),
+        "token_len": spread(lengths.sample_lens[lengths.sample_lens > 0]),
+        "visual_tokens_per_pack": spread(features["visual_tokens"]),
         "attention_cost": _evenness(features["attention_cost"]),
         **_steps(features, settings),
     }
@@ -142,28 +142,26 @@ def print_plan(figures: Mapping[str, Any]) -> None:
         table.add_row(name, *_cells(row))
     keys = ("samples_in", "samples_packed", "samples_skipped", "packs", "packs_lower_bound", "fill", "tokens")
     table.add_row("total", *_cells(tuple(figures[key] for key in keys)), style="bold")
-    console = _console()
-    console.print(table)
+    out = console()
+    out.print(table)
     if figures["samples_excluded"]:
-        console.print(
-            f"excluded: {figures['samples_excluded']:,} by split, exclude, slice, sample_ratio or source.limit"
-        )
+        out.print(f"excluded: {figures['samples_excluded']:,} by split, exclude, slice, sample_ratio or source.limit")
     if figures["samples_repeated"]:
-        console.print(f"repeated: {figures['samples_repeated']:,} draws by sample_ratio")
+        out.print(f"repeated: {figures['samples_repeated']:,} draws by sample_ratio")
     for reason, number in figures["skipped_by_reason"].items():
-        console.print(f"skipped: {number:,} {reason}")
+        out.print(f"skipped: {number:,} {reason}")
     if figures["samples_cut"]:
-        console.print(f"cut: {figures['samples_cut']:,} samples, packed as their parts")
+        out.print(f"cut: {figures['samples_cut']:,} samples, packed as their parts")
     for what in NOTES:
         if number := figures[f"samples_with_{what}"]:
-            console.print(f"noted: {number:,} samples with {what.replace('_', ' ')}")
+            out.print(f"noted: {number:,} samples with {what.replace('_', ' ')}")
     if "packs_without_window" in figures:
-        console.print(f"window: {figures['packs']:,} packs, {figures['packs_without_window']:,} without packing.window")
+        out.print(f"window: {figures['packs']:,} packs, {figures['packs_without_window']:,} without packing.window")
     for name, steps in figures.get("steps", {}).items():
         ours, chance = (steps[order]["max_over_mean"] for order in ("in_order", "by_chance"))
-        console.print(f"steps: max/mean of {name.replace('_', ' ')} {ours:.3f}, by chance {chance:.3f}")
-    spread = ", ".join(f"{name} {value:,}" for name, value in figures["token_len"].items())
-    console.print(f"tokens of a sample: {spread}")
+        out.print(f"steps: max/mean of {name.replace('_', ' ')} {ours:.3f}, by chance {chance:.3f}")
+    lens = ", ".join(f"{name} {value:,}" for name, value in figures["token_len"].items())
+    out.print(f"tokens of a sample: {lens}")
 
 
 def print_stages(progress: Progress) -> None:
@@ -174,15 +172,11 @@ def print_stages(progress: Progress) -> None:
 
 def say(text: str) -> None:
     """A line on standard output, never broken."""
-    _console().print(text, soft_wrap=True)
+    console().print(text, soft_wrap=True)
 
 
-def show(table: Table) -> None:
-    """A table on standard output."""
-    _console().print(table)
-
-
-def _console() -> Console:
+def console() -> Console:
+    """Standard output: as wide as the terminal, or 120 columns."""
     return Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)
 
 
@@ -195,7 +189,8 @@ def _fill(tokens: Any, num_packs: int, capacity: int) -> float:
     return round(float(tokens) / (num_packs * capacity), 6) if num_packs else 0.0
 
 
-def _spread(values: AnyInts) -> dict[str, int]:
+def spread(values: AnyInts) -> dict[str, int]:
+    """Least, median, 90th and 99th hundredth, largest."""
     if not len(values):
         return {}
     ranks = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}

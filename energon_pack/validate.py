@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from energon_pack.config import Format, GroupBy, Overlong, PackConfig, plain
+from energon_pack.config import GroupBy, Overlong, PackConfig, plain
 from energon_pack.draws import parse_slice
 from energon_pack.errors import PackError
 
@@ -71,6 +71,12 @@ def _check_values(config: PackConfig) -> None:
         "model.max_pixels": model.max_pixels,
         "source.limit": config.source.limit,
     }
+    for max_token_len in config.report.lens:
+        if max_token_len < packing.pad_to_multiple_of:
+            raise PackError(
+                f"report.lens={config.report.lens}: {max_token_len} is less than"
+                f" packing.pad_to_multiple_of={packing.pad_to_multiple_of}"
+            )
     for name, value in positive.items():
         if value is not None and not isinstance(value, bool) and value < 1 and name != "media.fps":
             raise PackError(f"{name}={value}: must be at least 1")
@@ -104,10 +110,6 @@ def _check_values(config: PackConfig) -> None:
             raise PackError(f"{name}={text!r}: no slash, brace, comma or leading dot")
     parse_slice(config.source.slice)
     path = config.source.path
-    if path is None and config.source.format is Format.jsonl:
-        raise PackError(
-            "source=jsonl needs source.path: a *.jsonl file, a folder, a glob, a meta file, or a list of these"
-        )
     entries = path if isinstance(path, list) else [path]
     if path is not None and not (entries and all(isinstance(entry, str) and entry for entry in entries)):
         raise PackError(f"source.path={path!r}: a folder, a file, a glob, or a list of these")

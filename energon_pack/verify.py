@@ -22,7 +22,7 @@ from energon_pack.measured_again import measured_again
 from energon_pack.pack_checks import samples_of
 from energon_pack.packed import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
 from energon_pack.progress import Progress
-from energon_pack.report import say, show
+from energon_pack.report import console, say
 from energon_pack.source_checks import find_source, read_settings, unaccounted
 from energon_pack.sources.find import Source
 from energon_pack.tool import count, parser, run
@@ -177,7 +177,7 @@ def print_findings(findings: Findings, max_errors: int) -> None:
         if check in findings.num_looked_at or number:
             result = f"{number:,} defect{'s' * (number > 1)}" if number else "ok"
             table.add_row(check, what, f"{number_looked_at:,}", result, style="bold" if number else None)
-    show(table)
+    console().print(table)
     shown = findings.first(max_errors)
     for defect in shown:
         say(str(defect))

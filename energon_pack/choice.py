@@ -1,0 +1,65 @@
+"""Which `packing.max_token_len` to take: what each of a list would drop and how full its packs would be.
+
+The planner itself says so, from lengths that were measured once; nothing is written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.table import Table
+
+from energon_pack.items import Lengths
+from energon_pack.plan import PackingSettings, plan_packs
+from energon_pack.report import console, spread
+
+
+def try_lens(lengths: Lengths, settings: PackingSettings, lens: Sequence[int]) -> dict[str, Any]:
+    """The spread of the samples' lengths, and for each pack length what becomes of them.
+
+    Args:
+        lens: pack lengths; each is taken down to a multiple of `pad_to_multiple_of`.
+    """
+    items = lengths.items
+    tokens = items.lens[items.lens > 0]
+    choices = []
+    for max_token_len in lens:
+        max_token_len -= max_token_len % settings.pad_to_multiple_of
+        plan = plan_packs(items, replace(settings, max_token_len=max_token_len, overlong="drop", hard_limit=None))
+        num_packed, packed = len(plan.items), int(items.lens[plan.items].sum())
+        choices.append(
+            {
+                "max_token_len": max_token_len,
+                "dropped": len(tokens) - num_packed,
+                "dropped_share": round(1 - num_packed / max(1, len(tokens)), 6),
+                "dropped_tokens_share": round(1 - packed / max(1, int(tokens.sum())), 6),
+                "packs": plan.num_packs,
+                "fill": round(packed / max(1, plan.num_packs * max_token_len), 6),
+            }
+        )
+    return {
+        "samples_in": lengths.num_samples,
+        "samples_measured": len(tokens),
+        "tokens": int(tokens.sum()),
+        "skipped_by_reason": dict(sorted(lengths.reasons.items())),
+        "token_len": spread(tokens),
+        "lens": choices,
+    }
+
+
+def print_choices(figures: dict[str, Any]) -> None:
+    """The table of `try_lens`."""
+    say = console().print
+    lens = ", ".join(f"{name} {value:,}" for name, value in figures["token_len"].items())
+    say(f"{figures['samples_measured']:,} samples, {figures['tokens']:,} tokens; of a sample: {lens}", soft_wrap=True)
+    for reason, number in figures["skipped_by_reason"].items():
+        say(f"skipped: {number:,} {reason}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("packing.max_token_len", "dropped", "of samples", "of tokens", "packs", "fill"):
+        table.add_column(name, justify="right")
+    for row in figures["lens"]:
+        shares = (f"{row[name]:.2%}" for name in ("dropped_share", "dropped_tokens_share"))
+        table.add_row(
+            f"{row['max_token_len']:,}", f"{row['dropped']:,}", *shares, f"{row['packs']:,}", f"{row['fill']:.2%}"
+        )
+    say(table)
