@@ -107,6 +107,10 @@ def at(value: Any, *keys: str) -> Any:
 # -------------------------------------------------------------------------------------------------------- the plan
 
 
+#: What reading a damaged file raises.
+_UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError)
+
+
 @dataclass(frozen=True)
 class PlanFile:
     """pack_plan.parquet, opened anew for each question, so that it can be handed to a worker."""
@@ -122,7 +126,7 @@ class PlanFile:
         try:
             with opened(self.path), pq.ParquetFile(self.path) as file:
                 schema = file.schema_arrow
-        except (OSError, pa.ArrowException) as error:
+        except _UNREADABLE as error:
             raise self._unreadable(error) from None
         for column in PLAN_SCHEMA:
             if column.name not in schema.names or schema.field(column.name).type != column.type:
@@ -139,7 +143,7 @@ class PlanFile:
                 for number in range(file.num_row_groups):
                     table = file.read_row_group(number, list(names))
                     yield [table[name].to_pylist() for name in names]
-        except (OSError, pa.ArrowException) as error:
+        except _UNREADABLE as error:
             raise self._unreadable(error) from None
 
     def members(self, keys: set[str]) -> dict[str, list[Member]]:
@@ -154,7 +158,7 @@ class PlanFile:
             wanted = [("pack", ">=", min(keys)), ("pack", "<=", max(keys))]
             table = pq.read_table(self.path, columns=PLAN_SCHEMA.names, filters=wanted)
             rows = sorted(members_of(table), key=itemgetter(0))  # a stable sort: it is sorted, unless damaged
-        except (OSError, pa.ArrowException) as error:
+        except _UNREADABLE as error:
             raise self._unreadable(error) from None
         groups = groupby(rows, key=itemgetter(0))
         return {key: [member for _, member in group if _makes_sense(member)] for key, group in groups if key in keys}

@@ -220,6 +220,15 @@ def test_bytes_anywhere_are_survived(packed: Path, tmp_path: Path) -> None:
         found(folder, decode=True, source=source)
 
 
+def test_text_in_the_plan_may_be_none(copy: Path) -> None:
+    """A byte wrong in an uncompressed page of Parquet still opens as a table, of text that is no UTF-8."""
+    path = copy / "pack_plan.parquet"
+    pq.write_table(pq.read_table(path), path, compression="none", use_dictionary=False)
+    path.write_bytes(path.read_bytes().replace(b"t05", b"t\xff5"))
+    text = lines(found(copy, source=[]))
+    assert "pack_plan.parquet can't be read: 'utf-8' codec" in text
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_nothing_is_waited_for(copy: Path) -> None:
     """Reading a pipe under a shard's name would never end."""
