@@ -9,7 +9,7 @@ demo: $(VENV)/.demo
 	$(RUN) -m energon_pack +model=qwen2_5_vl
 
 test: $(VENV)/.dev
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto
 
 test-slow: $(VENV)/.dev
 	$(RUN) -m pytest -m slow
