@@ -12,6 +12,7 @@ from energon_pack.layout import IGNORE, Member
 from energon_pack.media import Media, probe, with_frames
 from energon_pack.pixels import Pixels, clip
 from energon_pack.rope import Rope, rope_positions
+from energon_pack.sample import split_content
 from energon_pack.templates import Sample, Template, Tokens
 
 
@@ -77,6 +78,7 @@ class MemberEncoder:
         media = self._pixels(
             [template.prepare_image(image) for image in source.images],
             [clip(template, data, video) for data, video in zip(source.videos, videos, strict=True)],
+            _order(source.messages, [*images, *videos]),
         )
         return Encoded(source.sample_id, self.member(tokens, media), media, len(images), len(videos))
 
@@ -101,4 +103,11 @@ class MemberEncoder:
         """The media of one small white image, for ranks whose pack has none."""
         from PIL import Image
 
-        return self._pixels([self._template.prepare_image(Image.new("RGB", (64, 64), "white"))])
+        return self._pixels([self._template.prepare_image(Image.new("RGB", (64, 64), "white"))], [], ["image"])
+
+
+def _order(messages: list[dict[str, Any]], media: Sequence[Media]) -> list[str]:
+    """Kinds of the media in the order of their placeholders."""
+    contents = [message["content"] for message in split_content(messages, [medium.kind for medium in media])]
+    parts = [part for content in contents if not isinstance(content, str) for part in content]
+    return [part["type"] for part in parts if part["type"] != "text"]
