@@ -49,7 +49,7 @@ class Pixels:
             order: `image` or `video` for each placeholder.
 
         Raises:
-            KeyError: the processor gives something that no rule here joins.
+            NotImplementedError: the processor gives something that no rule here joins.
             ImportError: videos without torchvision.
         """
         if not images and not clips:
@@ -75,7 +75,9 @@ class Pixels:
         media = {name: _tensor(value) for name, value in made.items() if name not in _NOT_MEDIA}
         unknown = media.keys() - _JOINED
         if unknown:
-            raise KeyError(f"{type(self._processor).__name__} gives {', '.join(sorted(unknown))}: no rule joins it")
+            raise NotImplementedError(
+                f"{type(self._processor).__name__} gives {', '.join(sorted(unknown))}: no rule joins it"
+            )
         return media
 
     @cached_property
