@@ -4,6 +4,7 @@
 
     dataset = get_train_dataset("packed/…", batch_size=1, task_encoder=PackedTaskEncoder("packed/…"), …)
 
+Batches are made for any `batch_size` from 1 on; with `batch_size=None` Energon hands on packs that are not laid out.
 What it needs to know it reads from the dataset's energon_pack.json. Unpacked samples (`MultiMixQASample`, or crude ones
 through the cookers) become packs of one member, so both can be blended.
 """
