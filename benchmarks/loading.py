@@ -170,18 +170,18 @@ def one_pack(dataset: Path, processor: str) -> None:
     sample = next(iter(get_savable_loader(get_train_dataset(dataset, worker_config=worker, **settings))))
     data = [[image.__reduce__()[1][0] for image in member] for member in sample.images]
     pixels, decoded = encoder._encoder._pixels, [[open_image(d) for d in member] for member in data]
-    ready = iter([pixels(member) for member in decoded] * 7)
+    order = [kind for member in data for kind in ["image"] * len(member)]
+    ready = pixels([image for member in decoded for image in member], [], order)
 
     def tokens_and_layout() -> None:
         sample.images = decoded
         encoder.batch([encoder.encode_sample(sample)])
 
-    encoder._encoder._pixels = lambda *_: next(ready)  # type: ignore[assignment]
+    encoder._encoder._pixels = lambda *_: ready  # type: ignore[assignment]
     without = best(tokens_and_layout)
-    encoder._encoder._pixels = pixels
-    with_pixels = best(lambda: [pixels([open_image(d) for d in member]) for member in data], 3)
+    with_pixels = best(lambda: pixels([open_image(d) for member in data for d in member], [], order), 3)
     process = pixels._processor.image_processor
-    alone = best(lambda: [process([open_image(d) for d in member], return_tensors="pt") for member in data], 3)
+    alone = best(lambda: process([open_image(d) for member in data for d in member], return_tensors="pt"), 3)
     num_images = sum(map(len, data))
     print(f"a pack of {sum(sample.token_lens)} tokens, {len(data)} members, {num_images} images, CPU ms:")
     print(f"  tokens, positions and layout, without pixels   {without:7.1f}")

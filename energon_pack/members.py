@@ -1,8 +1,8 @@
 """One sample as the model would see it alone: its tokens, labels, positions and media."""
 
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from energon_pack.layout import IGNORE, Member
 from energon_pack.media import Media, probe, with_frames
-from energon_pack.pixels import Pixels, clip
+from energon_pack.pixels import Clip, Pixels, clip
 from energon_pack.rope import Rope, rope_positions
-from energon_pack.templates import Sample, Template, Tokens
+from energon_pack.sample import split_content
+from energon_pack.templates import Rendered, Sample, Template, Tokens
 
 
 class LengthError(Exception):
@@ -57,30 +58,85 @@ class MemberEncoder:
         self._types = [(i, template.token_id(names[k])) for i, k in ((1, "image"), (2, "video")) if k in names]
 
     def encode(self, source: Source) -> Encoded:
-        """One member.
+        """One member, with its media.
 
         Raises:
             LengthError: it has not the length it was packed with; names it, both lengths and the fingerprint.
             Exception: whatever its media or texts make of themselves.
         """
+
+        def fail(_: Source, error: Exception) -> None:
+            raise error
+
+        (member,), media = self.encode_all([source], fail)
+        return replace(member, media=media)
+
+    def encode_all(
+        self, sources: Iterable[Source], on_bad: Callable[[Source, Exception], None]
+    ) -> tuple[list[Encoded], dict[str, Tensor]]:
+        """The members of a pack, and the media of them all, in their order: one call of the processor.
+
+        Args:
+            on_bad: told of each member that can't be encoded; where it returns, that member is left out.
+
+        Raises:
+            LengthError: as `encode`.
+        """
+        drafts: list[_Draft] = []
+        for source in sources:
+            try:
+                drafts.append(self._draft(source))
+            except Exception as error:  # damaged media make decoders raise anything
+                on_bad(source, error)
+        tokens = self._template.tokenize([draft.rendered for draft in drafts])
+        for draft, of in zip(drafts, tokens, strict=True):
+            _check_length(draft.source, len(of.ids), self._template.fingerprint)
+        try:
+            media = self._media(drafts)
+        except Exception:  # which of them it is, each alone tells
+            good = []
+            for draft, of in zip(drafts, tokens, strict=True):
+                try:
+                    self._media([draft])
+                    good.append((draft, of))
+                except Exception as error:
+                    on_bad(draft.source, error)
+            drafts, tokens = [draft for draft, _ in good], [of for _, of in good]
+            media = self._media(drafts)
+        images = _shares(media, ("image_grid_thw",), [len(draft.images) for draft in drafts])
+        videos = _shares(media, ("video_grid_thw", "second_per_grid_ts"), [len(draft.clips) for draft in drafts])
+        members = [
+            Encoded(
+                draft.source.sample_id,
+                self._member(of, {**image, **video}),
+                num_images=len(draft.images),
+                num_videos=len(draft.clips),
+            )
+            for draft, of, image, video in zip(drafts, tokens, images, videos, strict=True)
+        ]
+        return members, media
+
+    def _draft(self, source: Source) -> "_Draft":
+        """A member with its media decoded and its text rendered."""
         template = self._template
         for image in source.images:
             image.load()
-        images = [Media("image", *image.size) for image in source.images]
         videos = with_frames([probe(io.BytesIO(data)) for data in source.videos], source.video_frames)
-        tokens = template.encode(Sample(source.messages, [*images, *videos], source.tools))
-        if source.token_len is not None and len(tokens.ids) != source.token_len:
-            raise LengthError(
-                f"{source.sample_id} has {len(tokens.ids)} tokens in training, {source.token_len} when it was packed"
-                f" (fingerprint {template.fingerprint})"
-            )
-        media = self._pixels(
+        media = [*(Media("image", *image.size) for image in source.images), *videos]
+        return _Draft(
+            source,
+            template.render(Sample(source.messages, media, source.tools)),
             [template.prepare_image(image) for image in source.images],
             [clip(template, data, video) for data, video in zip(source.videos, videos, strict=True)],
+            _order(source.messages, media),
         )
-        return Encoded(source.sample_id, self.member(tokens, media), media, len(images), len(videos))
 
-    def member(self, tokens: Tokens, media: dict[str, Tensor]) -> Member:
+    def _media(self, drafts: Sequence["_Draft"]) -> dict[str, Tensor]:
+        images = [image for draft in drafts for image in draft.images]
+        clips = [clip for draft in drafts for clip in draft.clips]
+        return self._pixels(images, clips, [kind for draft in drafts for kind in draft.order])
+
+    def _member(self, tokens: Tokens, grids: dict[str, Tensor]) -> Member:
         """Tokens as tensors, with the positions that their media give them."""
         ids = torch.tensor(tokens.ids)
         labels = torch.full_like(ids, IGNORE)
@@ -91,14 +147,47 @@ class MemberEncoder:
         for number, feature in self._types:
             if feature is not None:
                 types[(ids == feature) & (types == 0)] = number
-        rope = None
-        if self._rope is not None:
-            grids = {name: media.get(name) for name in ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")}
-            rope = rope_positions(self._rope, types, **grids)
+        rope = None if self._rope is None else rope_positions(self._rope, types, **grids)
         return Member(ids, labels, types, rope)
 
     def blank(self) -> dict[str, Tensor]:
         """The media of one small white image, for ranks whose pack has none."""
         from PIL import Image
 
-        return self._pixels([self._template.prepare_image(Image.new("RGB", (64, 64), "white"))])
+        return self._pixels([self._template.prepare_image(Image.new("RGB", (64, 64), "white"))], [], ["image"])
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A member on its way."""
+
+    source: Source
+    rendered: Rendered
+    images: list[Any]
+    clips: list[Clip]
+    order: list[str]
+
+
+def _check_length(source: Source, num_tokens: int, fingerprint: str) -> None:
+    if source.token_len is not None and num_tokens != source.token_len:
+        raise LengthError(
+            f"{source.sample_id} has {num_tokens} tokens in training, {source.token_len} when it was packed"
+            f" (fingerprint {fingerprint})"
+        )
+
+
+def _shares(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Tensor]]:
+    """What of these belongs to each member: so many rows."""
+    shares: list[dict[str, Tensor]] = [{} for _ in counts]
+    for name in names:
+        if name in media and sum(counts) == len(media[name]):
+            for share, rows in zip(shares, media[name].split(list(counts)), strict=True):
+                share[name] = rows
+    return shares
+
+
+def _order(messages: list[dict[str, Any]], media: Sequence[Media]) -> list[str]:
+    """Kinds of the media in the order of their placeholders."""
+    contents = [message["content"] for message in split_content(messages, [medium.kind for medium in media])]
+    parts = [part for content in contents if not isinstance(content, str) for part in content]
+    return [part["type"] for part in parts if part["type"] != "text"]

@@ -25,7 +25,7 @@ _JOINED = frozenset(
         "pixel_values_videos", "video_grid_thw", "second_per_grid_ts",
     )
 )  # fmt: skip
-#: of these an image may have more than the next one; the model knows how many are real
+#: of these one image may have more tiles than the next, in models that know how many are real
 _PADDED = frozenset(("pixel_values", "pixel_attention_mask"))
 
 #: a model's media by the names its `forward` has for them
@@ -40,15 +40,16 @@ class Pixels:
     def __init__(self, template: Template):
         self._template = template
 
-    def __call__(self, images: Sequence[Image.Image], clips: Sequence[Clip] = ()) -> dict[str, Tensor]:
+    def __call__(self, images: Sequence[Image.Image], clips: Sequence[Clip], order: Sequence[str]) -> dict[str, Tensor]:
         """The media inputs of one member.
 
         Args:
             images: prepared, in the order of their placeholders.
             clips: likewise.
+            order: `image` or `video` for each placeholder.
 
         Raises:
-            KeyError: the processor gives something that no rule here joins.
+            NotImplementedError: the processor gives something that no rule here joins.
             ImportError: videos without torchvision.
         """
         if not images and not clips:
@@ -69,12 +70,14 @@ class Pixels:
                 raise ImportError("training on videos needs torchvision: pip install 'energon-pack[train]'")
             made = self._images_alone(given["images"], return_tensors="pt", **given["images_kwargs"])
         else:
-            text = tokens.get("image", "") * len(images) + tokens.get("video", "") * len(clips)
+            text = "".join(tokens[kind] for kind in order)
             made = self._processor(text=[text], return_tensors="pt", **given)
         media = {name: _tensor(value) for name, value in made.items() if name not in _NOT_MEDIA}
         unknown = media.keys() - _JOINED
         if unknown:
-            raise KeyError(f"{type(self._processor).__name__} gives {', '.join(sorted(unknown))}: no rule joins it")
+            raise NotImplementedError(
+                f"{type(self._processor).__name__} gives {', '.join(sorted(unknown))}: no rule joins it"
+            )
         return media
 
     @cached_property
@@ -124,15 +127,20 @@ def join(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     for part in parts:
         for name, value in part.items():
             found.setdefault(name, []).append(value)
-    # Idefics3 has one row of tiles for a whole text: [1, tiles, ...].
-    dim = 1 if "pixel_attention_mask" in found else 0
-    return {name: _join(name, values, dim if name in _PADDED else 0) for name, values in found.items()}
+    # Idefics3 has one row of tiles for a whole text: [1, tiles, ...]. LLaVA-OneVision has one of tiles for each image.
+    is_idefics, is_onevision = "pixel_attention_mask" in found, "batch_num_images" in found
+    return {
+        name: _join(name, values, int(is_idefics), is_idefics or is_onevision)
+        if name in _PADDED
+        else _join(name, values, 0, False)
+        for name, values in found.items()
+    }
 
 
-def _join(name: str, values: list[Tensor], dim: int) -> Tensor:
+def _join(name: str, values: list[Tensor], dim: int, may_grow: bool) -> Tensor:
     if len(values) == 1:
         return values[0]
-    if name in _PADDED:
+    if may_grow:
         sizes = [max(value.shape[i] for value in values) for i in range(values[0].dim())]
         values = [_grown(value, sizes, dim) for value in values]
     try:

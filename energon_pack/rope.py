@@ -66,10 +66,11 @@ def rope_positions(
         height, width = height // rope.merge_size, width // rope.merge_size
         if time * height * width != length:
             raise ValueError(f"{length} visual tokens at {num_tokens} for a grid of {time}×{height}×{width}")
-        grid = torch.meshgrid(
-            (torch.arange(time) * step).long(), torch.arange(height), torch.arange(width), indexing="ij"
-        )
-        pieces.append(torch.stack(grid).reshape(3, -1) + position)
+        grid = torch.empty((3, time, height, width), dtype=torch.int64)
+        grid[0] = (torch.arange(time) * step).long()[:, None, None]
+        grid[1] = torch.arange(height)[:, None]
+        grid[2] = torch.arange(width)
+        pieces.append(grid.view(3, -1) + position)
         position += max(height, width)
         num_tokens += length
     if any(next(grid, None) is not None for grid in waiting.values()):

@@ -4,6 +4,7 @@
 
     dataset = get_train_dataset("packed/…", batch_size=1, task_encoder=PackedTaskEncoder("packed/…"), …)
 
+Batches are made for any `batch_size` from 1 on; with `batch_size=None` Energon hands on packs that are not laid out.
 What it needs to know it reads from the dataset's energon_pack.json. Unpacked samples (`MultiMixQASample`, or crude ones
 through the cookers) become packs of one member, so both can be blended.
 """
@@ -48,7 +49,9 @@ class EncodedPack(Sample):
     """A pack whose members are encoded."""
 
     members: list[Encoded]
-    #: of members that were left out
+    #: media inputs of all members, in their order
+    media: dict[str, torch.Tensor]
+    #: ids of members that were left out
     dropped: list[str]
 
 
@@ -138,22 +141,24 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
                 can't be encoded. Ends the training: Energon would only log any other error, and leave out the pack.
             SkipSample: all members were dropped.
         """
-        members: list[Encoded] = []
         dropped: list[str] = []
-        for source in _sources(sample):
-            try:
-                members.append(self._encoder.encode(source))
-            except LengthError as error:
-                raise FatalSampleError(str(error)) from None
-            except Exception as error:  # damaged media make decoders and processors raise anything
-                what = f"{source.sample_id} in {sample.__key__}: {type(error).__name__}: {error}"
-                if not self._drop:
-                    raise FatalSampleError(f"{what} (on_bad_member=drop leaves such a member out)") from error
-                _log.warning("left out: %s", what)
-                dropped.append(source.sample_id)
+
+        def on_bad(source: Source, error: Exception) -> None:
+            what = f"{source.sample_id} in {sample.__key__}: {type(error).__name__}: {error}"
+            if not self._drop or isinstance(error, (ImportError, NotImplementedError)):  # no fault of the member
+                raise FatalSampleError(f"{what} (on_bad_member=drop leaves such a member out)") from error
+            _log.warning("left out: %s", what)
+            dropped.append(source.sample_id)
+
+        try:
+            members, media = self._encoder.encode_all(_sources(sample), on_bad)
+        except (FatalSampleError, LengthError) as error:
+            raise FatalSampleError(str(error)) from error.__cause__
+        except Exception as error:  # of them all together: Energon would only log it, and leave out the pack
+            raise FatalSampleError(f"{sample.__key__}: {type(error).__name__}: {error}") from error
         if not members:
             raise SkipSample
-        pack: EncodedPack = EncodedPack.derive_from(sample, members=members, dropped=dropped)
+        pack: EncodedPack = EncodedPack.derive_from(sample, members=members, media=media, dropped=dropped)
         return pack
 
     @stateless  # type: ignore[untyped-decorator]
@@ -164,7 +169,6 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
             FatalSampleError: several packs in a layout that holds one; a pack longer than the width.
         """
         packs = [[member.tokens for member in pack.members] for pack in samples]
-        members = [member for pack in samples for member in pack.members]
         try:
             if self.layout == "neat":
                 batch = self._neat(packs)
@@ -174,7 +178,7 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
                 make = {"thd": layouts.thd, "rows": layouts.rows_of, "mlm": layouts.mlm}[self.layout]
                 batch = PackedBatch(make(packs[0], self._form))
             batch.mask = self.mask
-            media = join(member.media for member in members)
+            media = join(pack.media for pack in samples)
         except ValueError as error:
             raise FatalSampleError(f"{', '.join(pack.__key__ for pack in samples)}: {error}") from None
         batch |= self._media(media, batch)

@@ -27,7 +27,9 @@ class Unpacked(PackedTaskEncoder):
 
     @stateless
     def batch(self, samples: list[EncodedPack]) -> PackedBatch:
-        rows = [EncodedPack.derive_from(pack, members=[m], dropped=[]) for pack in samples for m in pack.members]
+        (pack,) = samples
+        rows = [EncodedPack.derive_from(pack, members=[member], media={}, dropped=[]) for member in pack.members]
+        rows[0].media = pack.media  # all of them, in the order of the rows
         return super().batch(rows)
 
 

@@ -61,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "masks": set(),
     "guards": set(),
     "pixels": {"media", "templates", "video"},
-    "members": {"layout", "media", "pixels", "rope", "templates"},
+    "members": {"layout", "media", "pixels", "rope", "sample", "templates"},
     "batch": {"layout", "masks", "pixels"},
     "packed_seq_params": set(),
     "probe": {"batch", "guards", "layout", "members", "pixels"},

@@ -16,6 +16,7 @@ from test_energon import prepare
 from test_video import video
 from tiny import tf
 
+from energon_pack import guards
 from energon_pack.batch import PackedBatch, touch_vision
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
@@ -227,6 +228,34 @@ def test_a_hybrid_model_is_refused_without_its_kernels(packed: Path, demo: tuple
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "mask": "hybrid"}))
     with pytest.raises(ValueError, match="flash-linear-attention causal-conv1d"):
         PackedTaskEncoder(tmp_path / "hybrid", str(demo[1]))
+
+
+def test_a_hybrid_model_gets_the_document_of_each_token(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path, samples: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(packed, tmp_path / "hybrid")
+    manifest = tmp_path / "hybrid" / ".nv-meta" / "energon_pack.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "mask": "hybrid"}))
+    monkeypatch.setattr(guards, "missing_kernels", list)
+    encoder = PackedTaskEncoder(tmp_path / "hybrid", str(demo[1]))
+    batch = one(encoder, samples[0])
+    assert batch.model_inputs()["seq_idx"].shape == batch["input_ids"].shape
+    assert int(batch["seq_idx"].max()) == len(samples[0].sample_ids) - 1
+    with pytest.raises(FatalSampleError, match="one row only, not in 2"):
+        one(encoder, *samples[:2])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_masks_a_model_needs_are_remembered_on_the_way(
+    packed: Path, demo: tuple[Path, Path], model: Any, num_workers: int
+) -> None:
+    encoder = PackedTaskEncoder(packed, str(demo[1]), attention_mask="dict4d")
+    batch = next(iter(loader(packed, encoder, num_workers)))
+    with pytest.raises(ValueError, match="made on its device"):
+        batch.model_inputs()
+    masks = batch.model_inputs(model)["attention_mask"]
+    size = batch["input_ids"].shape[1]
+    assert masks["full_attention"].shape == (1, 1, size, size)
 
 
 def test_another_length_ends_the_training(encoder: PackedTaskEncoder, samples: list[Any]) -> None:

@@ -1,0 +1,63 @@
+"""How the media of members are joined, and that the real processors' media have the tokens they were given."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import need_torchvision, picture
+from test_video import video
+
+from energon_pack.media import LazyImage
+from energon_pack.members import MemberEncoder, Source
+from energon_pack.pixels import join
+from energon_pack.rope import Rope
+from energon_pack.templates import ModelSettings, load_template
+
+
+def test_patches_follow_each_other() -> None:
+    joined = join([{"pixel_values": torch.ones(4, 6), "image_grid_thw": torch.tensor([[1, 2, 2]])}] * 2 + [{}])
+    assert joined["pixel_values"].shape == (8, 6)
+    assert joined["image_grid_thw"].tolist() == [[1, 2, 2]] * 2
+
+
+def test_tiles_are_filled_up_where_the_model_counts_them() -> None:
+    onevision = [{"pixel_values": torch.ones(1, n, 3, 2, 2), "batch_num_images": torch.tensor([1])} for n in (2, 5)]
+    assert join(onevision)["pixel_values"].shape == (2, 5, 3, 2, 2)
+    idefics = [
+        {"pixel_values": torch.ones(1, n, 3, 4, s), "pixel_attention_mask": torch.ones(1, n, 4, s)}
+        for n, s in ((2, 4), (5, 6))
+    ]
+    assert join(idefics)["pixel_values"].shape == (1, 7, 3, 4, 6)
+    assert int(join(idefics)["pixel_attention_mask"].sum()) == 2 * 16 + 5 * 24
+
+
+def test_tiles_of_two_sizes_are_an_error() -> None:
+    with pytest.raises(ValueError, match="pixel_values of these members can't be joined"):
+        join([{"pixel_values": torch.ones(1, 3, 4, 4)}, {"pixel_values": torch.ones(1, 3, 6, 6)}])
+
+
+def num_patches(media: dict[str, Any], name: str) -> int:
+    return int(media[name].prod(1).sum()) // 4 if name in media else 0
+
+
+@pytest.mark.parametrize(("name", "family"), [("qwen2_5_vl", "qwen_vl"), ("qwen3_vl", "qwen3_vl")])
+def test_real_processors_make_a_feature_for_each_token(real: Path, name: str, family: str) -> None:
+    need_torchvision()
+    template = load_template(ModelSettings(family, str(real / "processors" / name)))
+    encoder = MemberEncoder(template, Rope(name))
+    turns = [{"role": "user", "content": "<video> and <image>, what?"}, {"role": "assistant", "content": "That."}]
+    for frames in (None, [[0, 3, 9, 20]]):
+        member = encoder.encode(Source("k", turns, [LazyImage(picture(300, 200), "i")], [video()], None, frames))
+        assert int((member.tokens.types == 1).sum()) == num_patches(member.media, "image_grid_thw")
+        assert int((member.tokens.types == 2).sum()) == num_patches(member.media, "video_grid_thw")
+
+
+def test_media_of_both_kinds_keep_their_order(real: Path) -> None:
+    """InternVL has one token for both: what comes first in the text comes first in the pixels."""
+    need_torchvision()
+    template = load_template(ModelSettings("internvl", str(real / "processors" / "internvl3_hf")))
+    turns = [{"role": "user", "content": "<image> and <image>"}, {"role": "assistant", "content": "That."}]
+    images = [LazyImage(picture(300, 200), "a"), LazyImage(picture(900, 500), "b")]
+    member = MemberEncoder(template).encode(Source("k", turns, images))
+    assert int((member.tokens.types == 1).sum()) == 256 * len(member.media["pixel_values"])
