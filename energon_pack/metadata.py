@@ -34,6 +34,18 @@ def write_metadata(
         manifest: the content of energon_pack.json: what training checks.
     """
     meta = folder / META_FOLDER
+    info = write_energon(folder, shards, flavor, dataset_yaml)
+    content = json.dumps({"format": FORMAT, **manifest}, indent=2, sort_keys=True)
+    write_whole(meta / MANIFEST, content.encode())
+    if sqlite:
+        _write_sqlite(folder, shards)
+        derived = uuid.uuid5(uuid.NAMESPACE_OID, f"{content}{json.dumps(info)}")
+        write_whole(meta / "index.uuid", str(derived).encode())
+
+
+def write_energon(folder: Path, shards: Sequence[WrittenShard], flavor: str, dataset_yaml: str) -> dict[str, Any]:
+    """What Energon itself reads of a dataset, packed or not; the content of .info.json."""
+    meta = folder / META_FOLDER
     meta.mkdir(exist_ok=True)
     for name, value in dataset_yamls(flavor, dataset_yaml).items():
         _write_yaml(meta / name, value)
@@ -45,12 +57,7 @@ def write_metadata(
     info = {"energon_version": _ENERGON_VERSION, "shard_counts": counts}
     write_whole(meta / ".info.json", json.dumps(info, indent=2).encode())
     _write_yaml(meta / ".info.yaml", info)  # for readers before Energon 7
-    content = json.dumps({"format": FORMAT, **manifest}, indent=2, sort_keys=True)
-    write_whole(meta / MANIFEST, content.encode())
-    if sqlite:
-        _write_sqlite(folder, shards)
-        derived = uuid.uuid5(uuid.NAMESPACE_OID, f"{content}{json.dumps(info)}")
-        write_whole(meta / "index.uuid", str(derived).encode())
+    return info
 
 
 def dataset_yamls(flavor: str, dataset_yaml: str) -> dict[str, dict[str, Any]]:

@@ -47,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "shards": {"cut", "errors", "files", "manifest", "packs", "record", "sample", "sources", "tar_writer"},
     "choice": {"items", "plan", "report"},
     "metadata": {"files", "manifest", "shards", "sources"},
+    "convert": {"errors", "files", "media", "metadata", "record", "sample", "shards", "sources", "tar_writer"},
     "report": {"bins", "errors", "items", "order", "plan", "progress", "sample"},
     "publish": {"errors", "files", "manifest", "report", "sources"},
     "check": {"errors", "manifest", "packs", "shards"},

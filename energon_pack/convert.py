@@ -1,0 +1,141 @@
+"""JSONL as a plain, unpacked WebDataset: `python -m energon_pack.convert SOURCE OUT`.
+
+Packing needs no such copy. It is for those who want one: a sample is a JSON and its media, Energon's metadata beside.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from energon_pack import __version__
+from energon_pack.errors import PackError
+from energon_pack.files import write_whole
+from energon_pack.media import probe_part
+from energon_pack.metadata import write_energon
+from energon_pack.record import ReadSettings
+from energon_pack.sample import Part, Reason, Skip, place_media
+from energon_pack.shards import WrittenShard
+from energon_pack.sources.find import Shard
+from energon_pack.sources.meta import find_lines
+from energon_pack.sources.reader import Reader, index_shard
+from energon_pack.tar_writer import TarWriter, tar_len
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample on its way into a tar."""
+
+    shard: Shard
+    value: dict[str, Any]  # its JSON
+    media: list[tuple[str, Part]]  # by the names they get
+
+
+def convert(
+    source: list[str], out: Path, media_root: str | None = None, max_shard_bytes: float = 1e9
+) -> dict[str, int]:
+    """Write the samples of JSONL files as tars; what can't be one is in OUT/skipped.jsonl.
+
+    Returns:
+        How many samples were written, and how many not.
+
+    Raises:
+        PackError: no source, or something is at `out` already.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise PackError(f"{out} exists: choose another folder")
+    shards = find_lines(source, media_root).shards
+    staging = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    written: list[WrittenShard] = []
+    skipped: list[dict[str, Any]] = []
+    try:
+        with Reader() as reader:
+            waiting = (sample for shard in shards for sample in _samples(reader, shard, skipped))
+            sample = next(waiting, None)
+            while sample is not None:
+                path = staging / f"{len(written):06d}.tar"
+                number = sum(shard.num_samples for shard in written)
+                with open(path, "wb", buffering=0) as file:
+                    tar, starts = TarWriter(file.fileno()), [0]
+                    while sample is not None and (tar.position == 0 or tar.position < max_shard_bytes):
+                        _write(tar, f"{number + len(starts) - 1:08d}", sample, reader)
+                        starts.append(tar.position)
+                        sample = next(waiting, None)
+                    tar.end()
+                write_whole(path.with_suffix(".tar.idx"), np.array(starts, dtype="<u8").tobytes())
+                num = len(starts) - 1
+                written.append(WrittenShard(path.name, num, num, tar_len(starts[-1]), starts[-1]))
+        if not written:
+            raise PackError(f"{' '.join(source)}: no sample could be written, {len(skipped)} could not")
+        lines = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in skipped)
+        write_whole(staging / "skipped.jsonl", lines.encode())
+        write_energon(staging, written, "multi_mix_qa", "typed")
+        if out.exists():
+            out.rmdir()
+        os.rename(staging, out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return {"samples": sum(shard.num_samples for shard in written), "skipped": len(skipped), "shards": len(written)}
+
+
+def _samples(reader: Reader, shard: Shard, skipped: list[dict[str, Any]]) -> Iterator[Sample]:
+    for row in index_shard(shard).to_pylist():
+        try:
+            if row["reason"] is not None:
+                raise Skip(Reason(row["reason"]), row["detail"])
+            yield _sample(reader, shard, row)
+        except Skip as skip:
+            entry = {"sample_id": shard.sample_id(row["key"]), "reason": skip.reason.value, "detail": skip.detail}
+            skipped.append(entry)
+
+
+def _sample(reader: Reader, shard: Shard, row: dict[str, Any]) -> Sample:
+    place = row["record_part"], row["record_offset"], row["record_size"]
+    record = reader.record(shard, place, False, ReadSettings())
+    parts, _ = reader.media(shard, record, row["key"], [])
+    media = [probe_part(reader.fd_of(shard, part), part) for part in parts]
+    messages, order, _ = place_media(record.messages, [medium.kind for medium in media])
+    names = [f"{number}.{media[i].extension}" for number, i in enumerate(order)]
+    value = {"messages": messages, **({"tools": record.tools} if record.tools else {}), **record.fields}
+    value |= {"name": names} if names else {}
+    value.setdefault("id", shard.sample_id(row["key"]))
+    return Sample(shard, value, [(name, parts[i]) for name, i in zip(names, order, strict=True)])
+
+
+def _write(tar: TarWriter, key: str, sample: Sample, reader: Reader) -> None:
+    tar.add(f"{key}.json", json.dumps(sample.value, ensure_ascii=False, separators=(",", ":")).encode())
+    for name, part in sample.media:
+        tar.copy(f"{key}.{name}", reader.fd_of(sample.shard, part), part.offset, part.size)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m energon_pack.convert", description=__doc__.partition("\n")[0])
+    parser.add_argument("source", nargs="+", metavar="SOURCE", help="*.jsonl files, folders, globs, meta files")
+    parser.add_argument("out", metavar="OUT", help="the folder to write")
+    parser.add_argument("--media-root", help="what paths of media are relative to; default: the folder of the JSONL")
+    parser.add_argument("--max-shard-bytes", type=float, default=1e9)
+    parser.add_argument("--version", action="version", version=f"energon-pack {__version__}")
+    given = parser.parse_args(arguments)
+    try:
+        done = convert(given.source, Path(given.out), given.media_root, given.max_shard_bytes)
+    except (PackError, OSError) as error:
+        print(f"energon-pack: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        return 1
+    print(
+        f"{done['samples']:,} samples in {done['shards']} shards of {given.out}; {done['skipped']:,} in skipped.jsonl"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

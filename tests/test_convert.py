@@ -1,0 +1,74 @@
+"""JSONL as a plain WebDataset: Energon loads it, and packing it comes to the packs of the JSONL."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from conftest import command, json_lines, picture, train
+
+from energon_pack.config import Format, PackConfig
+from energon_pack.convert import convert
+from energon_pack.errors import PackError
+from energon_pack.flavors import MultiMixQASample
+from energon_pack.pack import pack
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    (folder / "x").mkdir(parents=True)
+    (folder / "a.jpg").write_bytes(picture(40, 30))
+    (folder / "x" / "a.jpg").write_bytes(picture(60, 30, "PNG"))
+    lines = [
+        {"id": 5, "images": ["a.jpg", "x/a.jpg"], "prompts": ["<image>?", "<image>!"], "captions": ["yes", "no"]},
+        {"images": ["gone.jpg"], "prompts": ["<image>?"], "captions": ["yes"]},
+        *({"prompts": [f"a {i}"], "captions": ["b"], "score": 0.5} for i in range(5)),
+    ]
+    (folder / "s.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder / "s.jsonl"
+
+
+def test_energon_loads_it(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "wds"
+    assert convert([str(source)], out, max_shard_bytes=4096) == {"samples": 6, "skipped": 1, "shards": 2}
+    assert [(entry["sample_id"], entry["reason"]) for entry in json_lines(out / "skipped.jsonl")] == [
+        ("s.jsonl:2", "missing_media")
+    ]
+    samples = list(train(out))
+    assert {type(sample) for sample in samples} == {MultiMixQASample}
+    assert len(samples) == 6
+    (with_images,) = (sample for sample in samples if sample.image)
+    assert [image.size for image in with_images.image] == [(40, 30), (60, 30)]
+    assert [m["content"] for m in with_images.messages] == ["<image>?", "yes", "<image>!", "no"]
+
+
+def test_its_lengths_are_those_of_the_lines(config: Callable[..., PackConfig], source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "wds"
+    convert([str(source)], out)
+    lens = []
+    for path, format in ((source, Format.jsonl), (out, Format.wds)):
+        run = config(path, source__format=format, output__name=format.value, max_skipped=0.5)
+        pack(run)
+        rows = pq.read_table(Path(run.output.dir) / format.value / "pack_plan.parquet").to_pylist()
+        lens.append(sorted(row["token_len"] for row in rows))
+    assert lens[0] == lens[1]
+    assert len(lens[0]) == 6
+
+
+def test_what_is_there_is_kept(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="exists"):
+        convert([str(source)], source.parent)
+    result = command("-m", "energon_pack.convert", source, source.parent, cwd=tmp_path)
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+    assert source.exists()
+
+
+def test_nothing_to_write_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "s.jsonl").write_text("{\n")
+    with pytest.raises(PackError, match="no sample could be written"):
+        convert([str(tmp_path / "s.jsonl")], tmp_path / "wds")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.jsonl"]
