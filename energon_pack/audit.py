@@ -26,6 +26,7 @@ from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import Reader
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.templates.torchvision_shim import prepare_torchvision
+from energon_pack.timestamps import stamped
 from energon_pack.video import decode_frames
 
 
@@ -145,6 +146,8 @@ def _full_len(
     kinds = [part["kind"] for part in row["parts"]]
     try:
         messages, _, _ = place_media(record.messages, kinds)
+        positions = reader.positions(shard, record, kinds.count("image"))
+        messages = stamped(messages, reader.marks(shard, record, positions, kinds.count("image")))
         media = with_frames([probe(io.BytesIO(d)) for d in data], record.fields.get("video_frames"))
         images = [template.prepare_image(open_image(d)) for d, kind in zip(data, kinds, strict=True) if kind == "image"]
         videos = [_frames(template, d, m) for d, m in zip(data, media, strict=True) if m.kind == "video"]

@@ -101,7 +101,7 @@ def _samples(reader: Reader, shard: Shard, skipped: list[dict[str, Any]]) -> Ite
 def _sample(reader: Reader, shard: Shard, row: dict[str, Any]) -> Sample:
     place = row["record_part"], row["record_offset"], row["record_size"]
     record = reader.record(shard, place, False, ReadSettings())
-    parts, _ = reader.media(shard, record, row["key"], [])
+    parts = reader.media(shard, record, row["key"], [])
     media = [probe_part(reader.fd_of(shard, part), part) for part in parts]
     messages, order, _ = place_media(record.messages, [medium.kind for medium in media])
     names = [f"{number}.{media[i].extension}" for number, i in enumerate(order)]

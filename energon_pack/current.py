@@ -11,7 +11,6 @@ from energon_pack.progress import Progress
 from energon_pack.sample import Reason
 from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import path_of, state_of
-from energon_pack.sources.wds import parts_of
 
 _MAY_BE_MENDED = {reason.value for reason in (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)}
 
@@ -41,13 +40,13 @@ def _first_changed(job: tuple[Shard, Path]) -> str | None:
 
 def _stale(shard: Shard, path: Path) -> "list[tuple[int, str | None]]":
     """Of each row the medium that changed, or the reason it was left out for that may hold no longer."""
-    table = pq.read_table(path, columns=["reason", "parts", "part_mtimes_ns"])
+    table = pq.read_table(path, columns=["reason", "files"])
     states: dict[str, tuple[int, int] | None] = {}
     found: list[tuple[int, str | None]] = []
-    rows = zip(table["reason"].to_pylist(), parts_of(table), table["part_mtimes_ns"].to_pylist(), strict=True)
-    for row, (reason, parts, mtimes_ns) in enumerate(rows):
+    rows = zip(table["reason"].to_pylist(), table["files"].to_pylist(), strict=True)
+    for row, (reason, files) in enumerate(rows):
         why = reason if reason in _MAY_BE_MENDED else None
-        for (name, _, size, *_), mtime_ns in zip(parts, mtimes_ns or (), strict=True):
+        for name, size, mtime_ns in (file.values() for file in files or ()):
             if name not in states:
                 states[name] = state_of(path_of(shard, name))
             if states[name] != (size, mtime_ns):

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from energon_pack.record import Record
 from energon_pack.sample import Message, place_media, split_content
+from energon_pack.timestamps import stamped
 
 CUT_TYPE = pa.struct(
     [
@@ -70,23 +71,30 @@ def messages_of(messages: Sequence[Message], first: int, end: int, num_character
     return part
 
 
-def stored(record: Record, kinds: Sequence[str], cut: Cut | None) -> tuple[list[Message], dict[str, Any]]:
+def stored(
+    record: Record, kinds: Sequence[str], cut: Cut | None, marks: Sequence[str] = ()
+) -> tuple[list[Message], dict[str, Any]]:
     """A sample, or a part of one, as a pack holds it: its messages, and its other fields untouched.
 
-    `video_frames` of a part lists those of its own videos alone.
+    `video_frames` and `patch_positions` of a part list those of its own media alone.
 
     Args:
         kinds: of the media it holds.
+        marks: the times of the images of the whole sample, that are put into its text.
 
     Raises:
         Skip: the placeholders of the sample do not match its media.
     """
     if cut is None:
         messages, _, _ = place_media(record.messages, kinds)
-        return messages, record.fields
+        return stamped(messages, marks), record.fields
     messages, _, _ = place_media(record.messages, cut.all_kinds)
+    messages = stamped(messages, marks)
     first, end = (num_media_before(messages, cut.all_kinds)[turn] for turn in (cut.first_turn, cut.end_turn))
     fields = dict(record.fields)
     if isinstance(fields.get("video_frames"), list):
         fields["video_frames"] = fields["video_frames"][cut.kinds[:first].count("v") : cut.kinds[:end].count("v")]
+    names = fields.get("patch_positions")
+    if isinstance(names, list) and len(names) == cut.kinds.count("i"):
+        fields["patch_positions"] = names[cut.kinds[:first].count("i") : cut.kinds[:end].count("i")]
     return messages_of(messages, cut.first_turn, cut.end_turn, cut.num_characters), fields

@@ -30,6 +30,7 @@ from energon_pack.sample import Part, Skip, media_type, place_media
 from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import Reader
 from energon_pack.templates import Sample, Template, load_saved
+from energon_pack.timestamps import stamped
 
 CUTTING = ("split_turns", "truncate_text")
 #: Raised when the same conversation is cut in another way.
@@ -138,7 +139,10 @@ class _Conversation:
         kinds = [part[3] for part in self._parts]
         place = row["record_part"], row["record_offset"], row["record_size"]
         record = reader.record(job.shard, place, bool(kinds), job.read)
-        self._messages, _, _ = place_media(record.messages, kinds)
+        messages, _, _ = place_media(record.messages, kinds)
+        num_images = kinds.count("image")
+        positions = reader.positions(job.shard, record, num_images)
+        self._messages = stamped(messages, reader.marks(job.shard, record, positions, num_images))
         self._tools = record.tools
         files = [Part(*part[:3]) for part in self._parts]
         media = [probe_part(reader.fd_of(job.shard, part), part) for part in files]
@@ -196,7 +200,7 @@ class _Conversation:
             return None
         return self._row | {
             "parts": self._row["parts"][here],
-            "part_mtimes_ns": None,  # those of the whole sample are compared
+            "files": None,  # those of the whole sample are compared
             "media_type": media_type(kinds),
             "token_len": token_len,
             "num_supervised": num_supervised,

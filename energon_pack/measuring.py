@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,6 +18,7 @@ from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import Reader
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.templates.base import Rendered
+from energon_pack.timestamps import stamped
 
 _BATCH = 512  # texts tokenized at once
 _BATCH_CHARACTERS = 4_000_000
@@ -33,6 +35,7 @@ _PART_TYPE = pa.list_(
         ]
     )
 )
+_FILES_TYPE = pa.list_(pa.struct([("name", pa.large_string()), ("size", pa.int64()), ("mtime_ns", pa.int64())]))
 LENGTHS_SCHEMA = pa.schema(
     [
         ("key", pa.large_string()),
@@ -40,7 +43,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("record_offset", pa.int64()),
         ("record_size", pa.int64()),
         ("parts", _PART_TYPE),  # the media, in the order of their placeholders
-        ("part_mtimes_ns", pa.list_(pa.int64())),  # of media that are files of their own; null: in the shard
+        ("files", _FILES_TYPE),  # that it is made of beside its shard, to see whether they change; null: none can be
         ("media_type", pa.string()),
         ("token_len", pa.int32()),
         ("num_supervised", pa.int32()),
@@ -114,7 +117,7 @@ class _Row:
     #: what the sample seems to be until its media were looked at; None: can't be told
     media_type: str | None
     parts: list[tuple[str, int, int, str, str]] = field(default_factory=list)  # as _PART_TYPE
-    part_mtimes_ns: list[int] | None = None
+    files: list[dict[str, Any]] | None = None
     token_len: int = 0
     num_supervised: int = 0
     num_visual_tokens: int = 0
@@ -146,13 +149,17 @@ class _Row:
             place = self.record_part, self.record_offset, self.record_size
             record = reader.record(shard, place, self.media_type is not None, settings)
             self.media_type = record.declared or self.media_type or media_type_by_name(record.listed_media or ())
-            parts, mtimes_ns = reader.media(shard, record, self.key, self.all_parts)
+            parts = reader.media(shard, record, self.key, self.all_parts)
             media = with_frames(
                 [probe_part(reader.fd_of(shard, part), part) for part in parts], record.fields.get("video_frames")
             )
             self.media_type = media_type([medium.kind for medium in media])
             messages, order, put_in = place_media(record.messages, [medium.kind for medium in media])
-            rendered = template.render(Sample(messages, [media[i] for i in order], record.tools))
+            num_images = sum(medium.kind == "image" for medium in media)
+            positions = reader.positions(shard, record, num_images)
+            marks = reader.marks(shard, record, positions, num_images)
+            self.files = reader.files(shard, [*parts, *positions])
+            rendered = template.render(Sample(stamped(messages, marks), [media[i] for i in order], record.tools))
             if rendered.num_control_tokens and settings.control_tokens == "skip":
                 raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
         except Skip as skip:
@@ -161,12 +168,12 @@ class _Row:
                 self.media_type = "text"
             return None
         self.parts = [(*parts[i], media[i].kind, media[i].extension) for i in order]
-        self.part_mtimes_ns = None if mtimes_ns is None else [mtimes_ns[i] for i in order]
         self.placeholders_put_in = put_in
         self.placeholders_as_text = not media and num_placeholders(messages) > 0
         self.num_visual_tokens = rendered.num_visual_tokens
-        self.num_images = sum(medium.kind == "image" for medium in media)
-        self.num_bytes = num_tar_bytes([self.record_size, *(part.size for part in parts)])
+        self.num_images = num_images
+        sizes = (part.size for part in (*parts, *positions) if part is not None)
+        self.num_bytes = num_tar_bytes([self.record_size, *sizes])
         self.not_captioning = not_captioning(messages, record.tools, [medium.kind for medium in media])
         self.num_control_tokens = rendered.num_control_tokens
         self.tools_left_out = rendered.leaves_out_tools

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_pack.sample import Message, media_type
+from energon_pack.timestamps import stamped, time_marks
 
 CAPTIONING = "packed_captioning"
 
@@ -25,8 +26,10 @@ class Conversation:
     fields: dict[str, Any]
     #: kind and extension of each medium, in the order of their placeholders
     media: list[tuple[str, str]]
-    #: whether each medium has patch positions; empty: none has
+    #: whether each image has patch positions; empty: none has
     has_positions: list[bool] = field(default_factory=list)
+    #: whether its images have times, which are in the text of `packed_multi_mix_qa` and fields of `packed_captioning`
+    is_timed: bool = False
 
 
 def part_names(flavor: str, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
@@ -100,9 +103,18 @@ def _captioning(members: Sequence[Conversation]) -> dict[str, Any]:
     texts = [[message["content"] for message in member.messages] for member in members]
     names = [[f"img{s:03d}_sub{i:03d}" for i in range(len(member.media))] for s, member in enumerate(members)]
     with_positions = [member.has_positions or [False] * len(member.media) for member in members]
-    used = ("patch_positions", "fps", "timestamp_decimal")
-    fields = [{key: item for key, item in member.fields.items() if key not in used} for member in members]
-    fps = [member.fields.get("fps") for member in members]
+    used = [
+        [*["patch_positions"] * bool(member.has_positions), *["fps", "timestamp_decimal"] * member.is_timed]
+        for member in members
+    ]
+    fps, decimals = (
+        [member.fields.get(key) if member.is_timed else None for member in members]
+        for key in ("fps", "timestamp_decimal")
+    )
+    fields = [
+        {key: item for key, item in member.fields.items() if key not in mine}
+        for member, mine in zip(members, used, strict=True)
+    ]
     return {
         "images": [[f"{name}.jpg" for name in of_member] for of_member in names],
         "prompts": [turns[::2] for turns in texts],
@@ -113,7 +125,7 @@ def _captioning(members: Sequence[Conversation]) -> dict[str, Any]:
             for of_member in zip(names, with_positions, strict=True)
         ],
         **({"fps": fps} if any(fps) else {}),
-        "timestamp_decimal": [member.fields.get("timestamp_decimal") for member in members],
+        "timestamp_decimal": decimals,
         **({"source_fields": fields} if any(fields) else {}),
     }
 
@@ -121,4 +133,11 @@ def _captioning(members: Sequence[Conversation]) -> dict[str, Any]:
 def captioning_messages(sample: Any, index: int) -> list[Message]:
     """The conversation of one member of a `PackedCaptioningSample`, as it was measured."""
     turns = zip(sample.prompts[index], sample.captions[index], strict=True)
-    return [{"role": role, "content": text} for turn in turns for role, text in zip(_ALTERNATING, turn, strict=True)]
+    messages: list[Message] = [
+        {"role": role, "content": text} for turn in turns for role, text in zip(_ALTERNATING, turn, strict=True)
+    ]
+    if not sample.fps or sample.fps[index] is None:
+        return messages
+    decimals = sample.timestamp_decimal[index] if sample.timestamp_decimal else None
+    positions = sample.patch_positions[index] if sample.patch_positions else [None] * len(sample.images[index])
+    return stamped(messages, time_marks(sample.fps[index], decimals, positions))

@@ -9,7 +9,7 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -23,7 +23,7 @@ from energon_pack.cut import Cut, stored
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
-from energon_pack.packs import Conversation, pack_value, part_names
+from energon_pack.packs import CAPTIONING, Conversation, pack_value, part_names
 from energon_pack.record import ReadSettings, Record
 from energon_pack.sample import Part, Skip
 from energon_pack.sources import wds
@@ -132,7 +132,7 @@ def members_of(table: pa.Table) -> Iterator[tuple[str, Member]]:
 
 
 def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "Sources", job: ShardJob) -> None:
-    conversations = [conversation(member, sources, job.settings) for member in members]
+    conversations = [conversation(member, sources, job.settings, job.flavor) for member in members]
     meta = {
         "format": FORMAT,
         "pack_id": key,
@@ -152,9 +152,15 @@ def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "Sourc
             fd = sources.fd_of(member, Part(part, offset, size))
             header = tar.copy(f"{key}.{name}", fd, offset, size, lead)
             sources.check_header(header, member, part, size)
+        of_images = sources.positions_of(member, own) if own.has_positions else []
+        for name, positions in zip(names, of_images, strict=False):
+            if positions is not None:
+                tar.copy(f"{key}.{name.removesuffix('.jpg')}.npy", sources.fd_of(member, positions), 0, positions.size)
 
 
-def conversation(member: Member, sources: "Sources", settings: ReadSettings) -> Conversation:
+def conversation(
+    member: Member, sources: "Sources", settings: ReadSettings, flavor: str = "packed_multi_mix_qa"
+) -> Conversation:
     """What a pack holds of a member beside its media.
 
     Raises:
@@ -163,10 +169,14 @@ def conversation(member: Member, sources: "Sources", settings: ReadSettings) -> 
     media = [(kind, extension) for _, _, _, kind, extension in member.parts]
     try:
         record = sources.record_of(member, settings)
-        messages, fields = stored(record, [kind for kind, _ in media], member.cut)
+        marks = sources.marks_of(member, record)
+        in_text = marks if flavor != CAPTIONING else ()
+        messages, fields = stored(record, [kind for kind, _ in media], member.cut, in_text)
+        whole = Conversation(messages, record.tools, fields, media, is_timed=bool(marks))
+        has_positions = [part is not None for part in sources.positions_of(member, whole)]
     except Skip as skip:  # it was read well when it was measured
         raise sources.changed(member) from skip
-    return Conversation(messages, record.tools, fields, media)
+    return replace(whole, has_positions=has_positions if flavor == CAPTIONING else [])
 
 
 class Sources:
@@ -214,6 +224,19 @@ class Sources:
         fd, lead = self.fd_of(member, part), self.lead(member)
         self.check_header(os.pread(fd, lead, part.offset - lead), member, part.name, part.size)
         return fd
+
+    def marks_of(self, member: Member, record: Record) -> list[str]:
+        """The times of the images of the whole sample that a member is, or is a part of."""
+        shard = self._shards[member.shard]
+        kinds = member.cut.all_kinds if member.cut else [part[3] for part in member.parts]
+        positions = self._reader.positions(shard, record, kinds.count("image"))
+        return self._reader.marks(shard, record, positions, kinds.count("image"))
+
+    def positions_of(self, member: Member, content: Conversation) -> list[Part | None]:
+        """The patch positions of each image of a member."""
+        record = Record([], fields=content.fields)
+        num_images = sum(kind == "image" for kind, _ in content.media)
+        return self._reader.positions(self._shards[member.shard], record, num_images)
 
     def changed(self, member: Member) -> PackError:
         return changed(self._shards[member.shard])

@@ -45,8 +45,9 @@ def test_media_are_files_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "deep" / "ü 1.jpg").write_bytes(picture())
     record = Record([], listed_media=["deep/ü 1.jpg", str(tmp_path / "deep/ü 1.jpg")])
     with Reader() as reader:
-        parts, mtimes_ns = reader.media(shard, record, "1", [])
+        parts = reader.media(shard, record, "1", [])
         assert [os.pread(reader.fd_of(shard, part), part.size, part.offset) for part in parts] == [picture()] * 2
+        mtimes_ns = [file["mtime_ns"] for file in reader.files(shard, parts) or ()]
         assert mtimes_ns == [(tmp_path / "deep/ü 1.jpg").stat().st_mtime_ns] * 2
         with pytest.raises(PackError, match="changed"):
             reader.fd_of(shard, Part("deep/ü 1.jpg", 0, 7))
@@ -82,9 +83,12 @@ def test_images_of_an_lmdb(tmp_path: Path, subdir: bool) -> None:
         transaction.put(b"k/1", picture())
     shard = lines_in(tmp_path, b"{}")
     with Reader() as reader:
-        (part,), (mtime_ns,) = reader.media(shard, Record([], listed_media=["x.lmdb::k/1"]), "1", [])
+        (part,) = reader.media(shard, Record([], listed_media=["x.lmdb::k/1"]), "1", [])
+        (file,) = reader.files(shard, [part]) or ()
         assert os.pread(reader.fd_of(shard, part), part.size, part.offset) == picture()
-        assert mtime_ns == (tmp_path / "x.lmdb" / "data.mdb" if subdir else tmp_path / "x.lmdb").stat().st_mtime_ns
+        assert (
+            file["mtime_ns"] == (tmp_path / "x.lmdb" / "data.mdb" if subdir else tmp_path / "x.lmdb").stat().st_mtime_ns
+        )
         for name in ("x.lmdb::k/2", "y.lmdb::k/1"):
             with pytest.raises(Skip, match="missing_media"):
                 reader.media(shard, Record([], listed_media=[name]), "1", [])

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from energon_pack.sources import lines, wds
 from energon_pack.sources.find import Shard
 from energon_pack.sources.listing import parse_line
 from energon_pack.sources.lmdb_file import open_value, split_name
+from energon_pack.timestamps import load_positions, position_names, time_marks
 
 #: Raised when the index of a shard would come out differently.
 INDEX_VERSION = 3
@@ -71,8 +73,8 @@ class Reader:
         part, offset, size = place
         return record_of(shard, os.pread(self.fd(shard), size, offset), part, has_media, settings)
 
-    def media(self, shard: Shard, record: Record, key: str, parts: list[Part]) -> tuple[list[Part], list[int] | None]:
-        """The media of a sample, in the order it lists them, and the time of each that is a file of its own.
+    def media(self, shard: Shard, record: Record, key: str, parts: list[Part]) -> list[Part]:
+        """The media of a sample, in the order it lists them.
 
         Args:
             parts: of the sample, beside its JSON, in its shard.
@@ -81,12 +83,45 @@ class Reader:
             Skip: `missing_media`, `unreadable_media`.
         """
         if shard.lines is None:
-            return media_parts(record, key, parts), None
+            return media_parts(record, key, parts)
         names = record.listed_media or []
         if not names and record.declared in ("image", "video", "mix"):
             raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media")
-        files = [self._medium(shard, name) for name in names]
-        return [Part(n, 0, f.size) for n, f in zip(names, files, strict=True)], [file.mtime_ns for file in files]
+        return [self._part(shard, name) for name in names]
+
+    def positions(self, shard: Shard, record: Record, num_images: int) -> list[Part | None]:
+        """The patch positions of each image, of a sample that names any.
+
+        Raises:
+            Skip: `missing_media`, `unreadable_media`, `bad_message`.
+        """
+        if shard.lines is None:
+            return []
+        return [self._part(shard, name) if name else None for name in position_names(record.fields, num_images)]
+
+    def marks(self, shard: Shard, record: Record, positions: list[Part | None], num_images: int) -> list[str]:
+        """The time of each image, as text: none without `fps`.
+
+        Raises:
+            Skip: `unreadable_media`, `bad_message`.
+        """
+        if shard.lines is None:
+            return []
+        arrays = [None if part is None else load_positions(self.read(shard, part), part.name) for part in positions]
+        fields = record.fields
+        return time_marks(fields.get("fps"), fields.get("timestamp_decimal"), arrays or [None] * num_images)
+
+    def read(self, shard: Shard, part: Part) -> bytes:
+        """The bytes of a part."""
+        return os.pread(self.fd_of(shard, part), part.size, part.offset)
+
+    def files(self, shard: Shard, parts: Sequence[Part | None]) -> list[dict[str, Any]] | None:
+        """Name, size and time of parts that are files of their own; None where they are in the shard."""
+        if shard.lines is None:
+            return None
+        names = dict.fromkeys(part.name for part in parts if part is not None)
+        files = [(name, self._medium(shard, name)) for name in names]
+        return [{"name": name, "size": file.size, "mtime_ns": file.mtime_ns} for name, file in files]
 
     def fd_of(self, shard: Shard, part: Part) -> int:
         """A descriptor in which a part lies at its offset.
@@ -117,6 +152,9 @@ class Reader:
         if (file.size, file.mtime_ns) != (shard.size, shard.mtime_ns):
             raise changed(shard)
         return file.fd
+
+    def _part(self, shard: Shard, name: str) -> Part:
+        return Part(name, 0, self._medium(shard, name).size)
 
     def _medium(self, shard: Shard, name: str) -> _File:
         try:

@@ -1,0 +1,104 @@
+"""Times of frames that a sample lists as images, as LLaVA-OneVision-2 writes them into the text. Pure.
+
+`fps` and the patch positions of a frame make `<0.5 seconds><image>` of its `<image>`, with a newline after it. The time
+is text: it is counted with the rest.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from energon_pack.sample import PLACEHOLDERS, Message, Reason, Skip
+
+_IMAGE = PLACEHOLDERS["image"]
+_MOST_DECIMALS = 9
+
+
+def position_names(fields: Mapping[str, Any], num_images: int) -> list[str]:
+    """The .npy of each image, "" for one without; none at all where the sample names none.
+
+    Raises:
+        Skip: `bad_message` for another number of them.
+    """
+    listed = fields.get("patch_positions") or []
+    names = [name or "" for name in (listed if isinstance(listed, list) else [listed])]
+    if any(not isinstance(name, str) for name in names) or (any(names) and len(names) != num_images):
+        raise Skip(Reason.BAD_MESSAGE, f"patch_positions names {len(names)} files for {num_images} images")
+    return names if any(names) else []
+
+
+def load_positions(raw: bytes, name: str) -> Any:
+    """The array of a .npy: t, h and w of each patch.
+
+    Raises:
+        Skip: `unreadable_media`.
+    """
+    try:
+        array = np.load(io.BytesIO(raw), allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no .npy: {error}") from None
+    if array.ndim != 2 or array.shape[1] != 3 or not len(array) or array.dtype.kind not in "iu":
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} holds {array.dtype}{list(array.shape)}, not t, h, w of patches")
+    return array
+
+
+def time_marks(fps: Any, decimals: Any, positions: Sequence[Any]) -> list[str]:
+    """`<0.5 seconds>` for each image; none without `fps`.
+
+    Args:
+        positions: the array of each image; None: its t is 0.
+
+    Raises:
+        Skip: `bad_message` for an `fps` or a number of decimals that is none.
+    """
+    fps, decimals = (value[0] if isinstance(value, list) and value else value or None for value in (fps, decimals))
+    if fps is None or not positions:
+        return []
+    decimals = 1 if decimals is None else decimals
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0:
+        raise Skip(Reason.BAD_MESSAGE, f"fps is {fps!r}")
+    if type(decimals) is not int or not 0 <= decimals <= _MOST_DECIMALS:
+        raise Skip(Reason.BAD_MESSAGE, f"timestamp_decimal is {decimals!r}")
+    times = (0 if array is None else int(array[0][0]) for array in positions)
+    return [f"<{time / fps:.{decimals}f} seconds>" for time in times]
+
+
+def stamped(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
+    """Messages with the time of each image before it, and a newline after it.
+
+    Args:
+        messages: as `place_media` returned them.
+
+    Raises:
+        Skip: `placeholder_mismatch` where the images are not those of the user.
+    """
+    if not marks:
+        return list(messages)
+    waiting = list(reversed(marks))
+
+    def in_text(text: str) -> str:
+        first, *rest = text.split(_IMAGE)
+        if len(rest) > len(waiting):
+            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"fps, and more than {len(marks)} <image> in the user's turns")
+        return first + "".join(f"{waiting.pop()}{_IMAGE}\n{piece}" for piece in rest)
+
+    def in_parts(parts: list[Message]) -> list[Message]:
+        found: list[Message] = []
+        for part in parts:
+            is_image = part["type"] == "image" and waiting
+            found += (
+                [{"type": "text", "text": waiting.pop()}, part, {"type": "text", "text": "\n"}] if is_image else [part]
+            )
+        return found
+
+    result = []
+    for message in messages:
+        content = message["content"]
+        if message["role"] != "assistant":
+            content = in_text(content) if isinstance(content, str) else in_parts(content)
+        result.append({**message, "content": content})
+    if waiting:
+        raise Skip(Reason.PLACEHOLDER_MISMATCH, f"fps, and {len(waiting)} images in no turn of the user's")
+    return result

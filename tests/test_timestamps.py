@@ -1,0 +1,158 @@
+"""Frames with times: what is written into the text is counted, and travels as LLaVA-OneVision-2's fields do."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import json_lines, picture, train
+
+from energon_pack.config import Flavor, Format, Overlong, PackConfig
+from energon_pack.loading import load_template
+from energon_pack.media import Media
+from energon_pack.pack import pack
+from energon_pack.packs import captioning_messages, named_parts
+from energon_pack.sample import Skip
+from energon_pack.templates import Sample
+from energon_pack.timestamps import stamped, time_marks
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def npy(t: int, num: int = 4) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.full((num, 3), t))
+    return file.getvalue()
+
+
+def test_marks_of_frames() -> None:
+    positions = [np.full((4, 3), t) for t in (0, 15, 30)]
+    assert time_marks([30], None, positions) == ["<0.0 seconds>", "<0.5 seconds>", "<1.0 seconds>"]
+    assert time_marks(30, [2], positions[1:2]) == ["<0.50 seconds>"]
+    assert time_marks(2, 1, [None, None]) == ["<0.0 seconds>"] * 2
+    assert time_marks(None, 1, positions) == time_marks([], 1, positions) == time_marks(2, 1, []) == []
+    for fps, decimals in ((0, 1), ("2", 1), (True, 1), (2, 1.5), (2, -1)):
+        if fps:
+            with pytest.raises(Skip, match="bad_message"):
+                time_marks(fps, decimals, positions)
+
+
+def test_times_stand_before_their_images() -> None:
+    messages = [{"role": "user", "content": "a <image><image> b"}, {"role": "assistant", "content": "<image>"}]
+    marks = ["<0.0 seconds>", "<0.5 seconds>"]
+    assert [m["content"] for m in stamped(messages, marks)] == [
+        "a <0.0 seconds><image>\n<0.5 seconds><image>\n b",
+        "<image>",
+    ]
+    assert stamped(messages, []) == messages
+    for number in (1, 3):
+        with pytest.raises(Skip, match="placeholder_mismatch"):
+            stamped(messages, marks[:1] * number)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for i in range(4):
+        (folder / f"f{i}.jpg").write_bytes(picture(40 + 28 * i, 60))
+        (folder / f"f{i}.npy").write_bytes(npy(15 * i))
+    (folder / "bad.npy").write_bytes(b"no array")
+    frames, names = ([f"f{i}.{end}" for i in range(4)] for end in ("jpg", "npy"))
+    two = {"prompts": ["<image><image>what?", "<image>and <image>?"], "captions": ["this " * 9, "that " * 9]}
+    video = {"images": [frames], "prompts": ["<video>what?"], "captions": ["this"]}
+    lines = [
+        {"images": frames, **two, "patch_positions": names, "fps": [30], "timestamp_decimal": 2},
+        {**video, "patch_positions": [names], "fps": 30},
+        {**video, "fps": 30},
+        {**video, "patch_positions": ["", "", "f2.npy", None]},
+        {"images": ["f0.jpg"], "prompts": ["<image>?"], "captions": ["yes"]},
+        {**video, "patch_positions": ["f0.npy"]},
+        {**video, "patch_positions": [*names[:3], "bad.npy"]},
+        {**video, "patch_positions": [*names[:3], "gone.npy"]},
+        {**video, "fps": "fast"},
+    ]
+    (folder / "s.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder / "s.jsonl"
+
+
+def packed(make: Callable[..., PackConfig], source: Path, flavor: Flavor, **settings: Any) -> tuple[Path, PackConfig]:
+    name = settings.pop("name", flavor.value)
+    run = make(source, source__format=Format.jsonl, output__flavor=flavor, output__name=name, **settings)
+    run.max_skipped = 0.9
+    pack(run)
+    return Path(run.output.dir) / name, run
+
+
+def lens_in_training(folder: Path, processor: Path) -> dict[str, int]:
+    """Sample id → tokens in training, each equal to what was measured."""
+    template = load_template(folder, str(processor))
+    found = {}
+    for sample in train(folder):
+        for i, (sample_id, token_len) in enumerate(zip(sample.sample_ids, sample.token_lens, strict=True)):
+            media = [Media("image", *image.size) for image in sample.images[i]]
+            messages = captioning_messages(sample, i) if hasattr(sample, "prompts") else sample.messages[i]
+            found[sample_id] = len(template.encode(Sample(messages, media)).ids)
+            assert found[sample_id] == token_len
+    return found
+
+
+def test_they_count_exactly_in_both_flavors(
+    config: Callable[..., PackConfig], demo: tuple[Path, Path], source: Path
+) -> None:
+    lens = []
+    for flavor in Flavor:
+        folder, _ = packed(config, source, flavor)
+        lens.append(lens_in_training(folder, demo[1]))
+        assert [(e["sample_id"], e["reason"]) for e in json_lines(folder / "skipped.jsonl")] == [
+            ("s.jsonl:6", "bad_message"),
+            ("s.jsonl:7", "unreadable_media"),
+            ("s.jsonl:8", "missing_media"),
+            ("s.jsonl:9", "bad_message"),
+        ]
+    assert lens[0] == lens[1]
+    assert len(lens[0]) == 5
+    assert lens[0]["s.jsonl:2"] > lens[0]["s.jsonl:4"]  # times are text
+
+
+def test_they_travel_in_their_own_fields(config: Callable[..., PackConfig], source: Path) -> None:
+    folder, _ = packed(config, source, Flavor.packed_captioning)
+    with tarfile.open(folder / "packed-000000.tar") as tar:
+        data = {m.name.partition(".")[2]: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
+    value = json.loads(data.pop("json"))
+    assert named_parts(value) == set(data)
+    at = {sample_id: i for i, sample_id in enumerate(value["_meta"]["sample_ids"])}
+    s = at["s.jsonl:1"]
+    assert [data[f"img{s}_{i}.npy"] for i in range(4)] == [npy(15 * i) for i in range(4)]
+    assert value["patch_positions"][s] == [f"img{s:03d}_sub{i:03d}.npy" for i in range(4)]
+    assert (value["fps"][s], value["timestamp_decimal"][s]) == ([30], 2)
+    assert value["prompts"][s] == ["<image><image>what?", "<image>and <image>?"]
+    s = at["s.jsonl:4"]
+    assert [f"img{s}_{i}.npy" in data for i in range(4)] == [False, False, True, False]
+    assert value["fps"][s] is None
+    (sample,) = train(folder)
+    assert sample.patch_positions[at["s.jsonl:1"]][3].tolist() == [[45, 45, 45]] * 4
+
+
+@pytest.mark.parametrize("flavor", Flavor)
+def test_parts_of_a_cut_sample_have_their_own(
+    config: Callable[..., PackConfig], demo: tuple[Path, Path], source: Path, flavor: Flavor
+) -> None:
+    cut = {"packing__max_token_len": 140, "packing__overlong": Overlong.split_turns, "name": "cut", "source__limit": 1}
+    folder, _ = packed(config, source, flavor, **cut)
+    assert set(lens_in_training(folder, demo[1])) == {"s.jsonl:1#1of2", "s.jsonl:1#2of2"}
+
+
+def test_a_changed_npy_is_measured_again(
+    config: Callable[..., PackConfig], demo: tuple[Path, Path], source: Path
+) -> None:
+    folder, _ = packed(config, source, Flavor.packed_captioning)
+    before = lens_in_training(folder, demo[1])
+    (source.parent / "f3.npy").write_bytes(npy(3_000_000))
+    folder, _ = packed(config, source, Flavor.packed_captioning, name="again")
+    after = lens_in_training(folder, demo[1])
+    assert after["s.jsonl:2"] > before["s.jsonl:2"]
