@@ -28,6 +28,7 @@ from energon_pack.layout import Form
 from energon_pack.loading import cookers, load_template
 from energon_pack.manifest import read_manifest
 from energon_pack.members import Encoded, LengthError, MemberEncoder, Source
+from energon_pack.packs import captioning_messages
 from energon_pack.pixels import MEDIA_KEYS, join
 from energon_pack.rope import ROPE_KINDS, Rope
 from energon_pack.templates import Template
@@ -228,11 +229,7 @@ def _sources(sample: Any) -> Iterator[Source]:
     elif isinstance(sample, PackedCaptioningSample):
         for i, images in enumerate(sample.images):
             sample_id = sample.sample_ids[i] if sample.sample_ids else f"{sample.__key__}#{i}"
-            messages = [
-                message
-                for prompt, caption in zip(sample.prompts[i], sample.captions[i], strict=True)
-                for message in ({"role": "user", "content": prompt}, {"role": "assistant", "content": caption})
-            ]
+            messages = captioning_messages(sample, i)
             token_len = sample.token_lens[i] if sample.token_lens else None
             yield Source(sample_id, messages, images, token_len=token_len)
     elif isinstance(sample, MultiMixQASample):

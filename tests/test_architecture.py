@@ -70,7 +70,8 @@ ALLOWED: dict[str, set[str]] = {
     "packed_seq_params": set(),
     "probe": {"batch", "guards", "layout", "members", "pixels"},
     "task_encoder": {
-        "batch", "flavors", "guards", "layout", "loading", "manifest", "members", "pixels", "rope", "templates",
+        "batch", "flavors", "guards", "layout", "loading", "manifest", "members", "packs", "pixels", "rope",
+        "templates",
     },
     "loading": {"flavors", "manifest", "media", "record", "sample", "templates"},
     "pack": {

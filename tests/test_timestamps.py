@@ -17,6 +17,7 @@ from energon_pack.media import Media
 from energon_pack.pack import pack
 from energon_pack.packs import captioning_messages, named_parts
 from energon_pack.sample import Skip
+from energon_pack.task_encoder import _sources
 from energon_pack.templates import Sample
 from energon_pack.timestamps import stamped, time_marks
 
@@ -117,6 +118,16 @@ def test_they_count_exactly_in_both_flavors(
     assert lens[0] == lens[1]
     assert len(lens[0]) == 5
     assert lens[0]["s.jsonl:2"] > lens[0]["s.jsonl:4"]  # times are text
+
+
+def test_the_task_encoder_comes_to_the_same(config: Callable[..., PackConfig], source: Path) -> None:
+    """It reads both flavours by one path, and knows the times that packed_captioning has in its fields."""
+    for flavor in Flavor:
+        folder, _ = packed(config, source, flavor)
+        for sample in train(folder):
+            for index, member in enumerate(_sources(sample)):
+                spoken = "".join(str(message["content"]) for message in member.messages)
+                assert ("seconds>" in spoken) == (sample.sample_ids[index] in {f"s.jsonl:{n}" for n in (1, 2, 3)})
 
 
 def test_they_travel_in_their_own_fields(config: Callable[..., PackConfig], source: Path) -> None:
