@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, SourceConfig
 from energon_pack.demo import make_demo
 from energon_pack.templates import ModelSettings, Template, load_saved, prepare_template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
+
+# Shared machines pause at any time: how long an example takes is no failure.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL = ROOT.parent / "shared" / "real"

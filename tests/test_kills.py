@@ -4,12 +4,11 @@ Promise 6: without it a job that ran out of its hours would start again, or trai
 """
 
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,23 +48,27 @@ def run_here(arguments: list[str]) -> None:
         pack(to_config(compose("config", arguments), []))
 
 
-def kill_and_rerun(demo: tuple[Path, Path], tmp_path: Path, num_kills: int) -> None:
+def kill_and_rerun(demo: tuple[Path, Path], tmp_path: Path, moments: Sequence[tuple[str, int]]) -> None:
+    """Kill runs and go on.
+
+    Args:
+        moments: when: a glob below the output folder and how many such files there are by then, and milliseconds more.
+    """
     source, processor = demo
     command = ["+model=qwen2_5_vl", f"model.processor={processor}", f"source.path={source}", *SETTINGS]
-    began = time.monotonic()
     assert start([*command, f"output.dir={tmp_path / 'undisturbed'}"]).wait() == 0
-    seconds = time.monotonic() - began
     expected = files(tmp_path / "undisturbed" / "packed")
     assert len([name for name in expected if name.endswith(".tar")]) > 50
 
-    rng = random.Random(0)
     num_resumed = num_whole = 0
-    for i in range(num_kills):
+    for i, (glob, number) in enumerate(moments):
         output_dir = tmp_path / str(i)
         arguments = [*command, f"output.dir={output_dir}"]
         process = start(arguments)
-        time.sleep(rng.uniform(0.15, 1.0) * seconds)
-        os.kill(process.pid, signal.SIGKILL)
+        while process.poll() is None and len(list(output_dir.glob(glob))) < number:
+            time.sleep(0.001)
+        time.sleep(0.001 * (i * 37 % 50))
+        process.kill()
         process.wait()
         final = output_dir / "packed"
         if final.exists():  # the kill came too late, or while the run cleaned up
@@ -75,14 +78,23 @@ def kill_and_rerun(demo: tuple[Path, Path], tmp_path: Path, num_kills: int) -> N
             run_here(arguments)
         assert files(final) == expected
         shutil.rmtree(output_dir)
-    print(f"{num_kills} kills: {num_whole} after the end, {num_resumed} went on from finished shards")
-    assert num_whole < num_kills / 2
+    print(f"{len(moments)} kills: {num_whole} after the end, {num_resumed} went on from finished shards")
 
 
 def test_a_few_kills(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    kill_and_rerun(demo, tmp_path, 3)
+    kill_and_rerun(demo, tmp_path, [(".cache/lengths/*", 1), (".staging/packed/*.idx", 20)])
 
 
 @pytest.mark.slow
 def test_kills_at_fifty_moments(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    kill_and_rerun(demo, tmp_path, 50)
+    """Spread over all stages: the demo, the index, lengths, the template, the plan, shards, metadata, publishing."""
+    places = [
+        (".cache", 1), (".cache/demo/**", 9), (".cache/index/*", 1), (".cache/index/*", 2), (".cache/templates/*", 1),
+        (".cache/lengths/*", 1), (".cache/lengths/*", 2), (".staging/packed", 1), (".staging/packed/.identity", 1),
+        (".staging/packed/skipped.jsonl", 1), (".staging/packed/pack_plan.*", 1), (".staging/packed/*.tmp", 1),
+        *((".staging/packed/*.idx", number) for number in range(1, 75, 3)), (".staging/packed/.nv-meta", 1),
+        *((f".staging/packed/.nv-meta/{name}", 1) for name in ("*.yaml", "index.sqlite", "index.uuid", "energon*")),
+        (".staging/packed/report.json", 1), ("packed", 1), ("packed/report.json", 1),
+    ]  # fmt: skip
+    moments = (places * 2)[:50]
+    kill_and_rerun(demo, tmp_path, moments)
