@@ -32,7 +32,7 @@ def mixture(num: int, seed: int = 0) -> Items:
     visual = np.where(media == 2, rng.integers(800, 7000, num), visual)
     lens = np.clip(rng.lognormal(5.4, 0.9, num), 20, 4000).astype(np.int64) + visual
     zeros = np.zeros(num, np.int64)
-    return Items(np.minimum(lens, 8192), media, num_images, visual, zeros, zeros)
+    return Items(np.minimum(lens, 8192), media, num_images, visual, zeros, zeros, zeros)
 
 
 def slices(num_packs: int) -> list[list[int]]:

@@ -3,6 +3,7 @@
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.manifest import META_FOLDER
@@ -22,6 +23,20 @@ def check(folder: Path, shards: list[WrittenShard], num_packs: int, num_samples:
     if written != (num_packs, num_samples):
         raise PackError(f"{num_packs} packs of {num_samples} samples were planned, {written} written: not published")
 
+    for split in dict.fromkeys(shard.split for shard in shards):
+        num_there = sum(shard.num_packs for shard in shards if shard.split == split)
+        packs = _first_packs(folder, split)
+        if len(packs) != min(_NUM_PACKS, num_there):
+            raise PackError(
+                f"Energon reads {len(packs)} of the first {_NUM_PACKS} packs of {folder}, {split}: not published"
+            )
+        for key, pack in packs.items():
+            named = named_parts(json.loads(pack["json"]))
+            if named != {part for part in pack if not part.startswith("__")} - {"json"}:
+                raise PackError(f"the parts of {key} are not those its JSON names: not published")
+
+
+def _first_packs(folder: Path, split: str) -> dict[str, Any]:
     from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
 
     def stop(error: Exception, *_: object) -> None:
@@ -33,7 +48,7 @@ def check(folder: Path, shards: list[WrittenShard], num_packs: int, num_samples:
 
     dataset = get_val_dataset(
         folder,
-        split_part="train",
+        split_part=split,
         dataset_config=_crude_yaml(folder),
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=stop),
         batch_size=None,
@@ -42,13 +57,7 @@ def check(folder: Path, shards: list[WrittenShard], num_packs: int, num_samples:
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'pin_memory'")  # no accelerator is needed here
-        packs = {pack["__key__"]: pack for pack in get_loader(dataset)}
-    if len(packs) != min(_NUM_PACKS, num_packs):
-        raise PackError(f"Energon reads {len(packs)} of the first {_NUM_PACKS} packs of {folder}: not published")
-    for key, pack in packs.items():
-        named = named_parts(json.loads(pack["json"]))
-        if named != {part for part in pack if not part.startswith("__")} - {"json"}:
-            raise PackError(f"the parts of {key} are not those its JSON names: not published")
+        return {pack["__key__"]: pack for pack in get_loader(dataset)}
 
 
 def _crude_yaml(folder: Path) -> str:

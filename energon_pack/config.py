@@ -185,6 +185,13 @@ class SourceConfig:
 
 
 @dataclass
+class SplitsConfig:
+    train: float | None = None  # the rest
+    val: float = 0.0
+    test: float = 0.0
+
+
+@dataclass
 class OutputConfig:
     dir: str = "packed"
     name: str | None = None
@@ -193,6 +200,7 @@ class OutputConfig:
     shard_prefix: str = "packed"
     max_shard_packs: int = 4096
     max_shard_bytes: float = 1e9
+    splits: SplitsConfig = field(default_factory=SplitsConfig)
     sqlite: bool = False
     overwrite: bool = False
 

@@ -3,11 +3,9 @@
 Packing needs no such copy. It is for those who want one: a sample is a JSON and its media, Energon's metadata beside.
 """
 
-import argparse
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack import __version__
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.media import probe_part
@@ -27,6 +24,7 @@ from energon_pack.sources.find import Shard
 from energon_pack.sources.meta import find_lines
 from energon_pack.sources.reader import Reader, index_shard
 from energon_pack.tar_writer import TarWriter, tar_len
+from energon_pack.tool import parser, run
 
 
 @dataclass(frozen=True)
@@ -119,18 +117,13 @@ def _write(tar: TarWriter, key: str, sample: Sample, reader: Reader) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m energon_pack.convert", description=__doc__.partition("\n")[0])
-    parser.add_argument("source", nargs="+", metavar="SOURCE", help="*.jsonl files, folders, globs, meta files")
-    parser.add_argument("out", metavar="OUT", help="the folder to write")
-    parser.add_argument("--media-root", help="what paths of media are relative to; default: the folder of the JSONL")
-    parser.add_argument("--max-shard-bytes", type=float, default=1e9)
-    parser.add_argument("--version", action="version", version=f"energon-pack {__version__}")
-    given = parser.parse_args(arguments)
-    try:
-        done = convert(given.source, Path(given.out), given.media_root, given.max_shard_bytes)
-    except (PackError, OSError) as error:
-        print(f"energon-pack: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
-        return 1
+    made = parser("convert", "SOURCE... OUT", __doc__.partition("\n")[0])
+    made.add_argument("source", nargs="+", metavar="SOURCE", help="*.jsonl files, folders, globs, meta files")
+    made.add_argument("out", metavar="OUT", help="the folder to write")
+    made.add_argument("--media-root", help="what paths of media are relative to; default: the folder of the JSONL")
+    made.add_argument("--max-shard-bytes", type=float, default=1e9)
+    given = made.parse_args(arguments)
+    done = convert(given.source, Path(given.out), given.media_root, given.max_shard_bytes)
     print(
         f"{done['samples']:,} samples in {done['shards']} shards of {given.out}; {done['skipped']:,} in skipped.jsonl"
     )
@@ -138,4 +131,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("convert", main)

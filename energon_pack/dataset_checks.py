@@ -76,11 +76,11 @@ def metadata(folder: Path, manifest: Mapping[str, Any], shards: Sequence[Verifie
                 yield f"{name} counts {short(claimed[shard])} packs of {short(shard)}, which is not there"
             elif claimed.get(shard) != counts[shard]:
                 yield f"{name} counts {short(claimed.get(shard))} packs of {shard}, there are {counts[shard]}"
-    yield from _splits(folder, counts)
+    yield from _splits(folder, counts, {shard.name: shard.splits for shard in shards})
     yield from _dataset_yamls(folder, manifest)
 
 
-def _splits(folder: Path, counts: Mapping[str, int]) -> Iterator[str]:
+def _splits(folder: Path, counts: Mapping[str, int], of_samples: Mapping[str, set[str]]) -> Iterator[str]:
     path = folder / META_FOLDER / "split.yaml"
     if not path.exists():
         return
@@ -96,6 +96,10 @@ def _splits(folder: Path, counts: Mapping[str, int]) -> Iterator[str]:
     in_parts = Counter(name for part in parts for name in part or ())
     yield from (f"split.yaml names {short(name)}, which is not there" for name in sorted(in_parts.keys() - counts))
     yield from (f"split.yaml names {name} in {in_parts[name]} parts" for name in counts if in_parts[name] != 1)
+    for part, names in splits.items():
+        for name in names or ():
+            if others := of_samples.get(name, set()) - {part}:
+                yield f"{name} is in split {part}, and holds samples of {', '.join(sorted(others))}"
 
 
 def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from energon_pack.lengths import MeasuredShard
 from energon_pack.packs import CAPTIONING
 from energon_pack.sample import Reason
 from energon_pack.sources.find import Shard
+from energon_pack.splits import split_numbers
 
 #: In the order of two bits: holds images, holds videos.
 MEDIA_TYPES = ("text", "image", "video", "mix")
@@ -43,6 +44,7 @@ class Items:
     num_visual_tokens: AnyInts
     shard: AnyInts  # number of its source shard
     dataset: AnyInts  # number of the folder its shard is in
+    split: AnyInts  # index into SPLITS
 
     def __len__(self) -> int:
         return len(self.lens)
@@ -66,6 +68,8 @@ class Lengths:
         excluded: keys of samples left out, by shard.
         limit: only the first so many of the others.
         flavor: of the packs.
+        shares: of the splits.
+        seed: says which samples are in which.
     """
 
     def __init__(
@@ -74,6 +78,8 @@ class Lengths:
         excluded: Mapping[str, Set[str]] | None = None,
         limit: int | None = None,
         flavor: str = "packed_multi_mix_qa",
+        shares: Sequence[float] = (1.0,),
+        seed: int = 0,
     ):
         #: source shards by number
         self.shard_names = [item.shard.name for item in measured]
@@ -86,7 +92,8 @@ class Lengths:
         self.is_cut: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         folders = [name.rpartition("/")[0] for name in self.shard_names]
         self._datasets = [sorted(set(folders)).index(folder) for folder in folders]
-        self._flavor = flavor
+        self._flavor, self._shares, self._seed = flavor, shares, seed
+        self._is_split = max(shares) < 1
         self._files: list[_File] = []
         self._num_items = 0
         self._columns: dict[str, list[AnyInts]] = {}
@@ -106,7 +113,7 @@ class Lengths:
             is_cut: bool[num_samples], the samples they are of.
         """
         for number, (path, rows) in cut.items():
-            self._add(number, path, rows, pq.read_table(path, columns=list(_COLUMNS)).take(pa.array(rows)))
+            self._add(number, path, rows, self._read(path, self._is_split).take(pa.array(rows)))
         self._join()
         self.is_cut = is_cut
         self.items.lens[: self.num_samples][is_cut] = 0
@@ -133,7 +140,7 @@ class Lengths:
         return file.shard.sample_id(key[index - file.start].as_py())
 
     def _add_samples(self, number: int, path: Path, excluded: Set[str], limit: int | None) -> None:
-        table, rows = pq.read_table(path, columns=[*_COLUMNS, *(["key"] if excluded else [])]), None
+        table, rows = self._read(path, bool(excluded) or self._is_split), None
         if excluded:
             is_out = pc.is_in(table["key"], pa.array(sorted(excluded), pa.large_string()))
             rows = np.flatnonzero(~is_out.to_numpy())
@@ -157,14 +164,25 @@ class Lengths:
         self._append("media", media.to_numpy().astype(np.int8))
         self._append("shard", np.full(table.num_rows, number, np.int32))
         self._append("dataset", np.full(table.num_rows, self._datasets[number], np.int32))
+        self._append("split", self._splits(number, table))
         for name in _NUMBERS:
             self._append(name, table[name].to_numpy())
+
+    @staticmethod
+    def _read(path: Path, with_key: bool) -> pa.Table:
+        return pq.read_table(path, columns=[*_COLUMNS, *(["key"] if with_key else [])])
+
+    def _splits(self, number: int, table: pa.Table) -> AnyInts:
+        if not self._is_split:
+            return np.full(table.num_rows, int(np.argmax(self._shares)), np.int8)
+        prefix = self._shards[number].sample_id("")
+        return split_numbers(table["key"].to_pylist(), self._shares, self._seed, prefix)
 
     def _append(self, name: str, values: AnyInts) -> None:
         self._columns.setdefault(name, []).append(values)
 
     def _join(self) -> None:
-        types = {"media": np.int8, "num_bytes": np.int64}
+        types = {"media": np.int8, "split": np.int8, "num_bytes": np.int64}
         names = [*(field.name for field in fields(Items)), "num_supervised", "num_bytes"]
         joined = {
             name: np.concatenate([np.zeros(0, types.get(name, np.int32)), *self._columns.get(name, [])])

@@ -13,6 +13,7 @@ from energon_pack.files import write_whole
 from energon_pack.manifest import FLAVORS, FORMAT, MANIFEST, META_FOLDER
 from energon_pack.shards import WrittenShard
 from energon_pack.sources.tar import TarScan
+from energon_pack.splits import SPLITS
 
 #: The Energon version whose layout this is; readers only show it.
 _ENERGON_VERSION = "7.4.1"
@@ -51,7 +52,7 @@ def write_energon(folder: Path, shards: Sequence[WrittenShard], flavor: str, dat
         _write_yaml(meta / name, value)
 
     # `energon lint` asks for train, val and test; it passes over an empty one and fails on a missing one.
-    parts = {"train": [shard.name for shard in shards], "val": [], "test": []}
+    parts = {split: [shard.name for shard in shards if shard.split == split] for split in SPLITS}
     _write_yaml(meta / "split.yaml", {"split_parts": parts, "exclude": []})
     counts = {shard.name: shard.num_packs for shard in shards}
     info = {"energon_version": _ENERGON_VERSION, "shard_counts": counts}

@@ -3,10 +3,8 @@
 Writes Energon's Metadataset (v2), and says of each dataset what one wants to know before training on the blend.
 """
 
-import argparse
 import json
 import os
-import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +13,14 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from energon_pack import __version__
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.manifest import META_FOLDER, read_manifest
 from energon_pack.report import console, say
+from energon_pack.splits import SPLITS
+from energon_pack.tool import count, parser, run
 
-_PARTS = ("train", "val", "test")
-_COUNTS = ("samples", "packs", "tokens")
+_COUNTS = ("packs", "samples", "tokens")
 #: What packs of one training job must have in common.
 _ALIKE = ("fingerprint", "flavor")
 
@@ -32,12 +30,18 @@ class Entry:
     """A packed dataset of the blend."""
 
     folder: Path
-    weight: float
     manifest: dict[str, Any]
-    shards: dict[str, list[str]]  # by split, those that are not empty
+    counts: dict[str, dict[str, int]]  # by split: packs, samples, tokens
+    given: float | None  # weight
+
+    def weight(self, split: str, weight_by: str) -> float:
+        """What it weighs among the others; 0 where it has nothing of the split."""
+        if split not in self.counts:
+            return 0.0
+        return float(self.counts[split][weight_by]) if self.given is None else self.given
 
 
-def read_entry(text: str, weight_by: str = "samples") -> Entry:
+def read_entry(text: str) -> Entry:
     """A `DIR` or `DIR=WEIGHT` of the command line.
 
     Raises:
@@ -49,22 +53,25 @@ def read_entry(text: str, weight_by: str = "samples") -> Entry:
     folder = Path(path).expanduser().resolve()
     try:
         manifest = read_manifest(folder)
-        splits = yaml.safe_load((folder / META_FOLDER / "split.yaml").read_text())["split_parts"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        counts = manifest["splits"]
+    except (OSError, ValueError, KeyError):
         raise PackError(f"{path} is not a dataset that energon_pack packed") from None
     try:
-        weight = float(given) if given else float(manifest[f"num_{weight_by}"])
+        weight = float(given) if given else None
     except ValueError:
         raise PackError(f"{text}: the weight {given!r} is no number") from None
-    if not 0 < weight < float("inf"):
+    if weight is not None and not 0 < weight < float("inf"):
         raise PackError(f"{text}: the weight {weight:g} is not more than 0")
-    return Entry(folder, weight, manifest, {name: shards for name, shards in splits.items() if shards})
+    return Entry(folder, manifest, counts, weight)
 
 
-def blend(entries: list[Entry], out: Path, subflavors: dict[str, str], config: str | None, relative: bool) -> Any:
+def blend(
+    entries: list[Entry], out: Path, weight_by: str, subflavors: dict[str, str], config: str | None, relative: bool
+) -> Any:
     """The Metadataset of these datasets, as YAML has it.
 
     Args:
+        weight_by: packs, samples or tokens: what a dataset without a weight weighs.
         config: which of a dataset's YAML files to use; None: dataset.yaml.
         relative: name folders relative to that of `out`.
 
@@ -83,39 +90,41 @@ def blend(entries: list[Entry], out: Path, subflavors: dict[str, str], config: s
             raise PackError(f"--config {config}: {entry.folder}/{META_FOLDER} has none")
     start = out.resolve().parent
     splits = {}
-    for part in _PARTS:
+    for part in SPLITS:
         references = [
             {
-                "weight": entry.weight,
+                "weight": entry.weight(part, weight_by),
                 "path": Path(os.path.relpath(entry.folder, start)).as_posix() if relative else str(entry.folder),
                 "split_part": part,
                 **({"dataset_config": config} if config else {}),
                 **({"subflavors": subflavors} if subflavors else {}),
             }
             for entry in entries
-            if part in entry.shards
+            if part in entry.counts
         ]
         if references:
             splits[part] = {"blend": references}
     return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
 
 
-def print_entries(entries: list[Entry]) -> None:
-    """Shards, packs, samples, fill, weight and the keys of the JSON of each dataset."""
+def print_entries(entries: list[Entry], weight_by: str, batch_size: int, num_steps: int | None) -> None:
+    """What each dataset is, how often it comes in training, and the keys of its JSON.
+
+    Args:
+        batch_size: packs of one step of all ranks.
+        num_steps: of the training; None: not known.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("dataset")
-    for name in ("shards", "packs", "samples", "tokens", "max len", "fill", "weight", "share"):
+    for name in ("dataset", "split"):
+        table.add_column(name)
+    columns = ["shards", "packs", "samples", "tokens", "max len", "fill", "weight", "share", "steps an epoch"]
+    for name in [*columns, *(["epochs"] if num_steps else [])]:
         table.add_column(name, justify="right")
-    in_all = sum(entry.weight for entry in entries)
-    for entry in entries:
-        num_shards = sum(map(len, entry.shards.values()))
-        packs, samples, tokens, length = (
-            entry.manifest[name] for name in ("num_packs", "num_samples", "num_tokens", "max_token_len")
-        )
-        fill = tokens / (packs * length)
-        numbers = num_shards, packs, samples, tokens, length
-        cells = [*(f"{n:,}" for n in numbers), f"{fill:.2%}", f"{entry.weight:,g}", f"{entry.weight / in_all:.2%}"]
-        table.add_row(entry.folder.name, *cells)
+    for split in SPLITS:
+        in_all = sum(entry.weight(split, weight_by) for entry in entries)
+        for entry in entries:
+            if split in entry.counts:
+                table.add_row(*_cells(entry, split, entry.weight(split, weight_by), in_all, batch_size, num_steps))
     console().print(table)
     for entry in entries:
         say(f"{entry.folder.name}: JSON with {', '.join(_json_keys(entry))}")
@@ -123,9 +132,28 @@ def print_entries(entries: list[Entry]) -> None:
         say("packs differ in max_token_len: training needs room for the longest")
 
 
+def _cells(entry: Entry, split: str, weight: float, in_all: float, batch_size: int, num_steps: int | None) -> list[str]:
+    counts, max_token_len = entry.counts[split], entry.manifest["max_token_len"]
+    packs, samples, tokens = (counts[name] for name in _COUNTS)
+    share = weight / in_all
+    steps = packs / share / batch_size
+    numbers = len(_shards(entry, split)), packs, samples, tokens, max_token_len
+    fill = tokens / (packs * max_token_len)
+    cells = [f"{fill:.2%}", f"{weight:,g}", f"{share:.2%}", f"{steps:,.1f}"]
+    return [entry.folder.name, split, *(f"{n:,}" for n in numbers), *cells] + (
+        [f"{num_steps / steps:,.2f}"] if num_steps else []
+    )
+
+
+def _shards(entry: Entry, split: str) -> list[str]:
+    parts = yaml.safe_load((entry.folder / META_FOLDER / "split.yaml").read_text())["split_parts"]
+    shards: list[str] = parts[split]
+    return shards
+
+
 def _json_keys(entry: Entry) -> list[str]:
     """Keys of the first pack's JSON."""
-    shard = next(shard for shards in entry.shards.values() for shard in shards)
+    shard = _shards(entry, next(iter(entry.counts)))[0]
     with tarfile.open(entry.folder / shard) as tar:
         value: dict[str, Any] = json.load(tar.extractfile(next(iter(tar))))  # type: ignore[arg-type]
     return sorted(value)
@@ -133,38 +161,36 @@ def _json_keys(entry: Entry) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m energon_pack.metadataset", description=__doc__.partition("\n")[0])
-    parser.add_argument("out", metavar="OUT.yaml", help="the Metadataset to write")
-    parser.add_argument("datasets", nargs="+", metavar="DIR[=WEIGHT]", help="packed datasets")
-    parser.add_argument(
+    made = parser("metadataset", "OUT.yaml DIR[=WEIGHT]...", __doc__.partition("\n")[0])
+    made.add_argument("out", metavar="OUT.yaml", help="the Metadataset to write")
+    made.add_argument("datasets", nargs="+", metavar="DIR[=WEIGHT]", help="packed datasets")
+    made.add_argument(
         "--weight",
         choices=_COUNTS,
         default="samples",
         help="what a dataset without WEIGHT weighs (samples); one pack is one draw, so equal epochs want packs",
     )
-    parser.add_argument("--subflavors", nargs="+", default=[], metavar="KEY=VALUE", help="of all datasets")
-    parser.add_argument("--config", help="which dataset config to use: crude.yaml, typed.yaml (dataset.yaml)")
-    parser.add_argument("--relative", action="store_true", help="paths relative to OUT.yaml's folder")
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT.yaml")
-    parser.add_argument("--version", action="version", version=f"energon-pack {__version__}")
-    given = parser.parse_args(arguments)
+    made.add_argument("--batch-size", type=count, default=1, metavar="N", help="packs a step, of all ranks")
+    made.add_argument("--steps", type=count, metavar="N", help="of the training: says how often each dataset comes")
+    made.add_argument("--subflavors", nargs="+", default=[], metavar="KEY=VALUE", help="of all datasets")
+    made.add_argument("--config", help="which dataset config to use: crude.yaml, typed.yaml (dataset.yaml)")
+    made.add_argument("--relative", action="store_true", help="paths relative to OUT.yaml's folder")
+    made.add_argument("--overwrite", action="store_true", help="replace OUT.yaml")
+    given = made.parse_args(arguments)
     out = Path(given.out)
-    try:
-        if out.exists() and not given.overwrite:
-            raise PackError(f"{out} exists; --overwrite replaces it")
-        pairs = [text.partition("=") for text in given.subflavors]
-        if any(not equals for _, equals, _ in pairs):
-            raise PackError(f"--subflavors {' '.join(given.subflavors)}: KEY=VALUE each")
-        entries = [read_entry(text, given.weight) for text in given.datasets]
-        value = blend(entries, out, {key: item for key, _, item in pairs}, given.config, given.relative)
-        write_whole(out, yaml.safe_dump(value, sort_keys=False, width=1000).encode())
-        print_entries(entries)
-    except (PackError, OSError) as error:
-        print(f"energon-pack: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
-        return 1
-    print(f"written: {out}")
+    if out.exists() and not given.overwrite:
+        raise PackError(f"{out} exists; --overwrite replaces it")
+    pairs = [text.partition("=") for text in given.subflavors]
+    if any(not equals for _, equals, _ in pairs):
+        raise PackError(f"--subflavors {' '.join(given.subflavors)}: KEY=VALUE each")
+    entries = [read_entry(text) for text in given.datasets]
+    subflavors = {key: item for key, _, item in pairs}
+    value = blend(entries, out, given.weight, subflavors, given.config, given.relative)
+    write_whole(out, yaml.safe_dump(value, sort_keys=False, width=1000).encode())
+    print_entries(entries, given.weight, given.batch_size, given.steps)
+    say(f"written: {out}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("metadataset", main)

@@ -35,8 +35,16 @@ from energon_pack.lengths import (
 )
 from energon_pack.metadata import write_metadata
 from energon_pack.naming import content_settings, shards_identity
-from energon_pack.plan import PackingSettings, PackPlan, plan_packs
-from energon_pack.plan_file import check_overlong, key_prefix, ledger, pack_bytes, shard_bounds, write_plan
+from energon_pack.plan import PackingSettings, PackPlan, plan_packs, split_counts, split_of_packs
+from energon_pack.plan_file import (
+    check_overlong,
+    check_splits,
+    key_prefix,
+    ledger,
+    pack_bytes,
+    shard_bounds,
+    write_plan,
+)
 from energon_pack.progress import Progress
 from energon_pack.publish import (
     discarding_shards,
@@ -51,6 +59,7 @@ from energon_pack.record import ReadSettings
 from energon_pack.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.sources.find import Source, find_shards
 from energon_pack.sources.meta import find_lines
+from energon_pack.splits import SPLITS, split_shares
 from energon_pack.templates import ModelSettings, Template, load_saved, local_folder, prepare_template
 
 Settings = TypeVar("Settings")
@@ -108,7 +117,9 @@ def pack(config: PackConfig) -> dict[str, Any]:
             measured = measure_shards(chosen, template_folder, read, engine, cache_dir, executor, progress)
 
         with progress.measured("plan"):
-            lengths = Lengths(measured, source.excluded, config.source.limit, config.output.flavor.value)
+            shares = split_shares(plain(config.output.splits))
+            flavor = config.output.flavor.value
+            lengths = Lengths(measured, source.excluded, config.source.limit, flavor, shares, config.seed)
             if config.stage is Stage.lengths:
                 choices = try_lens(lengths, packing, config.report.lens)
                 print_choices(choices)
@@ -117,6 +128,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
                 cut_overlong(lengths, measured, template_folder, read, engine, packing, cache_dir, executor, progress)
             plan = plan_packs(lengths.items, packing)
             check_overlong(lengths, plan, packing)
+            check_splits(lengths, plan, shares)
             num_repeated = sum(item.num_repeated for item in drawn_samples)
             num_found = sum(item.num_rows for item in indexed) + source.num_left_out
             figures = report.summarize(lengths, plan, packing, num_found, num_repeated)
@@ -128,13 +140,14 @@ def pack(config: PackConfig) -> dict[str, Any]:
         drawn = draw(measured, config.measure.verify, config.seed)
         job = AuditJob(drawn, template_folder, model.processor, read)
         template = load_saved(template_folder)
-        bounds = shard_bounds(pack_bytes(lengths, plan), config.output.max_shard_packs, config.output.max_shard_bytes)
+        sizes, split = pack_bytes(lengths, plan), split_of_packs(lengths.items, plan)
+        bounds = shard_bounds(sizes, split, config.output.max_shard_packs, config.output.max_shard_bytes)
         prefix = key_prefix(lengths, plan, [config.seed, config.source.slice, template.fingerprint])
         identity = shards_identity(config, prefix, [_state(item) for item in measured])
         with staging_folder(final, identity) as staging:
             _write_ledger(staging / "skipped.jsonl", lengths, plan, packing)
             refuse_losses(figures, config.max_skipped, staging / "skipped.jsonl", final)
-            refuse_little_space(staging, int(pack_bytes(lengths, plan).sum()))
+            refuse_little_space(staging, int(sizes.sum()))
             auditing = start(job, executor)
             with progress.measured("write"):
                 check_unchanged(chosen, measured, executor, progress)
@@ -145,7 +158,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
                 write_metadata(
                     staging,
                     written,
-                    config.output.flavor.value,
+                    flavor,
                     config.output.dataset_yaml.value,
                     config.output.sqlite,
                     _manifest(config, template, lengths, plan),
@@ -213,6 +226,7 @@ def _write(
     plan_file = staging / "pack_plan.parquet"
     reads = write_plan(plan_file, lengths, plan, bounds, prefix)
     shards = {item.shard.name: item.shard for item in measured}
+    split = split_of_packs(lengths.items, plan)[bounds[:-1]]
     jobs = (
         ShardJob(
             path=staging / f"{config.output.shard_prefix}-{number:06d}.tar",
@@ -222,6 +236,7 @@ def _write(
             settings=_settings(ReadSettings, config.source),
             fingerprint=fingerprint,
             flavor=config.output.flavor.value,
+            split=SPLITS[split[number]],
         )
         for number, names in enumerate(reads)
     )
@@ -246,6 +261,7 @@ def _manifest(config: PackConfig, template: Template, lengths: Lengths, plan: Pa
         "num_packs": plan.num_packs,
         "num_samples": len(plan.items),
         "num_tokens": int(lengths.items.lens[plan.items].sum()),
+        "splits": split_counts(lengths.items, plan),
         "content": content_settings(config),
     }
 

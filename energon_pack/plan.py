@@ -8,9 +8,10 @@ import numpy.typing as npt
 
 from energon_pack.bins import Bins, Ints, lower_bound, pack_bins
 from energon_pack.errors import PackError
-from energon_pack.items import Items
+from energon_pack.items import AnyInts, Items
 from energon_pack.order import order_packs
 from energon_pack.sample import Reason
+from energon_pack.splits import SPLITS
 
 #: `PackPlan.left_out` by code
 LEFT_OUT = (None, Reason.OVERLONG, Reason.OVER_CAP)
@@ -80,7 +81,8 @@ def plan_packs(items: Items, settings: PackingSettings) -> PackPlan:
     """Pack items into sequences of at most `max_token_len` tokens, and put the packs in order.
 
     Every item with a length is in exactly one pack, or left out: `overlong`, or `over_cap` where it alone is more
-    than a pack may hold of something else. Items of different groups (`group_by`, `window`) share no pack.
+    than a pack may hold of something else. Items of different groups (`group_by`, `window`) or splits
+    share no pack; packs of one split come in a row.
 
     Raises:
         PackError: `need_image`, and there are too few items with images.
@@ -118,6 +120,25 @@ def plan_packs(items: Items, settings: PackingSettings) -> PackPlan:
     return _in_order(items, group, packs, settings, left_out, bound)
 
 
+def split_of_packs(items: Items, plan: PackPlan) -> AnyInts:
+    """Index into SPLITS for each pack."""
+    return items.split[plan.items[plan.starts[:-1]]]
+
+
+def split_counts(items: Items, plan: PackPlan) -> dict[str, dict[str, int]]:
+    """Packs, samples and tokens of each split that has any."""
+    split, of_member = split_of_packs(items, plan), items.split[plan.items]
+    return {
+        name: {
+            "packs": int((split == number).sum()),
+            "samples": int((of_member == number).sum()),
+            "tokens": int(items.lens[plan.items[of_member == number]].sum()),
+        }
+        for number, name in enumerate(SPLITS)
+        if (split == number).any()
+    }
+
+
 def without_window(items: Items, settings: PackingSettings) -> int:
     """How many packs there would be without `packing.window`."""
     return plan_packs(items, replace(settings, window=None)).num_packs
@@ -147,7 +168,7 @@ def _groups(items: Items, settings: PackingSettings) -> Ints:
         group += items.media
     elif settings.group_by == "dataset":
         group += items.dataset
-    return group + _window(items, settings) * (1 << 32)
+    return group + (_window(items, settings) + items.split.astype(np.int64) * (1 << 24)) * (1 << 32)
 
 
 def _window(items: Items, settings: PackingSettings) -> Ints:
@@ -172,7 +193,14 @@ def _in_order(
     features = list(features_of_packs(items, plan).values())
     first = members[starts[:-1]]
     kind = group[first] if settings.group_by == "dataset" else media_of_packs(items, plan).astype(np.int64)
-    order = order_packs(features, kind, _window(items, settings)[first], settings.data_parallel_size, settings.seed)
+    window, split = _window(items, settings)[first], split_of_packs(items, plan)
+
+    def ordered_split(number: int) -> Ints:
+        mine = np.flatnonzero(split == number)
+        of_mine = [feature[mine] for feature in features], kind[mine], window[mine]
+        return mine[order_packs(*of_mine, settings.data_parallel_size, settings.seed)]
+
+    order = np.concatenate([ordered_split(number) for number in np.unique(split)])
     size = sizes[order]
     ordered = np.concatenate(([0], np.cumsum(size)))
     flat = np.arange(ordered[-1]) + np.repeat(starts[order] - ordered[:-1], size)

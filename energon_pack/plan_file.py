@@ -6,7 +6,7 @@ source shards or one output shard at a time, however many samples there are.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,11 +18,12 @@ import pyarrow.parquet as pq
 
 from energon_pack.bins import Ints
 from energon_pack.errors import PackError
-from energon_pack.items import Lengths
+from energon_pack.items import AnyInts, Lengths
 from energon_pack.measuring import LENGTHS_SCHEMA
 from energon_pack.packs import CAPTIONING
-from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan
+from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan, split_counts
 from energon_pack.sample import Reason
+from energon_pack.splits import SPLITS
 
 _BLOCK = 512  # tar
 _ROWS = 200_000  # dealt at once
@@ -45,6 +46,17 @@ def check_overlong(lengths: Lengths, plan: PackPlan, settings: PackingSettings) 
             f" {lengths.sample_id(first)} with {lengths.items.lens[first]} tokens;"
             " packing.overlong=drop leaves them out"
         )
+
+
+def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> None:
+    """Raises PackError where a split that was asked for gets no pack."""
+    counts = split_counts(lengths.items, plan)
+    for name, share in zip(SPLITS, shares, strict=True):
+        if share and plan.num_packs and name not in counts:
+            raise PackError(
+                f"output.splits.{name}={share:g}: none of the {len(plan.items)} samples is in it; a larger share,"
+                " or another seed"
+            )
 
 
 def ledger(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> Iterator[dict[str, Any]]:
@@ -103,15 +115,22 @@ def _policy(row: dict[str, Any], reason: Reason | None, settings: PackingSetting
     return reason.value, ", ".join(over)
 
 
-def shard_bounds(pack_bytes: Ints, max_packs: int, max_bytes: float) -> Ints:
+def shard_bounds(pack_bytes: Ints, split: AnyInts, max_packs: int, max_bytes: float) -> Ints:
     """First pack of each output shard, and the end: as few shards as the limits allow, and about equal ones.
 
     Args:
         pack_bytes: int64[num_packs].
+        split: of each pack; ascending. A shard holds packs of one.
 
     Returns:
         int64[num_shards + 1]. A pack larger than `max_bytes` has a shard of its own.
     """
+    edges = [0, *(np.flatnonzero(np.diff(split)) + 1), len(pack_bytes)]
+    bounds = [start + _bounds(pack_bytes[start:end], max_packs, max_bytes)[1:] for start, end in pairwise(edges)]
+    return np.concatenate(([0], *bounds))
+
+
+def _bounds(pack_bytes: Ints, max_packs: int, max_bytes: float) -> Ints:
     if not len(pack_bytes):
         return np.zeros(1, np.int64)
     upto = np.concatenate(([0], np.cumsum(pack_bytes)))

@@ -20,6 +20,7 @@ from energon_pack.plan import (
     PackPlan,
     features_of_packs,
     media_of_packs,
+    split_counts,
     without_window,
 )
 from energon_pack.progress import Progress
@@ -87,6 +88,7 @@ def summarize(
             for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
             if (media == code).any() or (pack_media == code).any()
         },
+        "by_split": split_counts(items, plan),
         "members_per_pack": spread(np.diff(plan.starts)),
         "token_len": spread(lengths.sample_lens[lengths.sample_lens > 0]),
         "visual_tokens_per_pack": spread(features["visual_tokens"]),
@@ -144,6 +146,9 @@ def print_plan(figures: Mapping[str, Any]) -> None:
     table.add_row("total", *_cells(tuple(figures[key] for key in keys)), style="bold")
     out = console()
     out.print(table)
+    if len(figures["by_split"]) > 1:
+        for name, of in figures["by_split"].items():
+            out.print(f"split: {name} {of['samples']:,} samples in {of['packs']:,} packs, {of['tokens']:,} tokens")
     if figures["samples_excluded"]:
         out.print(f"excluded: {figures['samples_excluded']:,} by split, exclude, slice, sample_ratio or source.limit")
     if figures["samples_repeated"]:

@@ -47,6 +47,7 @@ class ShardJob:
     settings: ReadSettings
     fingerprint: str
     flavor: str
+    split: str
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class WrittenShard:
     num_samples: int
     num_bytes: int
     num_bytes_read: int
+    split: str = "train"
 
 
 def write_shard(job: ShardJob) -> WrittenShard:
@@ -70,7 +72,7 @@ def write_shard(job: ShardJob) -> WrittenShard:
         _write_tar(job, table, index)
     num_bytes_read = sum(table["record_size"].to_pylist()) + sum(part[2] for row in wds.parts_of(table) for part in row)
     num_packs = index.stat().st_size // 8 - 1
-    return WrittenShard(job.path.name, num_packs, table.num_rows, job.path.stat().st_size, num_bytes_read)
+    return WrittenShard(job.path.name, num_packs, table.num_rows, job.path.stat().st_size, num_bytes_read, job.split)
 
 
 def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:

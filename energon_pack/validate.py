@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from energon_pack.config import GroupBy, Overlong, PackConfig, plain
 from energon_pack.draws import parse_slice
 from energon_pack.errors import PackError
+from energon_pack.splits import split_shares
 
 
 def to_config(composed: DictConfig, models: list[str]) -> PackConfig:
@@ -109,6 +110,7 @@ def _check_values(config: PackConfig) -> None:
         if text is not None and (not text or set(text) & set("/\\{},") or text.startswith(".")):
             raise PackError(f"{name}={text!r}: no slash, brace, comma or leading dot")
     parse_slice(config.source.slice)
+    split_shares(plain(output.splits))
     path = config.source.path
     entries = path if isinstance(path, list) else [path]
     if path is not None and not (entries and all(isinstance(entry, str) and entry for entry in entries)):

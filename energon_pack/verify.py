@@ -25,6 +25,7 @@ from energon_pack.progress import Progress
 from energon_pack.report import console, say
 from energon_pack.source_checks import find_source, read_settings, unaccounted
 from energon_pack.sources.find import Source
+from energon_pack.splits import split_shares
 from energon_pack.tool import count, parser, run
 from energon_pack.verifying import VerifiedShard, VerifyJob, packs_of, verify_shard
 
@@ -61,6 +62,7 @@ def verify(
     found = None if source is None else find_source(folder, report, source)
     plan = _plan(folder / PLAN, findings)
     paths = shard_paths(folder)
+    shares, seed = _splits(manifest)
     packing = at(manifest, "content", "packing")
     jobs = (
         VerifyJob(
@@ -71,6 +73,8 @@ def verify(
             decode=decode,
             source=None if found is None else {shard.name: shard for shard in found.shards},
             read=read_settings(manifest),
+            shares=shares,
+            seed=seed,
             max_defects=max_errors,
         )
         for path in paths
@@ -105,6 +109,15 @@ def _read(path: Path, check: str, findings: Findings) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         findings.add(check, path.name, [f"it can't be read: {error}"])
         return {}
+
+
+def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
+    """Shares of the splits, and the seed by which samples are in them; all in one where the manifest is damaged."""
+    splits, seed = at(manifest, "content", "output", "splits"), at(manifest, "content", "plan", "seed")
+    try:
+        return split_shares(splits), int(seed)
+    except (PackError, AttributeError, TypeError, ValueError):
+        return (1.0,), 0
 
 
 def _plan(path: Path, findings: Findings) -> PlanFile | None:

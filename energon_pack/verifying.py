@@ -5,7 +5,7 @@ import os
 import warnings
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from energon_pack.sample import Part, Skip
 from energon_pack.shards import Member, Sources, conversation
 from energon_pack.sources.find import Shard
 from energon_pack.sources.tar import BLOCK, TarScan, compression
+from energon_pack.splits import SPLITS, split_numbers
 
 _CHUNK = 1 << 20
 _PACKS = 256  # of which the rows of the plan are held at once
@@ -40,6 +41,8 @@ class VerifyJob:
     decode: bool
     source: dict[str, Shard] | None  # by name; None: not compared
     read: ReadSettings
+    shares: Sequence[float]  # of the splits
+    seed: int
     max_defects: int
 
 
@@ -55,6 +58,7 @@ class VerifiedShard:
     num_tokens: int
     num_supervised: int
     media_types: Counter[str]
+    splits: set[str]  # in which its samples are, by their ids
 
 
 @dataclass
@@ -64,10 +68,13 @@ class _Seen:
     parts: dict[str, list[str]] = field(default_factory=dict)
     sums: Counter[str] = field(default_factory=Counter)
     media_types: Counter[str] = field(default_factory=Counter)
+    splits: set[int] = field(default_factory=set)
 
-    def add(self, pack: Pack, members: list[Member] | None) -> None:
+    def add(self, pack: Pack, members: list[Member] | None, job: VerifyJob) -> None:
         self.packs.append(hashed(pack.files.key))
-        for sample, part in checks.samples_of(pack, members):
+        samples = list(checks.samples_of(pack, members))
+        self.splits |= set(split_numbers((sample for sample, _ in samples), job.shares, job.seed).tolist())
+        for sample, part in samples:
             if part is None:
                 self.samples.append(hashed(sample))
             else:
@@ -93,7 +100,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
                 for files in some:
                     pack = _read(fd, job, files, findings)
                     members = rows.get(files.key) if rows is not None else None
-                    seen.add(pack, members)
+                    seen.add(pack, members, job)
                     _check(job, pack, findings)
                     _check_media(fd, job, pack, findings)
                     if rows is not None:
@@ -111,6 +118,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
         num_tokens=seen.sums["token_lens"],
         num_supervised=seen.sums["num_supervised"],
         media_types=seen.media_types,
+        splits={SPLITS[number] for number in seen.splits},
     )
 
 

@@ -9,7 +9,8 @@ import yaml
 from conftest import chat, command, write_tar
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
-from energon_pack.config import Flavor, PackConfig
+from energon_pack.config import Flavor, PackConfig, SplitsConfig
+from energon_pack.errors import PackError
 from energon_pack.metadataset import main
 from energon_pack.pack import pack
 
@@ -81,25 +82,49 @@ def test_weights_configs_and_relative_paths(folders: list[str], tmp_path: Path) 
         (["{0}", "--subflavors", "x"], "KEY=VALUE"),
     ],
 )
-def test_mistakes_are_one_line(
-    folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_mistakes(folders: list[str], tmp_path: Path, arguments: list[str], message: str) -> None:
     out = tmp_path / "blend.yaml"
-    assert main([str(out), *(text.format(*folders) for text in arguments)]) == 1
-    errors = capsys.readouterr().err
-    assert message in errors
-    assert len(errors.splitlines()) == 1
+    with pytest.raises(PackError, match=message):
+        main([str(out), *(text.format(*folders) for text in arguments)])
     assert not out.exists()
 
 
 def test_packs_that_no_job_takes_together(
-    config: Callable[..., PackConfig], folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: Callable[..., PackConfig], folders: list[str], tmp_path: Path
 ) -> None:
     run = config(tmp_path / "few", output__name="captions", output__flavor=Flavor.packed_captioning)
     pack(run)
-    assert main([str(tmp_path / "blend.yaml"), folders[0], str(Path(run.output.dir) / "captions")]) == 1
-    assert "the flavor packed_captioning" in capsys.readouterr().err
+    with pytest.raises(PackError, match="the flavor packed_captioning"):
+        main([str(tmp_path / "blend.yaml"), folders[0], str(Path(run.output.dir) / "captions")])
+
+
+def test_steps_and_epochs(folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """1 pack at 1/4 of the draws, 2 packs at 3/4: in batches of 2, once around after 2 and after 4/3 steps."""
+    arguments = [f"{folders[0]}=1", f"{folders[1]}=3", "--batch-size", "2", "--steps", "8"]
+    assert main([str(tmp_path / "blend.yaml"), *arguments]) == 0
+    few, many = (line.split() for line in capsys.readouterr().out.splitlines()[1:3])
+    assert few[-3:] == ["25.00%", "2.0", "4.00"]
+    assert many[-3:] == ["75.00%", "1.3", "6.00"]
+
+
+def test_every_split_is_blended(config: Callable[..., PackConfig], folders: list[str], tmp_path: Path) -> None:
+    """A dataset with validation samples beside one without."""
+    run = config(tmp_path / "many", output__name="split", output__splits=SplitsConfig(val=0.3), seed=1)
+    figures = pack(run)["by_split"]
+    assert main([str(tmp_path / "blend.yaml"), folders[0], str(Path(run.output.dir) / "split")]) == 0
+    splits = yaml.safe_load((tmp_path / "blend.yaml").read_text())["splits"]
+    assert [(r["weight"], r["split_part"]) for r in splits["train"]["blend"]] == [
+        (3, "train"),
+        (figures["train"]["samples"], "train"),
+    ]
+    assert [r["weight"] for r in splits["val"]["blend"]] == [figures["val"]["samples"]]
 
 
 def test_it_is_a_module_with_a_version(tmp_path: Path) -> None:
     assert command("-m", "energon_pack.metadataset", "--version", cwd=tmp_path).stdout.startswith("energon-pack ")
+
+
+def test_a_mistake_is_one_line(tmp_path: Path) -> None:
+    done = command("-m", "energon_pack.metadataset", "blend.yaml", "nowhere", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["energon_pack.metadataset: nowhere is not a dataset that energon_pack packed"]

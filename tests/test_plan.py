@@ -24,7 +24,7 @@ def packs(plan: PackPlan) -> list[list[int]]:
 
 def items(lens: Any, media: Any = None, **columns: Any) -> Items:
     """Items with these lengths, of one medium and one shard unless given."""
-    names = ("num_images", "num_visual_tokens", "shard", "dataset")
+    names = ("num_images", "num_visual_tokens", "shard", "dataset", "split")
     zeros = np.zeros(len(lens), np.int64)
     media = zeros if media is None else np.array(media, np.int64)
     return Items(np.array(lens, np.int64), media, **{n: np.array(columns.get(n, zeros), np.int64) for n in names})
@@ -166,13 +166,13 @@ def test_nothing_to_pack() -> None:
     [(10, 4, 1e9, [3, 3, 4]), (10, 100, 50, [5, 5]), (3, 100, 1, [1, 1, 1]), (1, 1, 1, [1])],
 )
 def test_shards_are_even_and_within_limits(num_packs: int, max_packs: int, max_bytes: float, sizes: list[int]) -> None:
-    bounds = shard_bounds(np.full(num_packs, 10), max_packs, max_bytes)
+    bounds = shard_bounds(np.full(num_packs, 10), np.zeros(num_packs, np.int8), max_packs, max_bytes)
     assert np.diff(bounds).tolist() == sizes
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=50), st.integers(1, 9), st.integers(1, 200))
 def test_no_shard_is_over_a_limit(sizes: list[int], max_packs: int, max_bytes: int) -> None:
-    bounds = shard_bounds(np.array(sizes), max_packs, max_bytes)
+    bounds = shard_bounds(np.array(sizes), np.zeros(len(sizes), np.int8), max_packs, max_bytes)
     assert (bounds[0], bounds[-1]) == (0, len(sizes))
     for first, end in pairwise(bounds):
         assert 0 < end - first <= max_packs

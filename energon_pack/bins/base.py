@@ -51,6 +51,11 @@ def random_keys(num: int, seed: int, stream: int = 0) -> npt.NDArray[np.uint64]:
     z = np.arange(1, num + 1, dtype=np.uint64)
     z *= np.uint64(_STEP)
     z += np.uint64((seed * _MULTIPLY[0] + stream * _MULTIPLY[1]) & _WORD)
+    return mixed(z)
+
+
+def mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Numbers whose bits look random and depend on all bits of those given, which are written over."""
     z ^= z >> np.uint64(30)
     z *= np.uint64(_MIX_1)
     z ^= z >> np.uint64(27)

@@ -1,0 +1,111 @@
+"""Splits: a sample is in the same one whatever else is there, no pack holds samples of two, and Energon reads each."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import chat, write_tar
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.energon import WorkerConfig, get_loader, get_val_dataset
+
+from energon_pack.config import Overlong, PackConfig, SplitsConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
+from energon_pack.splits import split_numbers, split_shares
+from energon_pack.verify import verify
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+Make = Callable[..., PackConfig]
+
+
+def ids(folder: Path, split: str) -> list[str]:
+    """The samples of a split, through Energon."""
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    packs: Any = get_loader(get_val_dataset(folder, split_part=split, worker_config=worker, batch_size=None))
+    return [sample_id for pack in packs for sample_id in pack.sample_ids]
+
+
+@pytest.mark.parametrize(
+    ("given_shares", "shares"),
+    [
+        ({"train": None, "val": 0.25, "test": 0.0}, (0.75, 0.25, 0.0)),
+        ({"train": 0.5, "val": 0.25, "test": 0.25}, (0.5, 0.25, 0.25)),
+        ({"val": 1.0}, (0.0, 1.0, 0.0)),
+    ],
+)
+def test_train_is_the_rest(given_shares: dict[str, float | None], shares: tuple[float, ...]) -> None:
+    assert split_shares(given_shares) == shares
+
+
+@pytest.mark.parametrize("bad", [{"val": 1.5}, {"train": 0.9, "val": 0.2}, {"val": -0.1}])
+def test_shares_that_do_not_come_to_1(bad: dict[str, float]) -> None:
+    with pytest.raises(PackError, match=r"output\.splits"):
+        split_shares(bad)
+
+
+def test_shares_are_about_kept() -> None:
+    counts = [0, 0, 0]
+    for number in split_numbers((f"a/{i:05d}" for i in range(10_000)), (0.8, 0.15, 0.05), seed=3):
+        counts[number] += 1
+    assert abs(counts[0] - 8000) < 150
+    assert abs(counts[1] - 1500) < 150
+
+
+@given(st.lists(st.text(max_size=8), max_size=20), st.text(max_size=8), st.integers(0, 2**40))
+def test_a_sample_stays_where_it_is_when_others_come(keys: list[str], key: str, seed: int) -> None:
+    """Otherwise one that was validated on is trained on after data were added."""
+    shares = (0.5, 0.3, 0.2)
+    (alone,) = split_numbers([key], shares, seed)
+    assert split_numbers([*keys, key], shares, seed)[-1] == alone
+    assert split_numbers([f"shard/{key}"], shares, seed) == split_numbers([key], shares, seed, "shard/")
+    assert list(split_numbers([f"x{key}", f"x{key}@2"], shares, seed)[:1]) == list(
+        split_numbers([f"x{key}@2"], shares, seed)
+    )
+
+
+def test_each_sample_is_in_its_split_and_energon_reads_both(config: Make) -> None:
+    run = config(packing__max_token_len=2048, output__splits=SplitsConfig(val=0.2), source__limit=120)
+    figures = pack(run)
+    folder = Path(run.output.dir) / "packed"
+    train, val = ids(folder, "train"), ids(folder, "val")
+    assert len(train) + len(val) == len({*train, *val}) == 120
+    assert [figures["by_split"][name]["samples"] for name in ("train", "val")] == [len(train), len(val)]
+    assert not split_numbers(train, (0.8, 0.2, 0.0), run.seed).any()
+    assert all(split_numbers(val, (0.8, 0.2, 0.0), run.seed) == 1)
+    assert not verify(folder, source=[]).num_defects
+
+
+def test_verify_finds_shards_in_the_wrong_split(config: Make) -> None:
+    run = config(packing__max_token_len=2048, output__splits=SplitsConfig(val=0.2), source__limit=120)
+    pack(run)
+    folder = Path(run.output.dir) / "packed"
+    path = folder / ".nv-meta" / "split.yaml"
+    value = yaml.safe_load(path.read_text())
+    parts = value["split_parts"]
+    parts["train"], parts["val"] = parts["val"], parts["train"]
+    path.write_text(yaml.safe_dump(value))
+    defects = [defect.what for defect in verify(folder).first(20)]
+    assert "packed-000000.tar is in split val, and holds samples of train" in defects
+
+
+def test_parts_of_a_sample_are_all_in_its_split(config: Make, tmp_path: Path) -> None:
+    long = chat(*(f"{word} " * 20 for word in ["ask", "tell"] * 6))
+    source = write_tar(tmp_path / "source" / "x.tar", {f"{i}.json": long for i in range(20)})
+    splits = SplitsConfig(val=0.4)
+    run = config(source, packing__max_token_len=256, packing__overlong=Overlong.split_turns, output__splits=splits)
+    figures = pack(run)
+    assert figures["parts"] > 40
+    folder = Path(run.output.dir) / "packed"
+    whole = [{sample_id.partition("#")[0] for sample_id in ids(folder, split)} for split in ("train", "val")]
+    assert whole[0]
+    assert whole[1]
+    assert not whole[0] & whole[1]
+
+
+def test_a_split_without_a_sample_is_an_error(config: Make, tmp_path: Path) -> None:
+    source = write_tar(tmp_path / "source" / "x.tar", {"a.json": chat("hi", "ho")})
+    with pytest.raises(PackError, match=r"output.splits.val=0.01: none of the 1 samples is in it"):
+        pack(config(source, output__splits=SplitsConfig(val=0.01)))
