@@ -35,6 +35,7 @@ CHECKS = {
     "source text": "conversations are those of the source",
     "source samples": "every sample of the source is accounted for",
     "lengths": "lengths measured again are the same",
+    "model": "the model keeps members of a pack apart",
 }
 
 

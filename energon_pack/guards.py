@@ -21,6 +21,11 @@ def missing_kernels() -> list[str]:
     return [name for module, name in _KERNELS.items() if importlib.util.find_spec(module) is None]
 
 
+def is_hybrid(model: Any) -> bool:
+    """Whether a model has layers of linear attention."""
+    return "linear_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ())
+
+
 def refuse_hybrid(num_rows: int) -> None:
     """Hybrid models (gated delta nets) carry a state along the row.
 
@@ -79,10 +84,10 @@ def guard(model: Any) -> Any:
         The hook's handle; `remove()` ends it.
     """
     attention = getattr(model.config, "_attn_implementation", None)
-    is_hybrid = "linear_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ())
+    hybrid = is_hybrid(model)
 
     def check(_: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
-        check_inputs({**dict(zip(("input_ids",), args, strict=False)), **inputs}, attention, is_hybrid)
+        check_inputs({**dict(zip(("input_ids",), args, strict=False)), **inputs}, attention, hybrid)
 
     return model.register_forward_pre_hook(check, with_kwargs=True)
 

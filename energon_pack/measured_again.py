@@ -34,9 +34,7 @@ def measured_again(
         processor: folder or hub id; None: the one it was packed with.
     """
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like
-    processor = processor or at(report, "config", "model", "processor")
-    if processor is None and at(report, "config", "source", "path") is None and report:
-        processor = demo_of(folder, report)[1]
+    processor = processor or packed_with(folder, report)
     try:
         template = load_template(folder, processor, trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
@@ -56,6 +54,14 @@ def measured_again(
             for index in sorted(wanted & set(range(first, first + len(ids)))):
                 yield ids[index - first], list(_differs(fd, pack, index - first, template))
             first += len(ids)
+
+
+def packed_with(folder: Path, report: Mapping[str, Any]) -> str | None:
+    """The processor a dataset was packed with; None: the model's published one."""
+    processor: str | None = at(report, "config", "model", "processor")
+    if processor is None and at(report, "config", "source", "path") is None and report:
+        return demo_of(folder, report)[1]
+    return processor
 
 
 def _differs(fd: int, pack: Pack, index: int, template: Template) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from energon_pack.batch import PackedBatch
-from energon_pack.guards import check_inputs
+from energon_pack.guards import check_inputs, is_hybrid
 from energon_pack.layout import Form, Member, neat
 from energon_pack.members import Encoded
 from energon_pack.pixels import join
@@ -117,7 +117,7 @@ def _logits(model: Any, members: Sequence[Encoded], mask: str) -> list[torch.Ten
     batch = PackedBatch(neat([[member.tokens for member in members]], form) | join(m.media for m in members))
     batch.mask = mask
     inputs = batch.to(model.device).model_inputs(model)
-    check_inputs(inputs, getattr(model.config, "_attn_implementation", None))
+    check_inputs(inputs, getattr(model.config, "_attn_implementation", None), is_hybrid(model))
     with torch.no_grad():
         logits = model(**inputs).logits[0]
     return list(logits.split([len(member.tokens) for member in members]))

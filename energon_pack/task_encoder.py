@@ -127,7 +127,7 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         )
         if is_neat and self.mask == "hybrid":
             refuse_hybrid(1)
-        self._encoder = MemberEncoder(self.template, rope)
+        self.members = MemberEncoder(self.template, rope)
         read = manifest["content"]["source"]
         self.cookers: Sequence[Cooker[Any]] = cookers(
             **{name: read[name] for name in ("messages_key", "sample_type", "caption_prompt")}
@@ -152,7 +152,7 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
             dropped.append(source.sample_id)
 
         try:
-            members, media = self._encoder.encode_all(_sources(sample), on_bad)
+            members, media = self.members.encode_all(sources_of(sample), on_bad)
         except (FatalSampleError, LengthError) as error:
             raise FatalSampleError(str(error)) from error.__cause__
         except Exception as error:  # of them all together: Energon would only log it, and leave out the pack
@@ -206,7 +206,7 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         """Media under the names that the layout's consumer has for them."""
         found: dict[str, Any] = dict(media)
         if self._dummy and "pixel_values" not in media:
-            found |= {f"dummy_{name}": value for name, value in self._encoder.blank().items()}
+            found |= {f"dummy_{name}": value for name, value in self.members.blank().items()}
         if self.layout == "thd":
             types = batch["mm_token_type_ids"] if media else None
             named = dict.fromkeys(sorted(MEDIA_KEYS)) | media
@@ -219,7 +219,7 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         return found
 
 
-def _sources(sample: Any) -> Iterator[Source]:
+def sources_of(sample: Any) -> Iterator[Source]:
     """The members of a sample of any flavour."""
     if isinstance(sample, PackedMultiMixQASample):
         for i, sample_id in enumerate(sample.sample_ids):

@@ -18,7 +18,7 @@ from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.findings import CHECKS, Findings
 from energon_pack.manifest import FLAVORS, MANIFEST, META_FOLDER
-from energon_pack.measured_again import measured_again
+from energon_pack.measured_again import measured_again, packed_with
 from energon_pack.pack_checks import samples_of
 from energon_pack.packed import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
 from energon_pack.progress import Progress
@@ -37,6 +37,7 @@ def verify(
     decode: bool = False,
     source: list[str] | None = None,
     lengths: int = 0,
+    model: str | None = None,
     processor: str | None = None,
     trust_remote_code: bool = False,
     max_errors: int = 20,
@@ -47,6 +48,7 @@ def verify(
     Args:
         source: compare with the source at these paths; an empty list: where it was when it was packed.
         lengths: measure so many members again.
+        model: probe this class of models, or the one of this folder.
 
     Raises:
         PackError: the folder is no packed dataset, or the source is not there.
@@ -98,6 +100,13 @@ def verify(
             for member, defects in again:
                 findings.add("lengths", member, defects)
                 advance(1)
+    if model:
+        from energon_pack.model_check import check_model, first_split  # torch and the model's own code
+
+        processor = processor or packed_with(folder, report)
+        checked = check_model(folder, model, processor, trust_remote_code, first_split(manifest))
+        findings.add("model", model, checked.defects, checked.num_members)
+        say(str(checked))
     return findings
 
 
@@ -206,6 +215,7 @@ def main() -> int:
         decode=arguments.decode,
         source=arguments.source,
         lengths=arguments.lengths,
+        model=arguments.model,
         processor=arguments.processor,
         trust_remote_code=arguments.trust_remote_code,
         max_errors=arguments.max_errors,
@@ -221,7 +231,12 @@ def _arguments() -> argparse.Namespace:
     made.add_argument("--decode", action="store_true", help="decode every image, open every video")
     made.add_argument("--source", nargs="*", metavar="PATH", help="compare with the source, at PATH if it has moved")
     made.add_argument("--lengths", type=count, default=0, metavar="N", help="measure N random members again")
-    made.add_argument("--processor", metavar="FOLDER", help="for --lengths (default: as when it was packed)")
+    made.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="does it keep members apart? a class of transformers, module:Class, or a folder with a config.json",
+    )
+    made.add_argument("--processor", metavar="FOLDER", help="for --lengths, --model (default: as when it was packed)")
     made.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
     made.add_argument("--max-errors", type=count, default=20, metavar="N", help="defects to show (default 20)")
     made.add_argument("--num-workers", type=count, metavar="N", help="processes (default: all cores)")

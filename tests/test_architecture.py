@@ -99,9 +99,10 @@ ALLOWED: dict[str, set[str]] = {
     "measured_again": {
         "loading", "media", "pack_checks", "packed", "record", "sample", "source_checks", "templates", "verifying",
     },
+    "model_check": {"errors", "guards", "loading", "members", "probe", "task_encoder", "templates"},
     "verify": {
-        "dataset_checks", "errors", "executor", "findings", "manifest", "measured_again", "pack_checks", "packed",
-        "progress", "report", "source_checks", "sources", "splits", "tool", "verifying",
+        "dataset_checks", "errors", "executor", "findings", "manifest", "measured_again", "model_check", "pack_checks",
+        "packed", "progress", "report", "source_checks", "sources", "splits", "tool", "verifying",
     },
     "unpack": {
         "errors", "files", "findings", "manifest", "pack_checks", "packed", "progress", "publish", "report", "sample",

@@ -17,7 +17,7 @@ from energon_pack.media import Media
 from energon_pack.pack import pack
 from energon_pack.packs import captioning_messages, named_parts
 from energon_pack.sample import Skip
-from energon_pack.task_encoder import _sources
+from energon_pack.task_encoder import sources_of
 from energon_pack.templates import Sample
 from energon_pack.timestamps import stamped, time_marks
 
@@ -125,7 +125,7 @@ def test_the_task_encoder_comes_to_the_same(config: Callable[..., PackConfig], s
     for flavor in Flavor:
         folder, _ = packed(config, source, flavor)
         for sample in train(folder):
-            for index, member in enumerate(_sources(sample)):
+            for index, member in enumerate(sources_of(sample)):
                 spoken = "".join(str(message["content"]) for message in member.messages)
                 assert ("seconds>" in spoken) == (sample.sample_ids[index] in {f"s.jsonl:{n}" for n in (1, 2, 3)})
 

@@ -1,0 +1,153 @@
+"""Does a model keep the members of this dataset's packs apart? A small one of its class is probed with some of them."""
+
+import importlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset
+
+from energon_pack.errors import PackError
+from energon_pack.guards import MixingError
+from energon_pack.loading import cookers
+from energon_pack.members import Encoded, Source
+from energon_pack.probe import Finding, probe, shrink
+from energon_pack.task_encoder import PackedTaskEncoder, sources_of
+from energon_pack.templates import Template
+from energon_pack.templates.torchvision_shim import prepare_torchvision
+
+_NUM_PACKS = 16  # looked at for short members
+_MAX_LEN = 2048  # of a member, where there are shorter ones
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the probe saw, and what is wrong with it."""
+
+    model: str
+    num_members: int
+    num_tokens: int
+    findings: list[Finding]
+    defects: list[str]
+
+    def __str__(self) -> str:
+        others, own, alone = (
+            max((getattr(finding, name) for finding in self.findings), default=0.0)
+            for name in ("others", "own", "alone")
+        )
+        return (
+            f"{self.model}, made small: {self.num_members} members of {self.num_tokens:,} tokens in one pack; one"
+            f" changed, its own logits move by {own:.2g}, those of others by {others:.2g}; packed and alone differ by"
+            f" {alone:.2g}"
+        )
+
+
+def check_model(
+    folder: Path, model: str, processor: str | None, trust_remote_code: bool, split: str = "train"
+) -> Checked:
+    """Probe a class of models with members of a dataset, on the CPU.
+
+    Args:
+        model: a class of transformers, `module:Class`, or a folder or hub id with a config.json.
+        processor: folder or hub id; None: the one it was packed with.
+
+    Raises:
+        PackError: there is no such model, or its processor is not there.
+    """
+    warnings.filterwarnings("ignore")  # of models and media
+    make, config = _named(model, trust_remote_code)
+    try:
+        encoder = PackedTaskEncoder(folder, processor, layout="neat", trust_remote_code=trust_remote_code)
+    except MixingError as error:
+        return Checked(model, 0, 0, [], [str(error)])
+    except (OSError, ValueError) as error:
+        raise PackError(f"--model: {error}") from None
+    members = _members(folder, encoder, split)
+    findings: list[Finding] = []
+    defects: list[str] = []
+    try:
+        small = _small(make, config, encoder.template)
+        findings = [probe(small, members, encoder.mask, changed) for changed in range(len(members))]
+    except MixingError as error:
+        defects.append(str(error))
+    except Exception as error:  # foreign code, with inputs it may not be made for
+        defects.append(f"it can't be run on members of this dataset: {type(error).__name__}: {error}")
+    for member, finding in zip(members, findings, strict=False):
+        if finding.mixes:
+            defects.append(
+                f"a change in {member.sample_id} moves other members' logits by {finding.others:.2g}, its own by"
+                f" {finding.own:.2g}; packed and alone differ by {finding.alone:.2g}: model.mask={encoder.mask}"
+                " does not keep them apart in this model (dict4d gives it masks of its own)"
+            )
+    return Checked(model, len(members), sum(len(member.tokens) for member in members), findings, defects)
+
+
+def _named(model: str, trust_remote_code: bool) -> tuple[Any, Any]:
+    """A class of models, and its config."""
+    prepare_torchvision()
+    import transformers
+
+    module, colon, name = model.rpartition(":")
+    try:
+        if colon:
+            make = getattr(importlib.import_module(module), name)
+            return make, make.config_class()
+        if not Path(model, "config.json").is_file() and "/" not in model:
+            make = getattr(transformers, model)
+            return make, make.config_class()
+        config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except (ImportError, AttributeError, OSError, ValueError) as error:
+        raise PackError(
+            f"--model {model}: a class of transformers, module:Class, or a folder or hub id with a config.json"
+            f" ({' '.join(str(error).split())[:200]})"
+        ) from None
+    name = next(iter(config.architectures or ()), "")
+    return getattr(transformers, name, None), config
+
+
+def _small(make: Any, config: Any, template: Template) -> Any:
+    """A random small model that knows the template's tokens."""
+    import transformers
+
+    text = config.get_text_config()
+    text.vocab_size = max(text.vocab_size, template.vocabulary_size)
+    rules = template.rules
+    for kind, token in {**rules.media_tokens, **rules.feature_tokens}.items():
+        for name in (f"{kind}_token_id", f"{kind}_token_index"):
+            if hasattr(config, name):
+                setattr(config, name, template.token_id(token))
+    torch.manual_seed(0)
+    config = shrink(config)
+    if make is None:  # code of its own
+        make = transformers.AutoModelForImageTextToText if rules.media_tokens else transformers.AutoModelForCausalLM
+        return make.from_config(config, trust_remote_code=True).eval()
+    return make._from_config(config).eval() if hasattr(make, "_from_config") else make(config).eval()
+
+
+def _members(folder: Path, encoder: PackedTaskEncoder, split: str) -> list[Encoded]:
+    """Two short members with media and one without, or what there is; at least two."""
+
+    class Cooked(DefaultTaskEncoder[Any, Any, Any, Any]):
+        decoder = None
+
+    Cooked.cookers = cookers()
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    packs = get_val_dataset(
+        folder, split_part=split, worker_config=worker, batch_size=None, limit=_NUM_PACKS, task_encoder=Cooked()
+    )
+    sources = [source for pack in get_loader(packs) for source in sources_of(pack)]
+    sources.sort(key=lambda source: source.token_len or 0)
+    short = [source for source in sources if (source.token_len or 0) <= _MAX_LEN] or sources[:2]
+    with_media = [source for source in short if source.images or source.videos][:2]
+    others: list[Source] = [source for source in short if source not in with_media][: 3 - len(with_media)]
+    chosen = [*with_media, *others]
+    return [encoder.members.encode(source) for source in (chosen if len(chosen) > 1 else chosen * 2)]
+
+
+def first_split(manifest: Mapping[str, Any]) -> str:
+    """A split that has packs."""
+    splits = manifest.get("splits")
+    return next(iter(splits)) if isinstance(splits, dict) and splits else "train"

@@ -1,0 +1,86 @@
+"""`verify --model` probes a user's own class of models with members of the packed dataset."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import chat, need_torchvision, write_tar
+from tiny import TEXT, tf
+
+from energon_pack.config import ModelConfig, PackConfig, Rope
+from energon_pack.errors import PackError
+from energon_pack.model_check import check_model
+from energon_pack.pack import pack
+from energon_pack.verify import verify
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+Make = Callable[..., PackConfig]
+
+
+class Mixing(tf.Qwen2ForCausalLM):
+    """Takes a row for one text, as a model does that hands no positions on to its mask."""
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+        return super().forward(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False)
+
+
+@pytest.fixture
+def images(config: Make, demo: tuple[Path, Path]) -> Path:
+    """Some of the demo's samples, with and without images."""
+    model = ModelConfig("qwen2_5_vl", "qwen_vl", processor=str(demo[1]), rope=Rope.qwen2_5_vl)
+    return packed(config(model=model, packing__max_token_len=2048, source__limit=60))
+
+
+@pytest.fixture
+def texts(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> Path:
+    source = write_tar(tmp_path / "source" / "x.tar", {f"{i}.json": chat("hi " * i, "ho " * 5) for i in range(1, 5)})
+    model = ModelConfig("text", "text", processor=str(demo[1]), rope=Rope.none)
+    return packed(config(source, model=model, packing__max_token_len=512))
+
+
+def packed(run: PackConfig) -> Path:
+    pack(run)
+    return Path(run.output.dir) / "packed"
+
+
+def saved(folder: Path, config: Any, architecture: str) -> str:
+    config.architectures = [architecture]
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_model_of_images_keeps_them_apart(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Members with their real media, in a class that is shrunk from what its config says."""
+    need_torchvision()
+    text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+    config = tf.Qwen2_5_VLConfig(text_config=text)
+    model = saved(tmp_path / "model", config, "Qwen2_5_VLForConditionalGeneration")
+    assert not verify(images, model=model).num_defects
+    said = capsys.readouterr().out
+    assert "made small: 3 members of" in said
+    assert "those of others by 0;" in said
+
+
+def test_a_model_that_mixes_is_found(texts: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row as one text: a change in the first member moves all that come after it."""
+    monkeypatch.setattr(Mixing, "config_class", lambda: tf.Qwen2Config(**{**TEXT, "initializer_range": 0.2}))
+    checked = check_model(texts, f"{__name__}:Mixing", str(demo[1]), False)
+    assert "does not keep them apart in this model" in checked.defects[0]
+
+
+def test_a_hybrid_model_is_refused_with_its_reason(
+    texts: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("energon_pack.guards.missing_kernels", lambda: ["causal-conv1d"])
+    checked = check_model(texts, "Qwen3_5ForConditionalGeneration", str(demo[1]), False)
+    assert checked.defects == [
+        "a hybrid model carries its state from member to member without its kernels: pip install causal-conv1d"
+    ]
+
+
+@pytest.mark.parametrize("model", ["NoSuch", "energon_pack.nowhere:Class", "energon_pack.pack:NoClass", "/nowhere"])
+def test_no_such_model(texts: Path, model: str) -> None:
+    with pytest.raises(PackError, match=f"--model {model}: a class of transformers"):
+        check_model(texts, model, None, False)
