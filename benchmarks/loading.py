@@ -169,7 +169,7 @@ def one_pack(dataset: Path, processor: str) -> None:
     settings = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
     sample = next(iter(get_savable_loader(get_train_dataset(dataset, worker_config=worker, **settings))))
     data = [[image.__reduce__()[1][0] for image in member] for member in sample.images]
-    pixels, decoded = encoder._encoder._pixels, [[open_image(d) for d in member] for member in data]
+    pixels, decoded = encoder.members._pixels, [[open_image(d) for d in member] for member in data]
     order = [kind for member in data for kind in ["image"] * len(member)]
     ready = pixels([image for member in decoded for image in member], [], order)
 
@@ -177,7 +177,7 @@ def one_pack(dataset: Path, processor: str) -> None:
         sample.images = decoded
         encoder.batch([encoder.encode_sample(sample)])
 
-    encoder._encoder._pixels = lambda *_: ready  # type: ignore[assignment]
+    encoder.members._pixels = lambda *_: ready  # type: ignore[assignment]
     without = best(tokens_and_layout)
     with_pixels = best(lambda: pixels([open_image(d) for member in data for d in member], [], order), 3)
     process = pixels._processor.image_processor

@@ -1,8 +1,9 @@
 """One sample as the model would see it alone: its tokens, labels, positions and media."""
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -108,11 +109,11 @@ class MemberEncoder:
         members = [
             Encoded(
                 draft.source.sample_id,
-                self._member(of, {**image, **video}),
+                member,
                 num_images=len(draft.images),
                 num_videos=len(draft.clips),
             )
-            for draft, of, image, video in zip(drafts, tokens, images, videos, strict=True)
+            for draft, member in zip(drafts, self._members(tokens, images, videos), strict=True)
         ]
         return members, media
 
@@ -136,19 +137,25 @@ class MemberEncoder:
         clips = [clip for draft in drafts for clip in draft.clips]
         return self._pixels(images, clips, [kind for draft in drafts for kind in draft.order])
 
-    def _member(self, tokens: Tokens, grids: dict[str, Tensor]) -> Member:
-        """Tokens as tensors, with the positions that their media give them."""
-        ids = torch.tensor(tokens.ids)
+    def _members(
+        self, tokens: Sequence[Tokens], images: list[dict[str, Tensor]], videos: list[dict[str, Tensor]]
+    ) -> Iterator[Member]:
+        """Tokens as tensors, with the positions that their media give them; views of one tensor for them all."""
+        lengths = [len(of.ids) for of in tokens]
+        ids = torch.tensor([token for of in tokens for token in of.ids], dtype=torch.int64)
         labels = torch.full_like(ids, IGNORE)
-        for start, end in tokens.supervised:
-            labels[start:end] = ids[start:end]
-        labels[:1] = IGNORE
+        for first, of in zip(accumulate(lengths, initial=0), tokens, strict=False):
+            for start, end in of.supervised:
+                start = first + max(start, 1)
+                labels[start : first + end] = ids[start : first + end]
         types = torch.zeros_like(ids)
         for number, feature in self._types:
             if feature is not None:
                 types[(ids == feature) & (types == 0)] = number
-        rope = None if self._rope is None else rope_positions(self._rope, types, **grids)
-        return Member(ids, labels, types, rope)
+        split = zip(*(values.split(lengths) for values in (ids, labels, types)), images, videos, strict=True)
+        for own_ids, own_labels, own_types, image, video in split:
+            rope = None if self._rope is None else rope_positions(self._rope, own_types, **image, **video)
+            yield Member(own_ids, own_labels, own_types, rope)
 
     def blank(self) -> dict[str, Tensor]:
         """The media of one small white image, for ranks whose pack has none."""

@@ -65,10 +65,13 @@ class Pixels:
                 "videos": [frames for frames, _ in clips],
                 "videos_kwargs": {"do_sample_frames": False, "video_metadata": metadata, **own},
             }
-        if self._images_alone is not None:
-            if clips:
-                raise ImportError("training on videos needs torchvision: pip install 'energon-pack[train]'")
-            made = self._images_alone(given["images"], return_tensors="pt", **given["images_kwargs"])
+        alone = self._images_alone
+        if alone is not None and clips:
+            raise ImportError("training on videos needs torchvision: pip install 'energon-pack[train]'")
+        if alone is None and not clips and "image_grid_thw" in self._processor.image_processor.model_input_names:
+            alone = self._processor.image_processor  # the processor of Qwen-VL adds nothing but texts
+        if alone is not None:
+            made = alone(given["images"], return_tensors="pt", **given["images_kwargs"])
         else:
             text = "".join(tokens[kind] for kind in order)
             made = self._processor(text=[text], return_tensors="pt", **given)

@@ -6,6 +6,7 @@ Qwen3-VL writes the time between the frames and takes each frame for a grid of i
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -66,16 +67,22 @@ def rope_positions(
         height, width = height // rope.merge_size, width // rope.merge_size
         if time * height * width != length:
             raise ValueError(f"{length} visual tokens at {num_tokens} for a grid of {time}×{height}×{width}")
-        grid = torch.empty((3, time, height, width), dtype=torch.int64)
-        grid[0] = (torch.arange(time) * step).long()[:, None, None]
-        grid[1] = torch.arange(height)[:, None]
-        grid[2] = torch.arange(width)
-        pieces.append(grid.view(3, -1) + position)
+        pieces.append(_grid_rows(time, height, width, step) + position)
         position += max(height, width)
         num_tokens += length
     if any(next(grid, None) is not None for grid in waiting.values()):
         raise ValueError("there are more grids than runs of visual tokens")
     return torch.cat(pieces, dim=1)
+
+
+@lru_cache(64)  # many images are of one size
+def _grid_rows(time: int, height: int, width: int, step: float) -> Tensor:
+    """[3, time · height · width] rows of one medium, from 0."""
+    grid = torch.empty((3, time, height, width), dtype=torch.int64)
+    grid[0] = (torch.arange(time) * step).long()[:, None, None]
+    grid[1] = torch.arange(height)[:, None]
+    grid[2] = torch.arange(width)
+    return grid.view(3, -1)
 
 
 def _grids(grids: Tensor | None) -> list[tuple[int, int, int]]:

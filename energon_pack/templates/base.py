@@ -27,6 +27,7 @@ from energon_pack.templates.added import AddedTokens
 from energon_pack.templates.chat import CLOSE, OPEN, ChatTemplate
 from energon_pack.templates.counting import TokenCounter
 from energon_pack.templates.rules import MediaRules, ProcessorSettings
+from energon_pack.templates.runs import Runs, grow
 from energon_pack.templates.skeleton import texts_of
 
 #: Raised whenever a change in this package changes any length: old caches and packs are then told apart.
@@ -100,6 +101,7 @@ class Template:
         self._expand = lru_cache(_MOST_EXPANDED)(self._expand_new)
         self._marks = AddedTokens([OPEN, CLOSE, *self._kinds])
         self._control = AddedTokens(special).pattern
+        self._runs = Runs(tokenizer, {*rules.media_tokens.values(), *rules.feature_tokens.values()})
 
     def render(self, sample: Sample) -> Rendered:
         """The text of a sample, media expanded.
@@ -188,12 +190,13 @@ class Template:
 
     def tokenize(self, rendered: Sequence[Rendered]) -> list[Tokens]:
         """Token ids and supervised ranges of several texts at once. The first token of a text is never supervised."""
+        squeezed = [self._runs.squeeze(item.text, item.spans) for item in rendered]
         encodings = self._tokenizer.encode_batch(
-            [item.text for item in rendered], add_special_tokens=self.spec.add_special_tokens
+            [text for text, _, _ in squeezed], add_special_tokens=self.spec.add_special_tokens
         )
         return [
-            Tokens(encoding.ids, _token_ranges(encoding.offsets, item.spans))
-            for encoding, item in zip(encodings, rendered, strict=True)
+            Tokens(*grow(encoding.ids, encoding.offsets, _token_ranges(encoding.offsets, spans), runs))
+            for encoding, (_, spans, runs) in zip(encodings, squeezed, strict=True)
         ]
 
     def token_id(self, token: str) -> int | None:

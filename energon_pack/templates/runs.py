@@ -1,0 +1,82 @@
+"""Runs of the token that stands for visual features, thousands in a row, are shown to the tokenizer as one."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from tokenizers import AddedToken, Tokenizer
+
+from energon_pack.templates.added import AddedTokens
+
+Ranges = list[tuple[int, int]]
+#: where a run begins in the text without runs, its token, and how often it stands there
+Run = tuple[int, str, int]
+
+
+class Runs:
+    """The runs of some added tokens. A tokenizer reads each of them as one token wherever it is."""
+
+    def __init__(self, tokenizer: Tokenizer, tokens: Iterable[str]):
+        added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+        known = AddedTokens(added)
+        plain = [re.escape(t) for t in set(tokens) & added.keys() if _is_plain(added[t]) and known.stands_alone(t)]
+        self._pattern = re.compile("|".join(f"({token})(?:{token})+" for token in sorted(plain)) or "(?!)")
+
+    def squeeze(self, text: str, spans: Ranges) -> tuple[str, Ranges, list[Run]]:
+        """A text with each run as one token, its spans in that text, and the runs; spans end outside of runs."""
+        found = list(self._pattern.finditer(text))
+        if not found or _cuts(spans, [match.span() for match in found]):
+            return text, spans, []
+        pieces: list[str] = []
+        runs: list[Run] = []
+        cursor = left_out = 0
+        for match in found:
+            token = match[match.lastindex or 0]
+            pieces += [text[cursor : match.start()], token]
+            runs.append((match.start() - left_out, token, len(match[0]) // len(token)))
+            cursor = match.end()
+            left_out += len(match[0]) - len(token)
+        pieces.append(text[cursor:])
+        ends = [match.end() for match in found]
+        shifts = [0, *accumulate(len(token) * (times - 1) for _, token, times in runs)]
+
+        def moved(position: int) -> int:
+            return position - shifts[bisect_left(ends, position + 1)]
+
+        return "".join(pieces), [(moved(start), moved(end)) for start, end in spans], runs
+
+
+def grow(ids: list[int], offsets: Ranges, ranges: Ranges, runs: Sequence[Run]) -> tuple[list[int], Ranges]:
+    """Ids and ranges of tokens of the text with its runs, from those of the text without."""
+    grown: list[int] = []
+    places: list[int] = []
+    cursor = 0
+    for position, token, times in runs:
+        place = bisect_left(offsets, (position, position + len(token)))
+        assert offsets[place] == (position, position + len(token)), "an added token was not read as one"
+        grown += ids[cursor:place]
+        grown += [ids[place]] * times
+        cursor = place + 1
+        places.append(place)
+    grown += ids[cursor:]
+    more = [0, *accumulate(times - 1 for _, _, times in runs)]
+
+    def moved(index: int) -> int:
+        return index + more[bisect_left(places, index)]
+
+    return grown, [(moved(start), moved(end)) for start, end in ranges]
+
+
+def _is_plain(token: AddedToken) -> bool:
+    return not (token.lstrip or token.rstrip or token.single_word or token.normalized)
+
+
+def _cuts(spans: Ranges, runs: Ranges) -> bool:
+    """Whether an end of a span lies within a run; both ascend."""
+    starts = [start for start, _ in runs]
+    for position in (end for span in spans for end in span):
+        index = bisect_left(starts, position) - 1
+        if index >= 0 and position < runs[index][1]:
+            return True
+    return False
