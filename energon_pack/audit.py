@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.lengths import MeasuredShard
-from energon_pack.media import Media, open_image, probe, with_frames
+from energon_pack.media import open_image, probe, with_frames
+from energon_pack.processor_inputs import clip, media_inputs
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Skip, place_media
 from energon_pack.sources.find import Shard
@@ -27,7 +28,6 @@ from energon_pack.sources.reader import Reader
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.timestamps import stamped
-from energon_pack.video import decode_frames
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _full_len(
         messages = stamped(messages, reader.marks(shard, record, positions, kinds.count("image")))
         media = with_frames([probe(io.BytesIO(d)) for d in data], record.fields.get("video_frames"))
         images = [template.prepare_image(open_image(d)) for d, kind in zip(data, kinds, strict=True) if kind == "image"]
-        videos = [_frames(template, d, m) for d, m in zip(data, media, strict=True) if m.kind == "video"]
+        videos = [clip(template, d, m) for d, m in zip(data, media, strict=True) if m.kind == "video"]
         text = processor.apply_chat_template(
             template.messages(Sample(messages, media, record.tools)),
             chat_template=spec.chat_template,
@@ -162,34 +162,9 @@ def _full_len(
         if not hasattr(processor, "tokenizer"):
             return len(processor(text, add_special_tokens=spec.add_special_tokens)["input_ids"])
         given: dict[str, Any] = {"text": [text], "text_kwargs": {"add_special_tokens": spec.add_special_tokens}}
-        if images:
-            given |= {"images": images, "images_kwargs": _only(spec.processor.image, ("do_resize",))}
-        if videos:
-            own = _only(spec.processor.video, ("do_resize", "size", "cap_pixels_per_frame"))
-            metadata = [values for _, values in videos]
-            given |= {
-                "videos": [frames for frames, _ in videos],
-                "videos_kwargs": {"do_sample_frames": False, "video_metadata": metadata, **own},
-            }
+        given |= media_inputs(template, images, videos)
         return len(processor(**given)["input_ids"][0])
     except Skip as skip:
         return f"no ({skip})"
     except Exception as error:  # what the processor refuses was measured: that is a difference
         return f"no ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
-
-
-def _frames(template: Template, data: bytes, video: Media) -> tuple[Any, dict[str, Any]]:
-    """The frames that the model would see, [frames, height, width, 3], and what the processor wants to know of them."""
-    chosen = template.choose_frames(video)
-    frames = template.prepare_frames(decode_frames(data, chosen))
-    metadata = {
-        "total_num_frames": video.num_frames,
-        "fps": video.fps,
-        "frames_indices": chosen,
-        "duration": video.num_frames / video.fps,
-    }
-    return np.stack([np.asarray(frame) for frame in frames]), metadata
-
-
-def _only(settings: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: settings[name] for name in names if settings.get(name) is not None}

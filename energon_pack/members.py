@@ -11,7 +11,8 @@ from torch import Tensor
 
 from energon_pack.layout import IGNORE, Member
 from energon_pack.media import Media, probe, with_frames
-from energon_pack.pixels import Clip, Pixels, clip
+from energon_pack.pixels import Pixels
+from energon_pack.processor_inputs import Clip, clip
 from energon_pack.rope import Rope, rope_positions
 from energon_pack.sample import split_content
 from energon_pack.templates import Rendered, Sample, Template, Tokens

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
-from energon_pack.media import Media
+from energon_pack.processor_inputs import Clip, media_inputs
 from energon_pack.templates import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
@@ -30,8 +29,6 @@ _PADDED = frozenset(("pixel_values", "pixel_attention_mask"))
 
 #: a model's media by the names its `forward` has for them
 MEDIA_KEYS = _JOINED
-
-Clip = tuple[np.ndarray[Any, Any], dict[str, Any]]  # frames [n, height, width, 3], and what the processor asks of them
 
 
 class Pixels:
@@ -54,17 +51,7 @@ class Pixels:
         """
         if not images and not clips:
             return {}
-        spec, tokens = self._template.spec, self._template.rules.media_tokens
-        given: dict[str, Any] = {}
-        if images:
-            given |= {"images": list(images), "images_kwargs": _only(spec.processor.image, ("do_resize",))}
-        if clips:
-            own = _only(spec.processor.video, ("do_resize", "size", "cap_pixels_per_frame"))
-            metadata = [values for _, values in clips]
-            given |= {
-                "videos": [frames for frames, _ in clips],
-                "videos_kwargs": {"do_sample_frames": False, "video_metadata": metadata, **own},
-            }
+        given = media_inputs(self._template, images, clips)
         alone = self._images_alone
         if alone is not None and clips:
             raise ImportError("training on videos needs torchvision: pip install 'energon-pack[train]'")
@@ -73,7 +60,7 @@ class Pixels:
         if alone is not None:
             made = alone(given["images"], return_tensors="pt", **given["images_kwargs"])
         else:
-            text = "".join(tokens[kind] for kind in order)
+            text = "".join(self._template.rules.media_tokens[kind] for kind in order)
             made = self._processor(text=[text], return_tensors="pt", **given)
         media = {name: _tensor(value) for name, value in made.items() if name not in _NOT_MEDIA}
         unknown = media.keys() - _JOINED
@@ -103,21 +90,6 @@ class Pixels:
 
             folder, kwargs = self._template.spec.processor.folder, self._template.spec.processor.kwargs
             return AutoImageProcessor.from_pretrained(folder, backend="pil", **kwargs)
-
-
-def clip(template: Template, data: bytes, video: Media) -> Clip:
-    """The frames of a video that the model sees, and what its processor wants to know of them."""
-    from energon_pack.video import decode_frames
-
-    chosen = template.choose_frames(video)
-    frames = template.prepare_frames(decode_frames(data, chosen))
-    metadata = {
-        "total_num_frames": video.num_frames,
-        "fps": video.fps,
-        "frames_indices": chosen,
-        "duration": video.num_frames / video.fps,
-    }
-    return np.stack([np.asarray(frame) for frame in frames]), metadata
 
 
 def join(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -166,7 +138,3 @@ def _tensor(value: Any) -> Tensor:
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
         return torch.cat(list(value))
     return torch.as_tensor(value, dtype=torch.float32 if isinstance(value[0], float) else None)
-
-
-def _only(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: settings[name] for name in names if settings.get(name) is not None}

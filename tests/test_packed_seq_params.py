@@ -5,7 +5,6 @@ replaced by torch's own attention, segment by segment as PackedSeqParams says. W
 the fields of an older version stands in, for the fields alone.
 """
 
-import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -61,7 +60,7 @@ def test_each_version_gets_the_fields_it_has() -> None:
 
 
 @pytest.fixture(scope="module")
-def gpt() -> Any:
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A tiny GPTModel of megatron-core."""
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
     from megatron.core import parallel_state, tensor_parallel
@@ -72,9 +71,8 @@ def gpt() -> Any:
     patch = pytest.MonkeyPatch()
     patch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
     patch.setattr(tensor_parallel.random.CudaRNGStatesTracker, "fork", lambda *_: nullcontext())
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}.items():
-        patch.setitem(os.environ, name, value)
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+    meeting = tmp_path_factory.mktemp("gloo") / "meeting"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     torch.manual_seed(0)
     config = TransformerConfig(
