@@ -115,8 +115,8 @@ def print_entries(entries: list[Entry], weight_by: str, batch_size: int, num_ste
         num_steps: of the training; None: not known.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("dataset", "split"):
-        table.add_column(name)
+    table.add_column("dataset", overflow="fold")
+    table.add_column("split")
     columns = ["shards", "packs", "samples", "tokens", "max len", "fill", "weight", "share", "steps an epoch"]
     for name in [*columns, *(["epochs"] if num_steps else [])]:
         table.add_column(name, justify="right")
