@@ -24,6 +24,8 @@ bench: $(VENV)/.dev
 	$(RUN) benchmarks/planner.py
 	$(RUN) benchmarks/composition.py
 	$(RUN) benchmarks/writer.py
+	$(RUN) -W ignore benchmarks/loading.py
+	$(RUN) benchmarks/jsonl.py
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

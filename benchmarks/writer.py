@@ -102,7 +102,7 @@ def write(folder: Path, plan: Path, source: Path, num_shards: int, executor: Loc
     folder.mkdir()
     shards = {shard.name: shard for shard in find_shards(str(source)).shards}
     jobs = (
-        ShardJob(folder / f"packed-{i:06d}.tar", plan, i, shards, ReadSettings(), "fingerprint", FLAVOR)
+        ShardJob(folder / f"packed-{i:06d}.tar", plan, i, shards, ReadSettings(), "fingerprint", FLAVOR, "train")
         for i in range(num_shards)
     )
     written = list(executor.map(write_shard, jobs))
