@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 recipes/train_ddp.py packed/demo --processor FOLDER --save checkpoints --max-steps 100
     torchrun --nproc-per-node 2 recipes/train_ddp.py packed/demo --processor FOLDER --save checkpoints --resume
 
-Without `--model` it trains the tiny random Qwen2.5-VL of train_tiny.py. On GPUs, with flash attention (not run yet: it was
-written where there is none; on a CPU, sdpa and `--dtype bfloat16` were):
+Without `--model` it trains the tiny random Qwen2.5-VL of train_tiny.py. On GPUs, with flash attention (not run yet: it
+was written where there is no GPU; on a CPU, sdpa with float32 and bfloat16 were):
 
     torchrun --nproc-per-node 8 recipes/train_ddp.py packed/wds --model Qwen/Qwen2.5-VL-3B-Instruct \\
         --device cuda --dtype bfloat16 --attention flash_attention_2
