@@ -103,9 +103,8 @@ def restore(checkpoint: Path, model: Any, optimizer: Any, loader: Any) -> int:
     return int(state["step"])
 
 
-def main() -> None:
-    arguments = arguments_of()
-    dist.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
+def train(arguments: argparse.Namespace) -> None:
+    """All steps of this rank."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     device = torch.device(arguments.device, int(os.environ["LOCAL_RANK"]) if arguments.device == "cuda" else None)
     if device.type == "cuda":
@@ -168,6 +167,12 @@ def main() -> None:
                 print(f"step {step}  validation loss {float(sums[0] / sums[1]):.3f} over {int(sums[1]):,} tokens")
         if is_last:
             break
+
+
+def main() -> None:
+    arguments = arguments_of()
+    dist.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
+    train(arguments)  # a function of its own: DDP has to be gone before the process group, or gloo's threads may hang
     dist.destroy_process_group()
 
 
