@@ -9,9 +9,9 @@
 Bridge ≥ 0.6 takes layout `thd`. Bridge ≤ 0.5 takes `rows` (`apply_to_recipe(..., layout="rows")`), which it packs again
 itself; not for Qwen-VL models, whose positions it does not start again with each member.
 
-A micro-batch is a pack, so `train.global_batch_size` counts packs, and `validation.eval_iters` packs a rank. Each
-data-parallel rank saves its place in the data with a checkpoint where `checkpoint.dataloader_save` (in some versions
-`dataset.dataloader_save`) names a folder. Keep packed_data.py beside this file.
+A micro-batch is a pack, so `train.global_batch_size` counts packs. Each data-parallel rank saves its place in the data
+with a checkpoint where `checkpoint.dataloader_save` (in some versions `dataset.dataloader_save`) names a folder. Keep
+packed_data.py beside this file.
 
 Bridge does not install without a GPU: this was run against a stand-in of its interface (tests/test_recipes.py), written
 after the sources of 0.3 to 0.7-dev, and never in a training on GPUs.
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 else:
     try:
         from megatron.bridge.data.utils import DatasetProvider
-    except ImportError:  # this file can be read and tested without Bridge
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("megatron.bridge"):  # Bridge is there, and something of it is missing
+            raise
         DatasetProvider = object
 
 
@@ -47,7 +49,6 @@ class PackedProvider(DatasetProvider):
     val_path: str | None = None  # another packed dataset for validation; default: the part val of `path`
     processor: str | None = None
     layout: str = "thd"
-    micro_batch_size: int = 1
     num_workers: int = 2
     dataloader_type: str | None = "external"  # Bridge hands the loaders on as they are
     pad_to_max_length: bool = False  # Bridge turns this on for pipeline and expert parallelism
@@ -155,26 +156,20 @@ def check(cfg: Any) -> None:
     _need(data.seq_length >= capacity, f"{lengths}, but packs have up to {capacity} tokens", f"both to {capacity}")
     is_fixed = data.pad_to_max_length
     _need(data.seq_length == capacity or not is_fixed, f"{lengths}, but packs are padded to {capacity}", "both to that")
-    _need(
-        is_fixed or not _needs_fixed_width(model),
-        "dataset.pad_to_max_length=False, but pipeline and expert parallelism want all batches of one width",
-        "True",
-    )
+    wanted = "dataset.pad_to_max_length=False, but pipeline and expert parallelism want batches of one width"
+    _need(is_fixed or not _needs_fixed_width(model), wanted, "True")
     graphs, num_mtp = getattr(model, "cuda_graph_impl", None), getattr(model, "mtp_num_layers", None)
     _need(graphs in (None, "none"), f"model.cuda_graph_impl={graphs}, but packs have unequally many members", "none")
     _need(not num_mtp, f"model.mtp_num_layers={num_mtp}, which looks into the next member", "None")
 
     cp, tp = _size(model, "context_parallel_size"), _size(model, "tensor_model_parallel_size")
-    eval_cp = getattr(getattr(cfg, "dist", None), "eval_context_parallel_size", None) or cp
+    eval_cp = _size(getattr(cfg, "dist", None), "eval_context_parallel_size", cp)
     has_sp = tp > 1 and bool(getattr(model, "sequence_parallel", False))
     multiple = math.lcm(*(math.lcm(2 * n if n > 1 else 1, n * tp if has_sp else 1) for n in (cp, eval_cp)))
     aligned = data.pad_to_multiple_of or packed["pad_to_multiple_of"]
     sizes = f"context_parallel_size={cp}, tensor_model_parallel_size={tp}, sequence_parallel={has_sp}"
-    _need(
-        max(cp, eval_cp) == 1 or rope not in ("qwen2_vl", "qwen2_5_vl"),
-        f"model.context_parallel_size={max(cp, eval_cp)}, which Bridge's {rope} has not",
-        "1",
-    )
+    is_qwen2, most = rope in ("qwen2_vl", "qwen2_5_vl"), max(cp, eval_cp)
+    _need(most == 1 or not is_qwen2, f"model.context_parallel_size={most}, which Bridge's {rope} has not", "1")
     _need(
         aligned % multiple == 0 or not is_thd,
         f"members are multiples of {aligned}, but {sizes} want {multiple}",
@@ -197,8 +192,8 @@ def _need(is_right: Any, found: str, knob: str) -> None:
         raise ValueError(f"{found}: set {knob}")
 
 
-def _size(model: Any, name: str) -> int:
-    return int(getattr(model, name, None) or 1)
+def _size(of: Any, name: str, default: int = 1) -> int:
+    return int(getattr(of, name, None) or default)
 
 
 def _needs_fixed_width(model: Any) -> bool:
