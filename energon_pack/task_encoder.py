@@ -215,7 +215,9 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
                 found["image_flags"] = torch.ones(len(media["pixel_values"]), dtype=torch.int64)
         if self.layout == "mlm":
             pixels = found.pop("pixel_values", torch.zeros(1, 1))
-            found |= {"imgs": pixels, "num_tiles": torch.ones(len(pixels) if media else 0, dtype=torch.int32)}
+            # Megatron broadcasts no empty tensors: [[0]] says that there are no tiles.
+            tiles = torch.ones(len(pixels), dtype=torch.int32) if media else torch.zeros(1, 1, dtype=torch.int32)
+            found |= {"imgs": pixels, "num_tiles": tiles}
         return found
 
 

@@ -3,22 +3,25 @@
     python -m energon_pack +model=qwen2_5_vl packing.max_token_len=2048 output.name=demo
     python recipes/train_tiny.py packed/demo --processor packed/.cache/demo/v1/processor
 
-Prints the loss, tokens a second (tokens of samples, not of padding) and the share of padding; then the same for the
-same samples unpacked: as many a step, each a row of its own, padded to the longest. Any model of transformers trains in
-the same way: what is needed of a batch is `model(**batch.model_inputs(model))`.
+Prints the loss, tokens a second (tokens of samples, not of padding), the share of padding, and the loss on the part
+`val` or on the dataset of `--val`; then the same for the same samples unpacked: as many a step, each a row of its own,
+padded to the longest. Any model of transformers trains in the same way: what is needed of a batch is
+`model(**batch.model_inputs(model))`.
 """
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset, stateless
+from megatron.energon import WorkerConfig, stateless
+from packed_data import train_loader, val_loader
 
 from energon_pack.batch import PackedBatch
 from energon_pack.guards import guard
+from energon_pack.layout import IGNORE
 from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder
 
 
@@ -33,7 +36,7 @@ class Unpacked(PackedTaskEncoder):
         return super().batch(rows)
 
 
-def tiny_model(encoder: PackedTaskEncoder) -> Any:
+def tiny_model(encoder: PackedTaskEncoder, attention: str = "sdpa") -> Any:
     """A Qwen2.5-VL of four layers that knows the template's tokens."""
     import transformers
 
@@ -46,30 +49,35 @@ def tiny_model(encoder: PackedTaskEncoder) -> Any:
         text_config=text, vision_config={**vision, "fullatt_block_indexes": [0], "tokens_per_second": 2}, **kinds
     )
     torch.manual_seed(0)
-    return transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa").train()
+    return transformers.AutoModelForImageTextToText.from_config(config, attn_implementation=attention).train()
 
 
-def batches(dataset: Path, encoder: PackedTaskEncoder, num_workers: int) -> Iterator[PackedBatch]:
-    """Batches of one pack each, without end."""
-    packs = get_train_dataset(
-        dataset,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=num_workers),
-        batch_size=1,
-        shuffle_buffer_size=None,  # packs are in random order already
-        max_samples_per_sequence=None,
-        task_encoder=encoder,
-    )
-    return iter(get_savable_loader(packs))
+def num_trained(batch: PackedBatch) -> int:
+    """Tokens of a batch that the loss is over: a member's first one never is."""
+    return int((batch["labels"] != IGNORE).sum())
 
 
-def train(name: str, stream: Iterator[PackedBatch], model: Any, num_steps: int) -> tuple[float, list[float]]:
+@torch.no_grad()
+def evaluate(model: Any, batches: Iterable[PackedBatch]) -> tuple[float, int]:
+    """The sum of the loss over all trained tokens of the batches, and their number."""
+    loss, num_tokens = 0.0, 0
+    model.eval()
+    for batch in batches:
+        tokens = num_trained(batch)
+        loss += float(model(**batch.to(model.device).model_inputs(model)).loss) * tokens if tokens else 0.0
+        num_tokens += tokens
+    model.train()
+    return loss, num_tokens
+
+
+def train(name: str, stream: Iterator[PackedBatch], model: Any, max_steps: int) -> tuple[float, list[float]]:
     """Some steps; tokens a second of the model alone, and the losses."""
     guard(model)  # a batch in which samples would see each other is an error
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     losses: list[float] = []
     seconds = 0.0
     num_tokens = num_places = 0
-    for step in range(num_steps):
+    for step in range(max_steps):
         batch = next(stream)
         start = time.perf_counter()
         loss = model(**batch.model_inputs(model)).loss
@@ -81,9 +89,9 @@ def train(name: str, stream: Iterator[PackedBatch], model: Any, num_steps: int) 
         num_tokens += int((batch["doc_ids"] > 0).sum())
         num_places += batch["doc_ids"].numel()
         losses.append(float(loss.detach()))
-        if step % 10 == 0 or step == num_steps - 1:
+        if step % 10 == 0 or step == max_steps - 1:
             print(f"{name}  step {step:3d}  loss {losses[-1]:.3f}", flush=True)
-    print(f"{name}: {num_tokens / seconds:,.0f} tokens/s, {1 - num_tokens / num_places:.1%} padding, {num_steps} steps")
+    print(f"{name}: {num_tokens / seconds:,.0f} tokens/s, {1 - num_tokens / num_places:.1%} padding, {max_steps} steps")
     return num_tokens / seconds, losses
 
 
@@ -91,18 +99,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path, help="folder of a packed dataset")
     parser.add_argument("--processor", help="folder or hub id; default: the model's published one")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--val", type=Path, help="another packed dataset for validation; default: the part val")
+    parser.add_argument("--max-steps", type=int, default=30)
     parser.add_argument("--num-workers", type=int, default=0)
     arguments = parser.parse_args()
 
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=arguments.num_workers)
     speeds = []
     for name, kind in (("packed  ", PackedTaskEncoder), ("unpacked", Unpacked)):
         encoder = kind(arguments.dataset, arguments.processor, layout="neat")
-        stream = batches(arguments.dataset, encoder, arguments.num_workers)
-        speed, losses = train(name, stream, tiny_model(encoder), arguments.steps)
+        model = tiny_model(encoder)
+        stream = iter(train_loader(arguments.dataset, encoder, worker))
+        speed, losses = train(name, stream, model, arguments.max_steps)
         speeds.append(speed)
         if sum(losses[-5:]) >= sum(losses[:5]):
             raise SystemExit(f"{name}: the loss did not fall")
+        val = val_loader(arguments.dataset, encoder, worker, arguments.val)
+        if val is not None:
+            loss, num_tokens = evaluate(model, val)
+            print(f"{name}: validation loss {loss / num_tokens:.3f} over {num_tokens:,} tokens")
     print(f"packed is {speeds[0] / speeds[1]:.2f} times as fast")
 
 

@@ -1,0 +1,539 @@
+"""The recipes on packs of the demo: those for transformers as they are, those for Megatron against stand-ins of it."""
+
+import importlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import megatron_lm
+import packed_data
+import psutil
+import pytest
+import torch
+import train_ddp
+import train_tiny
+import yaml
+from conftest import ROOT, need_torchvision
+from megatron.energon import WorkerConfig
+from megatron.energon.errors import FatalSampleError
+from megatron_lm import one_token_per_image
+
+from energon_pack.batch import PackedBatch
+from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
+from energon_pack.pack import pack
+from energon_pack.task_encoder import PackedTaskEncoder
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny models on busy cores: threads would wait for each other."""
+    need_torchvision()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def packed(demo: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 of the demo's samples, aligned to 8, in shards of a few packs; the last two shards are the part val."""
+    folder = tmp_path_factory.mktemp("packed")
+    run = PackConfig(
+        model=ModelConfig("qwen2_5_vl", "qwen_vl", processor=str(demo[1]), rope=Rope.qwen2_5_vl),
+        source=SourceConfig(path=str(demo[0]), limit=60),
+        output=OutputConfig(dir=str(folder), name="demo", max_shard_packs=2),
+    )
+    run.packing.max_token_len, run.packing.pad_to_multiple_of = 800, 8
+    run.executor.num_workers, run.measure.verify = 1, 0.0
+    pack(run)
+    split = folder / "demo" / ".nv-meta" / "split.yaml"
+    content = yaml.safe_load(split.read_text())
+    shards = content["split_parts"].pop("train") + content["split_parts"].pop("val")
+    content["split_parts"] |= {"train": shards[:-2], "val": shards[-2:]}
+    split.write_text(yaml.safe_dump(content))
+    return folder / "demo"
+
+
+@pytest.fixture
+def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+    """Runs a recipe's main as one process of one, with these arguments; what it printed."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def run(module: ModuleType, *arguments: str | Path) -> str:
+        environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        for name, value in (environment | {"MASTER_PORT": str(free_port())}).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", [str(module.__file__), *map(str, arguments)])
+        module.main()
+        return capsys.readouterr().out
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def ids(batches: Iterator[Any], number: int) -> list[Any]:
+    return [batch["sample_ids"] for batch in islice(batches, number)]
+
+
+def noted(file: Path) -> list[tuple[int, Any]]:
+    """(step, samples) as `--ids` wrote them."""
+    lines = map(json.loads, file.read_text().splitlines())
+    return [(line["step"], line["ids"]) for line in lines]
+
+
+# ------------------------------------------------------------------------------------------------- transformers
+
+
+def test_the_tiny_model_learns_packed_and_unpacked(
+    packed: Path, demo: tuple[Path, Path], run_main: Callable[..., str]
+) -> None:
+    """The recipe itself ends with an error where the loss does not fall."""
+    out = run_main(train_tiny, packed, "--processor", demo[1], "--max-steps", "6")
+    assert out.count("validation loss") == 2
+    assert "packed    step   5  loss" in out
+    assert "unpacked  step   5  loss" in out
+
+
+def test_validation_is_the_part_val_or_another_dataset_or_none(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder = PackedTaskEncoder(packed, str(demo[1]))
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    val = {str(row) for row in ids(iter(packed_data.val_loader(packed, encoder, worker)), 99)}
+    train = {str(row) for row in ids(iter(packed_data.train_loader(packed, encoder, worker)), 60)}
+    assert val
+    assert not val & train
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in packed.iterdir():
+        if path.name != ".nv-meta":
+            (other / path.name).symlink_to(path)
+    (other / ".nv-meta").mkdir()
+    for path in (packed / ".nv-meta").iterdir():
+        (other / ".nv-meta" / path.name).write_bytes(path.read_bytes())
+    split = other / ".nv-meta" / "split.yaml"
+    parts = yaml.safe_load(split.read_text())["split_parts"]
+    split.write_text(yaml.safe_dump({"split_parts": {"train": parts["val"], "val": []}, "exclude": []}))
+    assert packed_data.val_loader(other, encoder, worker) is None
+    assert capsys.readouterr().out.startswith(f"no validation: {other} has no part val")
+    given = packed_data.val_loader(other, encoder, worker, other)
+    assert {str(row) for row in ids(iter(given), 99)} == val
+
+
+def test_one_process_of_the_data_parallel_recipe_goes_on_where_it_was(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str]
+) -> None:
+    """With bfloat16 computation; checkpoints hold model, step and place in the data."""
+    common = (packed, "--processor", demo[1], "--num-workers", "0", "--dtype", "bfloat16", "--val-every", "3")
+    common += ("--save", tmp_path / "save", "--ids", tmp_path / "ids")
+    first = run_main(train_ddp, *common, "--max-steps", "3")
+    second = run_main(train_ddp, *common, "--max-steps", "6", "--resume")
+    assert "goes on after step 3" in second
+    losses = [float(out.partition("validation loss ")[2].split()[0]) for out in (first, second)]
+    assert losses[1] < losses[0]
+    steps, samples = zip(*noted(tmp_path / "ids.0"), strict=True)
+    assert steps == tuple(range(1, 7))
+    encoder = PackedTaskEncoder(packed, str(demo[1]))
+    loader = packed_data.train_loader(packed, encoder, WorkerConfig(rank=0, world_size=1, num_workers=0))
+    assert list(samples) == ids(iter(loader), 6)
+
+
+def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(
+    packed: Path,
+    demo: tuple[Path, Path],
+    tmp_path: Path,
+    run_main: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+
+    def raising(batch: PackedBatch) -> int:
+        calls.append(1)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return train_tiny.num_trained(batch)
+
+    monkeypatch.setattr(train_ddp, "num_trained", raising)
+    run_main(train_ddp, packed, "--processor", demo[1], "--num-workers", "0", "--save", tmp_path, "--max-steps", "9")
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
+
+
+def torchrun(folder: Path, *arguments: str | Path) -> subprocess.Popen[str]:
+    """The recipe in two processes."""
+    run = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    command = [sys.executable, "-m", *run, ROOT / "recipes" / "train_ddp.py", *arguments]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    output = open(folder / "output", "a")  # noqa: SIM115
+    return subprocess.Popen(list(map(str, command)), cwd=folder, env=environment, stdout=output, stderr=output)
+
+
+@pytest.mark.slow
+def test_two_processes_killed_and_resumed_see_the_samples_of_an_undisturbed_run(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Some steps have images in one process and none in the other; gradients are those of all tokens together."""
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    common = (packed, "--processor", demo[1], "--num-workers", "1", "--save", "save", "--ids", "ids")
+    whole = torchrun(tmp_path / "whole", *common, "--max-steps", "8", "--save-every", "1", "--val-every", "8")
+    assert whole.wait(120) == 0, (tmp_path / "whole" / "output").read_text()
+
+    folder = tmp_path / "killed"
+    killed = torchrun(folder, *common, "--max-steps", "1000", "--save-every", "3", "--val-every", "1000")
+    note = folder / "ids.0"
+    while not (note.exists() and len(noted(note)) >= 5):  # step 3 is saved, 4 and 5 are lost
+        assert killed.poll() is None, (folder / "output").read_text()
+        time.sleep(0.02)
+    for process in [*psutil.Process(killed.pid).children(recursive=True), psutil.Process(killed.pid)]:
+        process.send_signal(signal.SIGKILL)
+    killed.wait()
+    before = [len(noted(folder / f"ids.{rank}")) for rank in range(2)]
+    resumed = torchrun(folder, *common, "--max-steps", "8", "--save-every", "3", "--resume")
+    assert resumed.wait(120) == 0, (folder / "output").read_text()
+    encoder = PackedTaskEncoder(packed, str(demo[1]))
+    batches = []
+    for rank in range(2):
+        after = noted(folder / f"ids.{rank}")
+        assert after[before[rank]][0] in (4, 7)  # the step after a checkpoint
+        assert dict(after) == dict(noted(tmp_path / "whole" / f"ids.{rank}"))
+        assert set(dict(after)) == set(range(1, 9))
+        worker = WorkerConfig(rank=rank, world_size=2, num_workers=1)
+        batches.append(list(islice(packed_data.train_loader(packed, encoder, worker), 8)))
+    assert any("pixel_values" in a != "pixel_values" in b for a, b in zip(*batches, strict=True))
+
+    model = train_tiny.tiny_model(encoder)
+    counts = [train_tiny.num_trained(rank[0]) for rank in batches]
+    for rank, count in zip(batches, counts, strict=True):
+        (model(**rank[0].model_inputs(model)).loss * count / sum(counts)).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    state = torch.load(tmp_path / "whole" / "save" / "step_00000001" / "model.pt")["optimizer"]["state"]
+    for index, parameter in enumerate(model.parameters()):
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(state[index]["exp_avg"], 0.1 * expected, atol=1e-6, rtol=1e-3)
+
+
+# ----------------------------------------------------------------------------------------------- Megatron-Bridge
+
+
+@dataclass
+class Group:
+    """A process group as far as the recipes look at it."""
+
+    own: int
+    num: int
+
+    def rank(self) -> int:
+        return self.own
+
+    def size(self) -> int:
+        return self.num
+
+
+@pytest.fixture
+def bridge(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The recipe, imported where a stand-in of Bridge's base class is."""
+
+    @dataclass
+    class DatasetProvider:
+        dataloader_type: str | None = None
+        num_workers: int = 2
+        data_sharding: bool = True
+        pin_memory: bool = True
+        drop_last: bool = True
+        persistent_workers: bool = True
+        trust_remote_code: bool | None = None
+
+    for name in ("megatron.bridge", "megatron.bridge.data", "megatron.bridge.data.utils"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["megatron.bridge.data.utils"].DatasetProvider = DatasetProvider  # type: ignore[attr-defined]
+    monkeypatch.delitem(sys.modules, "megatron_bridge", raising=False)
+    module = importlib.import_module("megatron_bridge")
+    assert issubclass(module.PackedProvider, DatasetProvider)
+    yield module
+    sys.modules.pop("megatron_bridge", None)
+
+
+def recipe() -> Any:
+    """What of a ConfigContainer the recipe looks at, as Bridge's Qwen2.5-VL recipes have it."""
+    return SimpleNamespace(
+        model=SimpleNamespace(
+            seq_length=4096, calculate_per_token_loss=False, tensor_model_parallel_size=1, cuda_graph_impl="none",
+            pipeline_model_parallel_size=1, context_parallel_size=1, expert_model_parallel_size=1,
+            sequence_parallel=False, mtp_num_layers=None, freeze_vision_model=False,
+        ),
+        train=SimpleNamespace(micro_batch_size=2, global_batch_size=32),
+        validation=SimpleNamespace(eval_micro_batch_size=None),
+        ddp=SimpleNamespace(average_in_collective=True, overlap_grad_reduce=False),
+        dist=SimpleNamespace(eval_context_parallel_size=None),
+        dataset=None,
+    )  # fmt: skip
+
+
+def build(cfg: Any, dp: tuple[int, int] = (0, 1), cp_rank: int = 0) -> tuple[Any, Any]:
+    """Loaders as Bridge gets them on a rank."""
+    groups = SimpleNamespace(dp=Group(*dp), cp=Group(cp_rank, 2), dp_cp=Group(dp[0] * 2 + cp_rank, dp[1] * 2))
+    context = SimpleNamespace(train_samples=100, valid_samples=20, test_samples=0, pg_collection=groups)
+    train, val, test = cfg.dataset.build_datasets(context)
+    assert test is None
+    return train, val
+
+
+def test_bridge_gets_packs_and_goes_on_where_it_was(bridge: Any, packed: Path, demo: tuple[Path, Path]) -> None:
+    cfg = bridge.apply_to_recipe(recipe(), packed, processor=str(demo[1]), num_workers=0)
+    assert (cfg.model.seq_length, cfg.train.micro_batch_size, cfg.model.calculate_per_token_loss) == (800, 1, True)
+    assert cfg.ddp.average_in_collective is False
+    assert (cfg.dataset.dataloader_type, cfg.dataset.pack_sequences_in_batch) == ("external", False)
+    train, val = build(cfg)
+    batch = next(train)
+    assert {"input_ids", "labels", "loss_mask", "position_ids", "cu_seqlens_q", "max_seqlen_q"} <= batch.keys()
+    assert all(value is None or torch.is_tensor(value) for value in vars(batch["visual_inputs"]).values())
+    assert not (batch["cu_seqlens_q_padded"] % 8).any()
+    next(train)
+    file = io.BytesIO()
+    torch.save({"dataloader_state_dict": train.save_state()}, file)
+    file.seek(0)
+    # Bridge loads nothing but Energon's classes, and what states of random generators are made of.
+    names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    assert all(name.startswith(("megatron.energon.", "numpy.")) for name in names), names
+    file.seek(0)
+    expected = ids(train, 5)
+    again, _ = build(cfg)
+    again.restore_state(torch.load(file, weights_only=False)["dataloader_state_dict"])
+    assert ids(again, 5) == expected
+    encoder, worker = PackedTaskEncoder(packed, str(demo[1])), WorkerConfig(rank=0, world_size=1, num_workers=0)
+    once = len(list(packed_data.val_loader(packed, encoder, worker)))
+    first, second = ids(val, once), ids(val, once)
+    assert sorted(map(str, first)) == sorted(map(str, second))  # the loop asks for as many as it wants
+    assert not {str(row) for row in first} & {str(row) for row in expected}
+
+
+def test_ranks_of_one_context_parallel_group_read_the_same(bridge: Any, packed: Path, demo: tuple[Path, Path]) -> None:
+    cfg = bridge.apply_to_recipe(recipe(), packed, processor=str(demo[1]), num_workers=0)
+    (first, _), (second, _), (other, _) = (build(cfg, (0, 2), 0), build(cfg, (0, 2), 1), build(cfg, (1, 2), 0))
+    mine = ids(first, 2)
+    assert ids(second, 2) == mine
+    assert not {str(row) for row in ids(other, 2)} & {str(row) for row in mine}
+
+
+def test_bridge_up_to_0_5_says_the_groups_in_a_module(bridge: Any, megatron: Any) -> None:
+    worker = bridge.worker_config(None, 3)
+    assert (worker.rank, worker.world_size, worker.num_workers) == (0, 1, 3)
+
+
+def test_a_rank_without_data_is_an_error_not_an_endless_wait() -> None:
+    with pytest.raises(ValueError, match="no pack of this part"):
+        next(packed_data.Endless([]))
+
+
+def test_bridge_up_to_0_5_gets_rows_but_not_for_qwen(
+    bridge: Any, packed: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r"positions qwen2_5_vl, which Bridge ≤ 0.5 does not start again"):
+        bridge.apply_to_recipe(recipe(), packed, processor=str(demo[1]), layout="rows")
+    content = packed_data.manifest(packed)
+    content["content"]["model"]["rope"] = "none"
+    monkeypatch.setattr(bridge, "manifest", lambda _: content)
+    cfg = bridge.apply_to_recipe(recipe(), packed, processor=str(demo[1]), layout="rows", num_workers=0)
+    assert cfg.dataset.pack_sequences_in_batch
+    assert (cfg.train.micro_batch_size, cfg.train.global_batch_size) == (2, 64)  # still 32 packs a step
+    batch = next(build(cfg)[0])
+    assert len(batch["input_ids"]) == len(batch["sample_ids"][0])
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("model.seq_length", 4096, "dataset.seq_length=800 with model.seq_length=4096: set both to the same"),
+        ("train.micro_batch_size", 2, "train.micro_batch_size=2, .*: set 1"),
+        ("model.calculate_per_token_loss", False, "calculate_per_token_loss=False.*: set True"),
+        ("ddp.average_in_collective", True, "average_in_collective=True.*: set False"),
+        ("model.pipeline_model_parallel_size", 2, "pad_to_max_length=False.*: set True"),
+        ("model.expert_model_parallel_size", 8, "pad_to_max_length=False.*: set True"),
+        ("model.cuda_graph_impl", "local", "cuda_graph_impl=local.*: set none"),
+        ("model.mtp_num_layers", 1, "mtp_num_layers=1.*: set None"),
+        ("model.context_parallel_size", 2, "context_parallel_size=2, which Bridge's qwen2_5_vl has not: set 1"),
+        ("dist.eval_context_parallel_size", 2, "context_parallel_size=2, which Bridge's qwen2_5_vl has not"),
+        ("ddp.overlap_grad_reduce", True, "wait for gradients.*: set ddp.overlap_grad_reduce=False"),
+        ("dataset.layout", "neat", "dataset.layout=neat: set thd"),
+        ("dataset.pad_to_multiple_of", 12, None),
+    ],
+)
+def test_what_bridge_would_not_notice_is_refused(
+    bridge: Any, packed: Path, demo: tuple[Path, Path], place: str, value: Any, said: str | None
+) -> None:
+    cfg = bridge.apply_to_recipe(recipe(), packed, processor=str(demo[1]))
+    bridge.check(cfg)
+    part, _, name = place.partition(".")
+    setattr(getattr(cfg, part), name, value)
+    if said is None:
+        bridge.check(cfg)  # one rank alone takes any multiple
+        return
+    with pytest.raises(ValueError, match=said):
+        bridge.check(cfg)
+
+
+def test_the_plans_multiple_has_to_fit_the_parallelism(
+    bridge: Any, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed for multiples of 8: CP 4 or TP 8 with sequence parallelism fit, CP 8 does not."""
+    content = packed_data.manifest(packed)
+    content["content"]["model"]["rope"] = "qwen3_vl"
+    monkeypatch.setattr(bridge, "manifest", lambda _: content)
+
+    def sized(cp: int, tp: int, sp: bool) -> Any:
+        cfg = recipe()
+        cfg.model.context_parallel_size, cfg.model.tensor_model_parallel_size = cp, tp
+        cfg.model.sequence_parallel = sp
+        return bridge.apply_to_recipe(cfg, packed)
+
+    for fits in ((4, 1, False), (1, 8, True), (2, 4, True), (1, 16, False)):
+        sized(*fits)
+    with pytest.raises(ValueError, match=r"multiples of 8, but .* want 16: set packing.pad_to_multiple_of=16"):
+        sized(8, 1, False)
+    with pytest.raises(ValueError, match=r"want 12: set packing.pad_to_multiple_of=24"):
+        sized(2, 6, True)
+
+
+def test_pipeline_stages_get_one_width(bridge: Any, packed: Path, demo: tuple[Path, Path]) -> None:
+    cfg = recipe()
+    cfg.model.pipeline_model_parallel_size = 2
+    cfg = bridge.apply_to_recipe(cfg, packed, processor=str(demo[1]), num_workers=0)
+    train, _ = build(cfg)
+    assert {next(train)["input_ids"].shape for _ in range(3)} == {(1, 800)}
+    with pytest.raises(ValueError, match="padded to 800"):
+        bridge.apply_to_recipe(cfg, packed, seq_length=1024, pad_to_max_length=True)
+
+
+# --------------------------------------------------------------------------------------------------- Megatron-LM
+
+
+@pytest.fixture
+def megatron(monkeypatch: pytest.MonkeyPatch, packed: Path, demo: tuple[Path, Path], tmp_path: Path) -> Any:
+    """A stand-in of what the recipe asks of Megatron-LM; its arguments and sizes can be changed."""
+    args = SimpleNamespace(
+        data_path=[str(packed)], packed_processor=str(demo[1]), packed_val=None, packed_keep_feature_tokens=True,
+        micro_batch_size=1, num_workers=0, seq_length=576, decoder_seq_length=800, dataloader_type="external",
+        context_parallel_size=1, sequence_parallel=False, calculate_per_token_loss=True,
+        load=None, dataloader_save=str(tmp_path), iteration=0,
+    )  # fmt: skip
+    state = SimpleNamespace(args=args, tp=0, pp=0, stages=1)
+    core, training = ModuleType("megatron.core"), ModuleType("megatron.training")
+    checkpointing = ModuleType("megatron.training.checkpointing")
+    core.parallel_state = SimpleNamespace(  # type: ignore[attr-defined]
+        get_tensor_model_parallel_rank=lambda: state.tp,
+        get_pipeline_model_parallel_rank=lambda: state.pp,
+        get_pipeline_model_parallel_world_size=lambda: state.stages,
+        get_data_parallel_rank=lambda: 0,
+        get_data_parallel_world_size=lambda: 1,
+        get_data_parallel_group=lambda: Group(0, 1),
+    )
+    training.get_args = lambda: args  # type: ignore[attr-defined]
+    checkpointing.get_checkpoint_name = (  # type: ignore[attr-defined]
+        lambda path, iteration, pipeline_rank, basename: f"{path}/iter_{iteration:07d}_{basename}"
+    )
+    for module in (core, training, checkpointing):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return state
+
+
+def broadcast(batch: dict[str, Any]) -> None:
+    """What Megatron asks of a batch to broadcast it over tensor-parallel ranks, and its example of the shapes."""
+    types = {"tokens": torch.int64, "labels": torch.int64, "imgs": torch.float32}
+    types |= dict.fromkeys(("num_tiles", "cu_lengths", "max_lengths"), torch.int32)
+    for name, dtype in types.items():
+        assert batch[name].dtype == dtype, name
+        assert batch[name].dim() < 5
+        assert batch[name].numel(), f"{name} is empty"
+    assert batch["labels"][:, 1 : batch["tokens"].shape[1] + 1].shape == batch["tokens"].shape
+    assert len(batch["cu_lengths"]) == len(batch["max_lengths"]) == 1
+    assert int(batch["cu_lengths"].max()) == batch["tokens"].shape[1]
+
+
+def test_megatron_lm_gets_packs_and_goes_on_where_it_was(megatron: Any, tmp_path: Path) -> None:
+    train, (val,), test = megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+    assert test is None
+    seen = [next(train) for _ in range(6)]
+    assert {batch["imgs"].shape == (1, 1) for batch in seen} == {True, False}  # packs of text, packs of images
+    for batch in [*seen, next(val)]:
+        broadcast(batch)
+    # As Megatron's checkpointing writes it.
+    torch.save({"dataloader_state_dict": train.save_state()}, tmp_path / "iter_0000006_train_dataloader_dprank000.pt")
+    expected = ids(train, 4)
+    megatron.args.load, megatron.args.iteration = "checkpoints", 6
+    again, _, _ = megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+    assert ids(again, 4) == expected
+    megatron.args.iteration = 7
+    with pytest.raises(FileNotFoundError):  # never from the beginning in silence
+        megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "stages", "reads"), [(0, 0, 1, True), (1, 0, 1, False), (0, 1, 3, False), (0, 2, 3, True)]
+)
+def test_only_ranks_that_broadcast_read(megatron: Any, tp: int, pp: int, stages: int, reads: bool) -> None:
+    megatron.tp, megatron.pp, megatron.stages = tp, pp, stages
+    train, val, _ = megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+    assert (train is not None, val is not None) == (reads, reads)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("micro_batch_size", 2, "--micro-batch-size 2: .* set 1"),
+        ("dataloader_type", "cyclic", "set external"),
+        ("decoder_seq_length", 512, "512 is less than the 800 tokens of a pack"),
+        ("context_parallel_size", 2, "members would see each other"),
+        ("sequence_parallel", True, "members would see each other"),
+        ("calculate_per_token_loss", False, "set --calculate-per-token-loss"),
+    ],
+)
+def test_arguments_that_packs_do_not_go_with(megatron: Any, name: str, value: Any, said: str) -> None:
+    setattr(megatron.args, name, value)
+    with pytest.raises(ValueError, match=said):
+        megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+
+
+def test_an_image_is_one_token_with_its_tiles() -> None:
+    """9 is the feature token, two a tile: an image of two tiles, and one of one."""
+    batch = PackedBatch(
+        tokens=torch.tensor([[5, 9, 9, 9, 9, 6, 7, 9, 9, 8]]),
+        labels=torch.tensor([[-100, -100, -100, -100, -100, 6, -100, -100, -100, 8, -100]]),
+        imgs=torch.zeros(3, 3, 2, 2),
+        cu_lengths=torch.tensor([[0, 6, 10]], dtype=torch.int32),
+    )
+    made = one_token_per_image(PackedBatch(batch), 9)
+    assert made["tokens"].tolist() == [[5, 9, 6, 7, 9, 8]]
+    assert made["labels"].tolist() == [[-100, -100, 6, -100, -100, 8, -100]]
+    assert made["num_tiles"].tolist() == [2, 1]
+    assert made["cu_lengths"].tolist() == [[0, 6, 10]]  # of the whole sequence, as the model makes it
+    with pytest.raises(ValueError, match=r"images of \[4, 2\] tokens are not made of 4 equal tiles"):
+        one_token_per_image(PackedBatch(batch, imgs=torch.zeros(4, 3, 2, 2)), 9)
+    with pytest.raises(ValueError, match=r"are no tiles .* \[16, 1176\]"):
+        one_token_per_image(PackedBatch(batch, imgs=torch.zeros(16, 1176)), 9)
+
+
+def test_images_without_tiles_end_the_training_of_llava(megatron: Any) -> None:
+    megatron.args.packed_keep_feature_tokens = False
+    train, _, _ = megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+    with pytest.raises(FatalSampleError, match="not for LLaVAModel"):
+        list(islice(train, 20))
