@@ -195,7 +195,7 @@ class Template:
             [text for text, _, _ in squeezed], add_special_tokens=self.spec.add_special_tokens
         )
         return [
-            Tokens(*grow(encoding.ids, encoding.offsets, _token_ranges(encoding.offsets, spans), runs))
+            _without_first(*grow(encoding.ids, encoding.offsets, _token_ranges(encoding.offsets, spans), runs))
             for encoding, (_, spans, runs) in zip(encodings, squeezed, strict=True)
         ]
 
@@ -284,8 +284,11 @@ class Template:
 def _token_ranges(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Tokens that begin inside a span; one that begins before it belongs to what came before."""
     first = itemgetter(0)
-    ranges = ((bisect_left(offsets, s, key=first), bisect_left(offsets, e, key=first)) for s, e in spans)
-    return [(max(start, 1), end) for start, end in ranges if end > max(start, 1)]
+    return [(bisect_left(offsets, s, key=first), bisect_left(offsets, e, key=first)) for s, e in spans]
+
+
+def _without_first(ids: list[int], ranges: list[tuple[int, int]]) -> Tokens:
+    return Tokens(ids, [(max(start, 1), end) for start, end in ranges if end > max(start, 1)])
 
 
 def _hash(value: Any) -> str:
