@@ -23,7 +23,7 @@ from energon_pack.cut import Cut, stored
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
-from energon_pack.packs import CAPTIONING, Conversation, pack_value, part_names
+from energon_pack.packs import CAPTIONING, MULTI_MIX_QA, Conversation, media_names, pack_value
 from energon_pack.record import ReadSettings, Record
 from energon_pack.sample import Part, Skip
 from energon_pack.sources import wds
@@ -145,21 +145,15 @@ def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "Sourc
     }
     value = pack_value(job.flavor, conversations, meta)
     tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
-    for index, (member, own) in enumerate(zip(members, conversations, strict=True)):
-        lead = sources.lead(member)
-        names = part_names(job.flavor, index, own.media)
-        for name, (part, offset, size, _, _) in zip(names, member.parts, strict=True):
-            fd = sources.fd_of(member, Part(part, offset, size))
-            header = tar.copy(f"{key}.{name}", fd, offset, size, lead)
-            sources.check_header(header, member, part, size)
-        of_images = sources.positions_of(member, own) if own.has_positions else []
-        for name, positions in zip(names, of_images, strict=False):
-            if positions is not None:
-                tar.copy(f"{key}.{name.removesuffix('.jpg')}.npy", sources.fd_of(member, positions), 0, positions.size)
+    for member, own, names in zip(members, conversations, media_names(job.flavor, value), strict=True):
+        for name, part in zip(names, sources.parts_of(member, own), strict=True):
+            lead = sources.lead(member)
+            header = tar.copy(f"{key}.{name}", sources.fd_of(member, part), part.offset, part.size, lead)
+            sources.check_header(header, member, part.name, part.size)
 
 
 def conversation(
-    member: Member, sources: "Sources", settings: ReadSettings, flavor: str = "packed_multi_mix_qa"
+    member: Member, sources: "Sources", settings: ReadSettings, flavor: str = MULTI_MIX_QA
 ) -> Conversation:
     """What a pack holds of a member beside its media.
 
@@ -237,6 +231,11 @@ class Sources:
         record = Record([], fields=content.fields)
         num_images = sum(kind == "image" for kind, _ in content.media)
         return self._reader.positions(self._shards[member.shard], record, num_images)
+
+    def parts_of(self, member: Member, content: Conversation) -> list[Part]:
+        """All that a pack holds of a member beside its JSON: media, then what patch positions its flavour takes."""
+        positions = self.positions_of(member, content) if content.has_positions else []
+        return [*(Part(*part[:3]) for part in member.parts), *(part for part in positions if part is not None)]
 
     def changed(self, member: Member) -> PackError:
         return changed(self._shards[member.shard])

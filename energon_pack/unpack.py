@@ -19,11 +19,11 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from energon_pack import pack_checks as checks
+from energon_pack.contents import Pack
 from energon_pack.errors import PackError
 from energon_pack.files import sync_file_system
 from energon_pack.findings import printable
 from energon_pack.manifest import MANIFEST, META_FOLDER
-from energon_pack.pack_checks import Pack
 from energon_pack.packed import PLAN, PlanFile, read_object, shard_paths
 from energon_pack.progress import Progress
 from energon_pack.publish import staging_folder

@@ -17,18 +17,17 @@ from energon_pack import dataset_checks as checks
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.findings import CHECKS, Findings
-from energon_pack.manifest import FLAVORS, MANIFEST, META_FOLDER
+from energon_pack.manifest import MANIFEST, META_FOLDER
 from energon_pack.measured_again import measured_again
 from energon_pack.pack_checks import samples_of
 from energon_pack.packed import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
+from energon_pack.packs import CAPTIONING, MULTI_MIX_QA
 from energon_pack.progress import Progress
 from energon_pack.report import console, say
 from energon_pack.source_checks import find_source, read_settings, unaccounted
 from energon_pack.sources.find import Source
 from energon_pack.tool import count, parser, run
 from energon_pack.verifying import VerifiedShard, VerifyJob, packs_of, verify_shard
-
-_FLAVOR = "packed_multi_mix_qa"
 
 
 def verify(
@@ -54,9 +53,7 @@ def verify(
         raise PackError(f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}")
     findings = Findings(max_errors)
     manifest = _read(folder / META_FOLDER / MANIFEST, "metadata", findings)
-    flavor = manifest.get("flavor")
-    if isinstance(flavor, str) and flavor in FLAVORS and flavor != _FLAVOR:
-        raise PackError(f"{folder} has the flavor {flavor}; {_FLAVOR} can be verified")
+    flavor = manifest["flavor"] if manifest.get("flavor") in (MULTI_MIX_QA, CAPTIONING) else MULTI_MIX_QA
     report = _read(folder / REPORT, "totals", findings)
     found = None if source is None else find_source(folder, report, source)
     plan = _plan(folder / PLAN, findings)
@@ -65,6 +62,7 @@ def verify(
     jobs = (
         VerifyJob(
             path=path,
+            flavor=flavor,
             plan=plan,
             packing=packing if isinstance(packing, dict) else {},
             fingerprint=manifest.get("fingerprint"),
@@ -89,7 +87,7 @@ def verify(
         if found is not None:
             _check_accounts(folder, found, report, shards, ledger, findings, executor, progress)
     if lengths:
-        again = measured_again(folder, shards, lengths, processor, trust_remote_code, report)
+        again = measured_again(folder, flavor, shards, lengths, processor, trust_remote_code, report)
         with progress.stage("lengths", lengths, "members") as advance:
             for member, defects in again:
                 findings.add("lengths", member, defects)

@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 
 from energon_pack import pack_checks as checks
+from energon_pack.contents import Pack, parse
 from energon_pack.errors import PackError
 from energon_pack.findings import Findings, Hashes, hashed, short
 from energon_pack.media import open_image, open_part, probe
-from energon_pack.pack_checks import Pack
 from energon_pack.packed import PackFiles, PlanFile, opened, packs_in
-from energon_pack.packs import own_value
+from energon_pack.packs import MULTI_MIX_QA, member_value
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Skip
 from energon_pack.shards import Member, Sources, conversation
 from energon_pack.sources.find import Shard
 from energon_pack.sources.tar import BLOCK, TarScan, compression
+from energon_pack.timestamps import load_positions
 
 _CHUNK = 1 << 20
 _PACKS = 256  # of which the rows of the plan are held at once
@@ -34,6 +35,7 @@ class VerifyJob:
     """One shard, and what it is compared with."""
 
     path: Path
+    flavor: str | None  # None: another tool wrote it
     plan: PlanFile | None  # None: it can't be read
     packing: Mapping[str, Any]
     fingerprint: Any
@@ -74,7 +76,7 @@ class _Seen:
                 self.parts.setdefault(sample, []).append(part)
         for name in ("token_lens", "num_supervised"):
             self.sums[name] += sum(pack.meta.get(name, ()))
-        self.media_types[pack.fields.get("media_type", "unknown")] += 1
+        self.media_types[pack.media_type] += 1
 
 
 def verify_shard(job: VerifyJob) -> VerifiedShard:
@@ -114,11 +116,15 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
     )
 
 
-def packs_of(path: Path) -> Iterator[tuple[int, Pack, list[str]]]:
-    """The packs of a shard: a descriptor to read them, each pack, and what its JSON lacks."""
+def packs_of(path: Path, flavor: str = MULTI_MIX_QA) -> Iterator[tuple[int, Pack, list[str]]]:
+    """The packs of a shard: a descriptor to read them, each pack, and what its JSON lacks.
+
+    Args:
+        flavor: it may be another's where only `meta` is asked for.
+    """
     with opened(path) as fd:
         for files in packs_in(TarScan(fd, os.fstat(fd).st_size)):
-            yield fd, *checks.parse(files, _json(fd, files))
+            yield fd, *parse(files, _json(fd, files), flavor)
 
 
 def _json(fd: int, files: PackFiles) -> bytes | None:
@@ -166,7 +172,7 @@ def _rows(job: VerifyJob, some: list[PackFiles], findings: Findings) -> dict[str
 
 
 def _read(fd: int, job: VerifyJob, files: PackFiles, findings: Findings) -> Pack:
-    pack, defects = checks.parse(files, _json(fd, files))
+    pack, defects = parse(files, _json(fd, files), job.flavor)
     findings.add("json", f"{job.path.name}: {files.key}", defects)
     return pack
 
@@ -174,7 +180,7 @@ def _read(fd: int, job: VerifyJob, files: PackFiles, findings: Findings) -> Pack
 def _check(job: VerifyJob, pack: Pack, findings: Findings) -> None:
     where = f"{job.path.name}: {pack.files.key}"
     findings.add("parts", where, checks.parts(pack), len(pack.files.parts))
-    findings.add("placeholders", where, checks.placeholders(pack), len(pack.fields.get("messages", ())))
+    findings.add("placeholders", where, checks.placeholders(pack), len(pack.members or ()))
     findings.add("sums", where, checks.sums(pack))
     findings.add("capacity", where, checks.capacity(pack, job.packing))
     findings.add("fingerprint", where, checks.fingerprint(pack, job.fingerprint))
@@ -185,14 +191,16 @@ def _check_media(fd: int, job: VerifyJob, pack: Pack, findings: Findings) -> Non
         if part.name == "json" or part.size < 0:
             continue
         where = f"{job.path.name}: {pack.files.key}"
-        findings.add("kinds", where, checks.kind(part.name, os.pread(fd, min(16, part.size), part.offset)))
+        findings.add("kinds", where, checks.kind(pack, part.name, os.pread(fd, min(16, part.size), part.offset)))
         if job.decode:
             findings.add("decode", where, _decoded(fd, part))
 
 
 def _decoded(fd: int, part: Part) -> Iterator[str]:
     try:
-        if probe(open_part(fd, part.offset, part.size)).kind == "image":
+        if part.name.endswith(".npy"):
+            load_positions(os.pread(fd, part.size, part.offset), part.name)
+        elif probe(open_part(fd, part.offset, part.size)).kind == "image":
             open_image(os.pread(fd, part.size, part.offset))
     except Skip as skip:
         yield f"{part.name}: {skip.detail}"
@@ -207,7 +215,7 @@ def _check_source(
     fd: int, job: VerifyJob, pack: Pack, members: list[Member], sources: Sources, findings: Findings
 ) -> None:
     """Each member is what its row of the plan makes of the source."""
-    texts = pack.fields.get("messages", [])
+    flavor = pack.form.flavor
     for index, member in enumerate(members):
         where = f"{job.path.name}: {pack.files.key}: {member.sample_id}"
         shard = (job.source or {}).get(member.shard)
@@ -216,15 +224,16 @@ def _check_source(
             findings.add("source text", where, [f"{what} {short(member.shard)}"])
             continue
         try:
-            wanted = own_value(conversation(member, sources, job.read))
+            content = conversation(member, sources, job.read, flavor)
         except (PackError, OSError, IndexError) as error:  # IndexError: it is cut at a turn that it does not have
             findings.add("source text", where, [str(error)])
+            parts = [Part(*part[:3]) for part in member.parts]
         else:
-            found = texts[index] if index < len(texts) else None
-            findings.add("source text", where, _text_differs(found, wanted))
-        names = pack.names[index] if index < len(pack.names) else []
-        for name, (part, offset, size, *_) in zip(names, member.parts, strict=False):
-            findings.add("source media", where, _media_differ(fd, pack, name, member, (part, offset, size), sources))
+            found = next(iter((pack.members or [])[index : index + 1]), None)
+            findings.add("source text", where, _text_differs(found, member_value(flavor, index, content)))
+            parts = sources.parts_of(member, content)
+        for name, part in zip(next(iter((pack.named or [])[index : index + 1]), []), parts, strict=False):
+            findings.add("source media", where, _media_differ(fd, pack, name, member, part, sources))
 
 
 def _is_within(member: Member, shard: Shard) -> bool:
@@ -269,15 +278,13 @@ def _excerpts(found: Any, wanted: Any) -> tuple[str, str]:
     return short(found), short(wanted)
 
 
-def _media_differ(
-    fd: int, pack: Pack, name: str, member: Member, source: tuple[str, int, int], sources: Sources
-) -> Iterator[str]:
+def _media_differ(fd: int, pack: Pack, name: str, member: Member, source: Part, sources: Sources) -> Iterator[str]:
     part = pack.parts.get(name)
     if part is None or part.size < 0:
         return  # `parts` says so
     its_name, offset, size = source
     try:
-        source_fd = sources.checked_fd(member, Part(its_name, offset, size))
+        source_fd = sources.checked_fd(member, source)
         if part.size != size:
             yield f"{name} has {part.size} bytes, {its_name} in the source {size}"
             return

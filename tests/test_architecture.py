@@ -83,22 +83,25 @@ ALLOWED: dict[str, set[str]] = {
     "tool": {"errors"},
     "findings": set(),
     "packed": {"cut", "errors", "plan_file", "sample", "shards", "sources"},
-    "pack_checks": {"findings", "manifest", "media", "packed", "packs", "record", "sample", "shards"},
+    "contents": {"findings", "manifest", "packed", "packs", "record", "sample"},
+    "pack_checks": {"contents", "findings", "media", "packed", "packs", "record", "sample", "shards"},
     "verifying": {
-        "errors", "findings", "media", "pack_checks", "packed", "packs", "record", "sample", "shards", "sources",
+        "contents", "errors", "findings", "media", "pack_checks", "packed", "packs", "record", "sample", "shards",
+        "sources", "timestamps",
     },
     "dataset_checks": {"errors", "findings", "manifest", "metadata", "pack_checks", "packed", "sample", "verifying"},
     "source_checks": {"demo", "errors", "executor", "findings", "packed", "progress", "record", "sources"},
     "measured_again": {
-        "loading", "media", "pack_checks", "packed", "record", "sample", "source_checks", "templates", "verifying",
+        "contents", "findings", "loading", "media", "packed", "record", "sample", "source_checks", "templates",
+        "timestamps", "verifying",
     },
     "verify": {
         "dataset_checks", "errors", "executor", "findings", "manifest", "measured_again", "pack_checks", "packed",
-        "progress", "report", "source_checks", "sources", "tool", "verifying",
+        "packs", "progress", "report", "source_checks", "sources", "tool", "verifying",
     },
     "unpack": {
-        "errors", "files", "findings", "manifest", "pack_checks", "packed", "progress", "publish", "report", "sample",
-        "shards", "source_checks", "sources", "tar_writer", "tool", "verifying",
+        "contents", "errors", "files", "findings", "manifest", "pack_checks", "packed", "packs", "progress", "publish",
+        "report", "sample", "shards", "source_checks", "sources", "tar_writer", "tool", "verifying",
     },
     "__main__": {"cli"},
 }  # fmt: skip

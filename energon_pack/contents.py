@@ -1,0 +1,336 @@
+"""What the JSON of a pack says, whoever wrote it: read with care, it may be damaged.
+
+A `Form` tells what one kind of JSON has to hold and what it means; all checks ask it, and none asks for the flavour.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+from energon_pack.findings import short
+from energon_pack.manifest import FORMAT
+from energon_pack.packed import PackFiles
+from energon_pack.packs import (
+    CAPTIONING,
+    CAPTIONING_COLUMNS,
+    MULTI_MIX_QA,
+    media_names,
+    member_values,
+    messages_of,
+    timed_messages,
+)
+from energon_pack.record import load_json
+from energon_pack.sample import Message, Part, Skip, kind_by_name, media_type
+
+_Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
+_Fields = Mapping[str, Any]
+
+_KINDS = {"i": "image", "v": "video"}
+#: `s003.i00.jpg`
+NAME = re.compile(r"s(\d{3,})\.([iv])(\d{2,})\.[a-z0-9]+")
+
+
+def is_list_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(type(item) is kind for item in value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 53
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_list_of(str), value))
+
+
+def _is_string(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+_NAMES = ("a list of lists of names", _is_names)
+_TEXTS = ("a list of lists of texts", _is_names)
+_OBJECTS = ("a list of objects", is_list_of(dict))
+_MEDIA_TYPE = ("text, image, video or mix", lambda value: value in ("text", "image", "video", "mix"))
+_META: _Schema = {
+    "format": (str(FORMAT), lambda value: type(value) is int and value == FORMAT),
+    "pack_id": ("a string", _is_string),
+    "sample_ids": ("a list of strings", is_list_of(str)),
+    "token_lens": ("a list of counts", _is_counts),
+    "num_supervised": ("a list of counts", _is_counts),
+    "total_token_len": ("a count", _is_count),
+    "fingerprint": ("a string", _is_string),
+    "source_parts": _NAMES,
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """One kind of JSON."""
+
+    flavor: str
+    #: field → what it is, and how to tell
+    fields: _Schema
+    #: fields that may be missing
+    optional: _Schema = field(default_factory=dict)
+    meta: _Schema = field(default_factory=dict)
+    #: fields with an entry for each member
+    lists: tuple[str, ...] = ()
+    #: written by this package, to the letter
+    is_ours: bool = True
+    #: fields that tell the members, and those that tell their parts
+    for_members: ClassVar[tuple[str, ...]] = ("messages",)
+    for_names: ClassVar[tuple[str, ...]] = ("media_files",)
+    #: the extension of a medium is that of its content
+    names_content: ClassVar[bool] = True
+
+    def has(self, fields: _Fields, wanted: tuple[str, ...]) -> bool:
+        """Whether it has those of the wanted fields that it has to have."""
+        return self.fields.keys() & set(wanted) <= fields.keys()
+
+    def members(self, fields: _Fields) -> list[dict[str, Any]]:
+        """Of each member what the JSON has of it."""
+        return member_values(self.flavor, fields)
+
+    def messages(self, value: _Fields, positions: Sequence[Any] = ()) -> list[Message]:
+        """The conversation of one of these.
+
+        Args:
+            positions: the array of each image, for the times that are not in the text; none: without these.
+        """
+        return timed_messages(self.flavor, value, positions)
+
+    def names(self, fields: _Fields) -> list[list[str]]:
+        """The parts of each member, in the order of writing."""
+        return media_names(self.flavor, fields)
+
+    def kind(self, name: str) -> str | None:
+        """image or video, by the name of a part; None: neither."""
+        match = NAME.fullmatch(name)
+        return _KINDS[match[2]] if match else None
+
+    def defects(self, fields: _Fields) -> Iterator[str]:
+        """What is wrong with good fields."""
+        if {"media_files", "media_type"} <= fields.keys():
+            kinds = [kind for names in self.names(fields) for name in names if (kind := self.kind(name))]
+            if fields["media_type"] != media_type(kinds):
+                yield f"media_type is {fields['media_type']}, its media make it {media_type(kinds)}"
+
+
+class Captioning(Form):
+    """LLaVA-OneVision-2's JSON, with `_meta` or, as its own tools write it, without."""
+
+    for_members = ("images", "prompts", "captions")
+    for_names = ("images", "patch_positions")
+    names_content = False  # all are .jpg
+
+    def kind(self, name: str) -> str | None:
+        return "image" if name.endswith(".jpg") else None
+
+    def defects(self, fields: _Fields) -> Iterator[str]:
+        if {"sample_count", "images"} <= fields.keys() and fields["sample_count"] != len(fields["images"]):
+            yield f"sample_count is {fields['sample_count']}, it has {len(fields['images'])} members"
+        if not self.has(fields, self.for_members):
+            return
+        for number, value in enumerate(self.members(fields)):
+            prompts, captions = (len(value[name] or ()) for name in ("prompts", "captions"))
+            if prompts != captions or not prompts:
+                yield f"member {number} has {prompts} prompts and {captions} captions"
+            positions, num_images = value["patch_positions"], len(value["images"] or ())
+            if positions is not None and (self.is_ours or positions) and len(positions) != num_images:
+                yield f"member {number} has {num_images} images and {len(positions)} patch_positions"
+            if self.is_ours:
+                stems = [f"img{number:03d}_sub{i:03d}" for i in range(num_images)]
+                wrong = [name for name, stem in zip(value["images"] or (), stems, strict=True) if name != f"{stem}.jpg"]
+                named = zip(positions or (), stems, strict=False)
+                wrong += [name for name, stem in named if name not in ("", f"{stem}.npy")]
+                yield from (f"member {number} has a file named {short(name)}" for name in wrong[:1])
+
+
+class ChatMix(Form):
+    """LoongForge's `packed_chat_mix`: media are named `s000_jpg`, with or without dots."""
+
+    names_content = False
+
+    def kind(self, name: str) -> str | None:
+        return kind_by_name(f".{re.split('[._]', name)[-1]}")
+
+    def messages(self, value: _Fields, positions: Sequence[Any] = ()) -> list[Message]:
+        found: list[Message] = value["messages"]
+        return found
+
+    def defects(self, fields: _Fields) -> Iterator[str]:
+        return iter(())
+
+
+class MixQA(ChatMix):
+    """LoongForge's `packed_multi_mix_qa`: a prompt and a caption a member."""
+
+    for_members = ("texts",)
+
+    def members(self, fields: _Fields) -> list[dict[str, Any]]:
+        pairs = zip(fields["texts"]["prompts"], fields["texts"]["captions"], strict=False)
+        return [{"messages": messages_of(CAPTIONING, {"prompts": [p], "captions": [c]})} for p, c in pairs]
+
+
+def _is_texts(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    sides = value.get("prompts"), value.get("captions")
+    return all(map(is_list_of(str), sides)) and len(sides[0] or ()) == len(sides[1] or ())
+
+
+_LISTS = ("sample_ids", "token_lens", "num_supervised", "source_parts")
+_MEDIA = {"media_files": _NAMES, "media_type": _MEDIA_TYPE}
+_OF_LOONGFORGE = {name: _META[name] for name in ("pack_id", "sample_ids", "token_lens", "total_token_len")}
+_CAPTIONING: _Schema = {"images": _NAMES, "prompts": _TEXTS, "captions": _TEXTS}
+_TIMES: _Schema = {"fps": ("a list", _is_list), "timestamp_decimal": ("a list", _is_list)}
+
+#: Those of this package, by flavour.
+FORMS = {
+    MULTI_MIX_QA: Form(MULTI_MIX_QA, {"messages": _OBJECTS, **_MEDIA}, {}, _META, ("messages", "media_files", *_LISTS)),
+    CAPTIONING: Captioning(
+        CAPTIONING,
+        {
+            **_CAPTIONING,
+            "patch_positions": _NAMES,
+            "timestamp_decimal": _TIMES["timestamp_decimal"],
+            "sample_count": ("a count", _is_count),
+        },
+        {"fps": _TIMES["fps"], "source_fields": _OBJECTS},
+        _META,
+        (*CAPTIONING_COLUMNS, *_LISTS),
+    ),
+}
+#: A field that tells a form of other tools → it.
+FOREIGN: dict[str, Form] = {
+    "captions": Captioning(
+        CAPTIONING,
+        _CAPTIONING,
+        {"sample_count": ("a count", _is_count), "patch_positions": _NAMES, **_TIMES},
+        {},
+        CAPTIONING_COLUMNS[:-1],
+        is_ours=False,
+    ),
+    "texts": MixQA(
+        MULTI_MIX_QA,
+        {"texts": ("prompts and as many captions", _is_texts), **_MEDIA},
+        {},
+        _OF_LOONGFORGE,
+        ("media_files", *_LISTS),
+        is_ours=False,
+    ),
+    "messages": ChatMix(
+        MULTI_MIX_QA, {"messages": _OBJECTS, **_MEDIA}, {}, _OF_LOONGFORGE, ("messages", "media_files", *_LISTS), False
+    ),
+}
+
+
+# --------------------------------------------------------------------------------------------------------- a pack
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack as it was read: its files, and of its JSON the fields that are what they have to be."""
+
+    files: PackFiles
+    parts: dict[str, Part]
+    fields: _Fields = field(default_factory=dict)
+    meta: _Fields = field(default_factory=dict)
+    form: Form = FORMS[MULTI_MIX_QA]
+
+    @cached_property
+    def members(self) -> list[dict[str, Any]] | None:
+        """Of each member what the JSON has of it; None where it can't be told."""
+        return self.form.members(self.fields) if self.form.has(self.fields, self.form.for_members) else None
+
+    @cached_property
+    def named(self) -> list[list[str]] | None:
+        """The parts of each member, in the order of writing; None where they can't be told."""
+        return self.form.names(self.fields) if self.form.has(self.fields, self.form.for_names) else None
+
+    @property
+    def names(self) -> list[list[str]]:
+        """The media of each member; none where they can't be told."""
+        return [[name for name in names if not name.endswith(".npy")] for names in self.named or ()]
+
+    @property
+    def kinds(self) -> list[list[str | None]]:
+        """image or video for each of these."""
+        return [[self.form.kind(name) for name in names] for names in self.names]
+
+    @property
+    def media_type(self) -> str:
+        """As the JSON says it, or by the media."""
+        if "media_type" in self.form.fields:
+            return str(self.fields.get("media_type", "unknown"))
+        return media_type([kind for kinds in self.kinds for kind in kinds if kind])
+
+
+def parse(files: PackFiles, raw: bytes | None, flavor: str | None) -> tuple[Pack, list[str]]:
+    """A pack, and what its JSON lacks.
+
+    Args:
+        raw: the bytes of its JSON; None where it has none.
+        flavor: of this package; None: another tool wrote it.
+    """
+    parts = {part.name: part for part in files.parts}
+    form = FORMS[flavor or MULTI_MIX_QA]
+    if raw is None:
+        return Pack(files, parts, form=form), ["it has no JSON"]
+    try:
+        value = load_json(raw)
+    except Skip as skip:
+        return Pack(files, parts, form=form), [f"its JSON can't be read: {skip.detail}"]
+    if not isinstance(value, dict):
+        return Pack(files, parts, form=form), [f"its JSON is a {type(value).__name__}, not an object"]
+    if flavor is None:
+        known = next((FOREIGN[name] for name in FOREIGN if name in value), None)
+        if known is None:
+            return Pack(files, parts, form=form), [f"its JSON is of no form that is known: {', '.join(value)[:80]}"]
+        form = known
+    meta = value.get("_meta")
+    fields = _good(value, {**form.fields, **form.optional})
+    pack = Pack(files, parts, fields, _good(meta, form.meta) if isinstance(meta, dict) else {}, form)
+    optional = {name: how for name, how in form.optional.items() if name in value}
+    wrong = list(_wrong(value, fields, "", {**form.fields, **optional}))
+    if form.meta:
+        wrong += _wrong(meta, pack.meta, "_meta.", form.meta)
+    return pack, [*wrong, *_unequal(pack), *form.defects(fields)]
+
+
+def _good(value: dict[str, Any], schema: _Schema) -> dict[str, Any]:
+    return {name: value[name] for name, (_, is_it) in schema.items() if name in value and is_it(value[name])}
+
+
+def _wrong(value: Any, good: _Fields, where: str, schema: _Schema) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{where.rstrip('.')} is {short(value)}, not an object"
+        return
+    for name, (wanted, _) in schema.items():
+        if name not in good:
+            yield f"{where}{name} is {short(value[name])}, not {wanted}" if name in value else f"no {where}{name}"
+
+
+def _unequal(pack: Pack) -> Iterator[str]:
+    both = {**pack.fields, **pack.meta}
+    lens = {name: len(both[name]) for name in pack.form.lists if name in both}
+    if len(set(lens.values())) > 1:
+        yield f"unequal lengths: {', '.join(f'{name} {number}' for name, number in lens.items())}"
+    if 0 in lens.values():
+        yield "it has no members"
+    if pack.meta.get("pack_id", pack.files.key) != pack.files.key:
+        yield f"_meta.pack_id is {short(pack.meta['pack_id'])}"
+    if 0 in pack.meta.get("token_lens", ()):
+        yield "_meta.token_lens has a 0"
+    for member, (ours, theirs) in enumerate(zip(pack.names, pack.meta.get("source_parts", ()), strict=False)):
+        if len(ours) != len(theirs):
+            yield f"member {member} has {len(ours)} media and {len(theirs)} _meta.source_parts"
