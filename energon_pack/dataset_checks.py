@@ -17,6 +17,7 @@ from energon_pack.metadata import dataset_yamls
 from energon_pack.pack_checks import samples_of
 from energon_pack.packed import LEDGER, PLAN, REPORT, PlanFile, at, opened, read_object
 from energon_pack.sample import Reason
+from energon_pack.sqlite_checks import sqlite
 from energon_pack.verifying import VerifiedShard, packs_of
 
 _META_FILES = {
@@ -77,6 +78,11 @@ def metadata(folder: Path, manifest: Mapping[str, Any], shards: Sequence[Verifie
             elif claimed.get(shard) != counts[shard]:
                 yield f"{name} counts {short(claimed.get(shard))} packs of {shard}, there are {counts[shard]}"
     yield from _splits(folder, counts)
+    index = folder / META_FOLDER / "index.sqlite"
+    if index.exists():
+        yield from sqlite(index, [folder / shard.name for shard in shards])
+    elif at(manifest, "content", "output", "sqlite") is True:
+        yield f"{index.name} is missing"
     yield from _dataset_yamls(folder, manifest)
 
 

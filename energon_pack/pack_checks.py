@@ -113,11 +113,12 @@ def sums(pack: Pack) -> Iterator[str]:
             yield f"member {index} has {tokens} tokens, {trained} of them supervised"
 
 
-def capacity(pack: Pack, packing: Mapping[str, Any]) -> Iterator[str]:
+def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[Member] | None = None) -> Iterator[str]:
     """No limit of `packing.*` is passed.
 
     Args:
         packing: that node of the config.
+        members: its rows of the plan, which alone tell its visual tokens.
     """
     lens = pack.meta.get("token_lens", [])
     limit, multiple = packing.get("max_token_len"), packing.get("pad_to_multiple_of")
@@ -130,6 +131,7 @@ def capacity(pack: Pack, packing: Mapping[str, Any]) -> Iterator[str]:
     limited = {
         knob: (sum(-(-length // multiple) * multiple for length in lens), limit),
         "max_images": (images, packing.get("max_images")),
+        "max_visual_tokens": (sum(m.num_visual_tokens for m in members or ()), packing.get("max_visual_tokens")),
         "max_members": (len(lens), packing.get("max_members")),
         "max_attention_cost": (sum(length**2 for length in lens), packing.get("max_attention_cost")),
     }

@@ -171,7 +171,13 @@ class PlanFile:
 def _makes_sense(member: Member) -> bool:
     """Whether a row has the values it needs, and possible ones: a damaged plan may hold anything of the right types."""
     strings = (member.shard, member.key, member.record_part)
-    numbers = (member.token_len, member.num_supervised, member.record_offset, member.record_size)
+    numbers = (
+        member.token_len,
+        member.num_supervised,
+        member.num_visual_tokens,
+        member.record_offset,
+        member.record_size,
+    )
     return (
         all(isinstance(value, str) for value in strings)
         and all(isinstance(value, int) for value in numbers)

@@ -107,6 +107,7 @@ class Member(NamedTuple):
     key: str
     token_len: int
     num_supervised: int
+    num_visual_tokens: int
     record_part: str
     record_offset: int
     record_size: int

@@ -24,7 +24,7 @@ from energon_pack.packed import LEDGER, PLAN, REPORT, PlanFile, at, read_object,
 from energon_pack.packs import CAPTIONING, MULTI_MIX_QA
 from energon_pack.progress import Progress
 from energon_pack.report import console, say
-from energon_pack.source_checks import find_source, read_settings, unaccounted
+from energon_pack.source_checks import drawn_of, find_source, read_settings, unaccounted
 from energon_pack.sources.find import Source
 from energon_pack.tool import count, parser, run
 from energon_pack.verifying import VerifiedShard, VerifyJob, packs_of, verify_shard
@@ -39,12 +39,14 @@ def verify(
     trust_remote_code: bool = False,
     max_errors: int = 20,
     num_workers: int | None = None,
+    media_root: str | None = None,
 ) -> Findings:
     """Everything that is wrong with a packed dataset.
 
     Args:
         source: compare with the source at these paths; an empty list: where it was when it was packed.
         lengths: measure so many members again.
+        media_root: where the media of a JSONL source are now; None: as when it was packed.
 
     Raises:
         PackError: the folder is no packed dataset, or the source is not there.
@@ -55,7 +57,7 @@ def verify(
     manifest = _read(folder / META_FOLDER / MANIFEST, "metadata", findings)
     flavor = manifest["flavor"] if manifest.get("flavor") in (MULTI_MIX_QA, CAPTIONING) else MULTI_MIX_QA
     report = _read(folder / REPORT, "totals", findings)
-    found = None if source is None else find_source(folder, report, source)
+    found = None if source is None else find_source(folder, report, source, media_root)
     plan = _plan(folder / PLAN, findings)
     paths = shard_paths(folder)
     packing = at(manifest, "content", "packing")
@@ -146,12 +148,9 @@ def _check_accounts(
     executor: LocalExecutor,
     progress: Progress,
 ) -> None:
-    limit = at(report, "config", "source", "limit")
     packed = checks.packed_samples(shards)
     names = chain(_samples(folder, shards), ledger.names())
-    for number, defects in unaccounted(
-        source, limit if type(limit) is int else None, packed, ledger.samples, names, executor, progress
-    ):
+    for number, defects in unaccounted(source, drawn_of(report), packed, ledger.samples, names, executor, progress):
         findings.add("source samples", folder.name, defects, number)
 
 
@@ -195,6 +194,7 @@ def main() -> int:
         trust_remote_code=arguments.trust_remote_code,
         max_errors=arguments.max_errors,
         num_workers=arguments.num_workers,
+        media_root=arguments.media_root,
     )
     print_findings(findings, arguments.max_errors)
     return 1 if findings.num_defects.total() else 0
@@ -205,6 +205,7 @@ def _arguments() -> argparse.Namespace:
     made.add_argument("dataset", metavar="DIR", help="folder of a packed dataset")
     made.add_argument("--decode", action="store_true", help="decode every image, open every video")
     made.add_argument("--source", nargs="*", metavar="PATH", help="compare with the source, at PATH if it has moved")
+    made.add_argument("--media-root", metavar="FOLDER", help="where media of a JSONL source are now")
     made.add_argument("--lengths", type=count, default=0, metavar="N", help="measure N random members again")
     made.add_argument("--processor", metavar="FOLDER", help="for --lengths (default: as when it was packed)")
     made.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")

@@ -96,7 +96,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
                     pack = _read(fd, job, files, findings)
                     members = rows.get(files.key) if rows is not None else None
                     seen.add(pack, members)
-                    _check(job, pack, findings)
+                    _check(job, pack, members, findings)
                     _check_media(fd, job, pack, findings)
                     if rows is not None:
                         findings.add("plan", f"{job.path.name}: {files.key}", checks.plan(pack, members))
@@ -177,12 +177,12 @@ def _read(fd: int, job: VerifyJob, files: PackFiles, findings: Findings) -> Pack
     return pack
 
 
-def _check(job: VerifyJob, pack: Pack, findings: Findings) -> None:
+def _check(job: VerifyJob, pack: Pack, members: list[Member] | None, findings: Findings) -> None:
     where = f"{job.path.name}: {pack.files.key}"
     findings.add("parts", where, checks.parts(pack), len(pack.files.parts))
     findings.add("placeholders", where, checks.placeholders(pack), len(pack.members or ()))
     findings.add("sums", where, checks.sums(pack))
-    findings.add("capacity", where, checks.capacity(pack, job.packing))
+    findings.add("capacity", where, checks.capacity(pack, job.packing, members))
     findings.add("fingerprint", where, checks.fingerprint(pack, job.fingerprint))
 
 
@@ -225,13 +225,13 @@ def _check_source(
             continue
         try:
             content = conversation(member, sources, job.read, flavor)
-        except (PackError, OSError, IndexError) as error:  # IndexError: it is cut at a turn that it does not have
+            parts = sources.parts_of(member, content)
+        except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it is cut at a turn that it does not have
             findings.add("source text", where, [str(error)])
             parts = [Part(*part[:3]) for part in member.parts]
         else:
             found = next(iter((pack.members or [])[index : index + 1]), None)
             findings.add("source text", where, _text_differs(found, member_value(flavor, index, content)))
-            parts = sources.parts_of(member, content)
         for name, part in zip(next(iter((pack.named or [])[index : index + 1]), []), parts, strict=False):
             findings.add("source media", where, _media_differ(fd, pack, name, member, part, sources))
 

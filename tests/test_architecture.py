@@ -89,8 +89,11 @@ ALLOWED: dict[str, set[str]] = {
         "contents", "errors", "findings", "media", "pack_checks", "packed", "packs", "record", "sample", "shards",
         "sources", "timestamps",
     },
-    "dataset_checks": {"errors", "findings", "manifest", "metadata", "pack_checks", "packed", "sample", "verifying"},
-    "source_checks": {"demo", "errors", "executor", "findings", "packed", "progress", "record", "sources"},
+    "sqlite_checks": {"findings", "packed", "sources"},
+    "dataset_checks": {
+        "errors", "findings", "manifest", "metadata", "pack_checks", "packed", "sample", "sqlite_checks", "verifying",
+    },
+    "source_checks": {"demo", "draws", "errors", "executor", "findings", "packed", "progress", "record", "sources"},
     "measured_again": {
         "contents", "findings", "loading", "media", "packed", "record", "sample", "source_checks", "templates",
         "timestamps", "verifying",
