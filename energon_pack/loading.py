@@ -17,10 +17,11 @@ import numpy as np
 
 from energon_pack.manifest import FLAVORS, read_manifest
 from energon_pack.media import LazyImage, video_extension
-from energon_pack.record import ReadSettings, Record, caption_record, load_json, media_parts, parse_record
+from energon_pack.record import ReadSettings, Record, caption_record, listed_parts, load_json, media_parts, parse_record
 from energon_pack.sample import Part, kind_by_name, place_media
 from energon_pack.templates import ModelSettings, Template
 from energon_pack.templates import load_template as load_model_template
+from energon_pack.timestamps import position_names, stamped, time_marks
 
 Parts = Mapping[str, Any]
 
@@ -115,7 +116,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = ReadSettings()) -> 
     kinds = [_kind(parts, part.name) for part in chosen]
     messages, order, _ = place_media(record.messages, kinds)
     return {
-        "messages": messages,
+        "messages": stamped(messages, _marks(parts, record, kinds.count("image"))),
         "image": [_image(parts, chosen[i].name) for i in order if kinds[i] == "image"] or None,
         "video": [_part(parts, chosen[i].name) for i in order if kinds[i] == "video"] or None,
         "tools": record.tools,
@@ -234,6 +235,14 @@ def _record(parts: Parts, settings: ReadSettings) -> Record:
         return parse_record(load_json(json_part) if isinstance(json_part, bytes) else json_part, settings)
     text = parts["txt"]
     return caption_record(text if isinstance(text, str) else text.decode(), settings)
+
+
+def _marks(parts: Parts, record: Record, num_images: int) -> list[str]:
+    """The times of the images of an unpacked sample."""
+    names = position_names(record.fields, num_images)
+    there, key = [Part(name, 0, 0) for name in parts if not name.startswith("__")], str(parts.get("__key__", ""))
+    arrays = [_patch_positions(parts[listed_parts([name], key, there)[0].name]) if name else None for name in names]
+    return time_marks(record.fields.get("fps"), record.fields.get("timestamp_decimal"), arrays or [None] * num_images)
 
 
 def _patch_positions(value: Any) -> Any:

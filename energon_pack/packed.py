@@ -182,6 +182,7 @@ def _makes_sense(member: Member) -> bool:
         all(isinstance(value, str) for value in strings)
         and all(isinstance(value, int) for value in numbers)
         and all(None not in part and part[3] in ("image", "video") for part in member.parts)
+        and all(None not in part for part in member.positions)
         and (member.cut is None or _is_possible(member.cut))
     )
 

@@ -118,6 +118,8 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     if not any(message["role"] == "assistant" for message in messages):
         raise Skip(Reason.NO_ASSISTANT_TURN, f"roles are {[m['role'] for m in messages][:8]}")
 
+    if isinstance(value.get("patch_positions"), list):
+        value = {**value, "patch_positions": list(_flatten(value["patch_positions"]))}
     used |= {key for key in _MEDIA_KEYS if _is_listing(value.get(key))} | {*_KIND_KEYS, "tools"}
     return Record(
         messages=messages,
@@ -282,7 +284,7 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
     Raises:
         Skip: `missing_media`.
     """
-    chosen = _listed_parts(record.listed_media, key, parts) if record.listed_media is not None else None
+    chosen = listed_parts(record.listed_media, key, parts) if record.listed_media is not None else None
     if chosen is None:
         chosen = [part for part in parts if kind_by_name(part.name)]
         if not chosen and record.declared in ("image", "video", "mix"):
@@ -291,12 +293,21 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
             names = ", ".join(part.name for part in parts)
             raise Skip(Reason.MISSING_MEDIA, f"placeholders, but no medium by its name: {names} (`name` lists media)")
     for part in chosen:
-        if part.size < 0:
-            raise Skip(Reason.MISSING_MEDIA, f"{part.name} is a link or the like, without bytes in the tar")
+        _check_bytes(part)
     return chosen
 
 
-def _listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
+def _check_bytes(part: Part) -> None:
+    if part.size < 0:
+        raise Skip(Reason.MISSING_MEDIA, f"{part.name} is a link or the like, without bytes in the tar")
+
+
+def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
+    """Of the parts of a sample those that are listed, by the names that `media_parts` takes.
+
+    Raises:
+        Skip: `missing_media`.
+    """
     by_name = {part.name: part for part in parts}
     basename = key.rpartition("/")[2]
     chosen = []
@@ -311,5 +322,6 @@ def _listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) 
             part = same[0] if len(same) == 1 else None
         if part is None:
             raise Skip(Reason.MISSING_MEDIA, f"{listed!r} is listed, the parts are {sorted(by_name)[:8]}")
+        _check_bytes(part)
         chosen.append(part)
     return chosen

@@ -113,6 +113,7 @@ class Member(NamedTuple):
     record_size: int
     cut: Cut | None
     parts: list[tuple[str, int, int, str, str]]  # name, offset, size, kind, extension
+    positions: list[tuple[str, int, int]]  # the .npy of the whole sample's images, where they are in its tar
 
     @property
     def sample(self) -> str:
@@ -126,9 +127,9 @@ class Member(NamedTuple):
 
 def members_of(table: pa.Table) -> Iterator[tuple[str, Member]]:
     """Rows of pack_plan.parquet: the key of the pack, and its member."""
-    columns = [table[name].to_pylist() for name in Member._fields[:-2]]
+    columns = [table[name].to_pylist() for name in Member._fields[:-3]]
     columns.append([Cut(**cut) if cut else None for cut in table["cut"].to_pylist()])
-    rows = zip(*columns, wds.parts_of(table), strict=True)
+    rows = zip(*columns, wds.parts_of(table), wds.parts_of(table, "positions"), strict=True)
     return zip(table["pack"].to_pylist(), map(Member._make, rows), strict=True)
 
 
@@ -224,14 +225,16 @@ class Sources:
         """The times of the images of the whole sample that a member is, or is a part of."""
         shard = self._shards[member.shard]
         kinds = member.cut.all_kinds if member.cut else [part[3] for part in member.parts]
-        positions = self._reader.positions(shard, record, kinds.count("image"))
+        arrays = [Part(*part) for part in member.positions]
+        positions = self._reader.positions(shard, record, kinds.count("image"), member.key, arrays)
         return self._reader.marks(shard, record, positions, kinds.count("image"))
 
     def positions_of(self, member: Member, content: Conversation) -> list[Part | None]:
         """The patch positions of each image of a member."""
         record = Record([], fields=content.fields)
         num_images = sum(kind == "image" for kind, _ in content.media)
-        return self._reader.positions(self._shards[member.shard], record, num_images)
+        arrays = [Part(*part) for part in member.positions]
+        return self._reader.positions(self._shards[member.shard], record, num_images, member.key, arrays)
 
     def parts_of(self, member: Member, content: Conversation) -> list[Part]:
         """All that a pack holds of a member beside its JSON: media, then what patch positions its flavour takes."""

@@ -241,7 +241,7 @@ def _is_within(member: Member, shard: Shard) -> bool:
     record = member.record_offset, member.record_size
     if shard.lines:  # media are files of their own
         return record[0] >= 0 and record[1] >= 0 and sum(record) <= shard.size
-    places = [record, *(part[1:3] for part in member.parts)]
+    places = [record, *(part[1:3] for part in member.parts), *(part[1:3] for part in member.positions)]
     return all(offset >= BLOCK and size >= 0 and offset + size <= shard.size for offset, size in places)
 
 

@@ -73,7 +73,7 @@ ALLOWED: dict[str, set[str]] = {
         "batch", "flavors", "guards", "layout", "loading", "manifest", "members", "packs", "pixels", "rope",
         "templates",
     },
-    "loading": {"flavors", "manifest", "media", "record", "sample", "templates"},
+    "loading": {"flavors", "manifest", "media", "record", "sample", "templates", "timestamps"},
     "pack": {
         "audit", "bins", "check", "choice", "config", "current", "cutting", "demo", "draws", "errors", "executor",
         "files", "items", "lengths", "metadata", "naming", "plan", "plan_file", "progress", "publish", "record",
