@@ -13,7 +13,7 @@ import yaml
 from energon_pack.errors import PackError
 from energon_pack.findings import Hashes, hashed, joined, named, several, short
 from energon_pack.manifest import FLAVORS, MANIFEST, META_FOLDER
-from energon_pack.metadata import dataset_yamls
+from energon_pack.metadata import SAMPLE_LOADER, dataset_yamls, sample_loader_py
 from energon_pack.pack_checks import samples_of
 from energon_pack.packed import LEDGER, PLAN, REPORT, PlanFile, at, opened, read_object
 from energon_pack.sample import Reason
@@ -22,7 +22,7 @@ from energon_pack.verifying import VerifiedShard, packs_of
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
-    "index.sqlite", "index.uuid", "sample_loader.py",
+    "index.sqlite", "index.uuid", SAMPLE_LOADER,
 }  # fmt: skip
 _NEEDED = {
     *(PLAN, LEDGER, REPORT),
@@ -110,7 +110,10 @@ def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
     if not (isinstance(flavor, str) and flavor in FLAVORS and which in ("typed", "crude")):
         yield f"{MANIFEST} has flavor={short(flavor)}, content.output.dataset_yaml={short(which)}"
         return
-    for name, wanted in dataset_yamls(flavor, which).items():
+    sample_type = at(manifest, "content", "output", "sample_type")
+    if isinstance(sample_type, str):
+        yield from _sample_loader(folder / META_FOLDER / SAMPLE_LOADER, flavor)
+    for name, wanted in dataset_yamls(flavor, which, sample_type if isinstance(sample_type, str) else None).items():
         try:
             found = _load(folder / META_FOLDER / name)
         except (OSError, ValueError) as error:
@@ -119,6 +122,16 @@ def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
         for key in wanted.keys() - {"subflavors"}:
             if at(found, key) != wanted[key]:
                 yield f"{name}: {key} is not what packing writes"
+
+
+def _sample_loader(path: Path, flavor: str) -> Iterator[str]:
+    """Energon runs it: it is what packing wrote."""
+    try:
+        with opened(path):
+            if path.read_bytes() != sample_loader_py(flavor):
+                yield f"{path.name} is not what packing writes"
+    except OSError as error:
+        yield f"{path.name} can't be read: {error.strerror or error}"
 
 
 def _load(path: Path) -> Any:

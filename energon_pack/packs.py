@@ -91,6 +91,18 @@ def messages_of(flavor: str, value: Mapping[str, Any]) -> list[Message]:
     return [{"role": role, "content": text} for turn in turns for role, text in zip(_ALTERNATING, turn, strict=True)]
 
 
+def own_values(flavor: str, value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of each member what `own_value` makes of it, from the JSON of a pack; without `patch_positions` that it took."""
+    if flavor != CAPTIONING:
+        return list(value["messages"])
+    found = []
+    for row in member_values(flavor, value):
+        fields = dict(row["source_fields"])
+        fields |= {name: row[name] for name in ("fps", "timestamp_decimal") if row[name] is not None}
+        found.append(own_value(Conversation(messages_of(flavor, row), None, fields, [])))
+    return found
+
+
 def media_names(flavor: str, value: Mapping[str, Any]) -> list[list[str]]:
     """The parts of each member, in the order in which they are written, from the JSON of a pack."""
     if flavor != CAPTIONING:

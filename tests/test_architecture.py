@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "tar_writer": {"errors"},
     "shards": {"cut", "errors", "files", "manifest", "packs", "record", "sample", "sources", "tar_writer"},
     "choice": {"items", "plan", "report"},
+    "sample_loaders": set(),
     "metadata": {"files", "manifest", "shards", "sources"},
     "convert": {"errors", "files", "media", "metadata", "record", "sample", "shards", "sources", "tar_writer"},
     "report": {"bins", "errors", "items", "order", "plan", "progress", "sample"},
@@ -102,9 +103,10 @@ ALLOWED: dict[str, set[str]] = {
         "dataset_checks", "errors", "executor", "findings", "manifest", "measured_again", "pack_checks", "packed",
         "packs", "progress", "report", "source_checks", "sources", "tool", "verifying",
     },
+    "single": {"contents", "errors", "packs", "sample", "shards", "sources"},
     "unpack": {
         "contents", "errors", "files", "findings", "manifest", "pack_checks", "packed", "packs", "progress", "publish",
-        "report", "sample", "shards", "source_checks", "sources", "tar_writer", "tool", "verifying",
+        "report", "shards", "single", "source_checks", "sources", "tar_writer", "tool", "verifying",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -20,7 +20,8 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.record import ReadSettings, media_parts, parse_record
 from energon_pack.sample import Part
-from energon_pack.unpack import record_of, unpack
+from energon_pack.single import record_of
+from energon_pack.unpack import unpack
 
 Make = Callable[..., PackConfig]
 WORDS = "one two three four five six seven eight nine ten " * 8
