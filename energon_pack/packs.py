@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_pack.sample import Message, media_type
+from energon_pack.sample import Message, media_type, place_media
 from energon_pack.timestamps import stamped, time_marks
 
 MULTI_MIX_QA = "packed_multi_mix_qa"
@@ -170,19 +170,22 @@ def captioning_messages(sample: Any, index: int) -> list[Message]:
         for name in ("prompts", "captions", "fps", "timestamp_decimal")
     }
     positions = sample.patch_positions[index] if sample.patch_positions else [None] * len(sample.images[index])
-    return timed_messages(CAPTIONING, value, positions)
+    return timed_messages(CAPTIONING, value, positions, len(sample.images[index]))
 
 
-def timed_messages(flavor: str, value: Mapping[str, Any], positions: Sequence[Any]) -> list[Message]:
-    """As `messages_of`, the times in the text.
+def timed_messages(
+    flavor: str, value: Mapping[str, Any], positions: Sequence[Any], num_images: int = 0
+) -> list[Message]:
+    """As `messages_of`, the times in the text, and placeholders put in where another tool's pack has none.
 
     Args:
         positions: the array of each image; None for one without.
 
     Raises:
-        Skip: the times can't be told.
+        Skip: the times can't be told, or the placeholders do not match the images.
     """
     messages = messages_of(flavor, value)
     if flavor != CAPTIONING:
         return messages
+    messages, _, _ = place_media(messages, ["image"] * num_images)
     return stamped(messages, time_marks(value["fps"], value["timestamp_decimal"], positions))
