@@ -84,13 +84,17 @@ class Form:
     meta: _Schema = field(default_factory=dict)
     #: fields with an entry for each member
     lists: tuple[str, ...] = ()
-    #: written by this package, to the letter
-    is_ours: bool = True
+    #: who writes it; "": this package, to the letter
+    whose: str = ""
     #: fields that tell the members, and those that tell their parts
     for_members: ClassVar[tuple[str, ...]] = ("messages",)
     for_names: ClassVar[tuple[str, ...]] = ("media_files",)
     #: the extension of a medium is that of its content
     names_content: ClassVar[bool] = True
+
+    @property
+    def is_ours(self) -> bool:
+        return not self.whose
 
     def has(self, fields: _Fields, wanted: tuple[str, ...]) -> bool:
         """Whether it has those of the wanted fields that it has to have."""
@@ -131,6 +135,10 @@ class Captioning(Form):
     for_members = ("images", "prompts", "captions")
     for_names = ("images", "patch_positions")
     names_content = False  # all are .jpg
+
+    def members(self, fields: _Fields) -> list[dict[str, Any]]:
+        turns = {name: [[t] if isinstance(t, str) else t for t in fields[name]] for name in ("prompts", "captions")}
+        return super().members({**fields, **turns})
 
     def kind(self, name: str) -> str | None:
         return "image" if name.endswith(".jpg") else None
@@ -181,6 +189,10 @@ class MixQA(ChatMix):
         return [{"messages": messages_of(CAPTIONING, {"prompts": [p], "captions": [c]})} for p, c in pairs]
 
 
+def _is_turns(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(turns, str) or is_list_of(str)(turns) for turns in value)
+
+
 def _is_texts(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
@@ -191,6 +203,7 @@ def _is_texts(value: Any) -> bool:
 _LISTS = ("sample_ids", "token_lens", "num_supervised", "source_parts")
 _MEDIA = {"media_files": _NAMES, "media_type": _MEDIA_TYPE}
 _OF_LOONGFORGE = {name: _META[name] for name in ("pack_id", "sample_ids", "token_lens", "total_token_len")}
+_TURNS = ("a list of texts, or of lists of them", _is_turns)
 _CAPTIONING: _Schema = {"images": _NAMES, "prompts": _TEXTS, "captions": _TEXTS}
 _TIMES: _Schema = {"fps": ("a list", _is_list), "timestamp_decimal": ("a list", _is_list)}
 
@@ -210,26 +223,31 @@ FORMS = {
         (*CAPTIONING_COLUMNS, *_LISTS),
     ),
 }
-#: A field that tells a form of other tools → it.
-FOREIGN: dict[str, Form] = {
-    "captions": Captioning(
+#: Fields that tell a form of other tools → it.
+FOREIGN: dict[tuple[str, ...], Form] = {
+    ("images", "captions"): Captioning(
         CAPTIONING,
-        _CAPTIONING,
+        {"images": _NAMES, "prompts": _TURNS, "captions": _TURNS},
         {"sample_count": ("a count", _is_count), "patch_positions": _NAMES, **_TIMES},
         {},
         CAPTIONING_COLUMNS[:-1],
-        is_ours=False,
+        whose="LLaVA-OneVision-2's packed_captioning",
     ),
-    "texts": MixQA(
+    ("texts", "media_files", "_meta"): MixQA(
         MULTI_MIX_QA,
         {"texts": ("prompts and as many captions", _is_texts), **_MEDIA},
         {},
         _OF_LOONGFORGE,
         ("media_files", *_LISTS),
-        is_ours=False,
+        whose="LoongForge's packed_multi_mix_qa",
     ),
-    "messages": ChatMix(
-        MULTI_MIX_QA, {"messages": _OBJECTS, **_MEDIA}, {}, _OF_LOONGFORGE, ("messages", "media_files", *_LISTS), False
+    ("messages", "media_files", "_meta"): ChatMix(
+        MULTI_MIX_QA,
+        {"messages": _OBJECTS, **_MEDIA},
+        {},
+        _OF_LOONGFORGE,
+        ("messages", "media_files", *_LISTS),
+        "LoongForge's packed_chat_mix",
     ),
 }
 
@@ -293,7 +311,7 @@ def parse(files: PackFiles, raw: bytes | None, flavor: str | None) -> tuple[Pack
     if not isinstance(value, dict):
         return Pack(files, parts, form=form), [f"its JSON is a {type(value).__name__}, not an object"]
     if flavor is None:
-        known = next((FOREIGN[name] for name in FOREIGN if name in value), None)
+        known = next((form for names, form in FOREIGN.items() if set(names) <= value.keys()), None)
         if known is None:
             return Pack(files, parts, form=form), [f"its JSON is of no form that is known: {', '.join(value)[:80]}"]
         form = known

@@ -59,7 +59,18 @@ def metadata(folder: Path, manifest: Mapping[str, Any], shards: Sequence[Verifie
             yield f"{MANIFEST} has content.packing.{name}={short(at(packing, name))}"
     if not isinstance(fingerprint, str):
         yield f"{MANIFEST} has fingerprint={short(fingerprint)}"
-    counts = {shard.name: len(shard.packs) for shard in shards}
+    yield from counts(folder, shards)
+    index = folder / META_FOLDER / "index.sqlite"
+    if index.exists():
+        yield from sqlite(index, [folder / shard.name for shard in shards])
+    elif at(manifest, "content", "output", "sqlite") is True:
+        yield f"{index.name} is missing"
+    yield from _dataset_yamls(folder, manifest)
+
+
+def counts(folder: Path, shards: Sequence[VerifiedShard]) -> Iterator[str]:
+    """What Energon's own files say of the shards is true."""
+    there = {shard.name: len(shard.packs) for shard in shards}
     for name in (".info.json", ".info.yaml"):
         path = folder / META_FOLDER / name
         if not path.exists():
@@ -72,18 +83,12 @@ def metadata(folder: Path, manifest: Mapping[str, Any], shards: Sequence[Verifie
         if not isinstance(claimed, dict):
             yield f"{name} has shard_counts={short(claimed)}"
             continue
-        for shard in sorted({*claimed, *counts}, key=str):
-            if shard not in counts:
+        for shard in sorted({*claimed, *there}, key=str):
+            if shard not in there:
                 yield f"{name} counts {short(claimed[shard])} packs of {short(shard)}, which is not there"
-            elif claimed.get(shard) != counts[shard]:
-                yield f"{name} counts {short(claimed.get(shard))} packs of {shard}, there are {counts[shard]}"
-    yield from _splits(folder, counts)
-    index = folder / META_FOLDER / "index.sqlite"
-    if index.exists():
-        yield from sqlite(index, [folder / shard.name for shard in shards])
-    elif at(manifest, "content", "output", "sqlite") is True:
-        yield f"{index.name} is missing"
-    yield from _dataset_yamls(folder, manifest)
+            elif claimed.get(shard) != there[shard]:
+                yield f"{name} counts {short(claimed.get(shard))} packs of {shard}, there are {there[shard]}"
+    yield from _splits(folder, there)
 
 
 def _splits(folder: Path, counts: Mapping[str, int]) -> Iterator[str]:
@@ -95,8 +100,10 @@ def _splits(folder: Path, counts: Mapping[str, int]) -> Iterator[str]:
     except (OSError, ValueError) as error:
         yield f"split.yaml can't be read: {short(str(error))}"
         return
-    parts = list(splits.values()) if isinstance(splits, dict) else [None]
-    if not all(part is None or (isinstance(part, list) and all(isinstance(n, str) for n in part)) for part in parts):
+    parts = list(splits.values()) if isinstance(splits, dict) else [splits]
+    if not isinstance(splits, dict) or not all(
+        part is None or (isinstance(part, list) and all(isinstance(n, str) for n in part)) for part in parts
+    ):
         yield f"split.yaml has split_parts={short(splits)}, not lists of names"
         return
     in_parts = Counter(name for part in parts for name in part or ())
@@ -113,6 +120,8 @@ def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
     sample_type = at(manifest, "content", "output", "sample_type")
     if isinstance(sample_type, str):
         yield from _sample_loader(folder / META_FOLDER / SAMPLE_LOADER, flavor)
+    elif (folder / META_FOLDER / SAMPLE_LOADER).exists():
+        yield f"{SAMPLE_LOADER} is there, and packing wrote none"
     for name, wanted in dataset_yamls(flavor, which, sample_type if isinstance(sample_type, str) else None).items():
         try:
             found = _load(folder / META_FOLDER / name)

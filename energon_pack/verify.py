@@ -17,6 +17,7 @@ from energon_pack import dataset_checks as checks
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.findings import CHECKS, Findings
+from energon_pack.foreign import verify_foreign
 from energon_pack.manifest import MANIFEST, META_FOLDER
 from energon_pack.measured_again import measured_again
 from energon_pack.pack_checks import samples_of
@@ -52,7 +53,11 @@ def verify(
         PackError: the folder is no packed dataset, or the source is not there.
     """
     if not (folder / META_FOLDER / MANIFEST).is_file():
-        raise PackError(f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}")
+        if source is not None or lengths:
+            raise PackError(
+                f"{folder} has no {META_FOLDER}/{MANIFEST}: --source and --lengths are for what energon_pack has packed"
+            )
+        return verify_foreign(folder, decode, max_errors, num_workers)
     findings = Findings(max_errors)
     manifest = _read(folder / META_FOLDER / MANIFEST, "metadata", findings)
     flavor = manifest["flavor"] if manifest.get("flavor") in (MULTI_MIX_QA, CAPTIONING) else MULTI_MIX_QA
@@ -175,6 +180,8 @@ def print_findings(findings: Findings, max_errors: int) -> None:
             result = f"{number:,} defect{'s' * (number > 1)}" if number else "ok"
             table.add_row(check, what, f"{number_looked_at:,}", result, style="bold" if number else None)
     console().print(table)
+    for note in findings.notes:
+        say(note)
     shown = findings.first(max_errors)
     for defect in shown:
         say(str(defect))

@@ -94,14 +94,17 @@ ALLOWED: dict[str, set[str]] = {
     "dataset_checks": {
         "errors", "findings", "manifest", "metadata", "pack_checks", "packed", "sample", "sqlite_checks", "verifying",
     },
+    "foreign": {
+        "dataset_checks", "errors", "executor", "findings", "manifest", "packed", "progress", "record", "verifying",
+    },
     "source_checks": {"demo", "draws", "errors", "executor", "findings", "packed", "progress", "record", "sources"},
     "measured_again": {
         "contents", "findings", "loading", "media", "packed", "record", "sample", "source_checks", "templates",
         "timestamps", "verifying",
     },
     "verify": {
-        "dataset_checks", "errors", "executor", "findings", "manifest", "measured_again", "pack_checks", "packed",
-        "packs", "progress", "report", "source_checks", "sources", "tool", "verifying",
+        "dataset_checks", "errors", "executor", "findings", "foreign", "manifest", "measured_again", "pack_checks",
+        "packed", "packs", "progress", "report", "source_checks", "sources", "tool", "verifying",
     },
     "single": {"contents", "errors", "packs", "sample", "shards", "sources"},
     "unpack": {
