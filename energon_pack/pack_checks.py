@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack.contents import NAME, Pack
+from energon_pack.cut import split_id
 from energon_pack.findings import short
 from energon_pack.media import video_extension
-from energon_pack.packed import PART_OF
 from energon_pack.packs import part_names
 from energon_pack.record import ReadSettings, parse_record
 from energon_pack.sample import Skip, place_media
@@ -188,6 +188,4 @@ def samples_of(pack: Pack, members: Sequence[Member] | None) -> Iterator[tuple[s
         for member in members:
             yield member.sample, member.cut.part if member.cut else None
         return
-    for sample_id in ids:
-        sample, mark, part = sample_id.rpartition("#")
-        yield (sample, part) if mark and PART_OF.fullmatch(part) else (sample_id, None)
+    yield from map(split_id, ids)

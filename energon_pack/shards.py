@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energon_pack.cut import Cut, stored
+from energon_pack.cut import Cut, split_id, stored
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
@@ -122,7 +122,9 @@ class Member(NamedTuple):
 
     @property
     def sample_id(self) -> str:
-        return self.sample + (f"#{self.cut.part}" if self.cut else "")
+        """As `sample`, of a part with its number; a whole one that is called like a part is `#1of1` of its name."""
+        part = self.cut.part if self.cut else "1of1" if split_id(self.sample)[1] else None
+        return f"{self.sample}#{part}" if part else self.sample
 
 
 def members_of(table: pa.Table) -> Iterator[tuple[str, Member]]:

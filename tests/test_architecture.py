@@ -85,7 +85,7 @@ ALLOWED: dict[str, set[str]] = {
     "findings": set(),
     "packed": {"cut", "errors", "plan_file", "sample", "shards", "sources"},
     "contents": {"findings", "manifest", "packed", "packs", "record", "sample"},
-    "pack_checks": {"contents", "findings", "media", "packed", "packs", "record", "sample", "shards"},
+    "pack_checks": {"contents", "cut", "findings", "media", "packs", "record", "sample", "shards"},
     "verifying": {
         "contents", "errors", "findings", "media", "pack_checks", "packed", "packs", "record", "sample", "shards",
         "sources", "timestamps",
