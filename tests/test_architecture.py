@@ -84,8 +84,9 @@ ALLOWED: dict[str, set[str]] = {
     "tool": {"errors"},
     "findings": set(),
     "packed": {"cut", "errors", "plan_file", "sample", "shards", "sources"},
-    "contents": {"findings", "manifest", "packed", "packs", "record", "sample"},
-    "pack_checks": {"contents", "cut", "findings", "media", "packs", "record", "sample", "shards"},
+    "forms": {"findings", "manifest", "packs", "sample"},
+    "contents": {"findings", "forms", "packed", "packs", "record", "sample"},
+    "pack_checks": {"contents", "cut", "findings", "forms", "media", "packs", "record", "sample", "shards"},
     "verifying": {
         "contents", "errors", "findings", "media", "pack_checks", "packed", "packs", "record", "sample", "shards",
         "sources", "timestamps",
