@@ -33,12 +33,12 @@ class Pack:
         """The parts of each member, in the order of writing; None where they can't be told."""
         return self.form.names(self.fields) if self.form.has(self.fields, self.form.for_names) else None
 
-    @property
+    @cached_property
     def names(self) -> list[list[str]]:
         """The media of each member; none where they can't be told."""
         return [[name for name in names if not name.endswith(".npy")] for names in self.named or ()]
 
-    @property
+    @cached_property
     def kinds(self) -> list[list[str | None]]:
         """image or video for each of these."""
         return [[self.form.kind(name) for name in names] for names in self.names]
