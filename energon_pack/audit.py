@@ -146,7 +146,8 @@ def _full_len(
     kinds = [part["kind"] for part in row["parts"]]
     try:
         messages, _, _ = place_media(record.messages, kinds)
-        positions = reader.positions(shard, record, kinds.count("image"))
+        arrays = [Part(**part) for part in row["positions"]]
+        positions = reader.positions(shard, record, kinds.count("image"), row["key"], arrays)
         messages = stamped(messages, reader.marks(shard, record, positions, kinds.count("image")))
         media = with_frames([probe(io.BytesIO(d)) for d in data], record.fields.get("video_frames"))
         images = [template.prepare_image(open_image(d)) for d, kind in zip(data, kinds, strict=True) if kind == "image"]

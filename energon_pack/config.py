@@ -197,6 +197,8 @@ class OutputConfig:
     name: str | None = None
     flavor: Flavor = Flavor.packed_multi_mix_qa
     dataset_yaml: DatasetYaml = DatasetYaml.typed
+    sample_loader_py: bool = False
+    sample_type: str | None = None
     shard_prefix: str = "packed"
     max_shard_packs: int = 4096
     max_shard_bytes: float = 1e9

@@ -103,10 +103,16 @@ def _sample(reader: Reader, shard: Shard, row: dict[str, Any]) -> Sample:
     media = [probe_part(reader.fd_of(shard, part), part) for part in parts]
     messages, order, _ = place_media(record.messages, [medium.kind for medium in media])
     names = [f"{number}.{media[i].extension}" for number, i in enumerate(order)]
+    positions = reader.positions(shard, record, sum(medium.kind == "image" for medium in media), row["key"], [])
+    images = [name for name, i in zip(names, order, strict=True) if media[i].kind == "image"]
+    arrays = {f"{name.partition('.')[0]}.npy": part for name, part in zip(images, positions, strict=False) if part}
     value = {"messages": messages, **({"tools": record.tools} if record.tools else {}), **record.fields}
     value |= {"name": names} if names else {}
+    if arrays:
+        stems = [name.partition(".")[0] for name in images]
+        value["patch_positions"] = [f"{stem}.npy" if f"{stem}.npy" in arrays else "" for stem in stems]
     value.setdefault("id", shard.sample_id(row["key"]))
-    return Sample(shard, value, [(name, parts[i]) for name, i in zip(names, order, strict=True)])
+    return Sample(shard, value, [*zip(names, (parts[i] for i in order), strict=True), *arrays.items()])
 
 
 def _write(tar: TarWriter, key: str, sample: Sample, reader: Reader) -> None:

@@ -1,5 +1,6 @@
 """Part of a conversation that is too long for a pack: where one may be cut, and what a part holds."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,9 @@ import pyarrow as pa
 from energon_pack.record import Record
 from energon_pack.sample import Message, place_media, split_content
 from energon_pack.timestamps import stamped
+
+#: Which part of a sample that was cut.
+PART_OF = re.compile(r"[1-9]\d{0,6}of[1-9]\d{0,6}")
 
 CUT_TYPE = pa.struct(
     [
@@ -32,6 +36,12 @@ class Cut(NamedTuple):
     @property
     def all_kinds(self) -> list[str]:
         return [{"i": "image", "v": "video"}[letter] for letter in self.kinds]
+
+
+def split_id(sample_id: str) -> tuple[str, str | None]:
+    """The sample that an id of a member names, and which part of it (`2of3`); None: the whole."""
+    sample, mark, part = sample_id.rpartition("#")
+    return (sample, part) if mark and PART_OF.fullmatch(part) else (sample_id, None)
 
 
 def exchanges(messages: Sequence[Message]) -> list[int]:

@@ -141,7 +141,8 @@ class _Conversation:
         record = reader.record(job.shard, place, bool(kinds), job.read)
         messages, _, _ = place_media(record.messages, kinds)
         num_images = kinds.count("image")
-        positions = reader.positions(job.shard, record, num_images)
+        arrays = [Part(**part) for part in row["positions"]]
+        positions = reader.positions(job.shard, record, num_images, row["key"], arrays)
         self._messages = stamped(messages, reader.marks(job.shard, record, positions, num_images))
         self._tools = record.tools
         files = [Part(*part[:3]) for part in self._parts]

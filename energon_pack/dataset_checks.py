@@ -13,15 +13,16 @@ import yaml
 from energon_pack.errors import PackError
 from energon_pack.findings import Hashes, hashed, joined, named, several, short
 from energon_pack.manifest import FLAVORS, MANIFEST, META_FOLDER
-from energon_pack.metadata import dataset_yamls
+from energon_pack.metadata import SAMPLE_LOADER, dataset_yamls, sample_loader_py
 from energon_pack.pack_checks import samples_of
 from energon_pack.packed import LEDGER, PLAN, REPORT, PlanFile, at, opened, read_object
 from energon_pack.sample import Reason
+from energon_pack.sqlite_checks import sqlite
 from energon_pack.verifying import VerifiedShard, packs_of
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
-    "index.sqlite", "index.uuid", "sample_loader.py",
+    "index.sqlite", "index.uuid", SAMPLE_LOADER,
 }  # fmt: skip
 _NEEDED = {
     *(PLAN, LEDGER, REPORT),
@@ -58,7 +59,18 @@ def metadata(folder: Path, manifest: Mapping[str, Any], shards: Sequence[Verifie
             yield f"{MANIFEST} has content.packing.{name}={short(at(packing, name))}"
     if not isinstance(fingerprint, str):
         yield f"{MANIFEST} has fingerprint={short(fingerprint)}"
-    counts = {shard.name: len(shard.packs) for shard in shards}
+    yield from counts(folder, shards)
+    index = folder / META_FOLDER / "index.sqlite"
+    if index.exists():
+        yield from sqlite(index, [folder / shard.name for shard in shards])
+    elif at(manifest, "content", "output", "sqlite") is True:
+        yield f"{index.name} is missing"
+    yield from _dataset_yamls(folder, manifest)
+
+
+def counts(folder: Path, shards: Sequence[VerifiedShard]) -> Iterator[str]:
+    """What Energon's own files say of the shards is true."""
+    there = {shard.name: len(shard.packs) for shard in shards}
     for name in (".info.json", ".info.yaml"):
         path = folder / META_FOLDER / name
         if not path.exists():
@@ -71,13 +83,12 @@ def metadata(folder: Path, manifest: Mapping[str, Any], shards: Sequence[Verifie
         if not isinstance(claimed, dict):
             yield f"{name} has shard_counts={short(claimed)}"
             continue
-        for shard in sorted({*claimed, *counts}, key=str):
-            if shard not in counts:
+        for shard in sorted({*claimed, *there}, key=str):
+            if shard not in there:
                 yield f"{name} counts {short(claimed[shard])} packs of {short(shard)}, which is not there"
-            elif claimed.get(shard) != counts[shard]:
-                yield f"{name} counts {short(claimed.get(shard))} packs of {shard}, there are {counts[shard]}"
-    yield from _splits(folder, counts, {shard.name: shard.splits for shard in shards})
-    yield from _dataset_yamls(folder, manifest)
+            elif claimed.get(shard) != there[shard]:
+                yield f"{name} counts {short(claimed.get(shard))} packs of {shard}, there are {there[shard]}"
+    yield from _splits(folder, there, {shard.name: shard.splits for shard in shards})
 
 
 def _splits(folder: Path, counts: Mapping[str, int], of_samples: Mapping[str, set[str]]) -> Iterator[str]:
@@ -89,8 +100,10 @@ def _splits(folder: Path, counts: Mapping[str, int], of_samples: Mapping[str, se
     except (OSError, ValueError) as error:
         yield f"split.yaml can't be read: {short(str(error))}"
         return
-    parts = list(splits.values()) if isinstance(splits, dict) else [None]
-    if not all(part is None or (isinstance(part, list) and all(isinstance(n, str) for n in part)) for part in parts):
+    parts = list(splits.values()) if isinstance(splits, dict) else [splits]
+    if not isinstance(splits, dict) or not all(
+        part is None or (isinstance(part, list) and all(isinstance(n, str) for n in part)) for part in parts
+    ):
         yield f"split.yaml has split_parts={short(splits)}, not lists of names"
         return
     in_parts = Counter(name for part in parts for name in part or ())
@@ -108,7 +121,12 @@ def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
     if not (isinstance(flavor, str) and flavor in FLAVORS and which in ("typed", "crude")):
         yield f"{MANIFEST} has flavor={short(flavor)}, content.output.dataset_yaml={short(which)}"
         return
-    for name, wanted in dataset_yamls(flavor, which).items():
+    sample_type = at(manifest, "content", "output", "sample_type")
+    if isinstance(sample_type, str):
+        yield from _sample_loader(folder / META_FOLDER / SAMPLE_LOADER, flavor)
+    elif (folder / META_FOLDER / SAMPLE_LOADER).exists():
+        yield f"{SAMPLE_LOADER} is there, and packing wrote none"
+    for name, wanted in dataset_yamls(flavor, which, sample_type if isinstance(sample_type, str) else None).items():
         try:
             found = _load(folder / META_FOLDER / name)
         except (OSError, ValueError) as error:
@@ -117,6 +135,16 @@ def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
         for key in wanted.keys() - {"subflavors"}:
             if at(found, key) != wanted[key]:
                 yield f"{name}: {key} is not what packing writes"
+
+
+def _sample_loader(path: Path, flavor: str) -> Iterator[str]:
+    """Energon runs it: it is what packing wrote."""
+    try:
+        with opened(path):
+            if path.read_bytes() != sample_loader_py(flavor):
+                yield f"{path.name} is not what packing writes"
+    except OSError as error:
+        yield f"{path.name} can't be read: {error.strerror or error}"
 
 
 def _load(path: Path) -> Any:

@@ -1,5 +1,6 @@
 """Which samples of a source are drawn, and how often: `sample_ratio` of a meta file, and `source.slice`. Pure."""
 
+from collections.abc import Sequence
 from zlib import crc32
 
 import numpy as np
@@ -25,6 +26,12 @@ def copy_numbers(rows: Ints) -> Ints:
     """Of each of these ascending rows how often it came before."""
     first: Ints = np.searchsorted(rows, rows)
     return np.arange(len(rows)) - first
+
+
+def drawn_keys(keys: Sequence[str], rows: Ints, copies: Ints) -> list[str]:
+    """The keys of these rows; `@2` is added to that of one that is drawn a second time."""
+    pairs = zip(rows.tolist(), copies.tolist(), strict=True)
+    return [f"{keys[row]}@{copy + 1}" if copy else keys[row] for row, copy in pairs]
 
 
 def parse_slice(text: str | None) -> tuple[int, int]:

@@ -58,6 +58,8 @@ class Findings:
     num_looked_at: Counter[str] = field(default_factory=Counter)
     num_defects: Counter[str] = field(default_factory=Counter)
     defects: dict[str, list[Defect]] = field(default_factory=dict)
+    #: what a user has to know of it beside
+    notes: list[str] = field(default_factory=list)
 
     def add(self, check: str, where: str, whats: Iterable[str], num_looked_at: int = 1) -> None:
         """What a check found at one place."""

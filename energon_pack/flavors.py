@@ -37,16 +37,16 @@ class PackedMultiMixQASample(Sample):
     videos: list[list[Any]]
     #: tool schemas of each member
     tools: list[Optional[list[Any]]]
-    #: `<source shard>/<key>` of each member
-    sample_ids: list[str]
-    #: tokens of each member as they were measured; training has to come to the same
-    token_lens: list[int]
-    #: tokens of each member that are trained on
-    num_supervised: list[int]
     #: text, image, video or mix
     media_type: str
+    #: `<source shard>/<key>` of each member
+    sample_ids: list[str]
+    #: tokens of each member as they were measured; training has to come to the same. None in packs of other tools
+    token_lens: Optional[list[int]] = None
+    #: tokens of each member that are trained on
+    num_supervised: Optional[list[int]] = None
     #: of the tokenizer, chat template and image rules the lengths were measured with
-    fingerprint: str
+    fingerprint: Optional[str] = None
     #: for each member what it lists in its own `video_frames`: for each video indices of frames, or None
     video_frames: Optional[list[Any]] = None
 

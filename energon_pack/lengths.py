@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from energon_pack.bins import Ints
 from energon_pack.current import stale_rows
-from energon_pack.draws import copy_numbers, drawn_rows
+from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.files import write_whole
@@ -33,7 +33,7 @@ from energon_pack.templates import load_saved
 from energon_pack.templates.counting import CountingError
 
 #: Raised when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 5
+LENGTHS_VERSION = 6
 
 _SLICE = 2000  # samples a job: small enough that one shard uses all cores
 
@@ -46,6 +46,7 @@ class IndexedShard:
     path: Path
     num_rows: int
     rows: Ints | None = None  # ascending, some several times; None: all
+    copies: Ints | None = None  # of each of them how often it was drawn before, in this slice or in another
     how_drawn: tuple[float, ...] = ()  # what `rows` depend on
 
     @property
@@ -54,19 +55,15 @@ class IndexedShard:
 
     @property
     def num_repeated(self) -> int:
-        return 0 if self.rows is None else len(self.rows) - len(np.unique(self.rows))
+        return 0 if self.copies is None else int(np.count_nonzero(self.copies))
 
     def samples(self) -> pa.Table:
         """The rows that are drawn; `@2` is added to the key of one that is drawn a second time."""
         table = pq.read_table(self.path)
-        if self.rows is None:
+        if self.rows is None or self.copies is None:
             return table
-        table = table.take(pa.array(self.rows))
-        copies = copy_numbers(self.rows).tolist()
-        keys = [
-            f"{key}@{copy + 1}" if copy else key for key, copy in zip(table["key"].to_pylist(), copies, strict=True)
-        ]
-        return table.set_column(0, table.schema.field("key"), pa.array(keys, pa.string()))
+        keys = pa.array(drawn_keys(table["key"].to_pylist(), self.rows, self.copies), pa.string())
+        return table.take(pa.array(self.rows)).set_column(0, table.schema.field("key"), keys)
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,8 @@ def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: i
             drawn.append(item)
             continue
         how = (ratio, seed if ratio != 1 else 0, first, num_slices)
-        drawn.append(replace(item, rows=rows[first::num_slices], how_drawn=how))
+        mine, copies = rows[first::num_slices], copy_numbers(rows)[first::num_slices]
+        drawn.append(replace(item, rows=mine, copies=copies, how_drawn=how))
     return drawn
 
 

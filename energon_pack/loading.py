@@ -17,10 +17,11 @@ import numpy as np
 
 from energon_pack.manifest import FLAVORS, read_manifest
 from energon_pack.media import LazyImage, video_extension
-from energon_pack.record import ReadSettings, Record, caption_record, load_json, media_parts, parse_record
+from energon_pack.record import ReadSettings, Record, caption_record, listed_parts, load_json, media_parts, parse_record
 from energon_pack.sample import Part, kind_by_name, place_media
 from energon_pack.templates import ModelSettings, Template
 from energon_pack.templates import load_template as load_model_template
+from energon_pack.timestamps import position_names, stamped, time_marks
 
 Parts = Mapping[str, Any]
 
@@ -59,25 +60,45 @@ def make_part_filter() -> Callable[[str], bool]:
 
 
 def load_packed_multi_mix_qa(parts: Parts) -> dict[str, Any]:
-    """The fields of a `PackedMultiMixQASample`.
+    """The fields of a `PackedMultiMixQASample`; reads packs of LoongForge's own tools too.
 
     Raises:
         KeyError: a medium of the pack is missing; names the pack and the part.
+        Skip: a member of another tool's pack is no conversation, or has other media than placeholders.
     """
     pack = _json(parts["json"])
-    members, meta = pack["messages"], pack["_meta"]
+    kinds = [[_kind(parts, name) for name in names] for names in pack["media_files"]]
+    media = [list(zip(names, of, strict=True)) for names, of in zip(pack["media_files"], kinds, strict=True)]
+    meta = pack["_meta"]
+    is_ours = "fingerprint" in meta
+    members = (
+        pack["messages"] if is_ours else [_in_our_words(*pair) for pair in zip(_members(pack), kinds, strict=True)]
+    )
     return {
         "messages": [member["messages"] for member in members],
-        "images": [[_image(parts, name) for name in names if _is(name, "i")] for names in pack["media_files"]],
-        "videos": [[_part(parts, name) for name in names if _is(name, "v")] for names in pack["media_files"]],
+        "images": [[_image(parts, name) for name, kind in of if kind == "image"] for of in media],
+        "videos": [[_part(parts, name) for name, kind in of if kind == "video"] for of in media],
         "tools": [member.get("tools") for member in members],
         "video_frames": [member.get("video_frames") for member in members],
         "sample_ids": meta["sample_ids"],
-        "token_lens": meta["token_lens"],
-        "num_supervised": meta["num_supervised"],
         "media_type": pack["media_type"],
-        "fingerprint": meta["fingerprint"],
+        **({name: meta[name] for name in ("token_lens", "num_supervised", "fingerprint")} if is_ours else {}),
     }
+
+
+def _members(pack: Mapping[str, Any]) -> list[Any]:
+    """Of each member of LoongForge's `packed_chat_mix` or `packed_multi_mix_qa` what `parse_record` reads."""
+    if "texts" not in pack:
+        return list(pack["messages"])
+    return [
+        {"prompts": p, "captions": c} for p, c in zip(pack["texts"]["prompts"], pack["texts"]["captions"], strict=True)
+    ]
+
+
+def _in_our_words(member: Any, kinds: list[str]) -> dict[str, Any]:
+    """A member with its roles and placeholders as packing writes them."""
+    record = parse_record(member, ReadSettings())
+    return {"messages": place_media(record.messages, kinds)[0], "tools": record.tools}
 
 
 def load_packed_captioning(parts: Parts) -> dict[str, Any]:
@@ -115,7 +136,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = ReadSettings()) -> 
     kinds = [_kind(parts, part.name) for part in chosen]
     messages, order, _ = place_media(record.messages, kinds)
     return {
-        "messages": messages,
+        "messages": stamped(messages, _marks(parts, record, kinds.count("image"))),
         "image": [_image(parts, chosen[i].name) for i in order if kinds[i] == "image"] or None,
         "video": [_part(parts, chosen[i].name) for i in order if kinds[i] == "video"] or None,
         "tools": record.tools,
@@ -141,9 +162,10 @@ def cookers(**read: Any) -> list[Any]:
     """
     from megatron.energon import Cooker
 
+    of_loongforge = {"packed_multi_mix_qa": ("PackedMultiMixQASample", "packed_multi_mix_qa")}
     return [
         Cooker(_cook(make_sample_loader(flavor, **read), sample_class), has_subflavors={"sample_type": sample_type})
-        for flavor, (sample_class, sample_type) in FLAVORS.items()
+        for flavor, (sample_class, sample_type) in (*FLAVORS.items(), *of_loongforge.items())
     ]
 
 
@@ -203,11 +225,6 @@ def _json(part: Any) -> Any:
     return json.loads(part) if isinstance(part, (bytes, str)) else part
 
 
-def _is(name: str, kind: str) -> bool:
-    """Whether a medium of a pack is an image (i) or a video (v), by its name: `s003.i00.jpg` is an image."""
-    return name.split(".")[1][0] == kind
-
-
 def _part(parts: Parts, name: str) -> Any:
     if name not in parts:
         raise KeyError(f"{parts.get('__key__')} has no part {name}")
@@ -222,7 +239,7 @@ def _image(parts: Parts, name: str) -> Any:
 
 def _kind(parts: Parts, name: str) -> str:
     """Content decides; of a part that a decoder was at, its name."""
-    value = parts[name]
+    value = _part(parts, name)
     if isinstance(value, bytes):
         return "video" if video_extension(value[:16]) else "image"
     return kind_by_name(name) or "image"
@@ -234,6 +251,14 @@ def _record(parts: Parts, settings: ReadSettings) -> Record:
         return parse_record(load_json(json_part) if isinstance(json_part, bytes) else json_part, settings)
     text = parts["txt"]
     return caption_record(text if isinstance(text, str) else text.decode(), settings)
+
+
+def _marks(parts: Parts, record: Record, num_images: int) -> list[str]:
+    """The times of the images of an unpacked sample."""
+    names = position_names(record.fields, num_images)
+    there, key = [Part(name, 0, 0) for name in parts if not name.startswith("__")], str(parts.get("__key__", ""))
+    arrays = [_patch_positions(parts[listed_parts([name], key, there)[0].name]) if name else None for name in names]
+    return time_marks(record.fields.get("fps"), record.fields.get("timestamp_decimal"), arrays or [None] * num_images)
 
 
 def _patch_positions(value: Any) -> Any:

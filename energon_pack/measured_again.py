@@ -1,5 +1,6 @@
 """Whether some members of packs still have the lengths they were packed with, by the template training uses."""
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -7,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from energon_pack.contents import Pack
+from energon_pack.findings import short
 from energon_pack.loading import load_template
 from energon_pack.media import open_part, probe, with_frames
-from energon_pack.pack_checks import Pack
 from energon_pack.packed import at
 from energon_pack.record import ReadSettings, parse_record
 from energon_pack.sample import Skip
 from energon_pack.source_checks import demo_of
 from energon_pack.templates import Sample, Template
+from energon_pack.timestamps import load_positions
 from energon_pack.verifying import VerifiedShard, packs_of
 
 _SEED = 0
@@ -22,6 +25,7 @@ _SEED = 0
 
 def measured_again(
     folder: Path,
+    flavor: str,
     shards: Sequence[VerifiedShard],
     number: int,
     processor: str | None,
@@ -49,7 +53,7 @@ def measured_again(
     for shard, start, end in zip(shards, starts[:-1], starts[1:], strict=True):
         wanted = set((drawn[(drawn >= start) & (drawn < end)] - start).tolist())
         first = 0
-        for fd, pack, _ in packs_of(folder / shard.name) if wanted else ():
+        for fd, pack, _ in packs_of(folder / shard.name, flavor) if wanted else ():
             ids = pack.meta.get("sample_ids", [])
             for index in sorted(wanted & set(range(first, first + len(ids)))):
                 yield ids[index - first], list(_differs(fd, pack, index - first, template))
@@ -66,21 +70,33 @@ def packed_with(folder: Path, report: Mapping[str, Any]) -> str | None:
 
 def _differs(fd: int, pack: Pack, index: int, template: Template) -> Iterator[str]:
     try:
-        member = pack.fields["messages"][index]
+        member = (pack.members or [])[index]
         stated = [pack.meta[name][index] for name in ("token_lens", "num_supervised")]
-        files = [pack.parts[name] for name in pack.fields["media_files"][index]]
+        names = pack.names[index]
+        files = [pack.parts[name] for name in names]
     except (KeyError, IndexError) as error:
         yield f"it can't be measured: the pack lacks {error}"
         return
     try:
-        record = parse_record({"messages": member.get("messages"), "tools": member.get("tools")}, ReadSettings())
+        positions = [_positions(fd, pack, name) for name in names]
+        messages = pack.form.messages(member, positions)
+        record = parse_record({"messages": messages, "tools": member.get("tools")}, ReadSettings())
         media = [probe(open_part(fd, part.offset, part.size)) for part in files]
         tokens = template.encode(Sample(record.messages, with_frames(media, member.get("video_frames")), record.tools))
     except Skip as skip:
         yield f"it can't be measured: {skip}"
+        return
+    except (KeyError, TypeError, ValueError) as error:  # of a damaged conversation
+        yield f"it can't be measured: {short(str(error) or type(error).__name__)}"
         return
     for name, ours, theirs in zip(
         ("tokens", "supervised tokens"), (len(tokens.ids), tokens.num_supervised), stated, strict=True
     ):
         if ours != theirs:
             yield f"{ours} {name} measured again, {theirs} in the pack"
+
+
+def _positions(fd: int, pack: Pack, image: str) -> Any:
+    """The patch positions of an image of `packed_captioning`."""
+    part = pack.parts.get(f"{image.removesuffix('.jpg')}.npy")
+    return None if part is None else load_positions(os.pread(fd, part.size, part.offset), part.name)

@@ -43,6 +43,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("record_offset", pa.int64()),
         ("record_size", pa.int64()),
         ("parts", _PART_TYPE),  # the media, in the order of their placeholders
+        ("positions", wds.PART_TYPE),  # the .npy of its images, where they are members of its tar
         ("files", _FILES_TYPE),  # that it is made of beside its shard, to see whether they change; null: none can be
         ("media_type", pa.string()),
         ("token_len", pa.int32()),
@@ -117,6 +118,7 @@ class _Row:
     #: what the sample seems to be until its media were looked at; None: can't be told
     media_type: str | None
     parts: list[tuple[str, int, int, str, str]] = field(default_factory=list)  # as _PART_TYPE
+    positions: list[dict[str, Any]] = field(default_factory=list)
     files: list[dict[str, Any]] | None = None
     token_len: int = 0
     num_supervised: int = 0
@@ -156,7 +158,7 @@ class _Row:
             self.media_type = media_type([medium.kind for medium in media])
             messages, order, put_in = place_media(record.messages, [medium.kind for medium in media])
             num_images = sum(medium.kind == "image" for medium in media)
-            positions = reader.positions(shard, record, num_images)
+            positions = reader.positions(shard, record, num_images, self.key, self.all_parts)
             marks = reader.marks(shard, record, positions, num_images)
             self.files = reader.files(shard, [*parts, *positions])
             rendered = template.render(Sample(stamped(messages, marks), [media[i] for i in order], record.tools))
@@ -168,6 +170,8 @@ class _Row:
                 self.media_type = "text"
             return None
         self.parts = [(*parts[i], media[i].kind, media[i].extension) for i in order]
+        if shard.lines is None:
+            self.positions = [part._asdict() for part in dict.fromkeys(positions) if part is not None]
         self.placeholders_put_in = put_in
         self.placeholders_as_text = not media and num_placeholders(messages) > 0
         self.num_visual_tokens = rendered.num_visual_tokens

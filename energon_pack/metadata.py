@@ -18,6 +18,8 @@ from energon_pack.splits import SPLITS
 #: The Energon version whose layout this is; readers only show it.
 _ENERGON_VERSION = "7.4.1"
 
+SAMPLE_LOADER = "sample_loader.py"
+
 
 def write_metadata(
     folder: Path,
@@ -26,6 +28,7 @@ def write_metadata(
     dataset_yaml: str,
     sqlite: bool,
     manifest: Mapping[str, Any],
+    sample_type: str | None = None,
 ) -> None:
     """Write `.nv-meta` for the shards of a finished folder.
 
@@ -33,9 +36,12 @@ def write_metadata(
         dataset_yaml: `typed` or `crude`: which of the two `dataset.yaml` is; the other stands beside it.
         sqlite: write index.sqlite and index.uuid, too.
         manifest: the content of energon_pack.json: what training checks.
+        sample_type: `module:Class` of another stack, to be filled by a sample_loader.py; None: this package's own.
     """
     meta = folder / META_FOLDER
-    info = write_energon(folder, shards, flavor, dataset_yaml)
+    info = write_energon(folder, shards, flavor, dataset_yaml, sample_type)
+    if sample_type is not None:
+        write_whole(meta / SAMPLE_LOADER, sample_loader_py(flavor))
     content = json.dumps({"format": FORMAT, **manifest}, indent=2, sort_keys=True)
     write_whole(meta / MANIFEST, content.encode())
     if sqlite:
@@ -44,11 +50,13 @@ def write_metadata(
         write_whole(meta / "index.uuid", str(derived).encode())
 
 
-def write_energon(folder: Path, shards: Sequence[WrittenShard], flavor: str, dataset_yaml: str) -> dict[str, Any]:
+def write_energon(
+    folder: Path, shards: Sequence[WrittenShard], flavor: str, dataset_yaml: str, sample_type: str | None = None
+) -> dict[str, Any]:
     """What Energon itself reads of a dataset, packed or not; the content of .info.json."""
     meta = folder / META_FOLDER
     meta.mkdir(exist_ok=True)
-    for name, value in dataset_yamls(flavor, dataset_yaml).items():
+    for name, value in dataset_yamls(flavor, dataset_yaml, sample_type).items():
         _write_yaml(meta / name, value)
 
     # `energon lint` asks for train, val and test; it passes over an empty one and fails on a missing one.
@@ -61,14 +69,19 @@ def write_energon(folder: Path, shards: Sequence[WrittenShard], flavor: str, dat
     return info
 
 
-def dataset_yamls(flavor: str, dataset_yaml: str) -> dict[str, dict[str, Any]]:
+def sample_loader_py(flavor: str) -> bytes:
+    """The content of `.nv-meta/sample_loader.py`."""
+    return (Path(__file__).parent / "sample_loaders" / f"{flavor}.py").read_bytes()
+
+
+def dataset_yamls(flavor: str, dataset_yaml: str, sample_type: str | None = None) -> dict[str, dict[str, Any]]:
     """Name → content of the two files that say how Energon reads a dataset.
 
     Args:
-        dataset_yaml: as in `write_metadata`.
+        dataset_yaml, sample_type: as in `write_metadata`.
     """
-    sample_class, sample_type = FLAVORS[flavor]
-    typed = {
+    sample_class, subflavor = FLAVORS[flavor]
+    typed: dict[str, Any] = {
         "sample_type": {"__module__": "energon_pack.flavors", "__class__": sample_class},
         "sample_loader": {
             "__module__": "energon_pack.loading",
@@ -77,12 +90,20 @@ def dataset_yamls(flavor: str, dataset_yaml: str) -> dict[str, dict[str, Any]]:
         },
         "part_filter": {"__module__": "energon_pack.loading", "__function__": "make_part_filter"},
         "decoder": None,  # the loader decodes images itself
-        "subflavors": {"sample_type": sample_type},
+        "subflavors": {"sample_type": subflavor},
     }
+    if sample_type is not None:
+        module, _, name = sample_type.partition(":")
+        typed = {
+            "sample_type": {"__module__": module, "__class__": name},
+            "sample_loader": f"{SAMPLE_LOADER}:sample_loader",
+            "part_filter": f"{SAMPLE_LOADER}:part_filter",
+            "subflavors": {"sample_type": subflavor},
+        }
     crude = {
         "__module__": "megatron.energon",
         "__class__": "CrudeWebdataset",
-        "subflavors": {"sample_type": sample_type},
+        "subflavors": {"sample_type": subflavor},
     }
     if dataset_yaml == "typed":
         return {"dataset.yaml": typed, "crude.yaml": crude}

@@ -162,6 +162,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
                     config.output.dataset_yaml.value,
                     config.output.sqlite,
                     _manifest(config, template, lengths, plan),
+                    config.output.sample_type,
                 )
             with progress.measured("check"), discarding_shards(staging):
                 check_media([(item.shard, item.path) for item in measured], executor, progress)

@@ -5,7 +5,6 @@ Read with care: it may be damaged, and whoever reads it here wants to know how.
 
 import json
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energon_pack.cut import Cut
+from energon_pack.cut import PART_OF, Cut
 from energon_pack.errors import PackError
 from energon_pack.plan_file import PLAN_SCHEMA
 from energon_pack.sample import Part
@@ -28,9 +27,6 @@ from energon_pack.sources.tar import BLOCK, TarScan
 PLAN = "pack_plan.parquet"
 LEDGER = "skipped.jsonl"
 REPORT = "report.json"
-
-#: Which part of a sample that was cut.
-PART_OF = re.compile(r"[1-9]\d{0,6}of[1-9]\d{0,6}")
 
 
 class PackFiles(NamedTuple):
@@ -171,11 +167,18 @@ class PlanFile:
 def _makes_sense(member: Member) -> bool:
     """Whether a row has the values it needs, and possible ones: a damaged plan may hold anything of the right types."""
     strings = (member.shard, member.key, member.record_part)
-    numbers = (member.token_len, member.num_supervised, member.record_offset, member.record_size)
+    numbers = (
+        member.token_len,
+        member.num_supervised,
+        member.num_visual_tokens,
+        member.record_offset,
+        member.record_size,
+    )
     return (
         all(isinstance(value, str) for value in strings)
         and all(isinstance(value, int) for value in numbers)
         and all(None not in part and part[3] in ("image", "video") for part in member.parts)
+        and all(None not in part for part in member.positions)
         and (member.cut is None or _is_possible(member.cut))
     )
 

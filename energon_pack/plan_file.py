@@ -29,7 +29,7 @@ _BLOCK = 512  # tar
 _ROWS = 200_000  # dealt at once
 _COLUMNS = (
     "key", "media_type", "token_len", "num_supervised", "num_visual_tokens", "record_part", "record_offset",
-    "record_size", "parts", "cut",
+    "record_size", "parts", "positions", "cut",
 )  # fmt: skip
 PLAN_SCHEMA = pa.schema(
     [("pack", pa.string()), ("shard", pa.string()), *(LENGTHS_SCHEMA.field(name) for name in _COLUMNS)]

@@ -118,6 +118,8 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     if not any(message["role"] == "assistant" for message in messages):
         raise Skip(Reason.NO_ASSISTANT_TURN, f"roles are {[m['role'] for m in messages][:8]}")
 
+    if isinstance(names := value.get("patch_positions"), list):
+        value = {**value, "patch_positions": list(_flatten(names))}
     used |= {key for key in _MEDIA_KEYS if _is_listing(value.get(key))} | {*_KIND_KEYS, "tools"}
     return Record(
         messages=messages,
@@ -282,7 +284,7 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
     Raises:
         Skip: `missing_media`.
     """
-    chosen = _listed_parts(record.listed_media, key, parts) if record.listed_media is not None else None
+    chosen = listed_parts(record.listed_media, key, parts) if record.listed_media is not None else None
     if chosen is None:
         chosen = [part for part in parts if kind_by_name(part.name)]
         if not chosen and record.declared in ("image", "video", "mix"):
@@ -290,21 +292,18 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
         if not chosen and parts and num_placeholders(record.messages):
             names = ", ".join(part.name for part in parts)
             raise Skip(Reason.MISSING_MEDIA, f"placeholders, but no medium by its name: {names} (`name` lists media)")
-    for part in chosen:
-        if part.size < 0:
-            raise Skip(Reason.MISSING_MEDIA, f"{part.name} is a link or the like, without bytes in the tar")
-    return chosen
+    return _with_bytes(chosen)
 
 
-def _listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
+def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
+    """Those of the parts that are listed, by the names that `media_parts` takes; raises Skip as that does."""
     by_name = {part.name: part for part in parts}
-    basename = key.rpartition("/")[2]
     chosen = []
     for listed in listed_media:
         part = by_name.get(listed)
         if part is None:
             whole = listed.removeprefix("./")
-            prefix = next((p for p in (f"{key}.", f"{basename}.") if whole.startswith(p)), None)
+            prefix = next((p for p in (f"{key}.", f"{key.rpartition('/')[2]}.") if whole.startswith(p)), None)
             part = by_name.get(whole[len(prefix) :]) if prefix else None
         if part is None:
             same = [p for p in parts if p.name.rpartition(".")[2] == listed]
@@ -312,4 +311,10 @@ def _listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) 
         if part is None:
             raise Skip(Reason.MISSING_MEDIA, f"{listed!r} is listed, the parts are {sorted(by_name)[:8]}")
         chosen.append(part)
-    return chosen
+    return _with_bytes(chosen)
+
+
+def _with_bytes(parts: list[Part]) -> list[Part]:
+    if link := next((part for part in parts if part.size < 0), None):
+        raise Skip(Reason.MISSING_MEDIA, f"{link.name} is a link or the like, without bytes in the tar")
+    return parts

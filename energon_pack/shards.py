@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energon_pack.cut import Cut, stored
+from energon_pack.cut import Cut, split_id, stored
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
-from energon_pack.packs import CAPTIONING, Conversation, pack_value, part_names
+from energon_pack.packs import CAPTIONING, MULTI_MIX_QA, Conversation, media_names, pack_value
 from energon_pack.record import ReadSettings, Record
 from energon_pack.sample import Part, Skip
 from energon_pack.sources import wds
@@ -109,11 +109,13 @@ class Member(NamedTuple):
     key: str
     token_len: int
     num_supervised: int
+    num_visual_tokens: int
     record_part: str
     record_offset: int
     record_size: int
     cut: Cut | None
     parts: list[tuple[str, int, int, str, str]]  # name, offset, size, kind, extension
+    positions: list[tuple[str, int, int]]  # the .npy of the whole sample's images, where they are in its tar
 
     @property
     def sample(self) -> str:
@@ -122,14 +124,16 @@ class Member(NamedTuple):
 
     @property
     def sample_id(self) -> str:
-        return self.sample + (f"#{self.cut.part}" if self.cut else "")
+        """As `sample`, of a part with its number; a whole one that is called like a part is `#1of1` of its name."""
+        part = self.cut.part if self.cut else "1of1" if split_id(self.sample)[1] else None
+        return f"{self.sample}#{part}" if part else self.sample
 
 
 def members_of(table: pa.Table) -> Iterator[tuple[str, Member]]:
     """Rows of pack_plan.parquet: the key of the pack, and its member."""
-    columns = [table[name].to_pylist() for name in Member._fields[:-2]]
+    columns = [table[name].to_pylist() for name in Member._fields[:-3]]
     columns.append([Cut(**cut) if cut else None for cut in table["cut"].to_pylist()])
-    rows = zip(*columns, wds.parts_of(table), strict=True)
+    rows = zip(*columns, wds.parts_of(table), wds.parts_of(table, "positions"), strict=True)
     return zip(table["pack"].to_pylist(), map(Member._make, rows), strict=True)
 
 
@@ -147,21 +151,15 @@ def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "Sourc
     }
     value = pack_value(job.flavor, conversations, meta)
     tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
-    for index, (member, own) in enumerate(zip(members, conversations, strict=True)):
-        lead = sources.lead(member)
-        names = part_names(job.flavor, index, own.media)
-        for name, (part, offset, size, _, _) in zip(names, member.parts, strict=True):
-            fd = sources.fd_of(member, Part(part, offset, size))
-            header = tar.copy(f"{key}.{name}", fd, offset, size, lead)
-            sources.check_header(header, member, part, size)
-        of_images = sources.positions_of(member, own) if own.has_positions else []
-        for name, positions in zip(names, of_images, strict=False):
-            if positions is not None:
-                tar.copy(f"{key}.{name.removesuffix('.jpg')}.npy", sources.fd_of(member, positions), 0, positions.size)
+    for member, own, names in zip(members, conversations, media_names(job.flavor, value), strict=True):
+        for name, part in zip(names, sources.parts_of(member, own), strict=True):
+            lead = sources.lead(member)
+            header = tar.copy(f"{key}.{name}", sources.fd_of(member, part), part.offset, part.size, lead)
+            sources.check_header(header, member, part.name, part.size)
 
 
 def conversation(
-    member: Member, sources: "Sources", settings: ReadSettings, flavor: str = "packed_multi_mix_qa"
+    member: Member, sources: "Sources", settings: ReadSettings, flavor: str = MULTI_MIX_QA
 ) -> Conversation:
     """What a pack holds of a member beside its media.
 
@@ -231,14 +229,21 @@ class Sources:
         """The times of the images of the whole sample that a member is, or is a part of."""
         shard = self._shards[member.shard]
         kinds = member.cut.all_kinds if member.cut else [part[3] for part in member.parts]
-        positions = self._reader.positions(shard, record, kinds.count("image"))
+        arrays = [Part(*part) for part in member.positions]
+        positions = self._reader.positions(shard, record, kinds.count("image"), member.key, arrays)
         return self._reader.marks(shard, record, positions, kinds.count("image"))
 
     def positions_of(self, member: Member, content: Conversation) -> list[Part | None]:
         """The patch positions of each image of a member."""
         record = Record([], fields=content.fields)
         num_images = sum(kind == "image" for kind, _ in content.media)
-        return self._reader.positions(self._shards[member.shard], record, num_images)
+        arrays = [Part(*part) for part in member.positions]
+        return self._reader.positions(self._shards[member.shard], record, num_images, member.key, arrays)
+
+    def parts_of(self, member: Member, content: Conversation) -> list[Part]:
+        """All that a pack holds of a member beside its JSON: media, then what patch positions its flavour takes."""
+        positions = self.positions_of(member, content) if content.has_positions else []
+        return [*(Part(*part[:3]) for part in member.parts), *(part for part in positions if part is not None)]
 
     def changed(self, member: Member) -> PackError:
         return changed(self._shards[member.shard])

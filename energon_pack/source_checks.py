@@ -1,13 +1,14 @@
 """Whether every sample of the source is accounted for: in a pack, in the ledger, or left out by the source settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from energon_pack.demo import make_demo
+from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.findings import Hashes, hashes, joined, named, short
@@ -18,14 +19,13 @@ from energon_pack.sources.find import Shard, Source, find_shards
 from energon_pack.sources.meta import find_lines
 from energon_pack.sources.reader import index_shard
 
-_Job = tuple[Shard, frozenset[str]]
 
-
-def find_source(folder: Path, report: Mapping[str, Any], given: Sequence[str]) -> Source:
+def find_source(folder: Path, report: Mapping[str, Any], given: Sequence[str], media_root: str | None = None) -> Source:
     """The source a dataset was packed from.
 
     Args:
         given: where it is now; empty: where report.json says it was.
+        media_root: where the media of JSONL are now; None: as it was.
 
     Raises:
         PackError: nothing there, or report.json does not say.
@@ -39,13 +39,13 @@ def find_source(folder: Path, report: Mapping[str, Any], given: Sequence[str]) -
     elif not isinstance(path, str) and not (isinstance(path, list) and all(isinstance(p, str) for p in path)):
         raise PackError(f"{folder}/{REPORT} has config.source.path={short(path)}: --source PATH says where it is")
     split = settings.get("split")
-    root = settings.get("media_root")
+    root = media_root or settings.get("media_root")
     try:
         if settings.get("format") == "jsonl":
             return find_lines(path, root if isinstance(root, str) else None)
         return find_shards(path, split if isinstance(split, str) else None)
     except PackError as error:
-        raise PackError(f"{error} (--source PATH says where the source is now)") from None
+        raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None
 
 
 def demo_of(folder: Path, report: Mapping[str, Any]) -> tuple[str, str]:
@@ -61,9 +61,28 @@ def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
     return ReadSettings(**{name: value for name, value in values.items() if isinstance(value, str)})
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Which samples of a source were packed."""
+
+    limit: int | None
+    slice_of: tuple[int, int]
+    seed: int
+
+
+def drawn_of(report: Mapping[str, Any]) -> Drawn:
+    """As report.json says it; all, where it is damaged."""
+    limit, text, seed = (at(report, "config", *keys) for keys in (("source", "limit"), ("source", "slice"), ("seed",)))
+    try:
+        slice_of = parse_slice(text if isinstance(text, str) else None)
+    except PackError:
+        slice_of = (0, 1)
+    return Drawn(limit if type(limit) is int else None, slice_of, seed if type(seed) is int else 0)
+
+
 def unaccounted(
     source: Source,
-    limit: int | None,
+    drawn: Drawn,
     packed: Hashes,
     skipped: Hashes,
     names: Iterator[str],
@@ -73,19 +92,22 @@ def unaccounted(
     """For each source shard its number of samples, and what is wrong; at the end, what is not of the source.
 
     Args:
-        limit: only the first so many samples were read.
         packed, skipped: the samples in packs, and those of the ledger, one entry an entry.
         names: all samples of packs and ledger, for what is to be named.
     """
     found: list[Hashes] = []
-    jobs: list[_Job] = [(shard, source.excluded.get(shard.name, frozenset())) for shard in source.shards]
+    jobs = [_Job(shard, source.excluded.get(shard.name, frozenset()), drawn.seed) for shard in source.shards]
+    number, num_slices = drawn.slice_of
+    start = 0  # of this shard, among all that are drawn
     with progress.stage("source", len(jobs), "shards") as advance:
-        for values in executor.map(_samples_of, jobs):
+        for job, values in zip(jobs, executor.map(_samples_of, jobs), strict=True):
             if isinstance(values, str):
                 yield 0, [values]
                 continue
-            left = None if limit is None else limit - sum(map(len, found))
-            found.append(values[:left])
+            mine = values[(number - start) % num_slices :: num_slices]
+            start += len(values)
+            mine = mine[~np.isin(mine, hashes(map(job.shard.sample_id, job.excluded)))]
+            found.append(mine[: None if drawn.limit is None else drawn.limit - sum(map(len, found))])
             yield len(found[-1]), []
             advance(1)
     wanted, num_wanted = np.unique(joined(found), return_counts=True)
@@ -101,6 +123,15 @@ def unaccounted(
         yield 0, [f"{name} is no sample of the source, or accounted for twice" for name in named(too_often, names)]
 
 
+@dataclass(frozen=True)
+class _Job:
+    """A source shard, the keys of it that are left out, and what `sample_ratio` is drawn with."""
+
+    shard: Shard
+    excluded: frozenset[str]
+    seed: int
+
+
 def _samples_of(job: _Job) -> Hashes | str:
     try:
         return hashes(_names(job))
@@ -109,7 +140,10 @@ def _samples_of(job: _Job) -> Hashes | str:
 
 
 def _names(job: _Job) -> Iterator[str]:
-    shard, excluded = job
-    for key in index_shard(shard)["key"].to_pylist():
-        if key not in excluded:
-            yield shard.sample_id(key)
+    """All that are drawn of a shard, in its order, those left out among them."""
+    shard = job.shard
+    keys = index_shard(shard)["key"].to_pylist()
+    if shard.lines is not None and shard.lines.ratio != 1:
+        rows = drawn_rows(len(keys), shard.lines.ratio, shard.name, job.seed)
+        keys = drawn_keys(keys, rows, copy_numbers(rows))
+    return map(shard.sample_id, keys)

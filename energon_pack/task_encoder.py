@@ -227,7 +227,8 @@ def sources_of(sample: Any) -> Iterator[Source]:
         for i, sample_id in enumerate(sample.sample_ids):
             media = sample.images[i], sample.videos[i]
             frames = sample.video_frames[i] if sample.video_frames else None
-            yield Source(sample_id, sample.messages[i], *media, sample.tools[i], frames, sample.token_lens[i])
+            token_len = sample.token_lens[i] if sample.token_lens else None
+            yield Source(sample_id, sample.messages[i], *media, sample.tools[i], frames, token_len)
     elif isinstance(sample, PackedCaptioningSample):
         for i, images in enumerate(sample.images):
             sample_id = sample.sample_ids[i] if sample.sample_ids else f"{sample.__key__}#{i}"

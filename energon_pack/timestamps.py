@@ -25,7 +25,9 @@ def position_names(fields: Mapping[str, Any], num_images: int) -> list[str]:
     listed = fields.get("patch_positions") or []
     names = [name or "" for name in (listed if isinstance(listed, list) else [listed])]
     if any(not isinstance(name, str) for name in names) or (any(names) and len(names) != num_images):
-        raise Skip(Reason.BAD_MESSAGE, f"patch_positions names {len(names)} files for {num_images} images")
+        raise Skip(
+            Reason.BAD_MESSAGE, f'patch_positions names {len(names)} files for {num_images} images ("": one without)'
+        )
     return names if any(names) else []
 
 

@@ -1,7 +1,8 @@
 """From packs back to single samples: `python -m energon_pack.unpack DIR OUT`
 
 WebDataset tars as a source has them, one for each source shard, under its name: for each member of a pack
-`<key>.json` and its media, under their first names and byte for byte. Packing them again gives the same lengths.
+`<key>.json` and its media, under their first names and byte for byte. Of JSONL, one for each file: the key is the
+number of the line, and media are `0.jpg`, `1.png` …. Packing them again gives the same lengths.
 
     packed shards ──spill──► JSON of each member, rows dealt by source shard (two files on disk) ──write──► tars
 
@@ -10,8 +11,9 @@ Memory holds the rows of one source shard at a time, however many samples there 
 
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,17 +21,18 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from energon_pack import pack_checks as checks
+from energon_pack.contents import Pack
 from energon_pack.errors import PackError
 from energon_pack.files import sync_file_system
 from energon_pack.findings import printable
 from energon_pack.manifest import MANIFEST, META_FOLDER
-from energon_pack.pack_checks import Pack
 from energon_pack.packed import PLAN, PlanFile, read_object, shard_paths
+from energon_pack.packs import CAPTIONING, MULTI_MIX_QA
 from energon_pack.progress import Progress
 from energon_pack.publish import staging_folder
 from energon_pack.report import say
-from energon_pack.sample import kind_by_name, media_type
 from energon_pack.shards import Member
+from energon_pack.single import singles
 from energon_pack.source_checks import read_settings
 from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import Reader
@@ -40,7 +43,6 @@ from energon_pack.verifying import packs_of
 _ROWS = 50_000  # dealt at once
 _PACKS = 256  # of which the rows of the plan are held at once
 _VERIFY = "python -m energon_pack.verify says more"
-_MESSAGE_KEYS = ("messages", "conversations", "texts")  # where reading looks for a conversation, in order
 _ROW = pa.schema(
     [
         ("order", pa.int64()),  # where its JSON was in the source
@@ -53,7 +55,6 @@ _ROW = pa.schema(
     ]
 )
 _Row = dict[str, Any]
-_Json = dict[str, Any]
 
 
 def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
@@ -62,7 +63,7 @@ def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
     Raises:
         PackError: the folder is no packed dataset or is damaged, or `out` is there already. Nothing is written then.
     """
-    plan, messages_key = PlanFile(folder / PLAN), _messages_key(folder)
+    plan, (flavor, messages_key) = PlanFile(folder / PLAN), _settings(folder)
     out = out.absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise PackError(f"{out} exists and is not empty: choose another folder")
@@ -75,7 +76,7 @@ def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
         spill = _Spill(file)
         with progress.stage("read", len(paths), "shards") as advance:
             for path in paths:
-                for fd, pack, members in _packs(path, plan):
+                for fd, pack, members in _packs(path, flavor, plan):
                     spill.add_pack(fd, path.name, pack, members, messages_key)
                 advance(1)
             spill.deal()
@@ -97,8 +98,8 @@ def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
     return spill.num_rows
 
 
-def _messages_key(folder: Path) -> str | None:
-    """`source.messages_key` of a packed dataset.
+def _settings(folder: Path) -> tuple[str, str | None]:
+    """The flavour of a packed dataset, and its `source.messages_key`.
 
     Raises:
         PackError: the folder is none.
@@ -110,16 +111,19 @@ def _messages_key(folder: Path) -> str | None:
         manifest = read_object(path)
     except ValueError as error:
         raise PackError(f"{path} can't be read: {error}") from None
-    return read_settings(manifest).messages_key
+    flavor = manifest.get("flavor")
+    if flavor not in (MULTI_MIX_QA, CAPTIONING):
+        raise PackError(f"{path} has the flavor {flavor!r}, which can't be unpacked")
+    return flavor, read_settings(manifest).messages_key
 
 
-def _packs(path: Path, plan: PlanFile) -> Iterator[tuple[int, Pack, list[Member]]]:
+def _packs(path: Path, flavor: str, plan: PlanFile) -> Iterator[tuple[int, Pack, list[Member]]]:
     """The packs of a shard with their rows of the plan.
 
     Raises:
         PackError: a pack is damaged, or not what the plan says.
     """
-    packs = packs_of(path)
+    packs = packs_of(path, flavor)
     while some := list(islice(packs, _PACKS)):
         rows = plan.members({pack.files.key for _, pack, _ in some})
         for fd, pack, defects in some:
@@ -127,42 +131,6 @@ def _packs(path: Path, plan: PlanFile) -> Iterator[tuple[int, Pack, list[Member]
             for defect in chain(defects, checks.parts(pack), checks.placeholders(pack), checks.plan(pack, members)):
                 raise PackError(f"{path}: {pack.files.key}: {printable(defect)}; {_VERIFY}")
             yield fd, pack, members or []
-
-
-# ------------------------------------------------------------------------------------------------------ one sample
-
-
-def record_of(member: Mapping[str, Any], media: list[tuple[str, str]], messages_key: str | None = None) -> _Json:
-    """The JSON of a sample in its canonical form, from a member's in a pack.
-
-    Args:
-        media: part and kind of each, in the order of the placeholders, in which they are in the tar, too.
-        messages_key: where packing looks for a conversation first.
-
-    Raises:
-        PackError: its media have to be listed, and it has fields of its own where lists stand.
-    """
-    own = ("messages", "tools", "source_fields")
-    fields = {name: value for name, value in member.items() if name not in own}
-    clashing = member.get("source_fields")
-    restored = fields | clashing if isinstance(clashing, dict) else fields
-    places = [messages_key, *_MESSAGE_KEYS] if messages_key else list(_MESSAGE_KEYS)
-    found = (key for key in ("messages", *places) if key not in restored and not _is_before(places, key, restored))
-    if (key := next(found, None)) is None:  # it would be read as the conversation: it stays where it is
-        key, restored = "messages", fields | {"source_fields": clashing}
-    names = [name for name, _ in media]
-    record: _Json = {key: member["messages"], "media": media_type([kind for _, kind in media])}
-    if names != [name for name in dict.fromkeys(names) if kind_by_name(name)]:  # the tar does not say it all
-        listing = next((name for name in ("name", "media_files") if name not in restored), None)
-        if listing is None:
-            raise PackError(f"media {names} have to be listed, but `name` and `media_files` are fields of the sample")
-        record[listing] = names
-    return record | ({"tools": member["tools"]} if "tools" in member else {}) | restored
-
-
-def _is_before(places: list[str], key: str, fields: Mapping[str, Any]) -> bool:
-    """Whether reading would take another field than this one for the conversation."""
-    return any(fields.get(earlier) for earlier in places[: places.index(key)])
 
 
 # ---------------------------------------------------------------------------------------- dealt by source shard
@@ -180,12 +148,8 @@ class _Spill:
         self.places: dict[str, list[tuple[int, int]]] = {}
 
     def add_pack(self, fd: int, packed: str, pack: Pack, members: list[Member], messages_key: str | None) -> None:
-        for index, member in enumerate(members):
-            names = pack.names[index]
-            media = [(part[0], part[3]) for part in member.parts]
-            record = record_of(pack.fields["messages"][index], media, messages_key)
+        for member, (record, parts) in zip(members, singles(pack, members, messages_key), strict=True):
             data = json.dumps(record, ensure_ascii=False).encode()
-            parts = dict(zip((name for name, _ in media), (pack.parts[name] for name in names), strict=True))
             row = {
                 "order": member.record_offset,
                 "key": member.key,
@@ -244,7 +208,7 @@ def _safe(shard: str) -> str:
 
 def _tar_names(shard: str, number: int, taken: set[str]) -> list[str]:
     """Names of the tars for the samples of a source shard: its own where it is one, and none of another's."""
-    stem = shard.removesuffix(".tar")
+    stem = re.sub(r"\.(tar|jsonl?)$", "", shard)
     while True:
         names = [f"{stem}.tar"] if number == 1 else [f"{stem}.{i:06d}.tar" for i in range(number)]
         if names == [shard] or taken.isdisjoint(names):

@@ -1,13 +1,14 @@
 """From a composed config to a checked `PackConfig`: no unknown key, no value that makes no sense."""
 
 import difflib
+import re
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from energon_pack.config import GroupBy, Overlong, PackConfig, plain
+from energon_pack.config import GroupBy, OutputConfig, Overlong, PackConfig, plain
 from energon_pack.draws import parse_slice
 from energon_pack.errors import PackError
 from energon_pack.splits import split_shares
@@ -109,12 +110,29 @@ def _check_values(config: PackConfig) -> None:
     for name, text in (("output.name", output.name), ("output.shard_prefix", output.shard_prefix)):
         if text is not None and (not text or set(text) & set("/\\{},") or text.startswith(".")):
             raise PackError(f"{name}={text!r}: no slash, brace, comma or leading dot")
+    _check_sample_type(output)
     parse_slice(config.source.slice)
     split_shares(plain(output.splits))
     path = config.source.path
     entries = path if isinstance(path, list) else [path]
     if path is not None and not (entries and all(isinstance(entry, str) and entry for entry in entries)):
         raise PackError(f"source.path={path!r}: a folder, a file, a glob, or a list of these")
+
+
+def _check_sample_type(output: OutputConfig) -> None:
+    name = output.sample_type
+    if name is not None and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
+        raise PackError(f"output.sample_type={name}: a class is named module:Class, as my_stack.data:PackedSample")
+    if output.sample_loader_py and name is None:
+        raise PackError(
+            "output.sample_loader_py=true needs output.sample_type=module:Class, the class that the other stack reads"
+            " packs as; energon_pack's own classes need no sample_loader.py"
+        )
+    if name is not None and not output.sample_loader_py:
+        raise PackError(
+            f"output.sample_type={name} needs output.sample_loader_py=true: energon_pack's own loader fills its own"
+            " classes alone"
+        )
 
 
 def _read_text(name: str, path: str) -> str:

@@ -17,19 +17,19 @@ from energon_pack import dataset_checks as checks
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.findings import CHECKS, Findings
-from energon_pack.manifest import FLAVORS, MANIFEST, META_FOLDER
+from energon_pack.foreign import verify_foreign
+from energon_pack.manifest import MANIFEST, META_FOLDER
 from energon_pack.measured_again import measured_again, packed_with
 from energon_pack.pack_checks import samples_of
 from energon_pack.packed import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
+from energon_pack.packs import CAPTIONING, MULTI_MIX_QA
 from energon_pack.progress import Progress
 from energon_pack.report import console, say
-from energon_pack.source_checks import find_source, read_settings, unaccounted
+from energon_pack.source_checks import drawn_of, find_source, read_settings, unaccounted
 from energon_pack.sources.find import Source
 from energon_pack.splits import split_shares
 from energon_pack.tool import count, parser, run
 from energon_pack.verifying import VerifiedShard, VerifyJob, packs_of, verify_shard
-
-_FLAVOR = "packed_multi_mix_qa"
 
 
 def verify(
@@ -42,6 +42,7 @@ def verify(
     trust_remote_code: bool = False,
     max_errors: int = 20,
     num_workers: int | None = None,
+    media_root: str | None = None,
 ) -> Findings:
     """Everything that is wrong with a packed dataset.
 
@@ -49,19 +50,22 @@ def verify(
         source: compare with the source at these paths; an empty list: where it was when it was packed.
         lengths: measure so many members again.
         model: probe this class of models, or the one of this folder.
+        media_root: where the media of a JSONL source are now; None: as when it was packed.
 
     Raises:
         PackError: the folder is no packed dataset, or the source is not there.
     """
     if not (folder / META_FOLDER / MANIFEST).is_file():
-        raise PackError(f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}")
+        if source is not None or lengths:
+            raise PackError(
+                f"{folder} has no {META_FOLDER}/{MANIFEST}: --source and --lengths are for what energon_pack has packed"
+            )
+        return verify_foreign(folder, decode, max_errors, num_workers)
     findings = Findings(max_errors)
     manifest = _read(folder / META_FOLDER / MANIFEST, "metadata", findings)
-    flavor = manifest.get("flavor")
-    if isinstance(flavor, str) and flavor in FLAVORS and flavor != _FLAVOR:
-        raise PackError(f"{folder} has the flavor {flavor}; {_FLAVOR} can be verified")
+    flavor = manifest["flavor"] if manifest.get("flavor") in (MULTI_MIX_QA, CAPTIONING) else MULTI_MIX_QA
     report = _read(folder / REPORT, "totals", findings)
-    found = None if source is None else find_source(folder, report, source)
+    found = None if source is None else find_source(folder, report, source, media_root)
     plan = _plan(folder / PLAN, findings)
     paths = shard_paths(folder)
     shares, seed = _splits(manifest)
@@ -69,6 +73,7 @@ def verify(
     jobs = (
         VerifyJob(
             path=path,
+            flavor=flavor,
             plan=plan,
             packing=packing if isinstance(packing, dict) else {},
             fingerprint=manifest.get("fingerprint"),
@@ -95,7 +100,7 @@ def verify(
         if found is not None:
             _check_accounts(folder, found, report, shards, ledger, findings, executor, progress)
     if lengths:
-        again = measured_again(folder, shards, lengths, processor, trust_remote_code, report)
+        again = measured_again(folder, flavor, shards, lengths, processor, trust_remote_code, report)
         with progress.stage("lengths", lengths, "members") as advance:
             for member, defects in again:
                 findings.add("lengths", member, defects)
@@ -121,12 +126,12 @@ def _read(path: Path, check: str, findings: Findings) -> dict[str, Any]:
 
 
 def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
-    """Shares of the splits, and the seed by which samples are in them; all in one where the manifest is damaged."""
+    """Shares of the splits, and the seed by which samples are in them; none where the manifest is damaged."""
     splits, seed = at(manifest, "content", "output", "splits"), at(manifest, "content", "plan", "seed")
     try:
         return split_shares(splits), int(seed)
     except (PackError, AttributeError, TypeError, ValueError):
-        return (1.0,), 0
+        return (), 0
 
 
 def _plan(path: Path, findings: Findings) -> PlanFile | None:
@@ -170,12 +175,9 @@ def _check_accounts(
     executor: LocalExecutor,
     progress: Progress,
 ) -> None:
-    limit = at(report, "config", "source", "limit")
     packed = checks.packed_samples(shards)
     names = chain(_samples(folder, shards), ledger.names())
-    for number, defects in unaccounted(
-        source, limit if type(limit) is int else None, packed, ledger.samples, names, executor, progress
-    ):
+    for number, defects in unaccounted(source, drawn_of(report), packed, ledger.samples, names, executor, progress):
         findings.add("source samples", folder.name, defects, number)
 
 
@@ -200,6 +202,8 @@ def print_findings(findings: Findings, max_errors: int) -> None:
             result = f"{number:,} defect{'s' * (number > 1)}" if number else "ok"
             table.add_row(check, what, f"{number_looked_at:,}", result, style="bold" if number else None)
     console().print(table)
+    for note in findings.notes:
+        say(note)
     shown = findings.first(max_errors)
     for defect in shown:
         say(str(defect))
@@ -220,6 +224,7 @@ def main() -> int:
         trust_remote_code=arguments.trust_remote_code,
         max_errors=arguments.max_errors,
         num_workers=arguments.num_workers,
+        media_root=arguments.media_root,
     )
     print_findings(findings, arguments.max_errors)
     return 1 if findings.num_defects.total() else 0
@@ -230,6 +235,7 @@ def _arguments() -> argparse.Namespace:
     made.add_argument("dataset", metavar="DIR", help="folder of a packed dataset")
     made.add_argument("--decode", action="store_true", help="decode every image, open every video")
     made.add_argument("--source", nargs="*", metavar="PATH", help="compare with the source, at PATH if it has moved")
+    made.add_argument("--media-root", metavar="FOLDER", help="where media of a JSONL source are now")
     made.add_argument("--lengths", type=count, default=0, metavar="N", help="measure N random members again")
     made.add_argument(
         "--model",

@@ -13,18 +13,19 @@ from typing import Any
 import numpy as np
 
 from energon_pack import pack_checks as checks
+from energon_pack.contents import Pack, parse
 from energon_pack.errors import PackError
 from energon_pack.findings import Findings, Hashes, hashed, short
 from energon_pack.media import open_image, open_part, probe
-from energon_pack.pack_checks import Pack
 from energon_pack.packed import PackFiles, PlanFile, opened, packs_in
-from energon_pack.packs import own_value
+from energon_pack.packs import MULTI_MIX_QA, member_value
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Skip
 from energon_pack.shards import Member, Sources, conversation
 from energon_pack.sources.find import Shard
 from energon_pack.sources.tar import BLOCK, TarScan, compression
 from energon_pack.splits import SPLITS, split_numbers
+from energon_pack.timestamps import load_positions
 
 _CHUNK = 1 << 20
 _PACKS = 256  # of which the rows of the plan are held at once
@@ -35,15 +36,16 @@ class VerifyJob:
     """One shard, and what it is compared with."""
 
     path: Path
+    flavor: str | None  # None: another tool wrote it
     plan: PlanFile | None  # None: it can't be read
     packing: Mapping[str, Any]
     fingerprint: Any
     decode: bool
     source: dict[str, Shard] | None  # by name; None: not compared
     read: ReadSettings
-    shares: Sequence[float]  # of the splits
-    seed: int
     max_defects: int
+    shares: Sequence[float] = ()  # of the splits; none: not known
+    seed: int = 0
 
 
 @dataclass
@@ -59,6 +61,7 @@ class VerifiedShard:
     num_supervised: int
     media_types: Counter[str]
     splits: set[str]  # in which its samples are, by their ids
+    whose: Counter[str]  # packs of other tools
 
 
 @dataclass
@@ -69,11 +72,13 @@ class _Seen:
     sums: Counter[str] = field(default_factory=Counter)
     media_types: Counter[str] = field(default_factory=Counter)
     splits: set[int] = field(default_factory=set)
+    whose: Counter[str] = field(default_factory=Counter)
 
     def add(self, pack: Pack, members: list[Member] | None, job: VerifyJob) -> None:
         self.packs.append(hashed(pack.files.key))
         samples = list(checks.samples_of(pack, members))
-        self.splits |= set(split_numbers((sample for sample, _ in samples), job.shares, job.seed).tolist())
+        if job.shares:
+            self.splits |= set(split_numbers((sample for sample, _ in samples), job.shares, job.seed).tolist())
         for sample, part in samples:
             if part is None:
                 self.samples.append(hashed(sample))
@@ -81,7 +86,8 @@ class _Seen:
                 self.parts.setdefault(sample, []).append(part)
         for name in ("token_lens", "num_supervised"):
             self.sums[name] += sum(pack.meta.get(name, ()))
-        self.media_types[pack.fields.get("media_type", "unknown")] += 1
+        self.media_types[pack.media_type] += 1
+        self.whose[pack.form.whose] += 1
 
 
 def verify_shard(job: VerifyJob) -> VerifiedShard:
@@ -101,7 +107,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
                     pack = _read(fd, job, files, findings)
                     members = rows.get(files.key) if rows is not None else None
                     seen.add(pack, members, job)
-                    _check(job, pack, findings)
+                    _check(job, pack, members, findings)
                     _check_media(fd, job, pack, findings)
                     if rows is not None:
                         findings.add("plan", f"{job.path.name}: {files.key}", checks.plan(pack, members))
@@ -119,14 +125,19 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
         num_supervised=seen.sums["num_supervised"],
         media_types=seen.media_types,
         splits={SPLITS[number] for number in seen.splits},
+        whose=seen.whose - Counter({"": seen.whose[""]}),
     )
 
 
-def packs_of(path: Path) -> Iterator[tuple[int, Pack, list[str]]]:
-    """The packs of a shard: a descriptor to read them, each pack, and what its JSON lacks."""
+def packs_of(path: Path, flavor: str = MULTI_MIX_QA) -> Iterator[tuple[int, Pack, list[str]]]:
+    """The packs of a shard: a descriptor to read them, each pack, and what its JSON lacks.
+
+    Args:
+        flavor: it may be another's where only `meta` is asked for.
+    """
     with opened(path) as fd:
         for files in packs_in(TarScan(fd, os.fstat(fd).st_size)):
-            yield fd, *checks.parse(files, _json(fd, files))
+            yield fd, *parse(files, _json(fd, files), flavor)
 
 
 def _json(fd: int, files: PackFiles) -> bytes | None:
@@ -174,17 +185,20 @@ def _rows(job: VerifyJob, some: list[PackFiles], findings: Findings) -> dict[str
 
 
 def _read(fd: int, job: VerifyJob, files: PackFiles, findings: Findings) -> Pack:
-    pack, defects = checks.parse(files, _json(fd, files))
+    pack, defects = parse(files, _json(fd, files), job.flavor)
     findings.add("json", f"{job.path.name}: {files.key}", defects)
     return pack
 
 
-def _check(job: VerifyJob, pack: Pack, findings: Findings) -> None:
+def _check(job: VerifyJob, pack: Pack, members: list[Member] | None, findings: Findings) -> None:
     where = f"{job.path.name}: {pack.files.key}"
     findings.add("parts", where, checks.parts(pack), len(pack.files.parts))
-    findings.add("placeholders", where, checks.placeholders(pack), len(pack.fields.get("messages", ())))
-    findings.add("sums", where, checks.sums(pack))
-    findings.add("capacity", where, checks.capacity(pack, job.packing))
+    findings.add("placeholders", where, checks.placeholders(pack), len(pack.members or ()))
+    if pack.form.meta:
+        findings.add("sums", where, checks.sums(pack))
+    if job.flavor is None:
+        return
+    findings.add("capacity", where, checks.capacity(pack, job.packing, members))
     findings.add("fingerprint", where, checks.fingerprint(pack, job.fingerprint))
 
 
@@ -193,14 +207,16 @@ def _check_media(fd: int, job: VerifyJob, pack: Pack, findings: Findings) -> Non
         if part.name == "json" or part.size < 0:
             continue
         where = f"{job.path.name}: {pack.files.key}"
-        findings.add("kinds", where, checks.kind(part.name, os.pread(fd, min(16, part.size), part.offset)))
+        findings.add("kinds", where, checks.kind(pack, part.name, os.pread(fd, min(16, part.size), part.offset)))
         if job.decode:
             findings.add("decode", where, _decoded(fd, part))
 
 
 def _decoded(fd: int, part: Part) -> Iterator[str]:
     try:
-        if probe(open_part(fd, part.offset, part.size)).kind == "image":
+        if part.name.endswith(".npy"):
+            load_positions(os.pread(fd, part.size, part.offset), part.name)
+        elif probe(open_part(fd, part.offset, part.size)).kind == "image":
             open_image(os.pread(fd, part.size, part.offset))
     except Skip as skip:
         yield f"{part.name}: {skip.detail}"
@@ -215,7 +231,7 @@ def _check_source(
     fd: int, job: VerifyJob, pack: Pack, members: list[Member], sources: Sources, findings: Findings
 ) -> None:
     """Each member is what its row of the plan makes of the source."""
-    texts = pack.fields.get("messages", [])
+    flavor = pack.form.flavor
     for index, member in enumerate(members):
         where = f"{job.path.name}: {pack.files.key}: {member.sample_id}"
         shard = (job.source or {}).get(member.shard)
@@ -224,15 +240,16 @@ def _check_source(
             findings.add("source text", where, [f"{what} {short(member.shard)}"])
             continue
         try:
-            wanted = own_value(conversation(member, sources, job.read))
-        except (PackError, OSError, IndexError) as error:  # IndexError: it is cut at a turn that it does not have
+            content = conversation(member, sources, job.read, flavor)
+            parts = sources.parts_of(member, content)
+        except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it is cut at a turn that it does not have
             findings.add("source text", where, [str(error)])
+            parts = [Part(*part[:3]) for part in member.parts]
         else:
-            found = texts[index] if index < len(texts) else None
-            findings.add("source text", where, _text_differs(found, wanted))
-        names = pack.names[index] if index < len(pack.names) else []
-        for name, (part, offset, size, *_) in zip(names, member.parts, strict=False):
-            findings.add("source media", where, _media_differ(fd, pack, name, member, (part, offset, size), sources))
+            found = next(iter((pack.members or [])[index : index + 1]), None)
+            findings.add("source text", where, _text_differs(found, member_value(flavor, index, content)))
+        for name, part in zip(next(iter((pack.named or [])[index : index + 1]), []), parts, strict=False):
+            findings.add("source media", where, _media_differ(fd, pack, name, member, part, sources))
 
 
 def _is_within(member: Member, shard: Shard) -> bool:
@@ -240,7 +257,7 @@ def _is_within(member: Member, shard: Shard) -> bool:
     record = member.record_offset, member.record_size
     if shard.lines:  # media are files of their own
         return record[0] >= 0 and record[1] >= 0 and sum(record) <= shard.size
-    places = [record, *(part[1:3] for part in member.parts)]
+    places = [record, *(part[1:3] for part in member.parts), *(part[1:3] for part in member.positions)]
     return all(offset >= BLOCK and size >= 0 and offset + size <= shard.size for offset, size in places)
 
 
@@ -277,15 +294,13 @@ def _excerpts(found: Any, wanted: Any) -> tuple[str, str]:
     return short(found), short(wanted)
 
 
-def _media_differ(
-    fd: int, pack: Pack, name: str, member: Member, source: tuple[str, int, int], sources: Sources
-) -> Iterator[str]:
+def _media_differ(fd: int, pack: Pack, name: str, member: Member, source: Part, sources: Sources) -> Iterator[str]:
     part = pack.parts.get(name)
     if part is None or part.size < 0:
         return  # `parts` says so
     its_name, offset, size = source
     try:
-        source_fd = sources.checked_fd(member, Part(its_name, offset, size))
+        source_fd = sources.checked_fd(member, source)
         if part.size != size:
             yield f"{name} has {part.size} bytes, {its_name} in the source {size}"
             return

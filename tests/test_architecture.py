@@ -52,6 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "tar_writer": {"errors"},
     "shards": {"cut", "errors", "files", "manifest", "packs", "record", "sample", "sources", "tar_writer"},
     "choice": {"items", "plan", "report"},
+    "sample_loaders": set(),
     "metadata": {"files", "manifest", "shards", "sources", "splits"},
     "convert": {
         "errors", "files", "media", "metadata", "record", "sample", "shards", "sources", "tar_writer",
@@ -79,7 +80,7 @@ ALLOWED: dict[str, set[str]] = {
         "batch", "flavors", "guards", "layout", "loading", "manifest", "members", "packs", "pixels", "rope",
         "templates",
     },
-    "loading": {"flavors", "manifest", "media", "record", "sample", "templates"},
+    "loading": {"flavors", "manifest", "media", "record", "sample", "templates", "timestamps"},
     "pack": {
         "audit", "bins", "check", "choice", "config", "current", "cutting", "demo", "draws", "errors", "executor",
         "files", "items", "lengths", "metadata", "naming", "plan", "plan_file", "progress", "publish", "record",
@@ -89,26 +90,36 @@ ALLOWED: dict[str, set[str]] = {
     "tool": {"errors"},
     "findings": set(),
     "packed": {"cut", "errors", "plan_file", "sample", "shards", "sources"},
-    "pack_checks": {"findings", "manifest", "media", "packed", "packs", "record", "sample", "shards"},
+    "forms": {"findings", "manifest", "packs", "sample"},
+    "contents": {"findings", "forms", "packed", "packs", "record", "sample"},
+    "pack_checks": {"contents", "cut", "findings", "forms", "media", "packs", "record", "sample", "shards"},
     "verifying": {
-        "errors", "findings", "media", "pack_checks", "packed", "packs", "record", "sample", "shards", "sources",
-        "splits",
+        "contents", "errors", "findings", "media", "pack_checks", "packed", "packs", "record", "sample", "shards",
+        "sources", "splits", "timestamps",
     },
+    "sqlite_checks": {"findings", "packed", "sources"},
     "dataset_checks": {
-        "errors", "findings", "manifest", "metadata", "pack_checks", "packed", "sample", "splits", "verifying",
+        "errors", "findings", "manifest", "metadata", "pack_checks", "packed", "sample", "splits",
+        "sqlite_checks", "verifying",
     },
-    "source_checks": {"demo", "errors", "executor", "findings", "packed", "progress", "record", "sources"},
+    "foreign": {
+        "dataset_checks", "errors", "executor", "findings", "manifest", "packed", "progress", "record", "verifying",
+    },
+    "source_checks": {"demo", "draws", "errors", "executor", "findings", "packed", "progress", "record", "sources"},
     "measured_again": {
-        "loading", "media", "pack_checks", "packed", "record", "sample", "source_checks", "templates", "verifying",
+        "contents", "findings", "loading", "media", "packed", "record", "sample", "source_checks", "templates",
+        "timestamps", "verifying",
     },
     "model_check": {"errors", "guards", "loading", "members", "probe", "task_encoder", "templates"},
     "verify": {
-        "dataset_checks", "errors", "executor", "findings", "manifest", "measured_again", "model_check", "pack_checks",
-        "packed", "progress", "report", "source_checks", "sources", "splits", "tool", "verifying",
+        "dataset_checks", "errors", "executor", "findings", "foreign", "manifest", "measured_again", "model_check",
+        "pack_checks", "packed", "packs", "progress", "report", "source_checks", "sources", "splits", "tool",
+        "verifying",
     },
+    "single": {"contents", "errors", "packs", "sample", "shards", "sources"},
     "unpack": {
-        "errors", "files", "findings", "manifest", "pack_checks", "packed", "progress", "publish", "report", "sample",
-        "shards", "source_checks", "sources", "tar_writer", "tool", "verifying",
+        "contents", "errors", "files", "findings", "manifest", "pack_checks", "packed", "packs", "progress", "publish",
+        "report", "shards", "single", "source_checks", "sources", "tar_writer", "tool", "verifying",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import chat, command, json_lines, picture, train, write_tar
@@ -17,6 +18,7 @@ from energon_pack.media import Media
 from energon_pack.pack import pack
 from energon_pack.packs import captioning_messages, named_parts, not_captioning
 from energon_pack.templates import Sample
+from energon_pack.verify import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -131,12 +133,25 @@ def test_the_recipe_reads_it(config: Make, demo: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("name", "num_skipped"), [("image_demo", 1), ("image_mathv", 0), ("text_alpaca", 144), ("text_toolcall", 312)]
 )
-@pytest.mark.parametrize("source", ["jsonl", "wds"])
-def test_real_sets(real: Path, config: Make, source: str, name: str, num_skipped: int) -> None:
-    path = real / source / (f"{name}.jsonl" if source == "jsonl" else name)
-    settings: dict[str, Any] = {"source__format": Format(source), "model__factor": 28}
-    settings["model__processor"] = str(real / "processors" / "qwen2_5_vl")
-    if (real / "data" / name).exists() and source == "jsonl":
-        settings["source__media_root"] = str(real / "data" / name)
-    figures, _ = packed(config, path, **settings)
-    assert figures["skipped_by_reason"].get("not_in_flavor", 0) == num_skipped
+def test_real_sets(real: Path, config: Make, name: str, num_skipped: int) -> None:
+    """From JSONL and from tars: the same samples of the same lengths, those of transformers' full processor."""
+    expected = {row["key"]: row["token_len"] for row in json_lines(real / "truth" / f"{name}.qwen2_5_vl.jsonl")}
+    ids = [row["id"] for row in json_lines(real / "jsonl" / f"{name}.jsonl")]
+    found = {}
+    for format in Format:
+        settings: dict[str, Any] = {"source__format": format, "output__name": format.value, "model__factor": 28}
+        settings["model__processor"] = str(real / "processors" / "qwen2_5_vl")
+        if (real / "data" / name).exists() and format is Format.jsonl:
+            settings["source__media_root"] = str(real / "data" / name)
+        path = real / format.value / (f"{name}.jsonl" if format is Format.jsonl else name)
+        figures, folder = packed(config, path, **settings)
+        assert figures["skipped_by_reason"].get("not_in_flavor", 0) == num_skipped
+        defects = verify(folder, source=[], num_workers=1).first(9)
+        assert defects == []
+        rows = pq.read_table(folder / "pack_plan.parquet", columns=["key", "token_len"]).to_pylist()
+        keys = {row["key"]: row["token_len"] for row in rows}
+        if format is Format.jsonl:
+            keys = {ids[int(key) - 1]: token_len for key, token_len in keys.items()}
+        found[format] = {key.rpartition("/")[2]: token_len for key, token_len in keys.items()}
+    assert {key: expected[key] for key in found[Format.jsonl]} == found[Format.jsonl]
+    assert {key: token_len for key, token_len in found[Format.wds].items() if key in ids} == found[Format.jsonl]

@@ -45,6 +45,9 @@ def run(*arguments: str, cwd: Path) -> tuple[int, str, str]:
         (["+model=qwen2_5_vl", "output.name=a/b"], ["output.name='a/b'"]),
         (["+model=qwen2_5_vl", "output.dir=/proc/nowhere"], ["/proc/nowhere"]),
         (["+model=qwen2_5_vl", "output.dir="], ["output.dir"]),
+        (["+model=qwen2_5_vl", "output.sample_type=a:B"], ["output.sample_type=a:B", "output.sample_loader_py=true"]),
+        (["+model=qwen2_5_vl", "output.sample_loader_py=true"], ["output.sample_type=module:Class"]),
+        (["+model=qwen2_5_vl", "output.sample_loader_py=true", "output.sample_type=a.B"], ["a.B", "module:Class"]),
         (
             ["+model=qwen2_5_vl", "model.min_pixels=9", "model.max_pixels=8"],
             ["model.min_pixels=9", "model.max_pixels=8"],

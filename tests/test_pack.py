@@ -435,6 +435,7 @@ def start(run: PackConfig, tmp_path: Path, *more: str) -> subprocess.Popen[Any]:
         cwd=ROOT,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
         text=True,
     )
 

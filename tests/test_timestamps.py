@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import json_lines, picture, train
+from conftest import json_lines, picture, train, write_tar
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
-from energon_pack.loading import load_template
+from energon_pack.convert import convert
+from energon_pack.loading import load_multi_mix_qa, load_template
 from energon_pack.media import Media
 from energon_pack.pack import pack
 from energon_pack.packs import captioning_messages, named_parts
@@ -20,6 +21,7 @@ from energon_pack.sample import Skip
 from energon_pack.task_encoder import sources_of
 from energon_pack.templates import Sample
 from energon_pack.timestamps import stamped, time_marks
+from energon_pack.verify import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -83,7 +85,8 @@ def source(tmp_path: Path) -> Path:
 
 def packed(make: Callable[..., PackConfig], source: Path, flavor: Flavor, **settings: Any) -> tuple[Path, PackConfig]:
     name = settings.pop("name", flavor.value)
-    run = make(source, source__format=Format.jsonl, output__flavor=flavor, output__name=name, **settings)
+    format = Format.wds if source.suffix in (".tar", "") else Format.jsonl
+    run = make(source, source__format=format, output__flavor=flavor, output__name=name, **settings)
     run.max_skipped = 0.9
     pack(run)
     return Path(run.output.dir) / name, run
@@ -167,3 +170,86 @@ def test_a_changed_npy_is_measured_again(
     folder, _ = packed(config, source, Flavor.packed_captioning, name="again")
     after = lens_in_training(folder, demo[1])
     assert after["s.jsonl:2"] > before["s.jsonl:2"]
+
+
+# --------------------------------------------------------------------------------------------------------- in tars
+
+
+@pytest.mark.parametrize("flavor", Flavor)
+def test_the_tar_of_a_jsonl_is_as_long(
+    config: Callable[..., PackConfig], demo: tuple[Path, Path], source: Path, tmp_path: Path, flavor: Flavor
+) -> None:
+    """`convert` takes the arrays along, packing finds them in the tar, and verify in both."""
+    convert([str(source)], tmp_path / "tars")
+    from_lines, _ = packed(config, source, flavor)
+    from_tars, _ = packed(config, tmp_path / "tars", flavor, name="from tars")
+    lens = [lens_in_training(folder, demo[1]) for folder in (from_lines, from_tars)]
+    assert sorted(lens[0].values()) == sorted(lens[1].values())
+    clean = verify(from_tars, decode=True, source=[], lengths=99, processor=str(demo[1]), num_workers=1)
+    assert clean.first(99) == []
+    assert clean.num_looked_at["source media"] == 17 + 9 * (flavor is Flavor.packed_captioning)
+    cut = {"packing__max_token_len": 140, "packing__overlong": Overlong.split_turns, "source__limit": 1}
+    folder, _ = packed(config, tmp_path / "tars", flavor, name="cut", **cut)
+    assert set(lens_in_training(folder, demo[1])) == {f"000000.tar/00000000#{i}of2" for i in (1, 2)}
+    assert verify(folder, source=[], num_workers=1).first(99) == []
+
+
+def test_what_a_tar_may_name(config: Callable[..., PackConfig], demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Parts as `name` names them; too few are a skip, as of no image it is said that it has none; none are no fault."""
+    two = {"texts": [{"role": "user", "content": "<image><image>?"}, {"role": "assistant", "content": "yes"}]}
+    records: dict[str, dict[str, Any]] = {
+        "named": {"patch_positions": ["0.npy", "1.npy"]},
+        "nested": {"patch_positions": [["nested.0.npy", ""]]},
+        "empty": {"patch_positions": ["", None]},
+        "none": {},
+        "few": {"patch_positions": ["0.npy"]},
+        "gone": {"patch_positions": ["0.npy", "2.npy"]},
+        "spoilt": {"patch_positions": ["", "bad.npy"]},
+    }
+    members = {}
+    for key, fields in records.items():
+        members |= {f"{key}.0.npy": npy(30), f"{key}.0.jpg": picture(), f"{key}.1.jpg": picture(60, 60)}
+        members |= {f"{key}.json": json.dumps({**two, "fps": 10, **fields}).encode(), f"{key}.1.npy": npy(45)}
+        members |= {f"{key}.bad.npy": b"no array"}
+    source = write_tar(tmp_path / "s" / "x.tar", members)
+    folder, _ = packed(config, source, Flavor.packed_captioning)
+    assert [(e["sample_id"], e["reason"]) for e in json_lines(folder / "skipped.jsonl")] == [
+        ("x.tar/few", "bad_message"),
+        ("x.tar/gone", "missing_media"),
+        ("x.tar/spoilt", "unreadable_media"),
+    ]
+    assert "1 files for 2 images" in json_lines(folder / "skipped.jsonl")[0]["detail"]
+    (sample,) = train(folder)
+    texts = {key: captioning_messages(sample, i)[0]["content"] for i, key in enumerate(sample.sample_ids)}
+    assert texts == {
+        "x.tar/named": "<3.0 seconds><image>\n<4.5 seconds><image>\n?",
+        "x.tar/nested": "<3.0 seconds><image>\n<0.0 seconds><image>\n?",
+        "x.tar/empty": "<0.0 seconds><image>\n<0.0 seconds><image>\n?",
+        "x.tar/none": "<0.0 seconds><image>\n<0.0 seconds><image>\n?",
+    }
+    arrays = {key: sample.patch_positions[i] for i, key in enumerate(sample.sample_ids)}
+    assert [None if array is None else array.tolist() for array in arrays["x.tar/nested"]] == [[[30] * 3] * 4, None]
+    assert arrays["x.tar/none"] == [None, None]
+    lens_in_training(folder, demo[1])
+    assert verify(folder, source=[], num_workers=1).first(99) == []
+
+
+def test_an_unpacked_sample_has_the_same_times(
+    config: Callable[..., PackConfig], demo: tuple[Path, Path], source: Path, tmp_path: Path
+) -> None:
+    """Blended with packs, it is as long as it was measured."""
+    convert([str(source)], tmp_path / "tars")
+    folder, _ = packed(config, tmp_path / "tars", Flavor.packed_multi_mix_qa)
+    lens = lens_in_training(folder, demo[1])
+    template = load_template(folder, str(demo[1]))
+    num = 0
+    with tarfile.open(tmp_path / "tars" / "000000.tar") as tar:
+        data = {m.name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
+    for key in sorted({name.partition(".")[0] for name in data}):
+        parts: dict[str, Any] = {n.partition(".")[2]: d for n, d in data.items() if n.startswith(f"{key}.")}
+        if f"000000.tar/{key}" in lens:
+            sample = load_multi_mix_qa({"__key__": key, **parts})
+            media = [Media("image", *image.size) for image in sample["image"]]
+            assert len(template.encode(Sample(sample["messages"], media)).ids) == lens[f"000000.tar/{key}"]
+            num += 1
+    assert num == len(lens) == 5

@@ -20,7 +20,9 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.record import ReadSettings, media_parts, parse_record
 from energon_pack.sample import Part
-from energon_pack.unpack import record_of, unpack
+from energon_pack.single import record_of
+from energon_pack.unpack import unpack
+from energon_pack.verify import verify
 
 Make = Callable[..., PackConfig]
 WORDS = "one two three four five six seven eight nine ten " * 8
@@ -166,6 +168,17 @@ def test_parts_of_samples_do_not_collide(config: Make, source: Path, tmp_path: P
     number = len(names) - 1
     marks = "##" if number == 9 else "#"
     assert names == [f"talk{marks if i == 1 else '#'}{i}of{number}" for i in range(1, number + 1)] + ["talk#1of9"]
+
+
+def test_every_member_has_an_id_of_its_own(config: Make, source: Path) -> None:
+    """`talk#1of9` is a sample here, and might be the first part of `talk` too."""
+    dataset = packed(cutting(config(source)))
+    ids = [i for parts in samples(dataset).values() for i in json.loads(parts["json"])["_meta"]["sample_ids"]]
+    assert len(ids) == len(set(ids)) == len(lengths(dataset))
+    assert "a/b.tar/talk#1of9#1of1" in ids
+    assert verify(dataset, source=[], num_workers=1).first(9) == []
+    (dataset / "pack_plan.parquet").write_bytes(b"no")  # it tells wholes from parts; without it, ids do
+    assert verify(dataset, num_workers=1).num_defects.keys() == {"plan", "totals"}
 
 
 def test_a_messages_key_of_its_own(config: Make, tmp_path: Path) -> None:

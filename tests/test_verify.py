@@ -29,10 +29,11 @@ from damage import (
 
 from energon_pack import findings as findings_module
 from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
+from energon_pack.contents import Pack
 from energon_pack.errors import PackError
 from energon_pack.findings import CHECKS, Findings, printable
 from energon_pack.pack import pack
-from energon_pack.pack_checks import Pack, capacity
+from energon_pack.pack_checks import capacity
 from energon_pack.packed import PackFiles
 from energon_pack.verify import main, verify
 

@@ -47,9 +47,6 @@ def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
     else:
         listed = []
     record = parse_record(value, settings)
-    if isinstance(names := record.fields.get("patch_positions"), list):
-        flat = [name for item in names for name in (item if isinstance(item, list) else [item])]
-        record.fields["patch_positions"] = flat
     if not listed:
         return record
     record.listed_media = [path for medium in listed for path in medium.paths]

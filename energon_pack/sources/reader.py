@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.record import ReadSettings, Record, load_json, media_parts
+from energon_pack.record import ReadSettings, Record, listed_parts, load_json, media_parts
 from energon_pack.sample import Part, Reason, Skip
 from energon_pack.sources import lines, wds
 from energon_pack.sources.find import Shard
@@ -89,15 +89,21 @@ class Reader:
             raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media")
         return [self._part(shard, name) for name in names]
 
-    def positions(self, shard: Shard, record: Record, num_images: int) -> list[Part | None]:
-        """The patch positions of each image, of a sample that names any.
+    def positions(
+        self, shard: Shard, record: Record, num_images: int, key: str, parts: Sequence[Part]
+    ) -> list[Part | None]:
+        """The patch positions of each image, of a sample that names any; nothing is searched for.
+
+        Args:
+            parts: as in `media`, or those of its patch positions alone.
 
         Raises:
             Skip: `missing_media`, `unreadable_media`, `bad_message`.
         """
+        names = position_names(record.fields, num_images)
         if shard.lines is None:
-            return []
-        return [self._part(shard, name) if name else None for name in position_names(record.fields, num_images)]
+            return [listed_parts([name], key, parts)[0] if name else None for name in names]
+        return [self._part(shard, name) if name else None for name in names]
 
     def marks(self, shard: Shard, record: Record, positions: list[Part | None], num_images: int) -> list[str]:
         """The time of each image, as text: none without `fps`.
@@ -105,8 +111,6 @@ class Reader:
         Raises:
             Skip: `unreadable_media`, `bad_message`.
         """
-        if shard.lines is None:
-            return []
         arrays = [None if part is None else load_positions(self.read(shard, part), part.name) for part in positions]
         fields = record.fields
         return time_marks(fields.get("fps"), fields.get("timestamp_decimal"), arrays or [None] * num_images)

@@ -18,14 +18,14 @@ from energon_pack.sample import Reason, Skip
 from energon_pack.sources.find import Shard, compressed_error
 from energon_pack.sources.tar import NO_DATA, TarScan, compression
 
-_PART_TYPE = pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))
+PART_TYPE = pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))
 INDEX_SCHEMA = pa.schema(
     [
         ("key", pa.string()),
         ("record_part", pa.string()),  # json or txt
         ("record_offset", pa.int64()),
         ("record_size", pa.int64()),
-        ("parts", _PART_TYPE),  # all others, in the tar's order
+        ("parts", PART_TYPE),  # all others, in the tar's order
         ("reason", pa.string()),
         ("detail", pa.string()),
     ]
@@ -161,9 +161,9 @@ class _Rows:
 
     def table(self) -> pa.Table:
         parts = pa.ListArray.from_arrays(
-            pa.array(self._part_starts, pa.int32()), pa.array(self._parts, _PART_TYPE.value_type)
+            pa.array(self._part_starts, pa.int32()), pa.array(self._parts, PART_TYPE.value_type)
         )
-        record = pa.array(self._records, _PART_TYPE.value_type).flatten()
+        record = pa.array(self._records, PART_TYPE.value_type).flatten()
         reason = pa.array(self._reasons, pa.struct([("reason", pa.string()), ("detail", pa.string())])).flatten()
         return pa.table([pa.array(self._keys, pa.string()), *record, parts, *reason], schema=INDEX_SCHEMA)
 
@@ -196,9 +196,9 @@ def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) ->
         raise Skip(Reason.BAD_MESSAGE, f"the txt is not UTF-8: {error}") from None
 
 
-def parts_of(table: pa.Table) -> list[list[Any]]:
-    """The `parts` column as one list a row of tuples in the order of the struct's fields."""
-    column = table.column("parts").combine_chunks()
+def parts_of(table: pa.Table, name: str = "parts") -> list[list[Any]]:
+    """The column as one list a row of tuples in the order of the struct's fields."""
+    column = table.column(name).combine_chunks()
     starts = column.offsets.to_pylist()
     values = column.values
     flat = list(zip(*(values.field(i).to_pylist() for i in range(values.type.num_fields)), strict=True))

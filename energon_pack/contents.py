@@ -1,0 +1,112 @@
+"""What the JSON of a pack says, whoever wrote it: read with care, it may be damaged."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from energon_pack.findings import short
+from energon_pack.forms import FOREIGN, FORMS, Fields, Form, Schema
+from energon_pack.packed import PackFiles
+from energon_pack.packs import MULTI_MIX_QA
+from energon_pack.record import load_json
+from energon_pack.sample import Part, Skip, media_type
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack as it was read: its files, and of its JSON the fields that are what they have to be."""
+
+    files: PackFiles
+    parts: dict[str, Part]
+    fields: Fields = field(default_factory=dict)
+    meta: Fields = field(default_factory=dict)
+    form: Form = FORMS[MULTI_MIX_QA]
+
+    @cached_property
+    def members(self) -> list[dict[str, Any]] | None:
+        """Of each member what the JSON has of it; None where it can't be told."""
+        return self.form.members(self.fields) if self.form.has(self.fields, self.form.for_members) else None
+
+    @cached_property
+    def named(self) -> list[list[str]] | None:
+        """The parts of each member, in the order of writing; None where they can't be told."""
+        return self.form.names(self.fields) if self.form.has(self.fields, self.form.for_names) else None
+
+    @cached_property
+    def names(self) -> list[list[str]]:
+        """The media of each member; none where they can't be told."""
+        return [[name for name in names if not name.endswith(".npy")] for names in self.named or ()]
+
+    @cached_property
+    def kinds(self) -> list[list[str | None]]:
+        """image or video for each of these."""
+        return [[self.form.kind(name) for name in names] for names in self.names]
+
+    @property
+    def media_type(self) -> str:
+        """As the JSON says it, or by the media."""
+        if "media_type" in self.form.fields:
+            return str(self.fields.get("media_type", "unknown"))
+        return media_type([kind for kinds in self.kinds for kind in kinds if kind])
+
+
+def parse(files: PackFiles, raw: bytes | None, flavor: str | None) -> tuple[Pack, list[str]]:
+    """A pack, and what its JSON lacks.
+
+    Args:
+        raw: the bytes of its JSON; None where it has none.
+        flavor: of this package; None: another tool wrote it.
+    """
+    parts = {part.name: part for part in files.parts}
+    form = FORMS[flavor or MULTI_MIX_QA]
+    if raw is None:
+        return Pack(files, parts, form=form), ["it has no JSON"]
+    try:
+        value = load_json(raw)
+    except Skip as skip:
+        return Pack(files, parts, form=form), [f"its JSON can't be read: {skip.detail}"]
+    if not isinstance(value, dict):
+        return Pack(files, parts, form=form), [f"its JSON is a {type(value).__name__}, not an object"]
+    if flavor is None:
+        known = next((form for names, form in FOREIGN.items() if set(names) <= value.keys()), None)
+        if known is None:
+            return Pack(files, parts, form=form), [f"its JSON is of no form that is known: {', '.join(value)[:80]}"]
+        form = known
+    meta = value.get("_meta")
+    fields = _good(value, {**form.fields, **form.optional})
+    pack = Pack(files, parts, fields, _good(meta, form.meta) if isinstance(meta, dict) else {}, form)
+    optional = {name: how for name, how in form.optional.items() if name in value}
+    wrong = list(_wrong(value, fields, "", {**form.fields, **optional}))
+    if form.meta:
+        wrong += _wrong(meta, pack.meta, "_meta.", form.meta)
+    return pack, [*wrong, *_unequal(pack), *form.defects(fields)]
+
+
+def _good(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    return {name: value[name] for name, (_, is_it) in schema.items() if name in value and is_it(value[name])}
+
+
+def _wrong(value: Any, good: Fields, where: str, schema: Schema) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{where.rstrip('.')} is {short(value)}, not an object"
+        return
+    for name, (wanted, _) in schema.items():
+        if name not in good:
+            yield f"{where}{name} is {short(value[name])}, not {wanted}" if name in value else f"no {where}{name}"
+
+
+def _unequal(pack: Pack) -> Iterator[str]:
+    both = {**pack.fields, **pack.meta}
+    lens = {name: len(both[name]) for name in pack.form.lists if name in both}
+    if len(set(lens.values())) > 1:
+        yield f"unequal lengths: {', '.join(f'{name} {number}' for name, number in lens.items())}"
+    if 0 in lens.values():
+        yield "it has no members"
+    if pack.meta.get("pack_id", pack.files.key) != pack.files.key:
+        yield f"_meta.pack_id is {short(pack.meta['pack_id'])}"
+    if 0 in pack.meta.get("token_lens", ()):
+        yield "_meta.token_lens has a 0"
+    for member, (ours, theirs) in enumerate(zip(pack.names, pack.meta.get("source_parts", ()), strict=False)):
+        if len(ours) != len(theirs):
+            yield f"member {member} has {len(ours)} media and {len(theirs)} _meta.source_parts"

@@ -1,0 +1,64 @@
+"""A dataset that LLaVA-OneVision-2 or LoongForge packed: what can be said of it without plan, ledger and manifest."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from energon_pack import dataset_checks as checks
+from energon_pack.errors import PackError
+from energon_pack.executor import LocalExecutor
+from energon_pack.findings import Findings
+from energon_pack.manifest import MANIFEST, META_FOLDER
+from energon_pack.packed import PLAN, REPORT, shard_paths
+from energon_pack.progress import Progress
+from energon_pack.record import ReadSettings
+from energon_pack.verifying import VerifyJob, verify_shard
+
+_PREPARE = "`energon prepare --non-interactive --split-ratio 1,0,0 --skip-dataset-yaml` writes it anew"
+
+
+def verify_foreign(folder: Path, decode: bool, max_errors: int, num_workers: int | None) -> Findings:
+    """Everything that is wrong with a dataset of another tool's.
+
+    Raises:
+        PackError: it is none.
+    """
+    paths = shard_paths(folder) if folder.is_dir() else []
+    if not paths or (folder / PLAN).exists() or (folder / REPORT).exists():  # with these, it is ours
+        raise PackError(f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}")
+    findings = Findings(max_errors)
+    jobs = (VerifyJob(path, None, None, {}, None, decode, None, ReadSettings(), max_errors) for path in paths)
+    shards = []
+    progress = Progress()
+    with (
+        LocalExecutor(1 if len(paths) < 2 else num_workers) as executor,
+        progress.stage("verify", len(paths), "shards") as advance,
+    ):
+        for shard in executor.map(verify_shard, jobs):
+            findings.merge(shard.findings)
+            shards.append(shard)
+            advance(1)
+    whose: Counter[str] = sum((shard.whose for shard in shards), Counter())
+    if not whose:
+        raise PackError(
+            f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}, and no pack that LLaVA-OneVision-2 or"
+            " LoongForge writes"
+        )
+    packs = ", ".join(f"{number:,} of {name}" for name, number in sorted(whose.items()))
+    findings.notes.append(f"no {META_FOLDER}/{MANIFEST}: another tool packed it. Packs: {packs}")
+    findings.add("keys", folder.name, checks.keys(folder, shards, None), sum(len(shard.packs) for shard in shards))
+    if any(len(shard.samples) for shard in shards):
+        findings.add("samples", folder.name, checks.samples(folder, shards), len(checks.packed_samples(shards)))
+    findings.add("metadata", META_FOLDER, [*_missing(folder), *checks.counts(folder, shards)], len(shards))
+    return findings
+
+
+def _missing(folder: Path) -> Iterator[str]:
+    """What Energon needs to load it."""
+    meta = folder / META_FOLDER
+    if not (meta / ".info.json").exists() and not (meta / ".info.yaml").exists():
+        yield f".info.json is missing, without which Energon loads nothing: {_PREPARE}"
+    if not (meta / "split.yaml").exists() and not (meta / "split.json").exists():
+        yield f"split.yaml is missing, without which Energon loads nothing: {_PREPARE}"
+    if not (meta / "dataset.yaml").exists():
+        yield "dataset.yaml is missing, which says how Energon reads it"

@@ -1,0 +1,86 @@
+"""A member of a pack as a sample of its own, in the form that FORMATS §1 has for it. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from energon_pack.contents import Pack
+from energon_pack.errors import PackError
+from energon_pack.packs import CAPTIONING, own_values
+from energon_pack.sample import Part, kind_by_name, media_type
+from energon_pack.shards import Member
+from energon_pack.sources.lines import LINE
+
+_MESSAGE_KEYS = ("messages", "conversations", "texts")  # where reading looks for a conversation, in order
+_TIMES = ("patch_positions", "fps", "timestamp_decimal")
+
+
+def singles(
+    pack: Pack, members: list[Member], messages_key: str | None = None
+) -> list[tuple[dict[str, Any], dict[str, Part]]]:
+    """The JSON of each member of a whole pack, and where in the packed shard its parts are, by their new names.
+
+    Raises:
+        PackError: as `record_of`.
+    """
+    found = []
+    for index, (member, value) in enumerate(zip(members, own_values(pack.form.flavor, pack.fields), strict=True)):
+        media = _new_names(member)
+        parts = {name: pack.parts[packed] for (name, _), packed in zip(media, pack.names[index], strict=True)}
+        arrays = {i: part for i in range(len(media)) if (part := pack.parts.get(f"img{index}_{i}.npy"))}
+        if arrays:
+            value = {**value, "patch_positions": [f"{i}.npy" * (i in arrays) for i in range(len(media))]}
+            parts |= {f"{i}.npy": part for i, part in arrays.items()}
+        elif pack.form.flavor != CAPTIONING and any(kind == "image" for _, kind in media):
+            value = _without_times(value)
+        found.append((record_of(value, media, messages_key), parts))
+    return found
+
+
+def _without_times(value: dict[str, Any]) -> dict[str, Any]:
+    """A member with its times in the text, and what they came from under a name that is not read a second time."""
+    if not (value.get("fps") or any(value.get("patch_positions") or ())):
+        return value
+    times = {name: value[name] for name in _TIMES if name in value}
+    return {name: item for name, item in value.items() if name not in times} | {"source_times": times}
+
+
+def _new_names(member: Member) -> list[tuple[str, str]]:
+    """Part and kind of each medium: as in its tar; a line of JSONL has paths, so they are numbered."""
+    if member.record_part != LINE:
+        return [(part[0], part[3]) for part in member.parts]
+    return [(f"{number}.{extension}", kind) for number, (*_, kind, extension) in enumerate(member.parts)]
+
+
+def record_of(
+    member: Mapping[str, Any], media: list[tuple[str, str]], messages_key: str | None = None
+) -> dict[str, Any]:
+    """The JSON of a sample in its canonical form, from a member's in a pack.
+
+    Args:
+        media: part and kind of each, in the order of the placeholders, in which they are in the tar, too.
+        messages_key: where packing looks for a conversation first.
+
+    Raises:
+        PackError: its media have to be listed, and it has fields of its own where lists stand.
+    """
+    own = ("messages", "tools", "source_fields")
+    fields = {name: value for name, value in member.items() if name not in own}
+    clashing = member.get("source_fields")
+    restored = fields | clashing if isinstance(clashing, dict) else fields
+    places = [messages_key, *_MESSAGE_KEYS] if messages_key else list(_MESSAGE_KEYS)
+    found = (key for key in ("messages", *places) if key not in restored and not _is_before(places, key, restored))
+    if (key := next(found, None)) is None:  # it would be read as the conversation: it stays where it is
+        key, restored = "messages", fields | {"source_fields": clashing}
+    names = [name for name, _ in media]
+    record: dict[str, Any] = {key: member["messages"], "media": media_type([kind for _, kind in media])}
+    if names != [name for name in dict.fromkeys(names) if kind_by_name(name)]:  # the tar does not say it all
+        listing = next((name for name in ("name", "media_files") if name not in restored), None)
+        if listing is None:
+            raise PackError(f"media {names} have to be listed, but `name` and `media_files` are fields of the sample")
+        record[listing] = names
+    return record | ({"tools": member["tools"]} if "tools" in member else {}) | restored
+
+
+def _is_before(places: list[str], key: str, fields: Mapping[str, Any]) -> bool:
+    """Whether reading would take another field than this one for the conversation."""
+    return any(fields.get(earlier) for earlier in places[: places.index(key)])

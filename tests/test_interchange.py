@@ -1,0 +1,466 @@
+"""Shards go both ways: the peers' stacks read ours by their own conventions, and theirs are read and verified here.
+
+The peers' layouts and readers are built from their descriptions: LLaVA-OneVision-2's `PackedCaptioningSample` with a
+sample_loader.py, LoongForge's `packed_chat_mix` and `packed_multi_mix_qa` through a crude dataset and a cooker.
+"""
+
+import ast
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from conftest import chat, picture, train, write_tar
+from damage import read_shard, write_index, write_shard
+from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SampleDecoder, basic_sample_keys, edataclass, stateless
+from test_energon import typed
+from test_timestamps import npy
+from test_verify_jsonl import found, lines, write_source
+
+from energon_pack.config import Flavor, Format, PackConfig
+from energon_pack.errors import PackError
+from energon_pack.flavors import PackedCaptioningSample, PackedMultiMixQASample
+from energon_pack.loading import cookers
+from energon_pack.metadata import sample_loader_py
+from energon_pack.pack import pack
+from energon_pack.packs import captioning_messages
+from energon_pack.task_encoder import sources_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+Make = Callable[..., PackConfig]
+
+
+@edataclass
+class TheirCaptioning(Sample):
+    """The fields of LLaVA-OneVision-2's packed sample, under its names."""
+
+    images: list[Any]
+    prompts: list[Any] | None
+    captions: list[Any]
+    patch_positions: list[Any] | None = None
+    fps: list[Any] | None = None
+    timestamp_decimal: list[Any] | None = None
+
+
+@edataclass
+class TheirChatMix(Sample):
+    """The fields of LoongForge's packed conversations, under its names."""
+
+    packed_messages: list[Any]
+    packed_images: list[Any] | None = None
+    packed_videos: list[Any] | None = None
+    system: str | None = None
+
+
+class WithPixels(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """As the peers' loaders decode: images are PIL before any sample loader or cooker sees them."""
+
+    decoder = SampleDecoder(image_decode="pil")
+
+
+class Ours(DefaultTaskEncoder[Any, Any, Any, Any]):
+    decoder = None
+    cookers = cookers()
+
+
+def run_of(make: Make, source: Path | None, flavor: Flavor, **settings: Any) -> Path:
+    format = Format.jsonl if source is not None else Format.wds
+    run = make(source, source__format=format, output__flavor=flavor, max_skipped=0.5, **settings)
+    pack(run)
+    return Path(run.output.dir) / str(run.output.name)
+
+
+# ------------------------------------------------------------------------------------------------ ours, read by them
+
+
+def test_llava_onevision_reads_ours(config: Make, tmp_path: Path) -> None:
+    """By its field names and a loader that is in the dataset; times and patch positions in the fields for them."""
+    sample_type = {"output__sample_loader_py": True, "output__sample_type": f"{__name__}:TheirCaptioning"}
+    folder = run_of(config, write_source(tmp_path / "source"), Flavor.packed_captioning, **sample_type)
+    ours = {sample.__key__: sample for sample in read_typed(folder, "PackedCaptioningSample", "packed_captioning")}
+    theirs = list(train(folder, encoder=WithPixels()))
+    assert {sample.__key__ for sample in theirs} == ours.keys()
+    assert {type(sample) for sample in theirs} == {TheirCaptioning}
+    num_arrays = 0
+    for sample in theirs:
+        mine = ours[sample.__key__]
+        assert (sample.prompts, sample.captions) == (mine.prompts, mine.captions)
+        assert (sample.fps, sample.timestamp_decimal) == (mine.fps, mine.timestamp_decimal)
+        assert [[i.size for i in of] for of in sample.images] == [[i.size for i in of] for of in mine.images]
+        for arrays, my_arrays in zip(
+            sample.patch_positions, mine.patch_positions or sample.patch_positions, strict=True
+        ):
+            for array, my_array in zip(arrays, my_arrays, strict=True):
+                assert (array is None) == (my_array is None)
+                assert array is None or np.array_equal(array, my_array)
+                num_arrays += array is not None
+    assert num_arrays == 12
+    (folder / ".nv-meta" / "ours.yaml").unlink()
+    assert lines(found(folder, source=[])) == ""
+
+
+def test_a_class_with_loongforges_names_reads_ours(config: Make, demo: tuple[Path, Path]) -> None:
+    sample_type = {"output__sample_loader_py": True, "output__sample_type": f"{__name__}:TheirChatMix"}
+    folder = run_of(config, None, Flavor.packed_multi_mix_qa, **sample_type)
+    num = 0
+    for sample in train(folder, encoder=WithPixels()):
+        assert isinstance(sample, TheirChatMix)
+        for member, images in zip(sample.packed_messages, sample.packed_images or [], strict=True):
+            assert sum(message["content"].count("<image>") for message in member["messages"]) == len(images)
+            num += 1
+    assert num == 320
+    assert lines(found(folder)) == ""
+
+
+@pytest.mark.parametrize("flavor", Flavor)
+def test_the_loader_in_the_dataset_stands_alone(flavor: Flavor) -> None:
+    """It imports no energon_pack, and unpickles nothing."""
+    tree = ast.parse(sample_loader_py(flavor.value))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported <= {"io", "json", "typing", "numpy"}
+    assert b"allow_pickle=True" not in sample_loader_py(flavor.value)
+
+
+def their_cooker(sample: dict[str, Any]) -> TheirChatMix:
+    """What LoongForge's cooker of packed conversations does: it looks each name up, and leaves out what is missing."""
+    value = sample["json"]
+    if value["media_type"] not in ("text", "image", "video"):
+        raise ValueError(f"unsupported media type {value['media_type']}")
+    media = [[sample[name] for name in names if sample.get(name) is not None] for names in value["media_files"]]
+    return TheirChatMix(
+        **basic_sample_keys(sample),
+        packed_messages=[
+            {"messages": member["messages"], **({"tools": member["tools"]} if "tools" in member else {})}
+            for member in value["messages"]
+        ],
+        packed_images=media if value["media_type"] == "image" else None,
+        packed_videos=media if value["media_type"] == "video" else None,
+    )
+
+
+class TheirEncoder(WithPixels):
+    cookers = [Cooker(stateless(their_cooker), has_subflavors={"sample_type": "packed_chat_mix"})]  # noqa: RUF012
+
+
+def test_loongforge_reads_ours_through_crude_yaml(config: Make) -> None:
+    """Names with dots are found, and decoded; no member loses an image."""
+    folder = run_of(config, None, Flavor.packed_multi_mix_qa)
+    num_images = num_members = 0
+    for sample in train(folder, encoder=TheirEncoder(), dataset_config="crude.yaml"):
+        images = sample.packed_images or [[] for _ in sample.packed_messages]
+        for member, of in zip(sample.packed_messages, images, strict=True):
+            assert sum(message["content"].count("<image>") for message in member["messages"]) == len(of)
+            assert all(image.size for image in of)
+            num_members, num_images = num_members + 1, num_images + len(of)
+    assert (num_members, num_images) == (320, 278)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda meta: (meta / "sample_loader.py").unlink(), "sample_loader.py can't be read"),
+        (
+            lambda meta: (meta / "sample_loader.py").write_text("import os"),
+            "sample_loader.py is not what packing writes",
+        ),
+        (lambda meta: change_yaml(meta / "dataset.yaml", sample_loader="x.py:f"), "dataset.yaml: sample_loader is not"),
+    ],
+)
+def test_a_loader_that_is_not_ours_is_found(
+    config: Make, tmp_path: Path, damage: Callable[[Path], Any], words: str
+) -> None:
+    """Energon runs what is there."""
+    source = tmp_path / "s.jsonl"
+    source.write_text(json.dumps({"prompts": ["a"], "captions": ["b"]}))
+    sample_type = {"output__sample_loader_py": True, "output__sample_type": f"{__name__}:TheirCaptioning"}
+    folder = run_of(config, source, Flavor.packed_captioning, **sample_type)
+    damage(folder / ".nv-meta")
+    assert words in lines(found(folder))
+
+
+def change_yaml(path: Path, **values: Any) -> None:
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **values}))
+
+
+# -------------------------------------------------------------------------------------------- theirs, read by us
+
+VIDEO = b"\x00\x00\x00\x18ftypmp42" + b"\x00" * 90
+
+
+def write_theirs(folder: Path, shards: dict[str, dict[str, bytes]], dataset_yaml: dict[str, Any]) -> Path:
+    """Tars and what Energon 5 wrote beside them."""
+    meta = folder / ".nv-meta"
+    for name, members in shards.items():
+        write_tar(folder / name, members)
+        write_index(folder / name)
+    meta.mkdir()
+    counts = {name: len({member.partition(".")[0] for member in members}) for name, members in shards.items()}
+    splits = {"exclude": [], "split_parts": {"train": list(shards), "val": [], "test": []}}
+    for name, value in (
+        (".info.yaml", {"shard_counts": counts}),
+        ("split.yaml", splits),
+        ("dataset.yaml", dataset_yaml),
+    ):
+        (meta / name).write_text(yaml.safe_dump(value))
+    return folder
+
+
+def read_typed(folder: Path, sample_class: str, flavor: str) -> list[Any]:
+    """Through our loader: a dataset.yaml beside theirs."""
+    (folder / ".nv-meta" / "ours.yaml").write_text(yaml.safe_dump(typed(sample_class, flavor)))
+    return list(train(folder, dataset_config="ours.yaml"))
+
+
+@pytest.fixture
+def llava(tmp_path: Path) -> Path:
+    """LLaVA-OneVision-2's: media first, then the JSON, no `_meta`; names in the JSON are not those in the tar."""
+    value = {
+        "images": [["img000_sub000.jpg", "img000_sub001.jpg"], ["img001_sub000.jpg"], []],
+        "prompts": [["<image>\n<image>\nq1", "q2"], ["no placeholder"], ["text q"]],
+        "captions": [["a1", "a2"], ["a"], ["text a"]],
+        "sample_count": 3,
+        "patch_positions": [["img000_sub000.npy", ""], [""], []],
+        "fps": [[2], None, None],
+        "timestamp_decimal": [1, 1, 1],
+    }
+    one = {
+        "ps_00000000.img0_0.jpg": picture(10, 20),
+        "ps_00000000.img0_0.npy": npy(6),
+        "ps_00000000.img0_1.jpg": picture(30, 20, "PNG"),
+        "ps_00000000.img1_0.jpg": picture(50, 20),
+        "ps_00000000.json": json.dumps(value).encode(),
+    }
+    text = {"images": [[]], "prompts": [["q"]], "captions": [["a"]], "sample_count": 1, "patch_positions": [[]]}
+    dataset_yaml = {
+        "sample_type": {"__module__": "aiak_training_llm.data.multimodal", "__class__": "PackedCaptioningSample"},
+        "part_filter": "sample_loader.py:part_filter",
+        "sample_loader": "sample_loader.py:sample_loader",
+    }
+    shards = {"mine-000000.tar": one, "mine-000001.tar": {"ps_00000001.json": json.dumps(text).encode()}}
+    return write_theirs(tmp_path / "llava", shards, dataset_yaml)
+
+
+def test_llava_onevisions_packs_are_read(llava: Path) -> None:
+    first, second = sorted(read_typed(llava, "PackedCaptioningSample", "packed_captioning"), key=lambda s: s.__key__)
+    assert isinstance(first, PackedCaptioningSample)
+    assert [[image.size for image in of] for of in first.images] == [[(10, 20), (30, 20)], [(50, 20)], []]
+    assert first.patch_positions[0][0].tolist() == [[6, 6, 6]] * 4
+    assert (first.token_lens, first.sample_ids, second.captions) == (None, None, [["a"]])
+    texts = [captioning_messages(first, i)[0]["content"] for i in range(3)]
+    assert texts == ["<3.0 seconds><image>\n\n<0.0 seconds><image>\n\nq1", "<image>no placeholder", "text q"]
+    assert [source.token_len for source in sources_of(first)] == [None] * 3
+
+
+def test_llava_onevisions_packs_are_verified(llava: Path) -> None:
+    good = found(llava, decode=True)
+    assert lines(good) == ""
+    assert "another tool packed it. Packs: 2 of LLaVA-OneVision-2's packed_captioning" in good.notes[0]
+    assert good.num_looked_at["decode"] == 4
+    assert not {"plan", "capacity", "sums", "totals", "source media"} & set(good.num_looked_at)
+
+
+LOONGFORGE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+
+def of_loongforge(folder: Path, name: Callable[[str], str]) -> Path:
+    """`packed_chat_mix`: the JSON first, what a source member said of its media still in it, roles as spelled there."""
+    turns = [{"from": "human", "value": "<image>\nq"}, {"from": "gpt", "value": "a"}]
+    chats = json.loads(chat("<image>or<image>", "b", "c", "d"))["messages"]
+    tools = [{"role": "system", "content": "s"}, *json.loads(chat("t", "u"))["messages"]]
+    names = [[name("s000_jpg")], [name("s001_jpeg"), name("s001_png")]]
+    image = {
+        "messages": [{"media": "image", "name": ["jpg"], "messages": turns}, {"messages": chats, "tools": []}],
+        "media_files": names,
+        "media_type": "image",
+        "_meta": {
+            "pack_id": "image_pack_00000000",
+            "sample_ids": ["p-000001__94d1", "p-000001__94d2"],
+            "token_lens": [240, 239],
+            "total_token_len": 479,
+        },
+    }
+    text = {
+        "messages": [{"media": "text", "messages": tools, "tools": [{"type": "function"}]}],
+        "media_files": [[]],
+        "media_type": "text",
+        "_meta": {"pack_id": "text_pack_00000000", "sample_ids": ["p-0__1"], "token_lens": [9], "total_token_len": 9},
+    }
+    video = {
+        "messages": [{"messages": json.loads(chat("<video>v", "w"))["messages"]}],
+        "media_files": [[name("s000_mp4")]],
+        "media_type": "video",
+        "_meta": {"pack_id": "video_pack_00000000", "sample_ids": ["p-0__2"], "token_lens": [7], "total_token_len": 7},
+    }
+    members = {
+        "text_pack_00000000.json": json.dumps(text).encode(),
+        "image_pack_00000000.json": json.dumps(image).encode(),
+        f"image_pack_00000000.{names[0][0]}": picture(10, 20),
+        f"image_pack_00000000.{names[1][0]}": picture(30, 20),
+        f"image_pack_00000000.{names[1][1]}": picture(50, 20, "PNG"),
+        "video_pack_00000000.json": json.dumps(video).encode(),
+        f"video_pack_00000000.{name('s000_mp4')}": VIDEO,
+    }
+    dataset_yaml = {**LOONGFORGE, "subflavors": {"sample_type": "packed_chat_mix"}}
+    return write_theirs(folder, {"pretrain-000000.tar": members}, dataset_yaml)
+
+
+NAMES: dict[str, Callable[[str], str]] = {
+    "without dots": lambda name: name,
+    "with dots": lambda name: name.replace("_", "_0.", 1),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("crude", [False, True])
+def test_loongforges_packs_are_read(tmp_path: Path, name: str, crude: bool) -> None:
+    """With and without dots in the names of media, typed and by our cookers on its own dataset.yaml."""
+    folder = of_loongforge(tmp_path / "theirs", NAMES[name])
+    if crude:
+        samples = list(train(folder, encoder=Ours()))
+    else:
+        samples = read_typed(folder, "PackedMultiMixQASample", "packed_multi_mix_qa")
+    packs = {sample.__key__: sample for sample in samples}
+    image = packs["image_pack_00000000"]
+    assert isinstance(image, PackedMultiMixQASample)
+    assert [[i.size for i in of] for of in image.images] == [[(10, 20)], [(30, 20), (50, 20)]]
+    user = {"role": "user", "content": "<image>\nq"}
+    assert image.messages[0] == [user, {"role": "assistant", "content": "a"}]
+    assert (image.sample_ids, image.token_lens) == (["p-000001__94d1", "p-000001__94d2"], None)
+    assert packs["video_pack_00000000"].videos == [[VIDEO]]
+    text = packs["text_pack_00000000"]
+    assert (text.messages[0][0]["role"], text.tools) == ("system", [[{"type": "function"}]])
+    assert [source.token_len for source in sources_of(image)] == [None, None]
+
+
+def test_loongforges_prompts_and_captions_are_read(tmp_path: Path) -> None:
+    """Its `packed_multi_mix_qa` is not ours: a prompt and a caption a member."""
+    value = {
+        "texts": {"prompts": ["<image>q", "r"], "captions": ["a", "b"]},
+        "media_files": [["s000_jpg"], []],
+        "media_type": "image",
+        "_meta": {"pack_id": "image_pack_0", "sample_ids": ["x", "y"], "token_lens": [2, 3], "total_token_len": 5},
+    }
+    members = {"image_pack_0.json": json.dumps(value).encode(), "image_pack_0.s000_jpg": picture(10, 20)}
+    dataset_yaml = {**LOONGFORGE, "subflavors": {"sample_type": "packed_multi_mix_qa"}}
+    folder = write_theirs(tmp_path / "theirs", {"pretrain-000000.tar": members}, dataset_yaml)
+    (sample,) = train(folder, encoder=Ours())
+    assert [member[0]["content"] for member in sample.messages] == ["<image>q", "r"]
+    assert [len(of) for of in sample.images] == [1, 0]
+    good = found(folder, decode=True)
+    assert lines(good) == ""
+    assert "1 of LoongForge's packed_multi_mix_qa" in good.notes[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loongforges_packs_are_verified(tmp_path: Path, name: str) -> None:
+    good = found(of_loongforge(tmp_path / "theirs", NAMES[name]))
+    assert lines(good) == ""
+    assert "3 of LoongForge's packed_chat_mix" in good.notes[0]
+    assert good.num_looked_at["samples"] == 4
+
+
+# ------------------------------------------------------------------------------------ what is wrong with theirs
+
+
+def changed(part: str, data: bytes | None) -> Callable[[Path], None]:
+    """Other bytes in a part of the first shard, or none of it."""
+
+    def damage(folder: Path) -> None:
+        path = sorted(folder.glob("*.tar"))[0]
+        members = [(n, d if data is None or not n.endswith(part) else data) for n, d in read_shard(path)]
+        write_shard(path, [m for m in members if data is not None or not m[0].endswith(part)])
+
+    return damage
+
+
+def in_json(key: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = sorted(folder.glob("*.tar"))[0]
+        members = dict(read_shard(path))
+        value = json.loads(members[f"{key}.json"])
+        change(value)
+        members[f"{key}.json"] = json.dumps(value).encode()
+        write_shard(path, list(members.items()))
+
+    return damage
+
+
+def as_under_energon_7(folder: Path) -> None:
+    """What LLaVA-OneVision-2's finalizing leaves there: no counts, no index, splits in a form that is not read."""
+    (folder / ".nv-meta" / ".info.yaml").unlink()
+    for path in folder.glob("*.idx"):
+        path.unlink()
+    (folder / ".nv-meta" / "split.yaml").write_text("split: {train: [mine-000000.tar], val: [], test: []}\n")
+
+
+Damage = Callable[[Path], Any]
+OF_LLAVA: list[tuple[Damage, list[str]]] = [
+    (changed("img0_1.jpg", None), ["parts: mine-000000.tar: ps_00000000: img0_1.jpg is named, but not there"]),
+    (changed("img0_1.jpg", b"x" * 50), ["kinds: ", "img0_1.jpg begins with"]),
+    (changed(".npy", None), ["img0_0.npy is named, but not there"]),
+    (in_json("ps_00000000", lambda v: v["captions"][0].pop()), ["json: ", "member 0 has 2 prompts and 1 captions"]),
+    (in_json("ps_00000000", lambda v: v.pop("prompts")), ["json: ", "no prompts"]),
+    (in_json("ps_00000000", lambda v: v.update(sample_count=2)), ["json: ", "sample_count is 2, it has 3 members"]),
+    (in_json("ps_00000000", lambda v: v["images"].pop()), ["json: ", "unequal lengths: images 2, prompts 3"]),
+    (in_json("ps_00000000", lambda v: v["prompts"][0].__setitem__(0, "<image>")), ["placeholder_mismatch"]),
+    (
+        as_under_energon_7,
+        [".info.json is missing", "energon prepare", "split.yaml has split_parts=None", ".tar.idx can't"],
+    ),
+    (lambda folder: (folder / "mine-000001.tar").unlink(), ["mine-000001.tar', which is not there"]),
+]
+OF_LOONGFORGE: list[tuple[Damage, list[str]]] = [
+    (changed("s001_jpeg", None), ["s001_jpeg is named, but not there"]),
+    (changed("s001_jpeg", VIDEO), ["s001_jpeg begins with", "mp4, not of the kind image"]),
+    (
+        in_json("image_pack_00000000", lambda v: v["_meta"]["token_lens"].pop()),
+        ["unequal lengths", "token_lens sum to"],
+    ),
+    (in_json("image_pack_00000000", lambda v: v["messages"][0].pop("messages")), ["member 0: no_messages"]),
+    (
+        in_json("image_pack_00000000", lambda v: v["_meta"]["sample_ids"].__setitem__(0, "p-0__1")),
+        ["p-0__1 is there twice"],
+    ),
+    (in_json("text_pack_00000000", lambda v: v.pop("messages")), ["of no form that is known"]),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), OF_LLAVA)
+def test_damage_in_llava_onevisions_is_named(llava: Path, damage: Damage, words: list[str]) -> None:
+    damage(llava)
+    text = lines(found(llava, decode=True))
+    assert [word for word in words if word not in text] == [], text
+
+
+@pytest.mark.parametrize(("damage", "words"), OF_LOONGFORGE)
+def test_damage_in_loongforges_is_named(tmp_path: Path, damage: Damage, words: list[str]) -> None:
+    folder = of_loongforge(tmp_path / "theirs", NAMES["without dots"])
+    damage(folder)
+    text = lines(found(folder))
+    assert [word for word in words if word not in text] == [], text
+
+
+def test_what_cannot_be_asked_of_theirs_is_said(llava: Path, tmp_path: Path) -> None:
+    for options in ({"source": []}, {"lengths": 3}):
+        with pytest.raises(PackError, match="--source and --lengths are for what energon_pack has packed"):
+            found(llava, **options)
+    write_tar(tmp_path / "plain" / "x.tar", {"a.json": chat("a", "b"), "a.jpg": picture()})
+    with pytest.raises(PackError, match="no pack that LLaVA-OneVision-2 or LoongForge writes"):
+        found(tmp_path / "plain")
+
+
+def test_our_dataset_without_its_manifest_is_not_taken_for_theirs(config: Make, tmp_path: Path) -> None:
+    source = tmp_path / "s.jsonl"
+    source.write_text(json.dumps({"prompts": ["a"], "captions": ["b"]}))
+    folder = run_of(config, source, Flavor.packed_captioning)
+    with tarfile.open(folder / "packed-000000.tar") as tar:
+        assert len(tar.getnames()) == 1
+    (folder / ".nv-meta" / "energon_pack.json").unlink()
+    with pytest.raises(PackError, match=r"is no packed dataset: it has no \.nv-meta/energon_pack\.json"):
+        found(folder)

@@ -1,0 +1,392 @@
+"""verify of `packed_captioning` and of JSONL sources: every kind of damage is found and named.
+
+A check that never fails is worth nothing: each test below breaks one thing and asks for the check that has to see it.
+"""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import picture
+from damage import Members, change_file, grown, read_shard, set_at, write_shard
+from test_timestamps import npy
+
+from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
+from energon_pack.findings import CHECKS, Findings
+from energon_pack.pack import pack
+from energon_pack.verify import verify
+
+WORDS = "one two three four five six seven eight nine ten " * 4
+
+
+def write_source(folder: Path) -> Path:
+    """Images as files, frames with times, several turns, text, drawn by a ratio; three are no samples."""
+    folder.mkdir()
+    for i in range(6):
+        (folder / f"f{i}.jpg").write_bytes(picture(40 + 28 * i, 60))
+        (folder / f"f{i}.npy").write_bytes(npy(15 * i))
+    (folder / "p.png").write_bytes(picture(50, 50, "PNG"))
+    (folder / "no name").write_bytes(picture(33, 44))
+    frames, names = ([f"f{i}.{end}" for i in range(6)] for end in ("jpg", "npy"))
+    video = {"images": [frames], "prompts": ["<video>what?"], "captions": ["this"]}
+    two = {"images": ["f0.jpg", "p.png"], "prompts": ["<image>a", "<image>b"], "captions": ["1", "2"]}
+    lines: list[Any] = [
+        {**video, "patch_positions": [names], "fps": 30, "id": 7},
+        {**video, "patch_positions": [*names[:5], ""], "fps": [2], "timestamp_decimal": 2},
+        {**two, "patch_positions": ["f0.npy", None]},
+        *({**two, "id": i} for i in range(8)),
+        {"images": ["no name"], "prompts": ["<image>?"], "captions": [WORDS]},
+        {"prompts": [f"{i} {WORDS}" for i in range(9)], "captions": [f"{i} {WORDS}" for i in range(9)], "id": "long"},
+        {"messages": [{"role": r, "content": "x"} for r in ("system", "user", "assistant")]},
+        {"images": ["gone.jpg"], "prompts": ["<image>?"], "captions": ["yes"]},
+    ]
+    texts = [{"prompts": [f"{i} {WORDS}"], "captions": [f"{i} {WORDS}"]} for i in range(20)]
+    for name, values in (("media", lines), ("text", texts)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in values) + "{\n")
+    meta = {"media": {"file_name": "media.jsonl"}, "text": {"file_name": "text.jsonl", "sample_ratio": 1.5}}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder / "meta.json"
+
+
+def pack_as(flavor: Flavor, folder: Path, processor: Path, cache: Path) -> Path:
+    run = PackConfig(
+        model=ModelConfig("qwen2_5_vl", "qwen_vl", "Qwen/Qwen2.5-VL-7B-Instruct", str(processor)),
+        source=SourceConfig(format=Format.jsonl, path=str(folder / "source" / "meta.json")),
+        output=OutputConfig(dir=str(folder), name=flavor.value, max_shard_packs=3, flavor=flavor),
+        cache_dir=str(cache),
+        max_skipped=0.5,
+    )
+    run.packing.max_token_len, run.packing.overlong, run.packing.max_visual_tokens = 512, Overlong.split_turns, 400
+    run.executor.num_workers, run.measure.verify = 1, 0.0
+    run.output.sqlite = flavor is Flavor.packed_multi_mix_qa
+    figures = pack(run)
+    assert (figures["samples_cut"], figures["samples_repeated"]) == (1, 10)
+    return folder / flavor.value
+
+
+@pytest.fixture(scope="module")
+def both(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Flavor, Path]:
+    folder = tmp_path_factory.mktemp("verify")
+    write_source(folder / "source")
+    with pytest.MonkeyPatch.context() as patch:  # Energon's own look is tested elsewhere, and slow to start
+        patch.setattr("energon_pack.pack.check", lambda *_: None)
+        return {flavor: pack_as(flavor, folder, demo[1], cache) for flavor in Flavor}
+
+
+@pytest.fixture(params=list(Flavor))
+def packed(request: pytest.FixtureRequest, both: dict[Flavor, Path]) -> Path:
+    return both[request.param]
+
+
+@pytest.fixture
+def captioning(both: dict[Flavor, Path], tmp_path: Path) -> Path:
+    """A dataset of that flavour, to be damaged."""
+    return Path(shutil.copytree(both[Flavor.packed_captioning], tmp_path / "packed"))
+
+
+def found(folder: Path, **options: Any) -> Findings:
+    return verify(folder, num_workers=1, max_errors=1000, **options)
+
+
+def lines(findings: Findings) -> str:
+    return "\n".join(map(str, findings.first(1000)))
+
+
+def test_a_whole_dataset_has_no_defect(packed: Path, demo: tuple[Path, Path]) -> None:
+    """Files, arrays, times in the text or in fields, samples drawn twice: none is complained about."""
+    clean = found(packed, decode=True, source=[], lengths=1000, processor=str(demo[1]))
+    assert lines(clean) == ""
+    assert set(clean.num_looked_at) == set(CHECKS) - {"model"}
+    assert clean.num_looked_at["source samples"] == 15 + 1 + 31
+    num_arrays = 12 * (packed.name == "packed_captioning")
+    assert clean.num_looked_at["source media"] == clean.num_looked_at["decode"] == 6 + 6 + 2 + 16 + 1 + num_arrays
+
+
+def test_a_source_that_moved(packed: Path, tmp_path: Path) -> None:
+    """Its media with it, or to another place."""
+    source = Path(shutil.copytree(packed.parent / "source", tmp_path / "source"))
+    assert lines(found(packed, source=[str(source / "meta.json")])) == ""
+    media = tmp_path / "media"
+    media.mkdir()
+    for path in source.iterdir():
+        if path.suffix not in (".json", ".jsonl"):
+            path.rename(media / path.name)
+    assert "'f0.jpg' is not there" in lines(found(packed, source=[str(source / "meta.json")]))
+    assert lines(found(packed, source=[str(source / "meta.json")], media_root=str(media))) == ""
+
+
+def test_images_of_an_lmdb(config: Callable[..., PackConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
+
+    def put(name: str, data: bytes) -> None:
+        with lmdb.open(str(tmp_path / name), subdir=False) as database, database.begin(write=True) as transaction:
+            transaction.put(b"k", data)
+
+    put("i.lmdb", picture(33, 44))
+    (tmp_path / "s.jsonl").write_text(json.dumps({"image": "i.lmdb::k", "prompts": ["a"], "captions": ["b"]}))
+    run = config(tmp_path / "s.jsonl", source__format=Format.jsonl)
+    pack(run)
+    clean = found(Path(run.output.dir) / "packed", source=[])
+    assert (lines(clean), clean.num_looked_at["source media"]) == ("", 1)
+    put("j.lmdb", picture(33, 44, quality=9))
+    (tmp_path / "j.lmdb").replace(tmp_path / "i.lmdb")
+    assert "source media" in lines(found(Path(run.output.dir) / "packed", source=[]))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "check", "words"),
+    [
+        ("f1.jpg", picture(68, 60, quality=20), "source media", "f1.jpg changed"),
+        ("p.png", picture(50, 50, "PNG").replace(b"IDAT", b"IDAX"), "source media", "in the source at byte"),
+        ("f1.npy", npy(16), "source", "at byte"),
+        ("text.jsonl", b'{"prompts": ["a"], "captions": ["b"]}\n', "source samples", "no sample of the source"),
+    ],
+)
+def test_a_source_that_changed(packed: Path, tmp_path: Path, name: str, data: bytes, check: str, words: str) -> None:
+    source = Path(shutil.copytree(packed.parent / "source", tmp_path / "source"))
+    (source / name).write_bytes(data)
+    defects = found(packed, source=[str(source / "meta.json")])
+    if name == "f1.npy" and packed.name != "packed_captioning":  # its time is in the text
+        check, words = "source text", "7.50 seconds"
+    assert any(str(d).startswith(check) and words in str(d) for d in defects.first(1000)), lines(defects)
+
+
+def test_slices_are_accounted_for(demo: tuple[Path, Path], cache: Path, packed: Path, tmp_path: Path) -> None:
+    """Of every fourth sample the others are not missed, and one of them is no sample of this slice."""
+    out = {}
+    for number in range(2):
+        run = PackConfig(
+            model=ModelConfig("qwen2_5_vl", "qwen_vl", "Qwen/Qwen2.5-VL-7B-Instruct", str(demo[1])),
+            source=SourceConfig(format=Format.jsonl, path=str(packed.parent / "source" / "meta.json")),
+            output=OutputConfig(dir=str(tmp_path), name=str(number)),
+            cache_dir=str(cache),
+            max_skipped=0.5,
+        )
+        run.source.slice = f"{number}/4"
+        run.executor.num_workers, run.measure.verify = 1, 0.0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("energon_pack.pack.check", lambda *_: None)
+            pack(run)
+        out[number] = tmp_path / str(number)
+        assert lines(found(out[number], source=[])) == ""
+    change_file("report.json", set_at("config", "source", "slice", to="1/4"))(out[0])
+    text = lines(found(out[0], source=[]))
+    assert "is in no pack, and not in the ledger" in text
+    assert "is no sample of the source, or accounted for twice" in text
+
+
+# ------------------------------------------------------------------------------------------------------- corruptions
+
+
+def change(change_json: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """Something else in the JSON of the pack with arrays."""
+    return change_members(
+        lambda members, i: members.__setitem__(i, (members[i][0], _changed(members[i][1], change_json)))
+    )
+
+
+def _changed(data: bytes, change_json: Callable[[dict[str, Any]], None]) -> bytes:
+    value = json.loads(data)
+    change_json(value)
+    return json.dumps(value).encode()
+
+
+def change_members(change_all: Callable[[Members, int], None]) -> Callable[[Path], None]:
+    """Other files in one shard; the function gets them all, and where the JSON is of a pack with arrays first."""
+
+    def damage(folder: Path) -> None:
+        for path in sorted(folder.glob("*.tar")):
+            members = read_shard(path)
+            for index, (name, data) in enumerate(members):
+                if name.endswith(".json") and b'"fps"' in data:
+                    change_all(members, index)
+                    write_shard(path, members)
+                    return
+        raise AssertionError
+
+    return damage
+
+
+def first(members: Members, index: int, end: str) -> int:
+    return next(i for i in range(index + 1, len(members)) if members[i][0].endswith(end))
+
+
+def pop(end: str) -> Callable[[Members, int], None]:
+    return lambda members, index: members.__delitem__(first(members, index, end))
+
+
+def rename(members: Members, index: int) -> None:
+    at = first(members, index, "_0.jpg")
+    members[at] = (members[at][0].replace("_0.jpg", "_9.jpg"), members[at][1])
+
+
+def swap(members: Members, index: int) -> None:
+    """Two images of one sample change places: their sizes differ."""
+    at = first(members, index, "_1.jpg")
+    (name, data), (other, other_data) = members[at - 1 : at + 1]
+    members[at - 1 : at + 1] = [(name, other_data), (other, data)]
+
+
+def swap_arrays(members: Members, index: int) -> None:
+    """Of one size: only the source tells."""
+    at = first(members, index, ".npy")
+    (name, data), (other, other_data) = members[at : at + 2]
+    members[at : at + 2] = [(name, other_data), (other, data)]
+
+
+def with_data(end: str, data: bytes) -> Callable[[Members, int], None]:
+    def damage(members: Members, index: int) -> None:
+        at = first(members, index, end)
+        members[at] = (members[at][0], data)
+
+    return damage
+
+
+def no_array_named(value: dict[str, Any]) -> None:
+    row = next(row for row in value["patch_positions"] if any(row))
+    row[:] = [""] * len(row)
+
+
+def one_turn_less(value: dict[str, Any]) -> None:
+    value["prompts"][0].pop()
+
+
+def other_text(value: dict[str, Any]) -> None:
+    value["captions"][0][0] += " indeed"
+
+
+def other_placeholder(value: dict[str, Any]) -> None:
+    row = next(row for row in value["prompts"] if "<image>" in row[0])
+    row[0] = row[0].replace("<image>", "", 1)
+
+
+def other_fps(value: dict[str, Any]) -> None:
+    value["fps"] = [None if item is None else 25 for item in value["fps"]]
+
+
+BYTES: dict[str, Any] = {"source": []}
+CORRUPTIONS: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, str]]] = {
+    "a missing image": (change_members(pop(".jpg")), {}, {"parts": "is named, but not there"}),
+    "a missing array": (change_members(pop(".npy")), {}, {"parts": "npy is named, but not there"}),
+    "a renamed image": (change_members(rename), {}, {"parts": "_9.jpg is there, but not named"}),
+    "two images swapped": (change_members(swap), {}, {"plan": "bytes, in the plan"}),
+    "two arrays swapped": (change_members(swap_arrays), BYTES, {"source media": "differs from f0.npy in the source"}),
+    "no image under an image's name": (
+        change_members(with_data(".jpg", b"x" * 99)), {}, {"kinds": "no medium that is known", "plan": "in the plan"},
+    ),
+    "no array under an array's name": (change_members(with_data(".npy", b"x" * 99)), {}, {"kinds": "no array"}),
+    "an array cut short": (
+        change_members(with_data(".npy", npy(1)[:-9])), {"decode": True}, {"decode": "is no .npy"},
+    ),
+    "a wrong sample_count": (change(grown("sample_count")), {}, {"json": "sample_count is"}),
+    "no sample_count": (change(lambda value: value.pop("sample_count")), {}, {"json": "no sample_count"}),
+    "another name in images": (
+        change(lambda value: next(row for row in value["images"] if row).__setitem__(0, "a.jpg")),
+        {},
+        {"json": "a file named 'a.jpg'"},
+    ),
+    "arrays that no JSON names": (
+        change(no_array_named), BYTES, {"parts": "npy is there, but not named", "source text": "patch_positions["},
+    ),
+    "a prompt without its caption": (
+        change(one_turn_less), {}, {"json": "prompts and", "placeholders": "no conversation"},
+    ),
+    "another text": (change(other_text), BYTES, {"source text": "indeed"}),
+    "a placeholder less": (change(other_placeholder), {}, {"placeholders": "placeholder_mismatch"}),
+    "another fps": (change(other_fps), BYTES, {"source text": "fps is 25"}),
+    "a lost field": (change(lambda value: value.pop("source_fields")), BYTES, {"source text": "source_fields is"}),
+    "another id in _meta": (
+        change(lambda value: value["_meta"]["sample_ids"].__setitem__(0, "media.jsonl:99")),
+        {},
+        {"plan": "sample_ids: member 0 is 'media.jsonl:99'"},
+    ),
+    "another source part": (
+        change(lambda value: next(r for r in value["_meta"]["source_parts"] if r).__setitem__(0, "x.jpg")),
+        {},
+        {"plan": "source_parts: member"},
+    ),
+    "no _meta": (change(lambda value: value.pop("_meta")), {}, {"json": "_meta is None", "samples": "", "totals": ""}),
+    "a wrong length": (
+        change(grown("_meta", "token_lens", 0)),
+        {"lengths": 1000},
+        {"lengths": "tokens measured again", "sums": "", "plan": "", "totals": ""},
+    ),
+    "another time": (change(other_fps), {"lengths": 1000}, {"lengths": "tokens measured again"}),
+    "a limit of visual tokens": (
+        change_file(".nv-meta/energon_pack.json", set_at("content", "packing", "max_visual_tokens", to=9)),
+        {},
+        {"capacity": "> packing.max_visual_tokens=9"},
+    ),
+    "another sample class": (
+        change_file(".nv-meta/dataset.yaml", set_at("sample_type", "__class__", to="PackedMultiMixQASample")),
+        {},
+        {"metadata": "dataset.yaml: sample_type is not"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_a_corruption_is_found(captioning: Path, demo: tuple[Path, Path], name: str) -> None:
+    """And nothing else is complained about, so that a user sees where the fault is."""
+    damage, options, expected = CORRUPTIONS[name]
+    damage(captioning)
+    defects = found(captioning, processor=str(demo[1]), **options)
+    needed = {check for check, words in expected.items() if words}
+    assert needed <= set(defects.num_defects) <= set(expected), lines(defects)
+    for check in needed:
+        assert any(expected[check] in str(defect) for defect in defects.defects[check]), lines(defects)
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("DELETE FROM sample_parts WHERE rowid = 3", "index.sqlite has"),
+        ("UPDATE samples SET byte_offset = byte_offset + 512 WHERE rowid = 1", "index.sqlite has ("),
+        ("UPDATE samples SET tar_file_id = 99 WHERE rowid = 1", "a shard that is not there: 99"),
+        ("DROP TABLE samples", "index.sqlite can't be read: no such table"),
+        ("no database", "index.sqlite can't be read: file is not a database"),
+        ("no file", "index.sqlite is missing"),
+    ],
+)
+def test_an_index_that_is_wrong(both: dict[Flavor, Path], tmp_path: Path, statement: str, words: str) -> None:
+    """Joins and random access would read other samples."""
+    folder = Path(shutil.copytree(both[Flavor.packed_multi_mix_qa], tmp_path / "packed"))
+    path = folder / ".nv-meta" / "index.sqlite"
+    if statement.startswith("no "):
+        path.unlink()
+        if statement == "no database":
+            path.write_bytes(b"x" * 4096)
+    else:
+        connection = sqlite3.connect(path)
+        connection.execute(statement)
+        connection.commit()
+        connection.close()
+    defects = found(folder)
+    assert set(defects.num_defects) == {"metadata"}, lines(defects)
+    assert words in lines(defects)
+
+
+def test_any_json_is_survived(captioning: Path, demo: tuple[Path, Path]) -> None:
+    """Wrong types anywhere in the packs: found, and never a traceback."""
+    from test_verify import HOSTILE, places
+
+    rng = np.random.default_rng(0)
+    for path in sorted(captioning.glob("*.tar")):
+        members = read_shard(path)
+        for index, (name, data) in enumerate(members):
+            if name.endswith(".json"):
+                value = json.loads(data)
+                for place in [p for p in sorted(places(value), key=str) if rng.random() < 0.1]:
+                    try:
+                        set_at(*place, to=HOSTILE[rng.integers(len(HOSTILE))])(value)
+                    except (TypeError, KeyError, IndexError):
+                        continue
+                members[index] = (name, json.dumps(value).encode())
+        write_shard(path, members)
+    assert found(captioning, decode=True, source=[], lengths=1000, processor=str(demo[1])).num_defects.total() > 5
