@@ -2,6 +2,7 @@
 
 import io
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -52,6 +53,14 @@ def real() -> Path:
     if not REAL.is_dir():
         pytest.skip("../shared/real is not here")
     return REAL
+
+
+@pytest.fixture(autouse=True)
+def _no_worker_is_left() -> Iterator[None]:
+    """A loader that is not read to its end waits 5 seconds for each of its workers when it is collected."""
+    yield
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 @pytest.fixture
