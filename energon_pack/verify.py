@@ -56,9 +56,10 @@ def verify(
         PackError: the folder is no packed dataset, or the source is not there.
     """
     if not (folder / META_FOLDER / MANIFEST).is_file():
-        if source is not None or lengths:
+        if source is not None or lengths or model:
             raise PackError(
-                f"{folder} has no {META_FOLDER}/{MANIFEST}: --source and --lengths are for what energon_pack has packed"
+                f"{folder} has no {META_FOLDER}/{MANIFEST}: --source, --lengths and --model are for what energon_pack"
+                " packed"
             )
         return verify_foreign(folder, decode, max_errors, num_workers)
     findings = Findings(max_errors)

@@ -448,7 +448,7 @@ def test_damage_in_loongforges_is_named(tmp_path: Path, damage: Damage, words: l
 
 def test_what_cannot_be_asked_of_theirs_is_said(llava: Path, tmp_path: Path) -> None:
     for options in ({"source": []}, {"lengths": 3}):
-        with pytest.raises(PackError, match="--source and --lengths are for what energon_pack has packed"):
+        with pytest.raises(PackError, match="--source, --lengths and --model are for what energon_pack packed"):
             found(llava, **options)
     write_tar(tmp_path / "plain" / "x.tar", {"a.json": chat("a", "b"), "a.jpg": picture()})
     with pytest.raises(PackError, match="no pack that LLaVA-OneVision-2 or LoongForge writes"):
