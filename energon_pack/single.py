@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from energon_pack.contents import Pack
 from energon_pack.errors import PackError
+from energon_pack.packed.contents import Pack
 from energon_pack.packs import CAPTIONING, own_values
 from energon_pack.sample import Part, kind_by_name, media_type
 from energon_pack.shards import Member

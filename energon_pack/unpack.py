@@ -20,25 +20,25 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from energon_pack import pack_checks as checks
-from energon_pack.contents import Pack
+from energon_pack.checks import packs as checks
+from energon_pack.checks.shard import packs_of
+from energon_pack.checks.source import read_settings
 from energon_pack.errors import PackError
 from energon_pack.files import sync_file_system
 from energon_pack.findings import printable
 from energon_pack.manifest import MANIFEST, META_FOLDER
-from energon_pack.packed import PLAN, PlanFile, read_object, shard_paths
+from energon_pack.packed.contents import Pack
+from energon_pack.packed.files import PLAN, PlanFile, read_object, shard_paths
 from energon_pack.packs import CAPTIONING, MULTI_MIX_QA
 from energon_pack.progress import Progress
 from energon_pack.publish import staging_folder
 from energon_pack.report import say
 from energon_pack.shards import Member
 from energon_pack.single import singles
-from energon_pack.source_checks import read_settings
 from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import Reader
 from energon_pack.tar_writer import TarWriter
 from energon_pack.tool import count, parser, run
-from energon_pack.verifying import packs_of
 
 _ROWS = 50_000  # dealt at once
 _PACKS = 256  # of which the rows of the plan are held at once

@@ -13,23 +13,23 @@ from typing import Any
 
 from rich.table import Table
 
-from energon_pack import dataset_checks as checks
+from energon_pack.checks import dataset as checks
+from energon_pack.checks.foreign import verify_foreign
+from energon_pack.checks.lengths import measured_again, packed_with
+from energon_pack.checks.packs import samples_of
+from energon_pack.checks.shard import VerifiedShard, VerifyJob, packs_of, verify_shard
+from energon_pack.checks.source import drawn_of, find_source, read_settings, unaccounted
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.findings import CHECKS, Findings
-from energon_pack.foreign import verify_foreign
 from energon_pack.manifest import MANIFEST, META_FOLDER
-from energon_pack.measured_again import measured_again, packed_with
-from energon_pack.pack_checks import samples_of
-from energon_pack.packed import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
+from energon_pack.packed.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
 from energon_pack.packs import CAPTIONING, MULTI_MIX_QA
 from energon_pack.progress import Progress
 from energon_pack.report import console, say
-from energon_pack.source_checks import drawn_of, find_source, read_settings, unaccounted
 from energon_pack.sources.find import Source
 from energon_pack.splits import split_shares
 from energon_pack.tool import count, parser, run
-from energon_pack.verifying import VerifiedShard, VerifyJob, packs_of, verify_shard
 
 
 def verify(
@@ -107,7 +107,7 @@ def verify(
                 findings.add("lengths", member, defects)
                 advance(1)
     if model:
-        from energon_pack.model_check import check_model, first_split  # torch and the model's own code
+        from energon_pack.checks.model import check_model, first_split  # torch and the model's own code
 
         processor = processor or packed_with(folder, report)
         checked = check_model(folder, model, processor, trust_remote_code, first_split(manifest))

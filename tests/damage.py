@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from energon_pack.packed import packs_in
+from energon_pack.packed.files import packs_in
 from energon_pack.sources.tar import TarScan
 from energon_pack.tar_writer import TarWriter
 

@@ -89,37 +89,23 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {"config", "errors", "naming", "pack", "validate"},
     "tool": {"errors"},
     "findings": set(),
-    "packed": {"cut", "errors", "plan_file", "sample", "shards", "sources"},
-    "forms": {"findings", "manifest", "packs", "sample"},
-    "contents": {"findings", "forms", "packed", "packs", "record", "sample"},
-    "pack_checks": {"contents", "cut", "findings", "forms", "media", "packs", "record", "sample", "shards"},
-    "verifying": {
-        "contents", "errors", "findings", "media", "pack_checks", "packed", "packs", "record", "sample", "shards",
-        "sources", "splits", "timestamps",
+    "packed": {
+        "cut", "errors", "findings", "manifest", "packed", "packs", "plan_file", "record", "sample", "shards",
+        "sources",
     },
-    "sqlite_checks": {"findings", "packed", "sources"},
-    "dataset_checks": {
-        "errors", "findings", "manifest", "metadata", "pack_checks", "packed", "sample", "splits",
-        "sqlite_checks", "verifying",
+    "checks": {
+        "checks", "cut", "demo", "draws", "errors", "executor", "findings", "guards", "loading", "manifest", "media",
+        "members", "metadata", "packed", "packs", "probe", "progress", "record", "sample", "shards", "sources",
+        "splits", "task_encoder", "templates", "timestamps",
     },
-    "foreign": {
-        "dataset_checks", "errors", "executor", "findings", "manifest", "packed", "progress", "record", "verifying",
-    },
-    "source_checks": {"demo", "draws", "errors", "executor", "findings", "packed", "progress", "record", "sources"},
-    "measured_again": {
-        "contents", "findings", "loading", "media", "packed", "record", "sample", "source_checks", "templates",
-        "timestamps", "verifying",
-    },
-    "model_check": {"errors", "guards", "loading", "members", "probe", "task_encoder", "templates"},
     "verify": {
-        "dataset_checks", "errors", "executor", "findings", "foreign", "manifest", "measured_again", "model_check",
-        "pack_checks", "packed", "packs", "progress", "report", "source_checks", "sources", "splits", "tool",
-        "verifying",
+        "checks", "errors", "executor", "findings", "manifest", "packed", "packs", "progress", "report", "sources",
+        "splits", "tool",
     },
-    "single": {"contents", "errors", "packs", "sample", "shards", "sources"},
+    "single": {"errors", "packed", "packs", "sample", "shards", "sources"},
     "unpack": {
-        "contents", "errors", "files", "findings", "manifest", "pack_checks", "packed", "packs", "progress", "publish",
-        "report", "shards", "single", "source_checks", "sources", "tar_writer", "tool", "verifying",
+        "checks", "errors", "files", "findings", "manifest", "packed", "packs", "progress", "publish", "report",
+        "shards", "single", "sources", "tar_writer", "tool",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -9,9 +9,9 @@ import torch
 from conftest import chat, need_torchvision, write_tar
 from tiny import TEXT, tf
 
+from energon_pack.checks.model import check_model
 from energon_pack.config import ModelConfig, PackConfig, Rope
 from energon_pack.errors import PackError
-from energon_pack.model_check import check_model
 from energon_pack.pack import pack
 from energon_pack.verify import verify
 

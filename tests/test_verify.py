@@ -28,13 +28,13 @@ from damage import (
 )  # fmt: skip
 
 from energon_pack import findings as findings_module
+from energon_pack.checks.packs import capacity
 from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
-from energon_pack.contents import Pack
 from energon_pack.errors import PackError
 from energon_pack.findings import CHECKS, Findings, printable
 from energon_pack.pack import pack
-from energon_pack.pack_checks import capacity
-from energon_pack.packed import PackFiles
+from energon_pack.packed.contents import Pack
+from energon_pack.packed.files import PackFiles
 from energon_pack.verify import main, verify
 
 Members = list[tuple[str, bytes]]

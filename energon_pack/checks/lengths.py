@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.contents import Pack
+from energon_pack.checks.shard import VerifiedShard, packs_of
+from energon_pack.checks.source import demo_of
 from energon_pack.findings import short
 from energon_pack.loading import load_template
 from energon_pack.media import open_part, probe, with_frames
-from energon_pack.packed import at
+from energon_pack.packed.contents import Pack
+from energon_pack.packed.files import at
 from energon_pack.record import ReadSettings, parse_record
 from energon_pack.sample import Skip
-from energon_pack.source_checks import demo_of
 from energon_pack.templates import Sample, Template
 from energon_pack.timestamps import load_positions
-from energon_pack.verifying import VerifiedShard, packs_of
 
 _SEED = 0
 

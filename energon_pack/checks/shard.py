@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack import pack_checks as checks
-from energon_pack.contents import Pack, parse
+from energon_pack.checks import packs as checks
 from energon_pack.errors import PackError
 from energon_pack.findings import Findings, Hashes, hashed, short
 from energon_pack.media import open_image, open_part, probe
-from energon_pack.packed import PackFiles, PlanFile, opened, packs_in
+from energon_pack.packed.contents import Pack, parse
+from energon_pack.packed.files import PackFiles, PlanFile, opened, packs_in
 from energon_pack.packs import MULTI_MIX_QA, member_value
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Skip

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import yaml
 
+from energon_pack.checks.packs import samples_of
+from energon_pack.checks.shard import VerifiedShard, packs_of
+from energon_pack.checks.sqlite import sqlite
 from energon_pack.errors import PackError
 from energon_pack.findings import Hashes, hashed, joined, named, several, short
 from energon_pack.manifest import FLAVORS, MANIFEST, META_FOLDER
 from energon_pack.metadata import SAMPLE_LOADER, dataset_yamls, sample_loader_py
-from energon_pack.pack_checks import samples_of
-from energon_pack.packed import LEDGER, PLAN, REPORT, PlanFile, at, opened, read_object
+from energon_pack.packed.files import LEDGER, PLAN, REPORT, PlanFile, at, opened, read_object
 from energon_pack.sample import Reason
-from energon_pack.sqlite_checks import sqlite
-from energon_pack.verifying import VerifiedShard, packs_of
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,

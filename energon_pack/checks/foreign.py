@@ -4,15 +4,15 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from energon_pack import dataset_checks as checks
+from energon_pack.checks import dataset as checks
+from energon_pack.checks.shard import VerifyJob, verify_shard
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.findings import Findings
 from energon_pack.manifest import MANIFEST, META_FOLDER
-from energon_pack.packed import PLAN, REPORT, shard_paths
+from energon_pack.packed.files import PLAN, REPORT, shard_paths
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
-from energon_pack.verifying import VerifyJob, verify_shard
 
 _PREPARE = "`energon prepare --non-interactive --split-ratio 1,0,0 --skip-dataset-yaml` writes it anew"
 

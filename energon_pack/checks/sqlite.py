@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from energon_pack.findings import short
-from energon_pack.packed import opened, packs_in
+from energon_pack.packed.files import opened, packs_in
 from energon_pack.sources.tar import TarScan
 
 _SAMPLES = "SELECT sample_key, sample_index, byte_offset, byte_size FROM samples WHERE tar_file_id = ? ORDER BY 2"

@@ -12,7 +12,7 @@ from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.findings import Hashes, hashes, joined, named, short
-from energon_pack.packed import REPORT, at
+from energon_pack.packed.files import REPORT, at
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
 from energon_pack.sources.find import Shard, Source, find_shards

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from energon_pack.contents import Pack
 from energon_pack.cut import split_id
 from energon_pack.findings import short
-from energon_pack.forms import NAME
 from energon_pack.media import video_extension
+from energon_pack.packed.contents import Pack
+from energon_pack.packed.forms import NAME
 from energon_pack.packs import part_names
 from energon_pack.record import ReadSettings, parse_record
 from energon_pack.sample import Skip, place_media
