@@ -107,10 +107,10 @@ def verify(
                 findings.add("lengths", member, defects)
                 advance(1)
     if model:
-        from energon_pack.checks.model import check_model, first_split  # torch and the model's own code
+        from energon_pack.checks.model import check_model  # torch and the model's own code
 
         processor = processor or packed_with(folder, report)
-        checked = check_model(folder, model, processor, trust_remote_code, first_split(manifest))
+        checked = check_model(folder, model, processor, trust_remote_code)
         findings.add("model", model, checked.defects, checked.num_members)
         say(str(checked))
     return findings

@@ -2,7 +2,6 @@
 
 import importlib
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_v
 from energon_pack.errors import PackError
 from energon_pack.guards import MixingError
 from energon_pack.loading import cookers
+from energon_pack.manifest import read_manifest
 from energon_pack.members import Encoded, Source
 from energon_pack.probe import Finding, probe, shrink
 from energon_pack.task_encoder import PackedTaskEncoder, sources_of
@@ -45,9 +45,7 @@ class Checked:
         )
 
 
-def check_model(
-    folder: Path, model: str, processor: str | None, trust_remote_code: bool, split: str = "train"
-) -> Checked:
+def check_model(folder: Path, model: str, processor: str | None, trust_remote_code: bool) -> Checked:
     """Probe a class of models with members of a dataset, on the CPU.
 
     Args:
@@ -65,7 +63,7 @@ def check_model(
         return Checked(model, 0, 0, [], [str(error)])
     except (OSError, ValueError) as error:
         raise PackError(f"--model: {error}") from None
-    members = _members(folder, encoder, split)
+    members = _members(folder, encoder)
     findings: list[Finding] = []
     defects: list[str] = []
     try:
@@ -127,13 +125,14 @@ def _small(make: Any, config: Any, template: Template) -> Any:
     return make._from_config(config).eval() if hasattr(make, "_from_config") else make(config).eval()
 
 
-def _members(folder: Path, encoder: PackedTaskEncoder, split: str) -> list[Encoded]:
+def _members(folder: Path, encoder: PackedTaskEncoder) -> list[Encoded]:
     """Two short members with media and one without, or what there is; at least two."""
 
     class Cooked(DefaultTaskEncoder[Any, Any, Any, Any]):
         decoder = None
 
     Cooked.cookers = cookers()
+    split = next(iter(read_manifest(folder)["splits"]))
     worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
     packs = get_val_dataset(
         folder, split_part=split, worker_config=worker, batch_size=None, limit=_NUM_PACKS, task_encoder=Cooked()
@@ -145,9 +144,3 @@ def _members(folder: Path, encoder: PackedTaskEncoder, split: str) -> list[Encod
     others: list[Source] = [source for source in short if source not in with_media][: 3 - len(with_media)]
     chosen = [*with_media, *others]
     return [encoder.members.encode(source) for source in (chosen if len(chosen) > 1 else chosen * 2)]
-
-
-def first_split(manifest: Mapping[str, Any]) -> str:
-    """A split that has packs."""
-    splits = manifest.get("splits")
-    return next(iter(splits)) if isinstance(splits, dict) and splits else "train"
