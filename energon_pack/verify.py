@@ -110,9 +110,11 @@ def verify(
         from energon_pack.checks.model import check_model  # torch and the model's own code
 
         processor = processor or packed_with(folder, report)
-        checked = check_model(folder, model, processor, trust_remote_code)
+        with progress.stage("model", 1, "model") as advance:
+            checked = check_model(folder, model, processor, trust_remote_code)
+            advance(1)
         findings.add("model", model, checked.defects, checked.num_members)
-        say(str(checked))
+        findings.notes.append(str(checked))
     return findings
 
 

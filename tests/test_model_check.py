@@ -51,16 +51,16 @@ def saved(folder: Path, config: Any, architecture: str) -> str:
     return str(folder)
 
 
-def test_a_model_of_images_keeps_them_apart(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_images_keeps_them_apart(images: Path, tmp_path: Path) -> None:
     """Members with their real media, in a class that is shrunk from what its config says."""
     need_torchvision()
     text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
     config = tf.Qwen2_5_VLConfig(text_config=text)
     model = saved(tmp_path / "model", config, "Qwen2_5_VLForConditionalGeneration")
-    assert not verify(images, model=model).num_defects
-    said = capsys.readouterr().out
-    assert "made small: 3 members of" in said
-    assert "those of others by 0;" in said
+    findings = verify(images, model=model)
+    assert not findings.num_defects
+    assert "made small: 3 members of" in findings.notes[0]
+    assert "those of others by 0;" in findings.notes[0]
 
 
 def test_a_model_that_mixes_is_found(texts: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
