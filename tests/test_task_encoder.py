@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -281,6 +282,37 @@ def test_a_damaged_member_ends_the_training_or_is_left_out_alone(
     batches = list(loader(damaged, PackedTaskEncoder(damaged, str(demo[1]), on_bad_member="drop"), num_workers))
     assert sum(batch["num_dropped"] for batch in batches) == 1
     assert len(ids(iter(batches))) == 59
+
+
+@pytest.mark.parametrize("how", ["header", "missing"])
+def test_a_member_whose_image_is_gone_is_named_or_left_out_alone(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path, how: str
+) -> None:
+    """Bytes without a header, and a part that is not in the tar: no size to print, and none of the pack is lost."""
+    damaged = tmp_path / "damaged"
+    shutil.copytree(packed, damaged)
+    tar = damaged / "packed-000000.tar"
+    data = bytearray(tar.read_bytes())
+    if how == "header":
+        at = data.index(b"\x89PNG")
+        data[at : at + 40] = bytes(40)
+    else:
+        with tarfile.open(tar) as file:
+            info = next(info for info in file if info.name.endswith(".png"))
+        other = tarfile.TarInfo(info.name.replace(".i", ".x"))
+        other.size = info.size
+        data[info.offset : info.offset + 512] = other.tobuf(tarfile.USTAR_FORMAT)[:512]
+    tar.write_bytes(bytes(data))
+    with pytest.raises(FatalSampleError, match=r"demo-.*OSError: .*\.i0\d\.png: .*on_bad_member=drop"):
+        list(loader(damaged, PackedTaskEncoder(damaged, str(demo[1]))))
+    batches = list(loader(damaged, PackedTaskEncoder(damaged, str(demo[1]), on_bad_member="drop")))
+    assert sum(batch["num_dropped"] for batch in batches) == 1
+    assert len(ids(iter(batches))) == 59
+
+
+def test_a_missing_video_is_a_fault_of_its_member(encoder: PackedTaskEncoder) -> None:
+    with pytest.raises(FatalSampleError, match="its video 1 is missing from the pack"):
+        encoder.encode_sample(sample(ask="<video><video>What?", video=[video(), b""]))
 
 
 def test_a_text_pack_takes_the_vision_tower_along(
