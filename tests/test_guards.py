@@ -93,6 +93,15 @@ def test_the_probe_finds_a_model_that_mixes() -> None:
     assert not probe(model, members, "dict4d").mixes
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_probe_finds_what_no_mask_keeps_apart() -> None:
+    """A state space model runs through the row; its config has no layer_types that could be set."""
+    torch.manual_seed(0)
+    model = tf.MambaForCausalLM(shrink(tf.MambaConfig(vocab_size=64, hidden_size=32, initializer_range=0.5)))
+    assert model.config.num_hidden_layers == 2
+    assert probe(model.eval(), text_members(64)).mixes
+
+
 def test_a_class_of_full_size_is_probed_small() -> None:
     config = tf.Qwen2_5_VLConfig()
     config.text_config.vocab_size = 1000
