@@ -190,7 +190,7 @@ def load_template(dataset: str | Path, processor: str | None = None, trust_remot
     """The template a dataset was packed with: `load_template(path).encode(sample)` gives the measured lengths.
 
     Args:
-        dataset: folder of a packed dataset.
+        dataset: folder of a packed dataset, or the YAML of a Metadataset of several.
         processor: folder or hub id of the model's processor; by default the model's published one.
         trust_remote_code: run code of the processor's; never taken from the dataset.
 

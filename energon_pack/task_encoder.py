@@ -67,7 +67,7 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
     """Encodes packs, and unpacked samples beside them.
 
     Args:
-        dataset: folder of the packed dataset; of a blend, any one of those with the same fingerprint.
+        dataset: folder of the packed dataset, or the YAML of a Metadataset of several.
         processor: folder or hub id; by default the model's published one.
         layout: `neat`, `thd`, `rows` (Megatron-Bridge up to 0.5) or `mlm` (Megatron-LM's multimodal example); by
             default the one it was packed for.

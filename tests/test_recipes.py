@@ -31,6 +31,7 @@ from megatron.energon.errors import FatalSampleError
 from megatron_lm import one_token_per_image
 from test_video import video
 
+from energon_pack import metadataset
 from energon_pack.batch import PackedBatch
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
 from energon_pack.pack import pack
@@ -114,6 +115,16 @@ def test_the_tiny_model_learns_packed_and_unpacked(
     assert out.count("validation loss") == 2
     assert "packed    step   5  loss" in out
     assert "unpacked  step   5  loss" in out
+
+
+def test_a_blend_is_trained_on_as_a_dataset_is(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str]
+) -> None:
+    blend = tmp_path / "blend.yaml"
+    metadataset.main([str(blend), str(packed), f"{packed}=2"])
+    out = run_main(train_ddp, blend, "--processor", demo[1], "--num-workers", "0", "--max-steps", "2")
+    assert "step 2  loss" in out
+    assert packed_data.manifest(blend) == packed_data.manifest(packed)
 
 
 def test_packs_of_videos_are_read(
