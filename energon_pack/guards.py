@@ -66,7 +66,7 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None, is_hyb
         )
     has_cu = inputs.get("cu_seq_lens_q") is not None
     if isinstance(mask, Tensor):
-        _check_mask(mask)
+        _check_mask(mask, positions)
     if attention and "flash" in attention and ids is not None and ids.shape[0] > 1 and not has_cu:
         raise MixingError(f"{attention} with {ids.shape[0]} rows needs cu_seq_lens_q, cu_seq_lens_k and max_length_q/k")
     if has_cu:
@@ -92,13 +92,20 @@ def guard(model: Any) -> Any:
     return model.register_forward_pre_hook(check, with_kwargs=True)
 
 
-def _check_mask(mask: Tensor) -> None:
+def _check_mask(mask: Tensor, positions: Tensor) -> None:
     if mask.dim() == 4 and not mask.is_floating_point():
         raise MixingError(
             "a boolean 4-D mask: eager attention adds it to the scores, and windows are lost; leave it out"
         )
-    if mask.dim() == 2 and mask.max() <= 1:
+    if mask.dim() == 2 and mask.max() <= 1 and _has_several(mask, positions):
         raise MixingError("a 2-D attention_mask of ones: with it the model takes the row for one text; leave it out")
+
+
+def _has_several(mask: Tensor, positions: Tensor) -> bool:
+    """Whether a row has more than one member where the mask is not 0; of one alone, an indexed mask is ones, too."""
+    row = positions[0] if positions.dim() == 3 else positions
+    begins = (row == 0).to(mask.device) & (mask != 0)
+    return bool((begins.sum(1) > 1).any())
 
 
 def _check_boundaries(positions: Tensor, cu_seq_lens: Tensor) -> None:

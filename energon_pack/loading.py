@@ -62,8 +62,10 @@ def make_part_filter() -> Callable[[str], bool]:
 def load_packed_multi_mix_qa(parts: Parts) -> dict[str, Any]:
     """The fields of a `PackedMultiMixQASample`; reads packs of LoongForge's own tools too.
 
+    A missing image is an `OSError` with its name when its pixels or size are asked for, a missing video is empty: a
+    fault of one member, not of the pack.
+
     Raises:
-        KeyError: a medium of the pack is missing; names the pack and the part.
         Skip: a member of another tool's pack is no conversation, or has other media than placeholders.
     """
     pack = _json(parts["json"])
@@ -77,7 +79,7 @@ def load_packed_multi_mix_qa(parts: Parts) -> dict[str, Any]:
     return {
         "messages": [member["messages"] for member in members],
         "images": [[_image(parts, name) for name, kind in of if kind == "image"] for of in media],
-        "videos": [[_part(parts, name) for name, kind in of if kind == "video"] for of in media],
+        "videos": [[parts.get(name, b"") for name, kind in of if kind == "video"] for of in media],
         "tools": [member.get("tools") for member in members],
         "video_frames": [member.get("video_frames") for member in members],
         "sample_ids": meta["sample_ids"],
@@ -104,8 +106,7 @@ def _in_our_words(member: Any, kinds: list[str]) -> dict[str, Any]:
 def load_packed_captioning(parts: Parts) -> dict[str, Any]:
     """The fields of a `PackedCaptioningSample`; reads packs of LLaVA-OneVision-2's own tools too.
 
-    Raises:
-        KeyError: an image of the pack is missing; names the pack and the part.
+    A missing image is an `OSError` with its name when its pixels or size are asked for.
     """
     pack = _json(parts["json"])
     members = range(len(pack["images"]))
@@ -138,7 +139,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = ReadSettings()) -> 
     return {
         "messages": stamped(messages, _marks(parts, record, kinds.count("image"))),
         "image": [_image(parts, chosen[i].name) for i in order if kinds[i] == "image"] or None,
-        "video": [_part(parts, chosen[i].name) for i in order if kinds[i] == "video"] or None,
+        "video": [parts[chosen[i].name] for i in order if kinds[i] == "video"] or None,
         "tools": record.tools,
         "video_frames": record.fields.get("video_frames"),
     }
@@ -189,7 +190,7 @@ def load_template(dataset: str | Path, processor: str | None = None, trust_remot
     """The template a dataset was packed with: `load_template(path).encode(sample)` gives the measured lengths.
 
     Args:
-        dataset: folder of a packed dataset.
+        dataset: folder of a packed dataset, or the YAML of a Metadataset of several.
         processor: folder or hub id of the model's processor; by default the model's published one.
         trust_remote_code: run code of the processor's; never taken from the dataset.
 
@@ -225,21 +226,16 @@ def _json(part: Any) -> Any:
     return json.loads(part) if isinstance(part, (bytes, str)) else part
 
 
-def _part(parts: Parts, name: str) -> Any:
-    if name not in parts:
-        raise KeyError(f"{parts.get('__key__')} has no part {name}")
-    return parts[name]
-
-
 def _image(parts: Parts, name: str) -> Any:
     """An image from its bytes, not yet decoded, or what a decoder made of them."""
-    value = _part(parts, name)
-    return LazyImage(value, f"{parts.get('__key__')}.{name}") if isinstance(value, bytes) else value
+    value = parts.get(name)
+    is_undecoded = value is None or isinstance(value, bytes)
+    return LazyImage(value, f"{parts.get('__key__')}.{name}") if is_undecoded else value
 
 
 def _kind(parts: Parts, name: str) -> str:
-    """Content decides; of a part that a decoder was at, its name."""
-    value = _part(parts, name)
+    """Content decides; of a part that is missing, or that a decoder was at, its name."""
+    value = parts.get(name)
     if isinstance(value, bytes):
         return "video" if video_extension(value[:16]) else "image"
     return kind_by_name(name) or "image"

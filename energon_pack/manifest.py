@@ -1,8 +1,11 @@
 """Names that the packer writes and training reads."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 #: Version of the packs' JSON (`_meta.format`) and of `energon_pack.json`.
 FORMAT = 1
@@ -20,10 +23,40 @@ FLAVORS = {
 
 
 def read_manifest(dataset: Path) -> dict[str, Any]:
-    """energon_pack.json of a packed dataset.
+    """energon_pack.json of a packed dataset; of a Metadataset's YAML, that of its dataset with the longest packs.
 
     Raises:
         FileNotFoundError: the folder is not one.
+        ValueError: the Metadataset names none, or some that were packed with different settings.
     """
-    manifest: dict[str, Any] = json.loads((dataset / META_FOLDER / MANIFEST).read_text())
-    return manifest
+    if not dataset.is_file():
+        path = dataset / META_FOLDER / MANIFEST
+        if not path.exists():
+            raise FileNotFoundError(f"{dataset} is no dataset that energon_pack packed: there is no {path}")
+        manifest: dict[str, Any] = json.loads(path.read_text())
+        return manifest
+    found = {folder: read_manifest(folder) for folder in _packed_datasets(dataset)}
+    if not found:
+        raise ValueError(f"{dataset} names no dataset that energon_pack packed")
+    by_fingerprint = {manifest["fingerprint"]: folder for folder, manifest in found.items()}
+    if len(by_fingerprint) > 1:
+        raise ValueError(
+            f"{dataset}: {' and '.join(map(str, by_fingerprint.values()))} were packed with different settings;"
+            " packs of one training are for one model"
+        )
+    return max(found.values(), key=lambda manifest: int(manifest["max_token_len"]))
+
+
+def _packed_datasets(metadataset: Path) -> Iterator[Path]:
+    """The packed ones among the folders that a Metadataset names, and those that it names in turn."""
+    waiting = [yaml.safe_load(metadataset.read_text())]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict) and isinstance(value.get("path"), str):
+            path = metadataset.parent / value["path"]
+            if path.is_file():
+                yield from _packed_datasets(path)
+            elif (path / META_FOLDER / MANIFEST).is_file():
+                yield path
+        if isinstance(value, (dict, list)):
+            waiting += value.values() if isinstance(value, dict) else value

@@ -173,10 +173,11 @@ class LazyImage(Image.Image):
     """An upright RGB image whose pixels are decoded when something first asks for them.
 
     Until then it is the bytes of its file, in a shuffle buffer and on its way between processes alike; then it becomes
-    a plain image. A file that can't be decoded is an `OSError` with the image's name, there and then.
+    a plain image. A file that can't be decoded, or that is missing (`data` is None), is an `OSError` with the image's
+    name, there and then.
     """
 
-    def __init__(self, data: bytes, name: str):
+    def __init__(self, data: bytes | None, name: str):
         super().__init__()
         self._data, self._name = data, name
         self._mode = "RGB"
@@ -185,20 +186,29 @@ class LazyImage(Image.Image):
     def size(self) -> tuple[int, int]:
         """Width and height by the header."""
         if self._size == (0, 0):
-            with self._named(), Image.open(io.BytesIO(self._data)) as image:
-                chunks = _png_chunks(io.BytesIO(self._data)) if image.format == "PNG" else None
+            with self._named(), Image.open(io.BytesIO(self._bytes())) as image:
+                chunks = _png_chunks(io.BytesIO(self._bytes())) if image.format == "PNG" else None
                 self._size = image.size[::-1] if _orientation(image, chunks) >= 5 else image.size
         return self._size
 
     def load(self) -> Any:
         with self._named():
-            image = open_image(self._data)
+            image = open_image(self._bytes())
         self.__class__ = Image.Image  # type: ignore[assignment]
         self.__dict__ = image.__dict__
         return self.load()
 
     def __reduce__(self) -> Any:
         return LazyImage, (self._data, self._name)
+
+    def __repr__(self) -> str:
+        """Reads no header: Energon prints samples that failed, damaged ones too."""
+        return f"<LazyImage {self._name}>"
+
+    def _bytes(self) -> bytes:
+        if self._data is None:
+            raise OSError("missing from its pack")
+        return self._data
 
     @contextmanager
     def _named(self) -> Iterator[None]:

@@ -123,6 +123,8 @@ class MemberEncoder:
         template = self._template
         for image in source.images:
             image.load()
+        if b"" in source.videos:
+            raise OSError(f"its video {source.videos.index(b'')} is missing from the pack")
         videos = with_frames([probe(io.BytesIO(data)) for data in source.videos], source.video_frames)
         media = [*(Media("image", *image.size) for image in source.images), *videos]
         return _Draft(

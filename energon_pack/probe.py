@@ -76,7 +76,7 @@ def shrink(config: Any) -> Any:
             if isinstance(getattr(part, name, None), int):
                 setattr(part, name, min(value, getattr(part, name)))
         _shrink_width(part, text)
-        if getattr(part, "layer_types", None):
+        if vars(part).get("layer_types"):  # in some configs it follows from other settings
             kinds = list(dict.fromkeys(part.layer_types))
             part.layer_types = (kinds * 2)[: max(2, len(kinds))]
             part.num_hidden_layers = len(part.layer_types)
@@ -117,6 +117,7 @@ def _logits(model: Any, members: Sequence[Encoded], mask: str) -> list[torch.Ten
     batch = PackedBatch(neat([[member.tokens for member in members]], form) | join(m.media for m in members))
     batch.mask = mask
     inputs = batch.to(model.device).model_inputs(model)
+    del inputs["labels"]  # there is no need for a loss
     check_inputs(inputs, getattr(model.config, "_attn_implementation", None), is_hybrid(model))
     with torch.no_grad():
         logits = model(**inputs).logits[0]

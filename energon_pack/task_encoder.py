@@ -43,6 +43,13 @@ _CHOICES = {
     "attention_mask": (None, "indexed", "dict4d"),
     "on_bad_member": ("raise", "drop"),
 }
+#: layouts that have a place for these; by default, nothing is asked of them
+_SERVED = {
+    "labels": ("unshifted", ("neat", "thd", "rows")),
+    "loss_weight": (None, ("neat", "thd", "rows")),
+    "attention_mask": (None, ("neat",)),
+    "rope_rows": (False, ("neat", "thd")),
+}
 
 
 @edataclass
@@ -60,7 +67,7 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
     """Encodes packs, and unpacked samples beside them.
 
     Args:
-        dataset: folder of the packed dataset; of a blend, any one of those with the same fingerprint.
+        dataset: folder of the packed dataset, or the YAML of a Metadataset of several.
         processor: folder or hub id; by default the model's published one.
         layout: `neat`, `thd`, `rows` (Megatron-Bridge up to 0.5) or `mlm` (Megatron-LM's multimodal example); by
             default the one it was packed for.
@@ -110,6 +117,10 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         for name, value in given.items():
             if value not in _CHOICES[name]:
                 raise ValueError(f"{name}={value}: one of {', '.join(map(str, _CHOICES[name]))}")
+        for name, (default, served) in _SERVED.items():
+            value = given.get(name, rope_rows)
+            if value != default and self.layout not in served:
+                raise ValueError(f"{name}={value}: layout={self.layout} has none; for {', '.join(served)}")
         self.mask = attention_mask if attention_mask == "dict4d" else manifest["mask"]
         self.template = load_template(dataset, processor, trust_remote_code)
         rope = _rope(manifest, self.template, tokens_per_second)
@@ -152,7 +163,12 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
             dropped.append(source.sample_id)
 
         try:
-            members, media = self.members.encode_all(sources_of(sample), on_bad)
+            sources = list(sources_of(sample))
+            members, media = self.members.encode_all(sources, on_bad)
+            if isinstance(sample, MultiMixQASample) and members and self._is_too_long(members[0]):
+                error = ValueError(f"{len(members[0].tokens)} tokens, more than pad_to=max_token_len has room for")
+                on_bad(sources[0], error)
+                members = []
         except (FatalSampleError, LengthError) as error:
             raise FatalSampleError(str(error)) from error.__cause__
         except Exception as error:  # of them all together: Energon would only log it, and leave out the pack
@@ -192,6 +208,11 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
             "__restore_key__": (),  # Energon fills it in
         }
         return batch
+
+    def _is_too_long(self, member: Encoded) -> bool:
+        """Whether a sample that was never packed does not fit a batch of fixed width."""
+        multiple, width = self._form.multiple, self._form.width
+        return width is not None and -(-len(member.tokens) // multiple) * multiple > width
 
     def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
         batch = PackedBatch(layouts.neat(packs, self._form))

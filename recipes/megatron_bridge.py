@@ -45,7 +45,7 @@ class PackedProvider(DatasetProvider):
 
     path: str  # a packed dataset, or a Metadataset of several
     seq_length: int
-    packed: str | None = None  # of a Metadataset: any one of its datasets; their settings are alike
+    packed: str | None = None  # of a Metadataset: one of its datasets, if its own are not to be looked for
     val_path: str | None = None  # another packed dataset for validation; default: the part val of `path`
     processor: str | None = None
     layout: str = "thd"
@@ -105,7 +105,7 @@ def apply_to_recipe(cfg: Any, path: str | Path, **provider: Any) -> Any:
 
     Args:
         cfg: a ConfigContainer.
-        path: of a packed dataset, or of a Metadataset (with `packed=`).
+        path: of a packed dataset, or of a Metadataset.
         provider: fields of `PackedProvider`.
 
     Raises:

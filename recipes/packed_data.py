@@ -1,12 +1,13 @@
 """Batches of one pack each, for training and for validation: what the recipes beside this file share."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 from megatron.energon import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
+
+from energon_pack.manifest import read_manifest
 
 
 def train_loader(dataset: str | Path, encoder: Any, worker: WorkerConfig) -> Any:
@@ -55,9 +56,8 @@ def parts(dataset: str | Path) -> set[str]:
 
 
 def manifest(dataset: str | Path) -> dict[str, Any]:
-    """energon_pack.json: how the dataset was packed."""
-    content: dict[str, Any] = json.loads(Path(dataset, ".nv-meta", "energon_pack.json").read_text())
-    return content
+    """energon_pack.json: how the dataset, or those of a Metadataset, were packed."""
+    return read_manifest(Path(dataset))
 
 
 class Endless:

@@ -7,22 +7,25 @@ both lengths agree. Runs on a CPU, with any number of workers.
 """
 
 import argparse
+import io
 from typing import Any
 
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
 from energon_pack.flavors import PackedCaptioningSample
 from energon_pack.loading import load_template
-from energon_pack.media import Media
+from energon_pack.media import Media, probe, with_frames
 from energon_pack.packs import captioning_messages
 from energon_pack.templates import Sample, Template
 
 
 def member_tokens(template: Template, pack: Any, index: int) -> list[int]:
-    """Token ids of one member of a pack of either flavour, its image placeholders expanded."""
+    """Token ids of one member of a pack of either flavour, the placeholders of its media expanded."""
     media = [Media("image", *image.size) for image in pack.images[index]]
     if isinstance(pack, PackedCaptioningSample):
         return template.encode(Sample(captioning_messages(pack, index), media)).ids
+    frames = pack.video_frames[index] if pack.video_frames else None
+    media += with_frames([probe(io.BytesIO(video)) for video in pack.videos[index]], frames)
     return template.encode(Sample(pack.messages[index], media, pack.tools[index])).ids
 
 

@@ -97,7 +97,7 @@ def train(name: str, stream: Iterator[PackedBatch], model: Any, max_steps: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", type=Path, help="folder of a packed dataset")
+    parser.add_argument("dataset", type=Path, help="folder of a packed dataset, or a Metadataset")
     parser.add_argument("--processor", help="folder or hub id; default: the model's published one")
     parser.add_argument("--val", type=Path, help="another packed dataset for validation; default: the part val")
     parser.add_argument("--max-steps", type=int, default=30)

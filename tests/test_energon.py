@@ -203,13 +203,26 @@ def test_unpacked_samples_are_read_with_the_settings_of_packing() -> None:
     assert len(cookers(messages_key="mine")) == 4
 
 
-def test_a_missing_image_is_named() -> None:
+def test_a_missing_image_is_named_where_it_is_asked_for() -> None:
+    """An error of the loader would cost the whole pack; printing the sample, as Energon does, is no asking."""
     parts = {
         "__key__": "p_0",
-        "json": json.dumps({"messages": [{"messages": []}], "media_files": [["s000.i00.jpg"]], "_meta": {}}),
+        "json": json.dumps(
+            {
+                "messages": [{"messages": []}],
+                "media_files": [["s000.i00.jpg", "s000.v00.mp4"]],
+                "media_type": "mix",
+                "_meta": {"sample_ids": ["x/0"], "fingerprint": "f", "token_lens": [1], "num_supervised": [1]},
+            }
+        ),
     }
-    with pytest.raises(KeyError, match=r"p_0 has no part s000\.i00\.jpg"):
-        load_packed_multi_mix_qa(parts)
+    fields = load_packed_multi_mix_qa(parts)
+    (image,), (video,) = fields["images"][0], fields["videos"][0]
+    assert repr(image) == "<LazyImage p_0.s000.i00.jpg>"
+    for ask in (image.load, lambda: image.size):
+        with pytest.raises(OSError, match=r"p_0\.s000\.i00\.jpg: missing from its pack"):
+            ask()
+    assert video == b""
 
 
 def test_the_index_is_what_energon_prepares(packed: Path, tmp_path: Path) -> None:

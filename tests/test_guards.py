@@ -60,6 +60,20 @@ def test_boundaries_and_positions_have_to_agree() -> None:
         check_inputs({**inputs, "position_ids": inputs["position_ids"] + 1})
 
 
+def test_an_indexed_mask_of_one_member_is_no_mask_of_ones() -> None:
+    model = make_model("llama")
+    members = make_members("llama", model)
+    for packs, is_good in (([members[:1]], True), ([members[:1], members[2:3]], True), ([members[:2]], False)):
+        batch = make_batch("llama", packs, width=60)
+        ones = (batch["doc_ids"] > 0).int()
+        if is_good:
+            check_inputs({**batch.model_inputs(), "attention_mask": batch["doc_ids"]})
+            check_inputs({**batch.model_inputs(), "attention_mask": ones})
+        else:
+            with pytest.raises(MixingError, match="mask of ones"):
+                check_inputs({**batch.model_inputs(), "attention_mask": ones})
+
+
 def test_a_hybrid_model_is_refused_without_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("qwen3_5")
     inputs = make_batch("qwen3_5", [text_members(64, rope=True)]).model_inputs()
@@ -91,6 +105,11 @@ def test_the_probe_finds_a_model_that_mixes() -> None:
     members = make_members("gpt_oss", model)
     assert probe(model, members, "positions").mixes
     assert not probe(model, members, "dict4d").mixes
+
+
+def test_layers_whose_kinds_cannot_be_set_are_made_few() -> None:
+    """Mamba's config works them out; assigning to them raised."""
+    assert shrink(tf.MambaConfig()).num_hidden_layers == 2
 
 
 def test_a_class_of_full_size_is_probed_small() -> None:

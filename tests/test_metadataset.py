@@ -1,5 +1,6 @@
 """A blend of packed datasets is one command, and Energon draws from it by its weights."""
 
+import json
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -11,6 +12,7 @@ from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
 from energon_pack.config import Flavor, PackConfig, SplitsConfig
 from energon_pack.errors import PackError
+from energon_pack.manifest import read_manifest
 from energon_pack.metadataset import main
 from energon_pack.pack import pack
 
@@ -55,6 +57,26 @@ def test_a_blend_by_samples(folders: list[str], tmp_path: Path, capsys: pytest.C
     )
     drawn = ["few" in sample.messages[0][1]["content"] for sample in islice(get_savable_loader(dataset), 300)]
     assert 50 < sum(drawn) < 115  # of 300 packs, 3 of 11 are of the first
+
+
+def test_a_blend_says_itself_how_it_was_packed(folders: list[str], tmp_path: Path) -> None:
+    """Also by way of another Metadataset, beside folders that were never packed; the longest packs give the width."""
+    inner, outer = tmp_path / "inner.yaml", tmp_path / "outer.yaml"
+    main([str(inner), *folders])
+    parts = [{"path": "inner.yaml", "weight": 1}, {"path": "few", "weight": 1}]
+    outer.write_text(yaml.safe_dump({"splits": {"train": {"blend": parts}}}))
+    manifest = Path(folders[0], ".nv-meta", "energon_pack.json")
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**content, "max_token_len": 9999}))
+    assert read_manifest(outer)["max_token_len"] == 9999
+    manifest.write_text(json.dumps({**content, "fingerprint": "another"}))
+    with pytest.raises(ValueError, match="were packed with different settings"):
+        read_manifest(outer)
+    outer.write_text(yaml.safe_dump({"splits": {"train": {"path": "few"}}}))
+    with pytest.raises(ValueError, match=r"outer\.yaml names no dataset that energon_pack packed"):
+        read_manifest(outer)
+    with pytest.raises(FileNotFoundError, match="few is no dataset that energon_pack packed"):
+        read_manifest(tmp_path / "few")
 
 
 def test_weights_configs_and_relative_paths(folders: list[str], tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import torch
 from conftest import chat, need_torchvision, write_tar
 from tiny import TEXT, tf
 
+from energon_pack.checks import model as model_check
 from energon_pack.checks.model import check_model
 from energon_pack.config import ModelConfig, PackConfig, Rope
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
+from energon_pack.probe import probe
 from energon_pack.verify import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -61,6 +63,23 @@ def test_a_model_of_images_keeps_them_apart(images: Path, tmp_path: Path) -> Non
     assert not findings.num_defects
     assert "made small: 3 members of" in findings.notes[0]
     assert "those of others by 0;" in findings.notes[0]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_small_model_is_of_float32_and_has_few_logits(
+    texts: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, has_bias: bool
+) -> None:
+    """Configs say bfloat16, whose rounding looks as if members were mixed; all logits would take gigabytes."""
+    seen: list[Any] = []
+    monkeypatch.setattr(model_check, "probe", lambda model, *args: seen.append(model) or probe(model, *args))
+    name = "PhiForCausalLM" if has_bias else "Qwen2ForCausalLM"
+    config = getattr(tf, name)(tf.PhiConfig(**TEXT) if has_bias else tf.Qwen2Config(**TEXT)).config
+    config.dtype = "bfloat16"
+    checked = check_model(texts, saved(texts.parent / "model", config, name), str(demo[1]), False)
+    assert not checked.defects
+    assert all(finding.own > 0 for finding in checked.findings)
+    head = seen[0].get_output_embeddings()
+    assert (head.weight.dtype, head.weight.shape[0], head.bias is not None) == (torch.float32, 256, has_bias)
 
 
 def test_a_model_that_mixes_is_found(texts: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

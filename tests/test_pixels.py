@@ -8,11 +8,12 @@ import torch
 from conftest import need_torchvision, picture
 from test_video import video
 
-from energon_pack.media import LazyImage
+from energon_pack.media import LazyImage, Media
 from energon_pack.members import MemberEncoder, Source
 from energon_pack.pixels import join
 from energon_pack.rope import Rope
-from energon_pack.templates import ModelSettings, load_template
+from energon_pack.sample import Skip
+from energon_pack.templates import ModelSettings, Sample, load_template
 
 
 def test_patches_follow_each_other() -> None:
@@ -51,6 +52,16 @@ def test_real_processors_make_a_feature_for_each_token(real: Path, name: str, fa
         member = encoder.encode(Source("k", turns, [LazyImage(picture(300, 200), "i")], [video()], None, frames))
         assert int((member.tokens.types == 1).sum()) == num_patches(member.media, "image_grid_thw")
         assert int((member.tokens.types == 2).sum()) == num_patches(member.media, "video_grid_thw")
+
+
+def test_a_text_that_spells_a_feature_token_is_refused(real: Path) -> None:
+    """Gemma 3 has another token for features than for an image in a text; one too many of them ends a training."""
+    template = load_template(ModelSettings("gemma3", str(real / "processors" / "gemma3")))
+    turns = [{"role": "user", "content": "<image_soft_token>?"}, {"role": "assistant", "content": "That."}]
+    with pytest.raises(Skip, match="the text spells the media token <image_soft_token>"):
+        template.render(Sample(turns, []))
+    turns[0]["content"] = "<image>?"
+    assert template.render(Sample(turns, [Media("image", 60, 60)])).num_visual_tokens == 256
 
 
 def test_media_of_both_kinds_keep_their_order(real: Path) -> None:

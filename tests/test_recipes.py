@@ -20,15 +20,18 @@ import megatron_lm
 import packed_data
 import psutil
 import pytest
+import read_packs
 import torch
 import train_ddp
 import train_tiny
 import yaml
-from conftest import ROOT, need_torchvision
+from conftest import ROOT, chat, need_torchvision, write_tar
 from megatron.energon import WorkerConfig
 from megatron.energon.errors import FatalSampleError
 from megatron_lm import one_token_per_image
+from test_video import video
 
+from energon_pack import metadataset
 from energon_pack.batch import PackedBatch
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
 from energon_pack.pack import pack
@@ -112,6 +115,28 @@ def test_the_tiny_model_learns_packed_and_unpacked(
     assert out.count("validation loss") == 2
     assert "packed    step   5  loss" in out
     assert "unpacked  step   5  loss" in out
+
+
+def test_a_blend_is_trained_on_as_a_dataset_is(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str]
+) -> None:
+    blend = tmp_path / "blend.yaml"
+    metadataset.main([str(blend), str(packed), f"{packed}=2"])
+    out = run_main(train_ddp, blend, "--processor", demo[1], "--num-workers", "0", "--max-steps", "2")
+    assert "step 2  loss" in out
+    assert packed_data.manifest(blend) == packed_data.manifest(packed)
+
+
+def test_packs_of_videos_are_read(
+    config: Callable[..., PackConfig], tmp_path: Path, demo: tuple[Path, Path], run_main: Callable[..., str]
+) -> None:
+    """Also frames that a sample lists itself count."""
+    source = {"a.json": chat("<video>What?", "That."), "a.0.mp4": video()}
+    source |= {"b.json": chat("<video>What?", "That.", video_frames=[[0, 3, 9, 20]]), "b.0.mp4": video()}
+    run = config(write_tar(tmp_path / "source" / "x.tar", source), packing__max_token_len=4096)
+    pack(run)
+    out = run_main(read_packs, Path(run.output.dir) / "packed", "--processor", demo[1])
+    assert "1 packs, 2 members, 0 images" in out
 
 
 def test_validation_is_the_part_val_or_another_dataset_or_none(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import need_torchvision, picture, train
-from megatron.energon import WorkerConfig, get_loader, get_savable_loader, get_train_dataset
+from megatron.energon import SkipSample, WorkerConfig, get_loader, get_savable_loader, get_train_dataset
 from megatron.energon.errors import FatalSampleError
 from test_energon import prepare
 from test_video import video
@@ -213,6 +214,10 @@ def test_every_layout_has_its_keys(packed: Path, demo: tuple[Path, Path], sample
         ({"layout": "flat"}, "layout=flat: one of neat, thd"),
         ({"loss_weight": "square"}, "loss_weight=square"),
         ({"on_bad_member": "ignore"}, "on_bad_member=ignore"),
+        ({"layout": "thd", "attention_mask": "indexed"}, "attention_mask=indexed: layout=thd has none; for neat"),
+        ({"layout": "mlm", "loss_weight": "sample"}, "loss_weight=sample: layout=mlm has none"),
+        ({"layout": "mlm", "labels": "shifted"}, "labels=shifted: layout=mlm has none"),
+        ({"layout": "rows", "rope_rows": True}, "rope_rows=True: layout=rows has none"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -283,6 +288,37 @@ def test_a_damaged_member_ends_the_training_or_is_left_out_alone(
     assert len(ids(iter(batches))) == 59
 
 
+@pytest.mark.parametrize("how", ["header", "missing"])
+def test_a_member_whose_image_is_gone_is_named_or_left_out_alone(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path, how: str
+) -> None:
+    """Bytes without a header, and a part that is not in the tar: no size to print, and none of the pack is lost."""
+    damaged = tmp_path / "damaged"
+    shutil.copytree(packed, damaged)
+    tar = damaged / "packed-000000.tar"
+    data = bytearray(tar.read_bytes())
+    if how == "header":
+        at = data.index(b"\x89PNG")
+        data[at : at + 40] = bytes(40)
+    else:
+        with tarfile.open(tar) as file:
+            info = next(info for info in file if info.name.endswith(".png"))
+        other = tarfile.TarInfo(info.name.replace(".i", ".x"))
+        other.size = info.size
+        data[info.offset : info.offset + 512] = other.tobuf(tarfile.USTAR_FORMAT)[:512]
+    tar.write_bytes(bytes(data))
+    with pytest.raises(FatalSampleError, match=r"demo-.*OSError: .*\.i0\d\.png: .*on_bad_member=drop"):
+        list(loader(damaged, PackedTaskEncoder(damaged, str(demo[1]))))
+    batches = list(loader(damaged, PackedTaskEncoder(damaged, str(demo[1]), on_bad_member="drop")))
+    assert sum(batch["num_dropped"] for batch in batches) == 1
+    assert len(ids(iter(batches))) == 59
+
+
+def test_a_missing_video_is_a_fault_of_its_member(encoder: PackedTaskEncoder) -> None:
+    with pytest.raises(FatalSampleError, match="its video 1 is missing from the pack"):
+        encoder.encode_sample(sample(ask="<video><video>What?", video=[video(), b""]))
+
+
 def test_a_text_pack_takes_the_vision_tower_along(
     packed: Path, demo: tuple[Path, Path], samples: list[Any], model: Any
 ) -> None:
@@ -302,6 +338,18 @@ def test_a_text_pack_takes_the_vision_tower_along(
 def sample(**fields: Any) -> MultiMixQASample:
     turns = [{"role": "user", "content": fields.pop("ask")}, {"role": "assistant", "content": "4 circles"}]
     return MultiMixQASample(__key__="k", __restore_key__=(), messages=turns, **fields)
+
+
+@pytest.mark.parametrize("layout", ["neat", "thd"])
+def test_an_unpacked_sample_longer_than_the_width(packed: Path, demo: tuple[Path, Path], layout: str) -> None:
+    """Packing had left it out as overlong; in a blend it comes from the source again."""
+    long = sample(ask="hi " * 1600)
+    settings = {"layout": layout, "pad_to": "max_token_len"}
+    with pytest.raises(FatalSampleError, match=r"k in k: ValueError: \d+ tokens, more than .*on_bad_member=drop"):
+        PackedTaskEncoder(packed, str(demo[1]), **settings).encode_sample(long)
+    with pytest.raises(SkipSample):
+        PackedTaskEncoder(packed, str(demo[1]), on_bad_member="drop", **settings).encode_sample(long)
+    assert one(PackedTaskEncoder(packed, str(demo[1]), layout="neat"), long)["input_ids"].shape[1] > 1600
 
 
 def test_a_video_with_its_own_frames(encoder: PackedTaskEncoder, model: Any) -> None:

@@ -21,6 +21,7 @@ from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 _NUM_PACKS = 16  # looked at for short members
 _MAX_LEN = 2048  # of a member, where there are shorter ones
+_NUM_LOGITS = 256  # of each token: all 150,000 would take gigabytes, and say the same
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,14 @@ def _small(make: Any, config: Any, template: Template) -> Any:
     config = shrink(config)
     if make is None:  # code of its own
         make = transformers.AutoModelForImageTextToText if rules.media_tokens else transformers.AutoModelForCausalLM
-        return make.from_config(config, trust_remote_code=True).eval()
-    return make._from_config(config).eval() if hasattr(make, "_from_config") else make(config).eval()
+        model = make.from_config(config, trust_remote_code=True)
+    else:
+        model = make._from_config(config) if hasattr(make, "_from_config") else make(config)
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if isinstance(head, torch.nn.Linear):
+        head.weight = torch.nn.Parameter(head.weight[:_NUM_LOGITS])
+        head.bias = None if head.bias is None else torch.nn.Parameter(head.bias[:_NUM_LOGITS])
+    return model.float().eval()  # in the bfloat16 of most configs, packed and alone differ by rounding
 
 
 def _members(folder: Path, encoder: PackedTaskEncoder) -> list[Encoded]:

@@ -99,7 +99,7 @@ class Template:
         self._chat = ChatTemplate(spec.chat_template, variables, special)
         self._kinds = {token: kind for kind, token in rules.media_tokens.items()}
         self._expand = lru_cache(_MOST_EXPANDED)(self._expand_new)
-        self._marks = AddedTokens([OPEN, CLOSE, *self._kinds])
+        self._marks = AddedTokens({OPEN, CLOSE, *self._kinds, *rules.feature_tokens.values()})
         self._control = AddedTokens(special).pattern
         self._runs = Runs(tokenizer, {*rules.media_tokens.values(), *rules.feature_tokens.values()})
 
@@ -131,8 +131,8 @@ class Template:
             elif mark == CLOSE:
                 spans.append((span_start, position))
             else:
-                of_kind = waiting[self._kinds[mark]]
-                if not of_kind:
+                of_kind = waiting[self._kinds[mark]] if mark in self._kinds else []
+                if not of_kind:  # the model would look for features that are not there
                     raise Skip(Reason.CONTROL_TOKEN, f"the text spells the media token {mark}")
                 expanded, num_tokens = self._expand(of_kind.pop(0))
                 pieces.append(expanded)
