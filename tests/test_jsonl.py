@@ -223,6 +223,7 @@ def test_files_folders_globs_and_lists(meta: Path) -> None:
         ({"file_name": None, "hf_hub_url": "x/y"}, "has no file_name"),
         ({"file_name": "gone.jsonl"}, "no such file"),
         ({"sample_ratio": -1}, "sample_ratio is -1"),
+        ({"media_dir": 5}, "media_dir is 5"),
         ({"columns": ["a"]}, "columns is"),
     ],
 )
