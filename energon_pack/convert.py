@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.media import probe_part
@@ -41,15 +43,20 @@ def convert(
 ) -> dict[str, int]:
     """Write the samples of JSONL files as tars; what can't be one is in OUT/skipped.jsonl.
 
+    With `sample_ratio` the same are drawn as in packing with `seed=0`.
+
     Returns:
         How many samples were written, and how many not.
 
     Raises:
-        PackError: no source, or something is at `out` already.
+        PackError: no source, or something is at `out` already, or `out` lies in the source.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise PackError(f"{out} exists: choose another folder")
-    shards = find_lines(source, media_root).shards
+    found = find_lines(source, media_root)
+    if inside := next((folder for folder in found.folders if out.resolve().is_relative_to(folder)), None):
+        raise PackError(f"{out} lies in the source {inside}, which is never written to: choose another folder")
+    shards = found.shards
     staging = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -86,7 +93,7 @@ def convert(
 
 
 def _samples(reader: Reader, shard: Shard, skipped: list[dict[str, Any]]) -> Iterator[Sample]:
-    for row in index_shard(shard).to_pylist():
+    for row in _drawn(shard):
         try:
             if row["reason"] is not None:
                 raise Skip(Reason(row["reason"]), row["detail"])
@@ -94,6 +101,15 @@ def _samples(reader: Reader, shard: Shard, skipped: list[dict[str, Any]]) -> Ite
         except Skip as skip:
             entry = {"sample_id": shard.sample_id(row["key"]), "reason": skip.reason.value, "detail": skip.detail}
             skipped.append(entry)
+
+
+def _drawn(shard: Shard) -> Iterator[dict[str, Any]]:
+    """The rows of a shard's index, as often as `sample_ratio` draws them."""
+    table = index_shard(shard)
+    rows = drawn_rows(table.num_rows, shard.lines.ratio if shard.lines else 1.0, shard.name, 0)
+    keys = drawn_keys(table["key"].to_pylist(), rows, copy_numbers(rows))
+    for key, row in zip(keys, table.take(pa.array(rows)).to_pylist(), strict=True):
+        yield {**row, "key": key}
 
 
 def _sample(reader: Reader, shard: Shard, row: dict[str, Any]) -> Sample:

@@ -23,6 +23,8 @@ from energon_pack.timestamps import stamped
 _BATCH = 512  # texts tokenized at once
 _BATCH_CHARACTERS = 4_000_000
 _BLOCK = 512  # tar
+#: of samples that were never seen whole: no text, though no name tells a medium (a key of an LMDB, a URL)
+_MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 _PART_TYPE = pa.list_(
     pa.struct(
@@ -166,7 +168,7 @@ class _Row:
                 raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
         except Skip as skip:
             self.reason, self.detail = skip.reason.value, skip.detail
-            if self.media_type is None and skip.reason is not Reason.INVALID_JSON:
+            if self.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:
                 self.media_type = "text"
             return None
         self.parts = [(*parts[i], media[i].kind, media[i].extension) for i in order]

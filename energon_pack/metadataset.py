@@ -186,6 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
     entries = [read_entry(text) for text in given.datasets]
     subflavors = {key: item for key, _, item in pairs}
     value = blend(entries, out, given.weight, subflavors, given.config, given.relative)
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, yaml.safe_dump(value, sort_keys=False, width=1000).encode())
     print_entries(entries, given.weight, given.batch_size, given.steps)
     say(f"written: {out}")

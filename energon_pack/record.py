@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-from energon_pack.sample import PLACEHOLDERS, Message, Part, Reason, Skip, flat_content, kind_by_name, num_placeholders
+from energon_pack.sample import Message, Part, Reason, Skip, flat_content, kind_by_name, kind_of_parts, num_placeholders
 
 _ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
@@ -50,7 +50,7 @@ class Record:
     tools: list[Any] | None = None
     #: names of the media in order, as the sample lists them; None: all media parts, in the tar's order
     listed_media: list[str] | None = None
-    #: `image`, `video`, `mix` or `text`, as the sample declares
+    #: `image`, `video`, `mix` or `text`, as the sample declares, or as its content parts say
     declared: str | None = None
     #: the sample's other fields, untouched
     fields: dict[str, Any] = field(default_factory=dict)
@@ -95,10 +95,9 @@ _DECODER = json.JSONDecoder(parse_float=_number, parse_constant=_number)
 
 
 def parse_record(value: Any, settings: ReadSettings) -> Record:
-    """Normalise one sample's JSON to messages.
+    """Normalise one sample's JSON to messages; a list at the root is a list of them.
 
-    Tried in order: `settings.messages_key`, `messages`, `conversations`, `texts`, `prompts`/`captions`, then a
-    caption, then a question with its answer. A list at the root is a list of messages.
+    Tried: `settings.messages_key`, `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question.
 
     Raises:
         Skip: `not_an_object`, `no_messages`, `bad_message` or `no_assistant_turn`.
@@ -109,6 +108,7 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON is a {type(value).__name__}, not an object")
 
     messages, used = _find_messages(value, settings)
+    spelled = kind_of_parts(value[key] for key in used)
     if not messages:
         raise Skip(Reason.NO_MESSAGES, "the conversation is empty")
     system = value.get("system")
@@ -125,7 +125,7 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
         messages=messages,
         tools=_tools(value.get("tools")),
         listed_media=_listed_media(value, messages),
-        declared=next((kind for key in _KIND_KEYS if (kind := _kind(value.get(key)))), None),
+        declared=spelled or next((kind for key in _KIND_KEYS if (kind := _kind(value.get(key)))), None),
         fields={key: item for key, item in value.items() if key not in used},
     )
 
@@ -219,9 +219,9 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
         kind = {"image_url": "image", "video_url": "video"}.get(str(kind), str(kind))
         if kind == "text" and isinstance(item.get("text"), str):
             parts.append({"type": "text", "text": item["text"]})
-        elif kind in PLACEHOLDERS:
-            named = item.get(item["type"], item.get(kind))
-            named = named.get("url") if isinstance(named, dict) else named
+        elif kind in ("image", "video"):
+            named = next((item[key] for key in (item["type"], kind, "path", "url") if item.get(key)), None)
+            named = named.get("url", named.get("path")) if isinstance(named, dict) else named
             parts.append({"type": kind, **({"name": named} if isinstance(named, str) else {})})
         else:
             raise Skip(Reason.BAD_MESSAGE, f"message {index} has a content part {str(item)[:80]}")

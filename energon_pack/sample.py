@@ -6,7 +6,7 @@ messages + kinds of the media ──place_media──► messages whose placehol
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -160,6 +160,19 @@ def flat_content(parts: list[Message]) -> str | list[Message]:
     if any("name" in part for part in parts) or any(map(spells_placeholder, texts)):
         return parts
     return "".join(part["text"] if part["type"] == "text" else PLACEHOLDERS[part["type"]] for part in parts)
+
+
+def kind_of_parts(conversations: Iterable[Any]) -> str | None:
+    """What the content parts of conversations stand for; None: all of it is text. A part is never text as `<image>` is.
+
+    Args:
+        conversations: lists of messages that were read well; what is no such list has no parts.
+    """
+    turns = (turn for turns in conversations if isinstance(turns, list) for turn in turns if isinstance(turn, dict))
+    contents = (turn.get("content", turn.get("value")) for turn in turns)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    kinds = {kind for part in parts if (kind := str(part.get("type", "text")).removesuffix("_url")) != "text"}
+    return media_type([*kinds]) if kinds else None
 
 
 def _parts(content: str, kinds: Sequence[str]) -> list[Message]:

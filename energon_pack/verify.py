@@ -55,6 +55,8 @@ def verify(
     Raises:
         PackError: the folder is no packed dataset, or the source is not there.
     """
+    if media_root is not None and source is None:
+        raise PackError(f"--media-root {media_root} is for --source, which compares with the source")
     if not (folder / META_FOLDER / MANIFEST).is_file():
         if source is not None or lengths or model:
             raise PackError(

@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "sample_loaders": set(),
     "metadata": {"files", "manifest", "shards", "sources", "splits"},
     "convert": {
-        "errors", "files", "media", "metadata", "record", "sample", "shards", "sources", "tar_writer",
+        "draws", "errors", "files", "media", "metadata", "record", "sample", "shards", "sources", "tar_writer",
         "tool",
     },
     "report": {"bins", "errors", "items", "order", "plan", "progress", "sample"},

@@ -59,6 +59,24 @@ def test_its_lengths_are_those_of_the_lines(config: Callable[..., PackConfig], s
     assert len(lens[0]) == 6
 
 
+def test_samples_are_drawn_as_packing_draws_them(
+    config: Callable[..., PackConfig], source: Path, tmp_path: Path
+) -> None:
+    """`sample_ratio` of a meta file holds for the tars, too."""
+    meta, out = source.with_name("meta.json"), tmp_path / "wds"
+    meta.write_text(json.dumps({"some": {"file_name": "s.jsonl", "sample_ratio": 2.4}}))
+    done = convert([str(meta)], out)
+    figures = pack(config(meta, source__format=Format.jsonl, max_skipped=0.5))
+    assert done == {"samples": figures["samples_packed"], "skipped": figures["samples_skipped"], "shards": 1}
+    assert done["samples"] + done["skipped"] == 7 * 2 + 3
+
+
+def test_nothing_is_written_into_a_source(source: Path) -> None:
+    """The ledger's lines would be read as samples."""
+    with pytest.raises(PackError, match="lies in the source"):
+        convert([str(source.parent)], source.parent / "wds")
+
+
 def test_what_is_there_is_kept(source: Path, tmp_path: Path) -> None:
     with pytest.raises(PackError, match="exists"):
         convert([str(source)], source.parent)

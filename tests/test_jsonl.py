@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
 from energon_pack.record import ReadSettings
-from energon_pack.sample import Skip
+from energon_pack.sample import Reason, Skip
 from energon_pack.sources.find import Lines, shard_of
 from energon_pack.sources.lines import index_lines, is_unchanged
 from energon_pack.sources.listing import parse_line
@@ -120,6 +120,31 @@ def test_openai_messages_name_their_media_themselves() -> None:
     assert [m["role"] for m in record.messages] == ["user", "assistant", "tool", "assistant"]
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": "a.jpg"},
+        {"type": "image", "image": "file://a.jpg"},
+        {"type": "image", "image": {"path": "a.jpg"}},
+        {"type": "image", "path": "a.jpg"},
+        {"type": "image", "url": "a.jpg"},
+    ],
+)
+def test_spellings_of_an_image_in_a_message(part: dict[str, Any]) -> None:
+    """Else the sample would be missing, or packed as text, without its image."""
+    user = {"role": "user", "content": [part, {"type": "text", "text": "?"}]}
+    assert parse({"messages": [user, ANSWER]})[1] == ["a.jpg"]
+
+
+def test_a_message_may_not_name_what_is_no_file() -> None:
+    """As in `images`: the ledger says why, and does not look for a file of that name."""
+    for url in ("https://host/a.jpg", "data:image/png;base64,AAAA"):
+        user = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+        with pytest.raises(Skip) as skip:
+            parse({"messages": [user, ANSWER]})
+        assert skip.value.reason is Reason.UNSUPPORTED_MEDIA
+
+
 def test_frames_take_the_place_of_their_video() -> None:
     asked = {"role": "user", "content": "<image> or <video>?"}
     for fields in ({"images": ["a.jpg", ["f0.jpg", "f1.jpg"]]}, {"images": "a.jpg", "videos": [["f0.jpg", "f1.jpg"]]}):
@@ -198,6 +223,7 @@ def test_files_folders_globs_and_lists(meta: Path) -> None:
         ({"file_name": None, "hf_hub_url": "x/y"}, "has no file_name"),
         ({"file_name": "gone.jsonl"}, "no such file"),
         ({"sample_ratio": -1}, "sample_ratio is -1"),
+        ({"media_dir": 5}, "media_dir is 5"),
         ({"columns": ["a"]}, "columns is"),
     ],
 )

@@ -79,6 +79,12 @@ def test_a_blend_says_itself_how_it_was_packed(folders: list[str], tmp_path: Pat
         read_manifest(tmp_path / "few")
 
 
+def test_its_folder_is_made(folders: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b" / "blend.yaml"
+    assert main([str(out), folders[0], "--relative"]) == 0
+    assert blend(out)[0]["path"] == "../../out/few"
+
+
 def test_weights_configs_and_relative_paths(folders: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out" / "blend.yaml"
     arguments = [f"{folders[0]}=0.5", folders[1], "--weight", "packs", "--relative", "--config", "crude.yaml"]

@@ -94,6 +94,19 @@ def test_images_of_an_lmdb(tmp_path: Path, subdir: bool) -> None:
                 reader.media(shard, Record([], listed_media=[name]), "1", [])
 
 
+def test_an_lmdb_that_gives_no_image_costs_its_sample_alone(tmp_path: Path) -> None:
+    """LMDB has no empty key: it raises, and a damaged one does."""
+    lmdb = pytest.importorskip("lmdb")
+    lmdb.open(str(tmp_path / "x.lmdb"), subdir=False).close()
+    (tmp_path / "y.lmdb").write_bytes(b"no LMDB" * 1000)
+    shard = lines_in(tmp_path, b"{}")
+    with Reader() as reader:
+        for name in ("x.lmdb::", "y.lmdb::k"):
+            with pytest.raises(Skip, match="unreadable_media") as skip:
+                reader.media(shard, Record([], listed_media=[name]), "1", [])
+            assert str(tmp_path) not in skip.value.detail
+
+
 def test_a_line_is_read_by_its_place(tmp_path: Path) -> None:
     line = b'{"image": "a.jpg", "prompts": ["<image>?"], "captions": ["yes"]}'
     shard = lines_in(tmp_path, b"{", line)

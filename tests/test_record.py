@@ -166,6 +166,17 @@ def test_some_named_and_some_not_is_no_order() -> None:
     assert skip.value.reason is Reason.MISSING_MEDIA
 
 
+def test_an_image_of_the_content_is_never_text() -> None:
+    """A string may speak of `<image>`; a part of that type stands for an image that has to be there."""
+    for part in ({"type": "image"}, {"type": "video", "video": ["f0.jpg", "f1.jpg"]}):
+        messages = [{"role": "user", "content": [part, {"type": "text", "text": "what?"}]}, TURNS[1]]
+        record = parse_record({"messages": messages, "media": "text"}, ReadSettings())
+        with pytest.raises(Skip) as skip:
+            media_parts(record, "k", [])
+        assert skip.value.reason is Reason.MISSING_MEDIA
+    assert media_parts(parse_record({"messages": TURNS}, ReadSettings()), "k", []) == []
+
+
 def test_other_answers_travel_along() -> None:
     record = parse_record({"question": "hi", "answers": ["hello", "hey"]}, ReadSettings())
     assert record.fields == {"answers": ["hello", "hey"]}

@@ -1,5 +1,6 @@
 """Splits: a sample is in the same one whatever else is there, no pack holds samples of two, and Energon reads each."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,26 @@ def test_verify_finds_shards_in_the_wrong_split(config: Make) -> None:
     path.write_text(yaml.safe_dump(value))
     defects = [defect.what for defect in verify(folder).first(20)]
     assert "packed-000000.tar is in split val, and holds samples of train" in defects
+
+
+def test_verify_counts_each_split(config: Make) -> None:
+    """A blend is weighted by what the manifest counts of a split, and training reads its mask."""
+    run = config(packing__max_token_len=2048, output__splits=SplitsConfig(val=0.2), source__limit=120)
+    pack(run)
+    folder = Path(run.output.dir) / "packed"
+    manifest, report = folder / ".nv-meta" / "energon_pack.json", folder / "report.json"
+    for path, change in (
+        (manifest, lambda value: value["splits"]["val"].update(samples=1)),
+        (manifest, lambda value: value.update(mask="dict4d")),
+        (report, lambda value: value["by_split"]["val"].update(packs=1)),
+    ):
+        whole = path.read_text()
+        value = json.loads(whole)
+        change(value)
+        path.write_text(json.dumps(value))
+        assert list(verify(folder).num_defects) == ["totals"]
+        path.write_text(whole)
+    assert not verify(folder).num_defects
 
 
 def test_parts_of_a_sample_are_all_in_its_split(config: Make, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from energon_pack.packs import captioning_messages, named_parts
 from energon_pack.sample import Skip
 from energon_pack.task_encoder import sources_of
 from energon_pack.templates import Sample
-from energon_pack.timestamps import stamped, time_marks
+from energon_pack.timestamps import load_positions, stamped, time_marks
 from energon_pack.verify import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -42,6 +42,19 @@ def test_marks_of_frames() -> None:
         if fps:
             with pytest.raises(Skip, match="bad_message"):
                 time_marks(fps, decimals, positions)
+
+
+def test_what_is_no_npy_costs_its_sample_alone() -> None:
+    """numpy raises six kinds of errors for damaged headers, and takes a zip of arrays for one."""
+    zipped = io.BytesIO()
+    np.savez(zipped, np.zeros((4, 3), int))
+    whole = npy(0)
+    header = whole[:128]
+    damaged = [header.replace(b"3)", b"3 "), header.replace(b"{", b"'"), header.replace(b"(4, 3)", b"(9" + b"9" * 60)]
+    for raw in (zipped.getvalue(), b"", whole[:-1], whole[:60], *damaged):
+        with pytest.raises(Skip, match="unreadable_media"):
+            load_positions(raw, "f.npy")
+    assert load_positions(whole, "f.npy").shape == (4, 3)
 
 
 def test_times_stand_before_their_images() -> None:

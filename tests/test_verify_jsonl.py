@@ -17,6 +17,7 @@ from damage import Members, change_file, grown, read_shard, set_at, write_shard
 from test_timestamps import npy
 
 from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
+from energon_pack.errors import PackError
 from energon_pack.findings import CHECKS, Findings
 from energon_pack.pack import pack
 from energon_pack.verify import verify
@@ -118,6 +119,8 @@ def test_a_source_that_moved(packed: Path, tmp_path: Path) -> None:
             path.rename(media / path.name)
     assert "'f0.jpg' is not there" in lines(found(packed, source=[str(source / "meta.json")]))
     assert lines(found(packed, source=[str(source / "meta.json")], media_root=str(media))) == ""
+    with pytest.raises(PackError, match="--media-root"):  # else it would say that all is well, and look at no medium
+        verify(packed, media_root=str(media))
 
 
 def test_images_of_an_lmdb(config: Callable[..., PackConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,14 +273,18 @@ def totals(
         "num_supervised": sum(shard.num_supervised for shard in shards),
         "fingerprint": manifest.get("fingerprint"),
     }
+    if all(len(shard.splits) == 1 for shard in shards):  # else `metadata` says so, or the shares are not known
+        counted["by_split"] = _by_split(shards)
     yield from (
         f"{REPORT} has {name}={short(report.get(name))}, there is {short(value)}"
         for name, value in (counted.items() if report else ())
         if report.get(name) != value
     )
-    in_manifest = {"num_packs": num_packs, "num_samples": num_parts, "num_tokens": num_tokens}
+    in_manifest: dict[str, Any] = {"num_packs": num_packs, "num_samples": num_parts, "num_tokens": num_tokens}
     packing = at(manifest, "content", "packing")
     in_manifest |= {name: at(packing, name) for name in ("max_token_len", "pad_to_multiple_of", "layout")}
+    in_manifest["mask"] = at(manifest, "content", "model", "mask")
+    in_manifest["splits"] = counted.get("by_split", manifest.get("splits"))
     yield from (
         f"{MANIFEST} has {name}={short(manifest.get(name))}, there is {short(value)}"
         for name, value in in_manifest.items()
@@ -292,3 +296,14 @@ def totals(
         claimed = at(by_media, name, "packs") or 0
         if claimed != media_types[name]:
             yield f"{REPORT} has {short(claimed)} packs of {short(name)}, there are {media_types[name]}"
+
+
+def _by_split(shards: Sequence[VerifiedShard]) -> dict[str, dict[str, int]]:
+    """Packs, samples and tokens of each split; a shard is of the split that its samples are in."""
+    found: dict[str, dict[str, int]] = {}
+    for shard in shards:
+        of = found.setdefault(next(iter(shard.splits)), {"packs": 0, "samples": 0, "tokens": 0})
+        of["packs"] += len(shard.packs)
+        of["samples"] += len(shard.samples) + sum(map(len, shard.parts.values()))
+        of["tokens"] += shard.num_tokens
+    return found

@@ -48,6 +48,7 @@ def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
         listed = []
     record = parse_record(value, settings)
     if not listed:
+        record.listed_media = [_path(name, "a message") for name in record.listed_media or ()] or None
         return record
     record.listed_media = [path for medium in listed for path in medium.paths]
     record.messages = _with_images_for_frames(record.messages, listed)

@@ -22,15 +22,21 @@ def open_value(database: str, key: str) -> tuple[int, int, int]:
     Raises:
         FileNotFoundError: no such LMDB.
         KeyError: no such key.
-        Skip: `unsupported_media` without lmdb, `unreadable_media` for a file that is none.
+        Skip: `unsupported_media` without lmdb, `unreadable_media` for a file that is none, or a key that can't be.
     """
     file = os.path.join(database, "data.mdb") if os.path.isdir(database) else database
     mtime_ns = os.stat(file).st_mtime_ns
-    with _environment(database, mtime_ns).begin(buffers=True) as transaction:
-        value = transaction.get(key.encode())
-        if value is None:
-            raise KeyError(key)
-        return _in_memory(value), len(value), mtime_ns
+    environment = _environment(database, mtime_ns)
+    import lmdb  # it is there, and has opened one
+
+    try:
+        with environment.begin(buffers=True) as transaction:
+            value = transaction.get(key.encode())
+            if value is None:
+                raise KeyError(key)
+            return _in_memory(value), len(value), mtime_ns
+    except lmdb.Error as error:  # a damaged page, or a key that no LMDB can have
+        raise Skip(Reason.UNREADABLE_MEDIA, f"the LMDB's {key!r}: {error}") from None
 
 
 @lru_cache(maxsize=16)
@@ -43,7 +49,8 @@ def _environment(database: str, mtime_ns: int) -> Any:
     try:
         return lmdb.open(database, subdir=os.path.isdir(database), readonly=True, lock=False, readahead=False)
     except lmdb.Error as error:
-        raise Skip(Reason.UNREADABLE_MEDIA, f"no LMDB: {error}") from None
+        what = str(error).removeprefix(f"{database}: ")  # the ledger names no machine's folder
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{os.path.basename(database)!r} is no LMDB: {what}") from None
 
 
 def _in_memory(value: Any) -> int:

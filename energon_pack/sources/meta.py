@@ -91,7 +91,10 @@ def _entries(path: str, media_root: str | None) -> Iterator[_Entry]:
         columns = _names(value.get("columns"), f"{where}: columns")
         if value.get("formatting") == "alpaca" or columns.keys() & {"prompt", "response"}:
             columns = _ALPACA | columns
-        media_dir = media_root or os.path.join(folder, os.path.expanduser(value.get("media_dir") or ""))
+        media_dir = value.get("media_dir") or ""
+        if not isinstance(media_dir, str):
+            raise PackError(f"{where}: media_dir is {media_dir!r}, not a folder")
+        media_dir = media_root or os.path.join(folder, os.path.expanduser(media_dir))
         ratio = value.get("sample_ratio", 1.0)
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1000:
             raise PackError(f"{where}: sample_ratio is {ratio!r}, not a number of draws of each sample")
