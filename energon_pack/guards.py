@@ -78,7 +78,7 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None, is_hyb
 
 
 def guard(model: Any) -> Any:
-    """Have every forward of a model checked by `check_inputs`.
+    """Have every forward of a model checked by `check_inputs`; `generate`, which needs a cache, is refused meanwhile.
 
     Returns:
         The hook's handle; `remove()` ends it.

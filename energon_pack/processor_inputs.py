@@ -34,6 +34,8 @@ def media_inputs(template: Template, images: Sequence[Image.Image], clips: Seque
         given |= {"images": list(images), "images_kwargs": _only(processor.image, ("do_resize",))}
     if clips:
         own = _only(processor.video, ("do_resize", "size", "cap_pixels_per_frame"))
+        if template.rules.size_of_frames:
+            own["size"] = template.rules.size_of_frames
         metadata = [values for _, values in clips]
         given |= {
             "videos": [frames for frames, _ in clips],

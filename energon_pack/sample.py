@@ -125,8 +125,9 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
         spoken_to = [k for m in messages if m["role"] != "assistant" for k in _placeholders(m, kinds)]
         if sorted(spoken_to) == sorted(kinds):
             found = spoken_to
-        elif found:
-            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_count(found)} in the text for {_count(kinds)}")
+        elif found or num_placeholders([m for m in messages if m["role"] == "user"]):
+            spelled = [k for m in messages for k in _placeholders(m, tuple(PLACEHOLDERS))]
+            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_count(spelled)} in the text for {_count(kinds)}")
         else:
             messages, inserted, found = _put_in(messages, kinds), True, list(kinds)
     waiting = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in PLACEHOLDERS}

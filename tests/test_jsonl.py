@@ -153,6 +153,17 @@ def test_frames_take_the_place_of_their_video() -> None:
         assert listed == ["a.jpg", "f0.jpg", "f1.jpg"]
 
 
+def test_frames_before_an_image_stay_before_it() -> None:
+    """`images` is read before `videos`: each placeholder would get another's picture."""
+    value = {"images": ["a.jpg"], "videos": [["f0.jpg", "f1.jpg"]]}
+    asked = [{"role": "user", "content": "<video> then <image>?"}, ANSWER]
+    messages, listed, _ = parse({**value, "messages": asked})
+    assert messages[0]["content"] == "<image><image> then <image>?"
+    assert listed == ["f0.jpg", "f1.jpg", "a.jpg"]
+    with pytest.raises(Skip, match="placeholder_mismatch"):
+        parse({**value, "messages": asked, "patch_positions": ["a.npy", "", ""]})
+
+
 def test_frames_that_a_video_lists() -> None:
     video = {"path": "v.mp4", "frame_indices": [0, 4]}
     _, listed, fields = parse({"videos": [video], "messages": TURNS})

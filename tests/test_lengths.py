@@ -105,8 +105,8 @@ def test_each_bad_sample_costs_itself(measure, tmp_path) -> None:  # type: ignor
         "caption": (None, "image"),
         "lone": ("missing_json", "text"),
         "literal": (None, "text"),
-        "heic": ("missing_media", "text"),  # a placeholder, and a part that no one says is an image
-        "named_heic": ("unreadable_media", "text"),
+        "heic": ("missing_media", None),  # a placeholder, and a part that no one says is an image
+        "named_heic": ("unreadable_media", None),
         "empty": ("unreadable_media", "image"),
         "half": ("invalid_json", None),
         "kind": ("bad_message", "text"),

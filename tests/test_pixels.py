@@ -68,7 +68,11 @@ def test_media_of_both_kinds_keep_their_order(real: Path) -> None:
     """InternVL has one token for both: what comes first in the text comes first in the pixels."""
     need_torchvision()
     template = load_template(ModelSettings("internvl", str(real / "processors" / "internvl3_hf")))
-    turns = [{"role": "user", "content": "<image> and <image>"}, {"role": "assistant", "content": "That."}]
-    images = [LazyImage(picture(300, 200), "a"), LazyImage(picture(900, 500), "b")]
-    member = MemberEncoder(template).encode(Source("k", turns, images))
-    assert int((member.tokens.types == 1).sum()) == 256 * len(member.media["pixel_values"])
+    turns = [{"role": "user", "content": "<image> and <video> and <image>"}, {"role": "assistant", "content": "That."}]
+    images = [LazyImage(picture(900, 500), "a"), LazyImage(picture(300, 300), "b")]
+    member = MemberEncoder(template).encode(Source("k", turns, images, [video()], None, [[0, 3, 9]]))
+    pixels = member.media["pixel_values"]
+    assert int((member.tokens.types > 0).sum()) == 256 * len(pixels)
+    assert pixels.shape[2:] == (448, 448)  # its published video settings say 384
+    is_teal = [torch.allclose(tile.mean((1, 2)), pixels[0].mean((1, 2)), atol=0.05) for tile in pixels]
+    assert is_teal == [True] * (len(pixels) - 4) + [False] * 3 + [True]

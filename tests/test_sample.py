@@ -111,3 +111,12 @@ def test_media_types() -> None:
         "video",
         "mix",
     ]
+
+
+def test_a_video_asked_for_is_no_place_for_images() -> None:
+    """Put in before it, they would be a guess, and `<video>` would be trained on as text."""
+    for kinds in (["image"], ["image", "image"]):
+        with pytest.raises(Skip, match="1 video in the text"):
+            place_media([{"role": "user", "content": "<video>what?"}, {"role": "assistant", "content": "a"}], kinds)
+    spoken = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a <video>"}]
+    assert place_media(spoken, ["image"])[0][0]["content"] == "<image>what?"

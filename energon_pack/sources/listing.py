@@ -3,6 +3,7 @@
 {"images": ["a.jpg", ["f0.jpg", "f1.jpg"]], "video": {"path": "b.mp4"}, "messages": […]}
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,8 +51,10 @@ def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
     if not listed:
         record.listed_media = [_path(name, "a message") for name in record.listed_media or ()] or None
         return record
-    record.listed_media = [path for medium in listed for path in medium.paths]
-    record.messages = _with_images_for_frames(record.messages, listed)
+    record.messages, placed = _with_images_for_frames(record.messages, listed)
+    if placed != listed and any(record.fields.get("patch_positions") or ()):
+        raise Skip(Reason.PLACEHOLDER_MISMATCH, "patch_positions, and frames and images in another order in the text")
+    record.listed_media = [path for medium in placed for path in medium.paths]
     chosen = [medium.frames for medium in listed if medium.is_video and not medium.is_frames]
     if any(chosen) and "video_frames" not in record.fields:
         record.fields["video_frames"] = chosen
@@ -78,23 +81,32 @@ def _path(entry: Any, key: str) -> str:
     return entry.removeprefix("file://")
 
 
-def _with_images_for_frames(messages: list[Message], listed: list[_Medium]) -> list[Message]:
-    """Each `<video>` that stands for listed frames as so many `<image>`, where there is one `<video>` a video."""
+def _with_images_for_frames(messages: list[Message], listed: list[_Medium]) -> tuple[list[Message], list[_Medium]]:
+    """Each `<video>` that stands for listed frames as so many `<image>`, where there is one `<video>` a video.
+
+    Returns:
+        The messages, and the media in the order of their placeholders.
+    """
     videos = [medium for medium in listed if medium.is_video or medium.is_frames]
     texts = [m["content"] for m in messages if isinstance(m["content"], str) and m["role"] != "assistant"]
     if not any(medium.is_frames for medium in videos) or sum(t.count("<video>") for t in texts) != len(videos):
-        return messages
-    waiting = iter(videos)
+        return messages, listed
+    images = (medium for medium in listed if not (medium.is_video or medium.is_frames))
+    waiting = {"<video>": iter(videos), "<image>": images}
+    placed: list[_Medium] = []
 
-    def replaced(text: str) -> str:
-        first, *rest = text.split("<video>")
-        marks = ("<image>" * len(v.paths) if v.is_frames else "<video>" for v in waiting)
-        return first + "".join(mark + piece for piece, mark in zip(rest, marks, strict=False))
+    def marks(found: re.Match[str]) -> str:
+        medium = next(waiting[found[0]], None)
+        placed.extend([medium] if medium else [])
+        return "<image>" * len(medium.paths) if medium and medium.is_frames else found[0]
 
-    return [
-        {**m, "content": replaced(m["content"])} if isinstance(m["content"], str) and m["role"] != "assistant" else m
+    messages = [
+        {**m, "content": re.sub("<image>|<video>", marks, m["content"])}
+        if isinstance(m["content"], str) and m["role"] != "assistant"
+        else m
         for m in messages
     ]
+    return messages, [*placed, *images]
 
 
 # ------------------------------------------------------------------------------- columns and tags of a meta file

@@ -26,6 +26,8 @@ class InternVL(MediaRules):
         self.feature_tokens = {"video": self._context}
         size = image.get("size") or {}
         self._tile = (number(size, "height"), number(size, "width"))
+        # Published settings say 384 for frames, of which the model can't make the tokens that are counted.
+        self.size_of_frames = {"height": self._tile[0], "width": self._tile[1]}
         self._num_tokens = number(processor.processor, "image_seq_length", 256)
         least, most = number(image, "min_patches", 1), number(image, "max_patches", 12)
         if processor.kwargs.get("crop_to_patches") is False:  # in the file it counts for nothing

@@ -39,6 +39,8 @@ class MediaRules:
     settings: dict[str, Any]
     #: how the processor chooses frames, in families that see videos
     frames: "FrameSampling"
+    #: size of the frames, where that of the video processor's own settings is not the model's
+    size_of_frames: dict[str, int] | None = None
 
     def __init__(self, processor: ProcessorSettings):
         raise NotImplementedError
