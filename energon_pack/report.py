@@ -166,7 +166,8 @@ def print_plan(figures: Mapping[str, Any]) -> None:
         ours, chance = (steps[order]["max_over_mean"] for order in ("in_order", "by_chance"))
         out.print(f"steps: max/mean of {name.replace('_', ' ')} {ours:.3f}, by chance {chance:.3f}")
     lens = ", ".join(f"{name} {value:,}" for name, value in figures["token_len"].items())
-    out.print(f"tokens of a sample: {lens}")
+    if lens:
+        out.print(f"tokens of a sample: {lens}")
 
 
 def print_stages(progress: Progress) -> None:
