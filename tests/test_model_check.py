@@ -82,6 +82,24 @@ def test_a_small_model_is_of_float32_and_has_few_logits(
     assert (head.weight.dtype, head.weight.shape[0], head.bias is not None) == (torch.float32, 256, has_bias)
 
 
+@pytest.mark.parametrize("trusts", [False, True])
+def test_a_models_own_code_runs_only_where_it_is_trusted(
+    texts: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, trusts: bool
+) -> None:
+    """Of a class that transformers does not have, what a config names would be downloaded and run."""
+    seen: list[bool] = []
+    make = tf.AutoModelForCausalLM.from_config
+
+    def from_config(config: Any, trust_remote_code: bool) -> Any:
+        seen.append(trust_remote_code)
+        return make(config)
+
+    monkeypatch.setattr(tf.AutoModelForCausalLM, "from_config", from_config)
+    model = saved(texts.parent / "model", tf.Qwen2Config(**TEXT), "ClassOfItsOwn")
+    assert not check_model(texts, model, str(demo[1]), trusts).defects
+    assert seen == [trusts]
+
+
 def test_a_model_that_mixes_is_found(texts: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The row as one text: a change in the first member moves all that come after it."""
     monkeypatch.setattr(Mixing, "config_class", lambda: tf.Qwen2Config(**{**TEXT, "initializer_range": 0.2}))

@@ -68,7 +68,7 @@ def check_model(folder: Path, model: str, processor: str | None, trust_remote_co
     findings: list[Finding] = []
     defects: list[str] = []
     try:
-        small = _small(make, config, encoder.template)
+        small = _small(make, config, encoder.template, trust_remote_code)
         findings = [probe(small, members, encoder.mask, changed) for changed in range(len(members))]
     except MixingError as error:
         defects.append(str(error))
@@ -107,7 +107,7 @@ def _named(model: str, trust_remote_code: bool) -> tuple[Any, Any]:
     return getattr(transformers, name, None), config
 
 
-def _small(make: Any, config: Any, template: Template) -> Any:
+def _small(make: Any, config: Any, template: Template, trust_remote_code: bool) -> Any:
     """A random small model that knows the template's tokens."""
     import transformers
 
@@ -122,7 +122,7 @@ def _small(make: Any, config: Any, template: Template) -> Any:
     config = shrink(config)
     if make is None:  # code of its own
         make = transformers.AutoModelForImageTextToText if rules.media_tokens else transformers.AutoModelForCausalLM
-        model = make.from_config(config, trust_remote_code=True)
+        model = make.from_config(config, trust_remote_code=trust_remote_code)
     else:
         model = make._from_config(config) if hasattr(make, "_from_config") else make(config)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
