@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron.energon import WorkerConfig
-from packed_data import Endless, manifest, train_loader, val_loader
+from packed_data import Endless, train_loader, val_loader
 
+from energon_pack.manifest import read_manifest
 from energon_pack.task_encoder import PackedTaskEncoder
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class PackedProvider(DatasetProvider):
 
     @property
     def manifest(self) -> dict[str, Any]:
-        return manifest(self.packed or self.path)
+        return read_manifest(Path(self.packed or self.path))
 
     @property
     def has_text_packs(self) -> bool:
@@ -111,7 +112,7 @@ def apply_to_recipe(cfg: Any, path: str | Path, **provider: Any) -> Any:
     Raises:
         ValueError: see `check`.
     """
-    packed = manifest(provider.get("packed") or path)
+    packed = read_manifest(Path(provider.get("packed") or path))
     cfg.dataset = PackedProvider(path=str(path), **{"seq_length": packed["max_token_len"], **provider})
     cfg.model.seq_length = cfg.dataset.seq_length
     cfg.dataset.pad_to_max_length |= _needs_fixed_width(cfg.model)

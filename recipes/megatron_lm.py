@@ -21,14 +21,16 @@ after the sources of its example, and never in a training on GPUs.
 """
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.energon import WorkerConfig, stateless
 from megatron.energon.errors import FatalSampleError
-from packed_data import Endless, manifest, train_loader, val_loader
+from packed_data import Endless, train_loader, val_loader
 
 from energon_pack.batch import PackedBatch
+from energon_pack.manifest import read_manifest
 from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder
 
 
@@ -95,7 +97,7 @@ def train_valid_test_dataloaders_provider(
 
     args = get_args()
     path = args.data_path[0] if isinstance(args.data_path, list) else args.data_path
-    check(args, manifest(path))
+    check(args, read_manifest(Path(path)))
     num_stages = parallel_state.get_pipeline_model_parallel_world_size()
     is_end = parallel_state.get_pipeline_model_parallel_rank() in (0, num_stages - 1)
     if parallel_state.get_tensor_model_parallel_rank() > 0 or not is_end:

@@ -7,8 +7,6 @@ from typing import Any
 import yaml
 from megatron.energon import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 
-from energon_pack.manifest import read_manifest
-
 
 def train_loader(dataset: str | Path, encoder: Any, worker: WorkerConfig) -> Any:
     """Batches of the train part, without end; `save_state_rank` and `restore_state_rank` go on where it was."""
@@ -53,11 +51,6 @@ def parts(dataset: str | Path) -> set[str]:
     else:
         split = yaml.safe_load(path.read_text())["splits"]
     return {name for name, content in split.items() if content}
-
-
-def manifest(dataset: str | Path) -> dict[str, Any]:
-    """energon_pack.json: how the dataset, or those of a Metadataset, were packed."""
-    return read_manifest(Path(dataset))
 
 
 class Endless:

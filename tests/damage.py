@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from energon_pack.findings import Findings
 from energon_pack.packed.files import packs_in
 from energon_pack.sources.tar import TarScan
 from energon_pack.tar_writer import TarWriter
+from energon_pack.verify import verify
 
 Members = list[tuple[str, bytes]]
 
@@ -115,3 +117,13 @@ def grown(*path: Any) -> Callable[[Any], None]:
         value[path[-1]] += 1
 
     return damage
+
+
+def found(folder: Path, **options: Any) -> Findings:
+    """All that verify finds."""
+    return verify(folder, num_workers=1, max_errors=1000, **options)
+
+
+def lines(findings: Findings) -> str:
+    """A line a defect, as a user sees them."""
+    return "\n".join(map(str, findings.first(1000)))

@@ -34,6 +34,7 @@ from test_video import video
 from energon_pack import metadataset
 from energon_pack.batch import PackedBatch
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
+from energon_pack.manifest import read_manifest
 from energon_pack.pack import pack
 from energon_pack.task_encoder import PackedTaskEncoder
 
@@ -124,7 +125,7 @@ def test_a_blend_is_trained_on_as_a_dataset_is(
     metadataset.main([str(blend), str(packed), f"{packed}=2"])
     out = run_main(train_ddp, blend, "--processor", demo[1], "--num-workers", "0", "--max-steps", "2")
     assert "step 2  loss" in out
-    assert packed_data.manifest(blend) == packed_data.manifest(packed)
+    assert read_manifest(blend) == read_manifest(packed)
 
 
 def test_packs_of_videos_are_read(
@@ -375,9 +376,9 @@ def test_bridge_up_to_0_5_gets_rows_but_not_for_qwen(
 ) -> None:
     with pytest.raises(ValueError, match=r"positions qwen2_5_vl, which Bridge ≤ 0.5 does not start again"):
         bridge.apply_to_recipe(recipe(), packed, processor=str(demo[1]), layout="rows")
-    content = packed_data.manifest(packed)
+    content = read_manifest(packed)
     content["content"]["model"]["rope"] = "none"
-    monkeypatch.setattr(bridge, "manifest", lambda _: content)
+    monkeypatch.setattr(bridge, "read_manifest", lambda _: content)
     cfg = bridge.apply_to_recipe(recipe(), packed, processor=str(demo[1]), layout="rows", num_workers=0)
     assert cfg.dataset.pack_sequences_in_batch
     assert (cfg.train.micro_batch_size, cfg.train.global_batch_size) == (2, 64)  # still 32 packs a step
@@ -421,9 +422,9 @@ def test_the_plans_multiple_has_to_fit_the_parallelism(
     bridge: Any, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packed for multiples of 8: CP 4 or TP 8 with sequence parallelism fit, CP 8 does not."""
-    content = packed_data.manifest(packed)
+    content = read_manifest(packed)
     content["content"]["model"]["rope"] = "qwen3_vl"
-    monkeypatch.setattr(bridge, "manifest", lambda _: content)
+    monkeypatch.setattr(bridge, "read_manifest", lambda _: content)
 
     def sized(cp: int, tp: int, sp: bool) -> Any:
         cfg = recipe()

@@ -21,7 +21,9 @@ from corruptions import CORRUPTIONS, cut_short, duplicate_pack, flip
 from damage import (
     change_file,
     change_files,
+    found,
     grown,
+    lines,
     read_shard,
     set_at,
     write_shard,
@@ -77,14 +79,6 @@ def packed(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPa
 def copy(packed: Path, tmp_path: Path) -> Path:
     """The dataset, to be damaged."""
     return Path(shutil.copytree(packed, tmp_path / "packed"))
-
-
-def found(folder: Path, **options: Any) -> Findings:
-    return verify(folder, num_workers=1, max_errors=1000, **options)
-
-
-def lines(findings: Findings) -> str:
-    return "\n".join(map(str, findings.first(1000)))
 
 
 def test_a_whole_dataset_has_no_defect(packed: Path, demo: tuple[Path, Path]) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import picture
-from damage import Members, change_file, grown, read_shard, set_at, write_shard
+from damage import Members, change_file, found, grown, lines, read_shard, set_at, write_shard
 from test_timestamps import npy
 
 from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
 from energon_pack.errors import PackError
-from energon_pack.findings import CHECKS, Findings
+from energon_pack.findings import CHECKS
 from energon_pack.pack import pack
 from energon_pack.verify import verify
 
@@ -88,14 +88,6 @@ def packed(request: pytest.FixtureRequest, both: dict[Flavor, Path]) -> Path:
 def captioning(both: dict[Flavor, Path], tmp_path: Path) -> Path:
     """A dataset of that flavour, to be damaged."""
     return Path(shutil.copytree(both[Flavor.packed_captioning], tmp_path / "packed"))
-
-
-def found(folder: Path, **options: Any) -> Findings:
-    return verify(folder, num_workers=1, max_errors=1000, **options)
-
-
-def lines(findings: Findings) -> str:
-    return "\n".join(map(str, findings.first(1000)))
 
 
 def test_a_whole_dataset_has_no_defect(packed: Path, demo: tuple[Path, Path]) -> None:
