@@ -58,7 +58,7 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     try:
         with av.open(io.BytesIO(data), mode="r") as container:
             stream = container.streams.video[0]
-            stream.thread_type = "AUTO"
+            stream.thread_type = _thread_type(av)
             for index, frame in enumerate(islice(container.decode(stream), max(wanted, default=-1) + 1)):
                 if index in wanted:
                     frames[index] = frame.to_image()
@@ -70,12 +70,17 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     return [frames[index] for index in indices]
 
 
+def _thread_type(av: Any) -> str:
+    """Threads decode, unless a Python callback takes FFmpeg's log: its threads wait for the GIL to write to it, while
+    freeing the decoder holds the GIL and waits for its threads. PyAV's default, level None, drops the log in C."""
+    return "AUTO" if av.logging.get_level() is None else "NONE"
+
+
 def _av() -> Any:
     try:
         import av
     except ImportError:
         raise Skip(Reason.UNSUPPORTED_MEDIA, "videos need PyAV: pip install 'energon-pack[video]'") from None
-    av.logging.set_level(av.logging.PANIC)
     return av
 
 
