@@ -75,15 +75,17 @@ def start(job: AuditJob, executor: LocalExecutor) -> "Future[Audit] | None":
     return executor.start(audit, job) if job.rows else None
 
 
-def finish(running: "Future[Audit] | None", measured: Sequence[MeasuredShard], template: Template) -> Audit:
+def finish(
+    running: "Future[Audit] | None", measured: Sequence[MeasuredShard], template: Template, executor: LocalExecutor
+) -> Audit:
     """Wait for the audit.
 
     Raises:
-        PackError: a length differs. The lengths of this run are forgotten.
+        PackError: a length differs, and the lengths of this run are forgotten; or its process was killed, or is stuck.
     """
     if running is None:
         return Audit(0, 0)
-    result = running.result()
+    result = executor.result(running)
     if result.difference:
         for item in measured:
             if not item.was_cached:  # else the next run would take it for checked

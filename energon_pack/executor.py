@@ -1,20 +1,28 @@
 """Run a function over many jobs, in order, on local processes.
 
 Jobs are taken from their iterator only as workers become free, so neither jobs nor results pile up: memory does
-not grow with their number.
+not grow with their number. No wait has no end: workers that do nothing at all are an error, and the run's end kills
+what has not ended by itself.
 """
 
-import multiprocessing
+import ctypes
 import os
 import signal
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import TimeoutError as NoResultYet
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext, SpawnProcess
 from threading import Thread
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import psutil
 
 from energon_pack.errors import PackError
 
@@ -22,20 +30,48 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 _TOKENIZERS = "TOKENIZERS_PARALLELISM"
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 _JOBS_PER_WORKER = 2  # one at work, one waiting
+
+
+_LOOK_SECONDS = 10.0  # how often workers are looked at that give no result
+_IDLE = 0.01  # of the time: workers that wait for the GIL for ever wake up, and use less
+_END_SECONDS = 5.0  # for workers to end by themselves, and then for the system to end them
+
+
+class _Context(SpawnContext):
+    """Remembers the processes it makes.
+
+    Processes are spawned, not forked: the parent may hold threads (torch, pyarrow) that a fork would break.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[SpawnProcess] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
+        self._made.append(SpawnProcess(*args, **kwargs))
+        return self._made[-1]
+
+    @property
+    def started(self) -> list[SpawnProcess]:
+        return [process for process in self._made if process.pid is not None]
 
 
 class LocalExecutor:
     """`num_workers` processes, started at the first job; with one worker, jobs run in this process.
 
-    Processes are spawned, not forked: the parent may hold threads (torch, pyarrow) that a fork would break.
+    Args:
+        num_workers: None: as many as this process may use cores.
+        patience: seconds without a result, a read or any work to speak of after which workers count as stuck.
     """
 
-    def __init__(self, num_workers: int | None = None):
+    def __init__(self, num_workers: int | None = None, patience: float = 600.0):
         self.num_workers = num_workers or _num_cores()
+        self._patience = patience
         self._pool: ProcessPoolExecutor | None = None
         self._beside: ProcessPoolExecutor | None = None
-        self._context = multiprocessing.get_context("spawn")
+        self._context = _Context()
         self._life, self._hand = self._context.Pipe(duplex=False)  # workers live while the hand is on the pipe
         self._setting_before: str | None = None
 
@@ -43,7 +79,7 @@ class LocalExecutor:
         """Results in the order of the jobs. `function` and jobs are pickled.
 
         Raises:
-            PackError: a worker was killed.
+            PackError: a worker was killed, or all are stuck.
         """
         if self.num_workers == 1:
             yield from map(function, jobs)
@@ -55,21 +91,41 @@ class LocalExecutor:
             for job in jobs:
                 waiting.append(self._pool.submit(function, job))
                 if len(waiting) >= _JOBS_PER_WORKER * self.num_workers:
-                    yield waiting.popleft().result()
+                    yield self.result(waiting.popleft())
             while waiting:
-                yield waiting.popleft().result()
-        except BrokenProcessPool:
-            raise PackError(
-                "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
-            ) from None
+                yield self.result(waiting.popleft())
         finally:
             for future in waiting:
                 future.cancel()
 
     def start(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
-        """Begin one job in a process of its own, beside all others."""
+        """Begin one job in a process of its own, beside all others; `result` waits for it."""
         self._beside = self._start_pool(1)
         return self._beside.submit(function, job)
+
+    def result(self, future: "Future[Result]") -> Result:
+        """Wait for a job.
+
+        Raises:
+            PackError: a worker was killed, or all are stuck.
+        """
+        busy = _Busy(self._context)
+        while True:
+            try:
+                return future.result(min(_LOOK_SECONDS, self._patience / 2))
+            except BrokenProcessPool:
+                raise PackError(
+                    "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
+                ) from None
+            except NoResultYet:
+                if future.done():  # it came just now, or the error is the job's own
+                    return future.result()
+                if busy.seconds_without_work() > self._patience:
+                    pids = ", ".join(str(process.pid) for process in self._context.started)
+                    raise PackError(
+                        f"for {self._patience:,.0f} s the worker processes {pids} have read nothing and done nothing: a"
+                        " file system that does not answer, or a deadlock; the same command goes on from what is there"
+                    ) from None
 
     def __enter__(self) -> "LocalExecutor":
         self._setting_before = os.environ.get(_TOKENIZERS)
@@ -82,29 +138,74 @@ class LocalExecutor:
         os.environ.pop(_TOKENIZERS)
         if self._setting_before is not None:
             os.environ[_TOKENIZERS] = self._setting_before
-        if kind is not None:
-            self._hand.close()  # what is at work after an error is not waited for
-        for pool in (self._pool, self._beside):
-            if pool is not None:
-                pool.shutdown(cancel_futures=True)  # waits: a pool left behind may fail at the interpreter's exit
+        ending = Thread(target=self._shut_down, daemon=True)  # waits as long as any worker is at work
+        ending.start()
+        if kind is None:
+            ending.join(_END_SECONDS)
+        if kind is not None or ending.is_alive():  # what is at work after an error is not waited for
+            for process in self._context.started:
+                process.kill()
+            ending.join(_END_SECONDS)
         self._hand.close()
         self._life.close()
 
+    def _shut_down(self) -> None:
+        for pool in (self._pool, self._beside):
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
+
     def _start_pool(self, num_workers: int) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
-            num_workers, mp_context=self._context, initializer=_start_worker, initargs=(self._life,)
+            num_workers,
+            mp_context=self._context,
+            initializer=_start_worker,
+            initargs=(self._life, os.getpid()),
         )
 
 
-def _start_worker(life: Connection) -> None:
+class _Busy:
+    """Tells how long processes have done nothing at all."""
+
+    def __init__(self, context: _Context):
+        self._context = context
+        self._since = time.monotonic()
+        self._done = self._work()
+
+    def seconds_without_work(self) -> float:
+        """Since the last look at which any had used the processor, or had read or written a byte."""
+        now, done = time.monotonic(), self._work()
+        seconds = now - self._since
+        if done[1] != self._done[1] or done[0] - self._done[0] > _IDLE * seconds:
+            self._since, self._done, seconds = now, done, 0.0
+        return seconds
+
+    def _work(self) -> tuple[float, int]:
+        """Seconds of the processor, bytes read and written."""
+        seconds, num_bytes = 0.0, 0
+        for started in self._context.started:
+            with suppress(psutil.Error):
+                process = psutil.Process(started.pid)
+                seconds += sum(process.cpu_times()[:2])
+                if hasattr(process, "io_counters"):  # not on macOS
+                    counters = process.io_counters()
+                    num_bytes += counters.read_chars + counters.write_chars
+        return seconds, num_bytes
+
+
+def _start_worker(life: Connection, parent: int) -> None:
     """A worker leaves interrupts to its parent, and lives until the parent closes its end of the pipe, or dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for interrupt in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(interrupt, signal.SIG_IGN)
 
     def follow() -> None:
         life.poll(None)
         os._exit(1)
 
     Thread(target=follow, daemon=True).start()
+    if sys.platform == "linux":  # a thread can't end a process whose GIL is held for ever; the kernel can
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def _num_cores() -> int:

@@ -168,7 +168,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
                 check_media([(item.shard, item.path) for item in measured], executor, progress)
                 check(staging, written, plan.num_packs, len(plan.items))
             with progress.measured("verify"):
-                audit = finish(auditing, measured, template)
+                audit = finish(auditing, measured, template, executor)
             figures |= _facts_of_run(config, template, measured, written, progress)
             figures |= {"samples_verified": audit.num_checked, "samples_not_verified": audit.num_unchecked}
             write_whole(staging / "report.json", json.dumps(figures, indent=2).encode())

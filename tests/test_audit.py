@@ -61,7 +61,7 @@ def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], str
     running: Future[Audit] = Future()
     running.set_result(found)
     with pytest.raises(PackError, match=r"measure\.verify: .* as measured, by model\.template=qwen_vl"):
-        finish(running, shards, load_saved(folder))
+        finish(running, shards, load_saved(folder), LocalExecutor())
     assert not any(item.path.exists() for item in shards)  # else the next run would take them from the cache, unchecked
 
 

@@ -1,11 +1,17 @@
-"""Processes: results in order, and an end that neither waits nor complains."""
+"""Processes: results in order, and an end that neither waits nor complains, whatever the workers do."""
 
+import ctypes
 import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from conftest import ROOT
 
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
@@ -20,6 +26,24 @@ def _sleep(path: Path) -> None:
     time.sleep(600)
 
 
+def _hold(path: Path) -> None:
+    """A deadlock as natural as it gets: no thread of this process can run Python any more, and none ever returns."""
+    path.write_text(str(os.getpid()))
+    ctypes.PyDLL(None).pause()
+
+
+def _busy(seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    return True
+
+
+def _late_error(_: int) -> None:
+    time.sleep(0.3)
+    raise TimeoutError("the disk")
+
+
 def _die(_: int) -> None:
     os._exit(9)
 
@@ -31,21 +55,73 @@ def test_results_come_in_the_order_of_the_jobs(num_workers: int) -> None:
         assert list(executor.map(_double, range(20))) == [2 * number for number in range(20)]
 
 
-def _fail_beside_work(executor: LocalExecutor, began: Path) -> None:
+def _wait_for(began: Path) -> int:
+    while not began.exists() or not began.read_text():
+        time.sleep(0.01)
+    return int(began.read_text())
+
+
+def _fail_beside_work(executor: LocalExecutor, work: Callable[[Path], None], began: Path) -> None:
     with executor:
-        executor.start(_sleep, began)
+        executor.start(work, began)
         next(executor.map(_double, range(2)))
-        while not began.exists() or not began.read_text():
-            time.sleep(0.01)
+        _wait_for(began)
         raise ValueError("mistake")
 
 
-def test_an_error_ends_the_jobs_at_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("work", [_sleep, _hold])
+def test_an_error_ends_the_jobs_at_work(tmp_path: Path, work: Callable[[Path], None]) -> None:
     """Without it a failed run would wait for its longest job, or leave workers to fail after it."""
     began = tmp_path / "began"
     with pytest.raises(ValueError, match="mistake"):
-        _fail_beside_work(LocalExecutor(2), began)
+        _fail_beside_work(LocalExecutor(2), work, began)
     assert not psutil.pid_exists(int(began.read_text()))
+
+
+def test_a_run_ends_where_a_worker_does_not(tmp_path: Path) -> None:
+    """Without it a finished run would wait for a worker that hangs at its exit."""
+    began = tmp_path / "began"
+    with LocalExecutor(2) as executor:
+        executor.start(_hold, began)
+        pid = _wait_for(began)
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("work", ["_sleep", "_hold"])
+def test_workers_die_with_a_killed_parent(tmp_path: Path, work: str) -> None:
+    """Without it the process that verifies lengths stayed alive for ever after a SIGKILL of the run."""
+    began, tests = tmp_path / "began", str(Path(__file__).parent)
+    script = f"""
+if __name__ == "__main__":
+    import sys; sys.path[:0] = [{tests!r}, {str(ROOT)!r}]
+    from pathlib import Path
+    from test_executor import LocalExecutor, {work}
+    with LocalExecutor(2) as executor:
+        executor.result(executor.start({work}, Path({str(began)!r})))
+"""
+    (tmp_path / "run.py").write_text(script)
+    parent = subprocess.Popen([sys.executable, tmp_path / "run.py"])
+    worker = psutil.Process(_wait_for(began))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert psutil.wait_procs([worker], timeout=20)[1] == []
+
+
+def test_a_worker_that_never_returns_is_an_error(tmp_path: Path) -> None:
+    """Without it a deadlock in a decoder is a run that waits for ever."""
+    with (
+        LocalExecutor(2, patience=1.0) as executor,
+        pytest.raises(PackError, match="have read nothing and done nothing"),
+    ):
+        executor.result(executor.start(_hold, tmp_path / "began"))
+
+
+def test_a_worker_at_work_is_waited_for() -> None:
+    """A long job is no deadlock, and an error of its own stays that."""
+    with LocalExecutor(2, patience=0.5) as executor:
+        assert list(executor.map(_busy, [2.0])) == [True]
+        with pytest.raises(TimeoutError, match="the disk"):
+            list(executor.map(_late_error, range(1)))
 
 
 def test_a_killed_worker_is_an_error_that_names_the_knob() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT, chat, files, json_lines, picture, write_tar
+from conftest import ROOT, chat, files, json_lines, need_torchvision, picture, write_tar
 
 from energon_pack import shards
 from energon_pack.config import OnDamaged, Overlong, PackConfig, Stage
@@ -487,3 +487,40 @@ def test_an_interrupted_run_exits_with_130(config: Make, tmp_path: Path, number:
     assert "interrupted" in errors
     assert "Traceback" not in errors
     assert not output(run).exists()
+
+
+_STUCK = """
+import ctypes, os
+
+class Stuck:
+    def __init__(self, settings, factor): pass
+    def size(self, width, height): return width, height
+    def apply(self, image):
+        open(os.environ["BEGAN"], "w").write(str(os.getpid()))
+        ctypes.PyDLL(None).pause()  # holds the GIL for ever
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_ends_whatever_its_children_do(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """The process of measure.verify hangs in a decoder: the run waited for it after "interrupted", for ever."""
+    import psutil
+
+    need_torchvision()
+    (tmp_path / "stuck.py").write_text(_STUCK)
+    began = tmp_path / "began"
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    monkeypatch.setenv("BEGAN", str(began))
+    process = start(
+        config(cache_dir=None), tmp_path, "executor.num_workers=2", "measure.verify=1", "media.image=stuck:Stuck"
+    )
+    while process.poll() is None and not (began.exists() and began.read_text()):
+        time.sleep(0.02)
+    child = psutil.Process(int(began.read_text()))
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == (-number if number is signal.SIGKILL else 130)
+    assert ("interrupted" in errors) == (number is not signal.SIGKILL)
+    assert psutil.wait_procs([child], timeout=20)[1] == []
