@@ -1,11 +1,15 @@
 """Videos: what the header says is what is decoded, and the frames that were counted are those that are shown."""
 
 import io
+import os
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import need_torchvision
+from conftest import ROOT, need_torchvision
 from PIL import Image
 
 from energon_pack.media import Media, probe, with_frames
@@ -201,3 +205,45 @@ def test_frames_that_are_not_there_cost_the_sample(listed: object, reason: Reaso
     with pytest.raises(Skip) as skip:
         with_frames([clip(30)], listed)
     assert skip.value.reason is reason
+
+
+def test_ffmpeg_does_not_call_python() -> None:
+    """A level other than None has FFmpeg's threads take the GIL for each message: runs then deadlocked by chance."""
+    data = video()
+    probe(io.BytesIO(data))
+    decode_frames(data, [3])
+    assert av.logging.get_level() is None
+
+
+_DECODE = """
+import io, sys
+import av
+from energon_pack.video import decode_frames, probe_video
+av.logging.set_level(av.logging.PANIC if sys.argv[2] == "python" else None)
+data = open(sys.argv[1], "rb").read()
+num_frames = probe_video(io.BytesIO(data))[2]
+for _ in range(500):
+    decode_frames(data, range(0, num_frames, 18))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("log", ["none", "python"])
+def test_two_thousand_decodes_end(real: Path, tmp_path: Path, log: str) -> None:
+    """In four processes, each of which hung within 100 s; also where a user has turned PyAV's logging on."""
+    with tarfile.open(real / "wds" / "video_demo" / "video_demo-000001.tar") as tar:
+        clips = [member for member in tar if "000019" in member.name and not member.name.endswith("json")]
+        file = tar.extractfile(clips[-1])
+        assert file is not None
+        (tmp_path / "clip").write_bytes(file.read())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _DECODE, tmp_path / "clip", log], env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        for _ in range(4)
+    ]
+    try:
+        assert [process.wait(timeout=900) for process in processes] == [0, 0, 0, 0]
+    finally:
+        for process in processes:
+            process.kill()
