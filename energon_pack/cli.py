@@ -11,11 +11,11 @@ import sys
 from typing import NoReturn
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, flag_override
 from omegaconf.errors import OmegaConfBaseException
@@ -28,8 +28,12 @@ from energon_pack.validate import nearest_key, to_config
 
 _EXIT_INTERRUPTED = 130
 
-#: Errors of the jobs of a sweep: the others go on.
+#: Which keys a sweep is over: for its jobs, wherever a launcher runs them.
+_SWEPT = "ENERGON_PACK_SWEPT"
+
+#: Errors of the jobs of a sweep that run in this process: the others go on.
 _errors: list[PackError] = []
+_driver: int | None = None  # the process that was called, and ends with the exit code
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
@@ -43,13 +47,17 @@ def _run(composed: DictConfig) -> None:
 
         pack(config)
     except (PackError, OSError) as error:
-        _report(error if isinstance(error, PackError) else _of_system(error))
+        _report(refused := error if isinstance(error, PackError) else _of_system(error))
+        if os.getpid() != _driver:
+            raise refused from None  # Hydra takes it to the process that called the launcher
         if HydraConfig.get().mode is not RunMode.MULTIRUN:
-            sys.exit(_errors[-1].exit_code)
+            sys.exit(refused.exit_code)
 
 
 def main() -> NoReturn:
     """Entry point of `energon-pack` and of `python -m energon_pack`."""
+    global _driver
+    _driver = os.getpid()
     if sys.argv[1:] == ["--version"]:
         print(f"energon-pack {__version__}")
         sys.exit(0)
@@ -59,7 +67,10 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
+        os.environ[_SWEPT] = " ".join(_swept_keys(get_args_parser().parse_known_args()[0].overrides))
         _run()
+    except PackError as error:  # of a job in another process
+        _report(error)
     except (HydraException, OmegaConfBaseException) as error:
         _report(PackError(_one_line(error)))
     except OSError as error:
@@ -107,17 +118,15 @@ def _defaults(ours: DictConfig) -> PackConfig:
     return to_config(composed, [])
 
 
+def _swept_keys(arguments: list[str]) -> list[str]:
+    overrides = OverridesParser.create().parse_overrides(arguments)
+    return [override.key_or_group for override in overrides if override.is_sweep_override()]
+
+
 def _swept(config: PackConfig) -> dict[str, str]:
     """Sources and processors, where this sweep is over them: no content settings, and yet other data."""
-    swept = {override.key_or_group for override in _parsed_arguments() if override.is_sweep_override()}
     values = {"source.path": str(config.source.path), "model.processor": str(config.model.processor)}
-    return {key: value for key, value in values.items() if key in swept}
-
-
-def _parsed_arguments() -> list[Override]:
-    arguments = [argument for argument in sys.argv[1:] if "=" in argument and not argument.startswith("-")]
-    parsed: list[Override] = OverridesParser.create().parse_overrides(arguments)
-    return parsed
+    return {key: values[key] for key in os.environ.get(_SWEPT, "").split() if key in values}
 
 
 def _one_line(error: Exception) -> str:
@@ -125,6 +134,11 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"no {group} '{name}'; there are: {', '.join(error.options)}"
+    if isinstance(error, OverrideParseException):
+        key, equals, value = error.override.partition("=")
+        if equals:
+            return f"{error.override}: a value with special characters goes in quotes: '{key}=\"{value}\"'"
+        return f"{error.override}: not of the form KEY=VALUE"
     text = "\n".join(dict.fromkeys(str(e) for e in (error, error.__cause__) if e is not None))
     if refused := re.search(r"Could not override '([\w.]+)'", text):
         key = refused[1]

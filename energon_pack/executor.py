@@ -6,6 +6,7 @@ what has not ended by itself.
 """
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -130,6 +131,8 @@ class LocalExecutor:
     def __enter__(self) -> "LocalExecutor":
         self._setting_before = os.environ.get(_TOKENIZERS)
         os.environ[_TOKENIZERS] = "false"  # one thread a worker; the processes are the parallelism
+        if multiprocessing.get_start_method(allow_none=True) not in (None, *multiprocessing.get_all_start_methods()):
+            multiprocessing.set_start_method("spawn", force=True)  # workers would look for joblib's, and end
         return self
 
     def __exit__(

@@ -45,6 +45,9 @@ def run(*arguments: str, cwd: Path) -> tuple[int, str, str]:
         (["+model=qwen2_5_vl", "output.name=a/b"], ["output.name='a/b'"]),
         (["+model=qwen2_5_vl", "output.dir=/proc/nowhere"], ["/proc/nowhere"]),
         (["+model=qwen2_5_vl", "output.dir="], ["output.dir"]),
+        (["+model=qwen2_5_vl", "output.dir=o=1"], ["output.dir=o=1", "'output.dir=\"o=1\"'"]),
+        (["-m", "+model=qwen2_5_vl", "output.dir=o=1"], ["output.dir=o=1", "'output.dir=\"o=1\"'"]),
+        (["+model=qwen2_5_vl", "seed"], ["seed: not of the form KEY=VALUE"]),
         (["+model=qwen2_5_vl", "output.sample_type=a:B"], ["output.sample_type=a:B", "output.sample_loader_py=true"]),
         (["+model=qwen2_5_vl", "output.sample_loader_py=true"], ["output.sample_type=module:Class"]),
         (["+model=qwen2_5_vl", "output.sample_loader_py=true", "output.sample_type=a.B"], ["a.B", "module:Class"]),
@@ -146,6 +149,32 @@ def test_a_failing_job_of_a_sweep_does_not_stop_the_others(tmp_path: Path) -> No
     assert code == 3
     assert "every text sample was skipped" in errors
     assert (tmp_path / "packed/demo-qwen2_5_vl-neat-2048").is_dir()
+
+
+def test_jobs_of_a_parallel_launcher_fail_and_are_named_as_others(tmp_path: Path, demo: tuple[Path, Path]) -> None:
+    """joblib's jobs run in processes of its own: an error ended there with exit code 0, their workers could not start,
+    and two sources of one name had one folder."""
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="hydra-joblib-launcher is not installed")
+    for folder in ("a/wds", "b/wds"):
+        shutil.copytree(demo[0], tmp_path / folder)
+    arguments = [f"model.processor={demo[1]}", "source.path=/nope,a/wds,b/wds", "executor.num_workers=2"]
+    code, _, errors = run("-m", "+model=qwen2_5_vl", *arguments, "hydra/launcher=joblib", cwd=tmp_path)
+    assert code == 1
+    assert "energon-pack: error: source.path=/nope: no such folder or file" in errors
+    names = sorted(path.name for path in (tmp_path / "packed").iterdir() if not path.name.startswith("."))
+    assert len(names) == 2
+    assert all(name.startswith("wds-qwen2_5_vl-neat-8192-") for name in names)
+
+
+def test_paths_may_hold_an_equals_sign(tmp_path: Path, demo: tuple[Path, Path]) -> None:
+    """The arguments of a sweep were read once more by hand, and anything with = was taken for an override."""
+    (tmp_path / "my=conf").mkdir()
+    shutil.copytree(demo[0], tmp_path / "a=b" / "wds")
+    processor = f"model.processor={demo[1]}"
+    source = "source.path='a=b/wds'"
+    config_dir = ["--config-dir", str(tmp_path / "my=conf")]
+    code, _, errors = run(*config_dir, "-m", "+model=qwen2_5_vl", processor, source, "stage=plan", cwd=tmp_path)
+    assert code == 0, errors
 
 
 def test_a_sweep_over_processors_gives_each_a_folder(tmp_path: Path, demo: tuple[Path, Path]) -> None:
