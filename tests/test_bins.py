@@ -149,7 +149,7 @@ def test_auto_is_no_worse_than_optimal_by_more_than_it_says(case: tuple[int, lis
     """Balance must not cost bins: where it would, `auto` takes the exact fit."""
     capacity, lens = case
     if lens:
-        allowed = max(len(pack(lens, capacity, "optimal")), 1.0001 * lower_bound_l2(np.array(lens), capacity))
+        allowed = max(len(pack(lens, capacity, "optimal")), 1.0001 * lower_bound_l2(np.array(lens), capacity) + 1)
         assert len(pack(lens, capacity)) <= allowed
 
 
@@ -183,6 +183,20 @@ def test_at_the_lower_bound_on_a_long_tailed_set(algorithm: str) -> None:
     """The fill that the README promises."""
     lens = long_tailed(20_000)
     assert len(pack(lens, 8192, algorithm)) <= 1.0001 * lower_bound(np.array(lens), 8192) + 1
+
+
+def test_one_bin_is_not_worth_uneven_ones() -> None:
+    """`auto` saved one of 749 bins by an exact fit, which sorts lengths into bins: costs were less even by a fifth."""
+    lens = np.exp(np.random.default_rng(0).normal(5.5, 1.1, 4300)[1300:]).clip(10).astype(np.int64)
+    lens = lens[lens <= 1024]
+    costs, found = {}, {}
+    for algorithm in ("auto", "balanced", "optimal"):
+        bins = pack_bins(lens, 1024, algorithm)
+        sums = np.add.reduceat(lens[bins.items] ** 2, bins.starts[:-1])
+        costs[algorithm], found[algorithm] = sums.std() / sums.mean(), bins.num_bins
+    assert found["optimal"] == found["balanced"] - 1 == lower_bound(lens, 1024)
+    assert found["auto"] == found["balanced"]
+    assert costs["auto"] == costs["balanced"] < 0.9 * costs["optimal"]
 
 
 def test_exact_fit_where_nothing_is_small() -> None:

@@ -12,7 +12,9 @@ from energon_pack.bins.greedy import best_fit_decreasing, first_fit_decreasing
 
 ALGORITHMS = ("auto", "balanced", "optimal", "best_fit_decreasing", "first_fit_decreasing")
 
-_NEAR = 1.0001  # times the lower bound: a balanced plan with more bins is not what `auto` takes
+#: Times the lower bound: what a balanced plan is searched for. `auto` takes one with a bin more, too: what an exact fit
+#: may save beside it is not worth packs sorted by length.
+_NEAR = 1.0001
 
 
 def pack_bins(
@@ -31,7 +33,7 @@ def pack_bins(
         costs: int64[n] lengths, or int64[k, n], of which the first row is the lengths.
         caps: of a bin, one for each row.
         algorithm: one of `ALGORITHMS`. `balanced` spreads long items evenly, `optimal` only counts bins (never more
-            than best fit), `auto` is balanced unless that takes more than 1.0001 · the lower bound in bins.
+            than best fit), `auto` is balanced unless that takes more than 1.0001 · the lower bound + 1 bins.
         seed: which of several equally long items goes where, and the order inside a bin.
         needs: bool[n]: every bin must hold one of these.
 
@@ -77,7 +79,7 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: str, seed: int) -> Bins:
     if algorithm in ("auto", "balanced"):
         bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _NEAR, seed)[::-1]
         num_bins = int(bin_of.max()) + 1
-        if algorithm == "balanced" or num_bins <= bound * _NEAR:
+        if algorithm == "balanced" or num_bins <= bound * _NEAR + 1:
             return gather(bin_of, items, seed)
         runs = _optimal(histogram, capacity, bound, seed)
         return gather(bin_of if num_bins <= count_bins(runs) else bins_of(runs), items, seed)
