@@ -1,13 +1,19 @@
 """Installed as a wheel in an environment of its own, run from another folder: `conf/` and the plugin are there."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+
+PACKAGE = ROOT / "energon_pack"
+TOOLS = sorted(path.stem for path in PACKAGE.glob("[!_]*.py") if '__name__ == "__main__"' in path.read_text())
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -18,22 +24,73 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What git would check out, and files that are not committed yet; without git (in an sdist), all that is here."""
+    if not (ROOT / ".git").exists():
+        return ROOT
+    folder = tmp_path_factory.mktemp("clone")
+    for name in run("git", "ls-files", "-co", "--exclude-standard", "-z", cwd=ROOT).split("\0"):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built through the source distribution, as for a release."""
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    return build(clone, tmp_path_factory.mktemp("dist"))
+
+
+def build(source: Path, folder: Path, *options: str) -> Path:
+    run(sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", folder, source, cwd=folder)
     return next(folder.glob("*.whl"))
 
 
-@pytest.fixture
-def python(wheel: Path, tmp_path: Path) -> Path:
-    """A new environment with the wheel; everything else comes from the environment of the tests."""
-    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
-    python = tmp_path / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
-    own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+def environment(folder: Path, *install: str | Path) -> Path:
+    """The Python of a new environment; all but the package comes from the environment of the tests."""
+    run(sys.executable, "-m", "venv", folder, cwd=folder.parent)
+    python = folder / "bin" / "python"
+    own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
     (own / "others.pth").write_text(sysconfig.get_path("purelib"))  # a plain path: editable installs there stay unseen
+    run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--no-build-isolation", *install, cwd=folder)
     return python
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("wheel") / "venv", wheel)
+
+
+def contents(archive: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(archive) as wheel:
+        return {name: wheel.read(name) for name in wheel.namelist()}
+
+
+def test_the_wheel_is_the_same_with_and_without_the_source_distribution(
+    clone: Path, wheel: Path, tmp_path: Path
+) -> None:
+    """And it holds every module and setting that lies in the checkout, also what git does not see."""
+    held = contents(wheel)
+    assert held == contents(build(clone, tmp_path, "--wheel"))
+    modules = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
+    settings = {f"energon_pack/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
+    assert {name for name in held if name.startswith("energon_pack/")} == modules | settings
+
+
+def test_every_module_of_the_wheel_is_imported(python: Path, tmp_path: Path) -> None:
+    """`verify` and `unpack` ended in ModuleNotFoundError where the wheel lacked a package."""
+    paths = [path.relative_to(ROOT).with_suffix("") for path in sorted(PACKAGE.rglob("*.py"))]
+    names = [".".join(path.parts).removesuffix(".__init__") for path in paths]
+    script = "import importlib, sys; [print(importlib.import_module(name).__file__) for name in sys.argv[1:]]"
+    files = run(python, "-c", script, *names, cwd=tmp_path).splitlines()
+    assert len(files) == len(names) > 100
+    assert all(Path(file).is_relative_to(python.parents[1]) for file in files)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_tool_has_a_page_of_help(python: Path, tmp_path: Path, tool: str) -> None:
+    assert f"python -m energon_pack.{tool}" in run(python, "-m", f"energon_pack.{tool}", "--help", cwd=tmp_path)
 
 
 def check_runs(python: Path, folder: Path) -> None:
@@ -42,7 +99,10 @@ def check_runs(python: Path, folder: Path) -> None:
     assert "model: gemma3" in run(python.with_name("energon-pack"), "--help", cwd=folder)
     sweep = ["-m", "+model=qwen2_5_vl", "packing.max_token_len=4096,8192", "executor.num_workers=2"]
     out = run(python, "-m", "energon_pack", *sweep, cwd=folder)
-    assert out.count("packed into packed/demo-qwen2_5_vl-neat-") == 2
+    packed = re.findall("packed into (packed/demo-qwen2_5_vl-neat-.*)", out)
+    assert len(packed) == 2
+    run(python, "-m", "energon_pack.verify", packed[0], cwd=folder)
+    assert "320 samples" in run(python, "-m", "energon_pack.unpack", packed[0], "single", cwd=folder)
     plugins = run(python, "-m", "energon_pack", "+model=qwen2_5_vl", "--info", "plugins", cwd=folder)
     assert plugins.count("EnergonPackSearchPath") == 1  # found, and found once
 
@@ -55,8 +115,9 @@ def test_a_wheel_runs_from_any_folder(python: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.3.2", "1.3.8"])
-def test_the_hydras_megatron_pins(python: Path, tmp_path: Path, version: str) -> None:
+def test_the_hydras_megatron_pins(wheel: Path, tmp_path: Path, version: str) -> None:
     """Megatron-Bridge allows at most 1.3.2. Needs the package index."""
+    python = environment(tmp_path / "venv", wheel)
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     run(python, "-m", "pip", "install", "--no-deps", f"hydra-core=={version}", cwd=folder)
@@ -66,11 +127,7 @@ def test_the_hydras_megatron_pins(python: Path, tmp_path: Path, version: str) ->
 
 @pytest.mark.slow
 def test_an_editable_install_runs_from_any_folder(tmp_path: Path) -> None:
-    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
-    python = tmp_path / "venv" / "bin" / "python"
-    own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
-    (own / "others.pth").write_text(sysconfig.get_path("purelib"))
-    run(python, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "-e", ROOT, cwd=tmp_path)
+    python = environment(tmp_path / "venv", "-e", ROOT)
     out = run(python, "-m", "energon_pack", "+model=qwen2_5_vl", "stage=plan", cwd=tmp_path)
     assert "built-in demo" in out
     script = "import energon_pack.config as c; print(c.conf_dir())"

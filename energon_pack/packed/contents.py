@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from energon_pack.findings import short
-from energon_pack.packed.forms import FOREIGN, FORMS, Fields, Form, Schema
 from energon_pack.packed.files import PackFiles
+from energon_pack.packed.forms import FOREIGN, FORMS, Fields, Form, Schema
 from energon_pack.packs import MULTI_MIX_QA
 from energon_pack.record import load_json
 from energon_pack.sample import Part, Skip, media_type
