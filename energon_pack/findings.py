@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +70,10 @@ class Findings:
             if len(kept) < self.max_defects:
                 kept.append(Defect(check, where, what))
 
+    def note(self, notes: Iterable[str]) -> None:
+        """Keep what a user has to know beside; so many as defects of one check."""
+        self.notes += islice(notes, max(0, self.max_defects - len(self.notes)))
+
     def merge(self, other: "Findings") -> None:
         """Take in what another found."""
         self.num_looked_at += other.num_looked_at
@@ -77,6 +81,7 @@ class Findings:
         for check, defects in other.defects.items():
             kept = self.defects.setdefault(check, [])
             kept += defects[: self.max_defects - len(kept)]
+        self.note(other.notes)
 
     def first(self, number: int) -> list[Defect]:
         """So many defects, of as many checks as there can be: one with thousands hides no other."""

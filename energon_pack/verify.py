@@ -19,6 +19,7 @@ from energon_pack.checks.lengths import measured_again, packed_with
 from energon_pack.checks.packs import samples_of
 from energon_pack.checks.shard import VerifiedShard, VerifyJob, packs_of, verify_shard
 from energon_pack.checks.source import drawn_of, find_source, read_settings, unaccounted
+from energon_pack.checks.videos import is_read_as_bytes
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.findings import CHECKS, Findings
@@ -81,6 +82,7 @@ def verify(
             packing=packing if isinstance(packing, dict) else {},
             fingerprint=manifest.get("fingerprint"),
             decode=decode,
+            is_read_as_bytes=is_read_as_bytes(folder),
             source=None if found is None else {shard.name: shard for shard in found.shards},
             read=read_settings(manifest),
             shares=shares,
@@ -238,7 +240,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     made = parser("verify", "DIR", "Check a packed dataset; exit code 0 when all is well, 1 when anything is not.")
     made.add_argument("dataset", metavar="DIR", help="folder of a packed dataset")
-    made.add_argument("--decode", action="store_true", help="decode every image, open every video")
+    made.add_argument("--decode", action="store_true", help="decode every image and video, these by Energon, too")
     made.add_argument("--source", nargs="*", metavar="PATH", help="compare with the source, at PATH if it has moved")
     made.add_argument("--media-root", metavar="FOLDER", help="where media of a JSONL source are now")
     made.add_argument("--lengths", type=count, default=0, metavar="N", help="measure N random members again")

@@ -6,8 +6,10 @@ does not.
 
 import importlib
 import io
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, BinaryIO
 
@@ -56,10 +58,8 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     frames: dict[int, Image.Image] = {}
     wanted = set(indices)
     try:
-        with av.open(io.BytesIO(data), mode="r") as container:
-            stream = container.streams.video[0]
-            stream.thread_type = _thread_type(av)
-            for index, frame in enumerate(islice(container.decode(stream), max(wanted, default=-1) + 1)):
+        with _shown(av, data) as shown:
+            for index, frame in enumerate(islice(shown, max(wanted, default=-1) + 1)):
                 if index in wanted:
                     frames[index] = frame.to_image()
     except av.FFmpegError as error:
@@ -68,6 +68,32 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     if missing:
         raise ValueError(f"a video has no frame {min(missing)}")
     return [frames[index] for index in indices]
+
+
+def frame_times(data: bytes) -> list[float]:
+    """When each frame of a video is shown, in seconds, NaN where the file does not say; decodes all of them.
+
+    Raises:
+        ValueError: the video can't be decoded.
+        ImportError: PyAV is not there.
+    """
+    av: Any = importlib.import_module("av")
+    times: list[float] = []
+    try:
+        with _shown(av, data) as shown:
+            times.extend(math.nan if frame.time is None else frame.time for frame in shown)
+    except av.FFmpegError as error:
+        raise ValueError(f"a video can't be decoded after {len(times)} frames: {error}") from None
+    return times
+
+
+@contextmanager
+def _shown(av: Any, data: bytes) -> Iterator[Iterator[Any]]:
+    """The frames of a video in the order they are shown."""
+    with av.open(io.BytesIO(data), mode="r") as container:
+        stream = container.streams.video[0]
+        stream.thread_type = _thread_type(av)
+        yield container.decode(stream)
 
 
 def _thread_type(av: Any) -> str:

@@ -96,7 +96,7 @@ ALLOWED: dict[str, set[str]] = {
     "checks": {
         "checks", "cut", "demo", "draws", "errors", "executor", "findings", "guards", "loading", "manifest", "media",
         "members", "metadata", "packed", "packs", "probe", "progress", "record", "sample", "shards", "sources",
-        "splits", "task_encoder", "templates", "timestamps",
+        "splits", "task_encoder", "templates", "timestamps", "video",
     },
     "verify": {
         "checks", "errors", "executor", "findings", "manifest", "packed", "packs", "progress", "report", "sources",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from energon_pack.checks import dataset as checks
 from energon_pack.checks.shard import VerifyJob, verify_shard
+from energon_pack.checks.videos import is_read_as_bytes
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.findings import Findings
@@ -27,7 +28,8 @@ def verify_foreign(folder: Path, decode: bool, max_errors: int, num_workers: int
     if not paths or (folder / PLAN).exists() or (folder / REPORT).exists():  # with these, it is ours
         raise PackError(f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}")
     findings = Findings(max_errors)
-    jobs = (VerifyJob(path, None, None, {}, None, decode, None, ReadSettings(), max_errors) for path in paths)
+    as_bytes = is_read_as_bytes(folder)
+    jobs = (VerifyJob(path, None, None, {}, None, decode, as_bytes, None, ReadSettings(), max_errors) for path in paths)
     shards = []
     progress = Progress()
     with (

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.checks import packs as checks
+from energon_pack.checks.videos import decoded_by_energon, decoded_by_us
 from energon_pack.errors import PackError
 from energon_pack.findings import Findings, Hashes, hashed, short
 from energon_pack.media import open_image, open_part, probe
@@ -41,6 +42,7 @@ class VerifyJob:
     packing: Mapping[str, Any]
     fingerprint: Any
     decode: bool
+    is_read_as_bytes: bool  # its dataset.yaml leaves nothing to Energon's own decoder
     source: dict[str, Shard] | None  # by name; None: not compared
     read: ReadSettings
     max_defects: int
@@ -209,15 +211,35 @@ def _check_media(fd: int, job: VerifyJob, pack: Pack, findings: Findings) -> Non
         where = f"{job.path.name}: {pack.files.key}"
         findings.add("kinds", where, checks.kind(pack, part.name, os.pread(fd, min(16, part.size), part.offset)))
         if job.decode:
-            findings.add("decode", where, _decoded(fd, part))
+            origin = pack.origin(part.name)
+            where += f": {origin}" * (origin is not None)
+            beside: list[str] = []
+            findings.add("decode", where, _decoded(fd, part, beside if job.is_read_as_bytes else None))
+            findings.note(f"not by its dataset.yaml, but by crude.yaml: {where}: {what}" for what in beside)
 
 
-def _decoded(fd: int, part: Part) -> Iterator[str]:
+def _decoded(fd: int, part: Part, beside: list[str] | None) -> Iterator[str]:
+    """What of a medium does not decode.
+
+    Args:
+        beside: where to put what Energon's own decoder can't do, if that is no defect.
+    """
     try:
         if part.name.endswith(".npy"):
             load_positions(os.pread(fd, part.size, part.offset), part.name)
-        elif probe(open_part(fd, part.offset, part.size)).kind == "image":
-            open_image(os.pread(fd, part.size, part.offset))
+            return
+        medium = probe(open_part(fd, part.offset, part.size))
+        data = os.pread(fd, part.size, part.offset)
+        if medium.kind == "image":
+            open_image(data)
+            return
+        times, ours = decoded_by_us(medium, data)
+        yield from (f"{part.name}: {what}" for what in ours)
+        theirs = [] if ours else [f"{part.name}: {what}" for what in decoded_by_energon(times, data)]
+        if beside is None:
+            yield from theirs
+        else:
+            beside += theirs
     except Skip as skip:
         yield f"{part.name}: {skip.detail}"
     except Exception as error:  # damaged pixels make Pillow's plugins raise anything

@@ -43,6 +43,11 @@ class Pack:
         """image or video for each of these."""
         return [[self.form.kind(name) for name in names] for names in self.names]
 
+    def origin(self, name: str) -> str | None:
+        """The sample whose medium this is; None where the JSON does not tell."""
+        samples = zip({**self.fields, **self.meta}.get("sample_ids", ()), self.named or (), strict=False)
+        return next((str(sample) for sample, names in samples if name in names), None)
+
     @property
     def media_type(self) -> str:
         """As the JSON says it, or by the media."""

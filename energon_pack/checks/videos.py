@@ -1,0 +1,68 @@
+"""Videos as those who train on them read them: all frames by this package's decoder, some by Energon's.
+
+Energon 7.4.1's AVDecoder goes to a frame by its container's index of keyframes. Where times in the index are not those
+of the frames, as in every AVI of H.264, it lands on another keyframe: its frames are wrong, or FFmpeg's seek fails with
+`[Errno 1] Operation not permitted`. The file is whole, and decodes well from its start or by seconds.
+"""
+
+import io
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import yaml
+
+from energon_pack.findings import short
+from energon_pack.manifest import META_FOLDER
+from energon_pack.media import Media
+from energon_pack.video import frame_times
+
+_NUM_ASKED = 8  # frames that Energon is asked for, from the first to the last
+
+
+def decoded_by_us(medium: Media, data: bytes) -> tuple[list[float], list[str]]:
+    """When each frame is shown, in seconds, and what is wrong: training would miss a frame that the header promises."""
+    try:
+        times = frame_times(data)
+    except ValueError as error:
+        return [], [str(error)]
+    missing = len(times) < medium.num_frames
+    return times, [f"{len(times)} frames decode, its header says {medium.num_frames}"] if missing else []
+
+
+def decoded_by_energon(times: Sequence[float], data: bytes) -> Iterator[str]:
+    """What Energon's AVDecoder, asked for single frames by number, makes of a video: the first that is not right.
+
+    Args:
+        times: of all its frames, in seconds.
+    """
+    from megatron.energon.av import AVDecoder  # torch
+
+    apart = median([later - earlier for earlier, later in pairwise(times)] or [0.0])
+    for index in sorted({i * (len(times) - 1) // (_NUM_ASKED - 1) for i in range(_NUM_ASKED)}):
+        try:
+            decoder = AVDecoder(io.BytesIO(data), suppress_warnings=True)
+            clips = decoder.get_video_clips([(index, index)], video_unit="frames", video_out_frame_size=(8, 8))[1]
+        except ImportError:  # what it needs is not there: no loader here uses it
+            return
+        except Exception as error:  # it is another's code, on any bytes there can be
+            what = f"fails: {short(str(error) or type(error).__name__)}"
+        else:
+            if clips and not abs(clips[0][0] - times[index]) > 1.5 * apart:  # by number, it may be one off in mkv
+                continue
+            what = f"gives the one at {clips[0][0]:.2f} s" if clips else "gives none"
+        yield (
+            f"Energon's AVDecoder, asked for frame {index} (at {times[index]:.2f} s), {what}; all {len(times)} frames"
+            " decode from the start, as energon_pack.video.decode_frames does"
+        )
+        return
+
+
+def is_read_as_bytes(folder: Path) -> bool:
+    """Whether `dataset.yaml` says `decoder: null`: its sample loader gets bytes, and Energon decodes nothing."""
+    try:
+        value = yaml.safe_load((folder / META_FOLDER / "dataset.yaml").read_text())
+    except (OSError, ValueError, yaml.YAMLError):  # `metadata` says so
+        return False
+    return isinstance(value, dict) and "decoder" in value and value["decoder"] is None
