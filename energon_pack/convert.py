@@ -49,13 +49,13 @@ def convert(
         How many samples were written, and how many not.
 
     Raises:
-        PackError: no source, or something is at `out` already, or `out` lies in the source.
+        PackError: no source, or something is at `out` already, or `out` lies in the source or beside its files.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise PackError(f"{out} exists: choose another folder")
     found = find_lines(source, media_root)
-    if inside := next((folder for folder in found.folders if out.resolve().is_relative_to(folder)), None):
-        raise PackError(f"{out} lies in the source {inside}, which is never written to: choose another folder")
+    if inside := found.around(out):
+        raise PackError(f"{out} lies in the source {inside}, which is never written to: choose a folder elsewhere")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise PackError(f"{out} exists, and nothing is replaced: choose a folder that is empty, or not there yet")
     shards = found.shards
     staging = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(staging, ignore_errors=True)

@@ -23,16 +23,11 @@ def refuse_source(final: Path, cache_dir: Path, source: Source) -> None:
     Raises:
         PackError: the dataset or the cache would lie in a folder of the source, or beside its tars, or around it.
     """
-    beside = {Path(shard.path).resolve().parent for shard in source.shards}
     for knob, path in (("output.dir", final), ("cache_dir", cache_dir)):
-        place = path.resolve()
-        inside = next((folder for folder in source.folders if place.is_relative_to(folder)), None)
-        if inside is None and place.parent in beside:
-            inside = place.parent
-        if inside is not None:
+        if inside := source.around(path):
             raise PackError(f"{knob}: {path} lies in the source {inside}, which is never written to: choose another")
     media = {Path(shard.lines.media_root).resolve() for shard in source.shards if shard.lines is not None}
-    around = next((folder for folder in sorted(beside | media) if folder.is_relative_to(final.resolve())), None)
+    around = next((folder for folder in sorted(source.beside | media) if folder.is_relative_to(final.resolve())), None)
     if around is not None:
         raise PackError(f"the source {around} lies in {final}: choose another output.dir or output.name")
 

@@ -71,22 +71,29 @@ def test_samples_are_drawn_as_packing_draws_them(
     assert done["samples"] + done["skipped"] == 7 * 2 + 3
 
 
-def test_nothing_is_written_into_a_source(source: Path) -> None:
-    """The ledger's lines would be read as samples."""
-    with pytest.raises(PackError, match="lies in the source"):
-        convert([str(source.parent)], source.parent / "wds")
+@pytest.mark.parametrize("given", [".", "s.jsonl", "*.jsonl"])
+@pytest.mark.parametrize("out", ["", "wds"])
+def test_nothing_is_written_into_a_source(source: Path, given: str, out: str) -> None:
+    """Nor beside a file of it: the ledger is a .jsonl, whose lines the next reader of the folder takes for samples."""
+    before = sorted(source.parent.rglob("*"))
+    with pytest.raises(PackError, match=r"lies in the source .*, which is never written to: choose a folder elsewhere"):
+        convert([str(source.parent / given)], source.parent / out)
+    assert sorted(source.parent.rglob("*")) == before
 
 
 def test_what_is_there_is_kept(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(PackError, match="exists"):
-        convert([str(source)], source.parent)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.txt").write_text("mine")
+    with pytest.raises(PackError, match="mine exists, and nothing is replaced"):
+        convert([str(source)], tmp_path / "mine")
     result = command("-m", "energon_pack.convert", source, source.parent, cwd=tmp_path)
     assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
     assert source.exists()
 
 
 def test_nothing_to_write_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "s.jsonl").write_text("{\n")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "s.jsonl").write_text("{\n")
     with pytest.raises(PackError, match="no sample could be written"):
-        convert([str(tmp_path / "s.jsonl")], tmp_path / "wds")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.jsonl"]
+        convert([str(tmp_path / "source" / "s.jsonl")], tmp_path / "wds")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]

@@ -85,7 +85,8 @@ def test_the_recipe_prints_what_is_shown(folder: Path) -> None:
 @pytest.mark.parametrize("tool", [code for row in rows("Tools with plain") for code in row if "--model" not in code])
 def test_a_tool_runs_as_its_row_says(folder: Path, tmp_path: Path, tool: str) -> None:
     """`--model` has tests of its own, in test_model_check.py."""
-    lines = tmp_path / "lines.jsonl"
+    lines = tmp_path / "source" / "lines.jsonl"
+    lines.parent.mkdir()
     lines.write_bytes(chat("a?", "b"))
     names = {
         "DIR[=WEIGHT] …": DEMO, "DIR": DEMO, "SOURCE…": lines, "OUT.yaml": tmp_path / "out.yaml",

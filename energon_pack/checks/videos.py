@@ -2,7 +2,7 @@
 
 Energon 7.4.1's AVDecoder goes to a frame by its container's index of keyframes. Where times in the index are not those
 of the frames, as in every AVI of H.264, it lands on another keyframe: its frames are wrong, or FFmpeg's seek fails with
-`[Errno 1] Operation not permitted`. The file is whole, and decodes well from its start or by seconds.
+`[Errno 1] Operation not permitted`. The file is whole, and decodes well from its start.
 """
 
 import io

@@ -6,6 +6,7 @@ import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -53,6 +54,17 @@ class Source:
     folders: frozenset[Path]  # named as a whole: nothing may be written anywhere in them
     excluded: dict[str, frozenset[str]] = field(default_factory=dict)  # shard name → keys of the samples left out
     num_left_out: int = 0  # samples of shards left out whole, as far as the source says
+
+    @cached_property
+    def beside(self) -> frozenset[Path]:
+        """The folders in which its files are."""
+        return frozenset(Path(shard.path).resolve().parent for shard in self.shards)
+
+    def around(self, place: Path) -> Path | None:
+        """The folder of the source in which, or beside whose files, a place lies: nothing is written there."""
+        place = place.resolve()
+        inside = next((folder for folder in self.folders if place.is_relative_to(folder)), None)
+        return inside or next((folder for folder in (place, place.parent) if folder in self.beside), None)
 
 
 def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
