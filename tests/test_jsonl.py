@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from energon_pack.errors import PackError
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Reason, Skip
-from energon_pack.sources.find import Lines, shard_of
+from energon_pack.sources.find import Lines, find_shards, shard_of
 from energon_pack.sources.lines import index_lines, is_unchanged
 from energon_pack.sources.listing import parse_line
 from energon_pack.sources.meta import find_lines
@@ -72,6 +72,14 @@ def test_a_file_written_anew_is_noticed(tmp_path: Path) -> None:
     assert is_unchanged(shard, schema)
     path.write_text('{"b": 1}\n')
     assert not is_unchanged(shard, schema)
+
+
+@pytest.mark.parametrize("given", ["", "a.jsonl", "*.jsonl"])
+def test_lines_given_as_tars_name_the_setting(tmp_path: Path, given: str) -> None:
+    """`source=jsonl` is easily forgotten: the first message was "damaged tar … source.on_damaged=keep"."""
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    with pytest.raises(PackError, match="source=jsonl reads JSONL"):
+        find_shards(str(tmp_path / given))
 
 
 def test_compressed_lines_are_refused_with_a_command(tmp_path: Path) -> None:

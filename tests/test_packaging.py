@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -76,6 +77,16 @@ def test_the_wheel_is_the_same_with_and_without_the_source_distribution(
     modules = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
     settings = {f"energon_pack/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
     assert {name for name in held if name.startswith("energon_pack/")} == modules | settings
+
+
+def test_the_source_distribution_holds_what_is_checked_out(clone: Path, wheel: Path) -> None:
+    """But what is hidden: CI's own files."""
+    if clone == ROOT:
+        pytest.skip("this is no checkout")
+    with tarfile.open(next(wheel.parent.glob("*.tar.gz"))) as sdist:
+        given = {name.partition("/")[2] for name in sdist.getnames()}
+    committed = set(run("git", "ls-files", "-z", cwd=ROOT).split("\0")) - {""}
+    assert {name for name in committed - given if not name.startswith(".")} == set()
 
 
 def test_every_module_of_the_wheel_is_imported(python: Path, tmp_path: Path) -> None:

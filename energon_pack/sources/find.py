@@ -15,6 +15,7 @@ from energon_pack.sources.selection import Selection
 from energon_pack.sources.tar import compression
 
 _TARS = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
+_LINES = re.compile(r"\.jsonl?$")
 _COMPRESSED_NAMES = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
@@ -88,7 +89,10 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
         folders += entry_folders
         tars = list(chain(files, *(walk(folder, _TARS) for folder in entry_folders)))
         if not tars:
-            raise PackError(f"source.path={entry}: no *.tar there")
+            has_lines = any(walk(folder, _LINES) for folder in entry_folders)
+            raise PackError(f"source.path={entry}: no *.tar there" + "; source=jsonl reads JSONL" * has_lines)
+        if lines := next(filter(_LINES.search, tars), None):
+            raise PackError(f"source.path={entry}: {lines} is no tar; source=jsonl reads JSONL")
         for tar in tars:
             real = os.path.realpath(tar)
             keys = None if real in found else selection.keys_left_out(tar)
