@@ -4,6 +4,7 @@ Writes Energon's Metadataset (v2), and says of each dataset what one wants to kn
 """
 
 import json
+import math
 import os
 import tarfile
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from energon_pack.splits import SPLITS
 from energon_pack.tool import count, parser, run
 
 _COUNTS = ("packs", "samples", "tokens")
+_TEXT_TAG = "tag:yaml.org,2002:str"
 #: What packs of one training job must have in common.
 _ALIKE = ("fingerprint", "flavor")
 
@@ -51,6 +53,8 @@ def read_entry(text: str) -> Entry:
     if not equals or Path(text).is_dir():
         path, given = text, ""
     folder = Path(path).expanduser().resolve()
+    if folder.is_file():
+        raise PackError(f"{path} is a file: name the packed datasets themselves, their folders")
     try:
         manifest = read_manifest(folder)
         counts = manifest["splits"]
@@ -65,8 +69,26 @@ def read_entry(text: str) -> Entry:
     return Entry(folder, manifest, counts, weight)
 
 
+def read_subflavor(text: str) -> tuple[str, Any]:
+    """A `KEY=VALUE` of the command line: true, false, null and numbers are what they are in JSON and YAML 1.2, quotes
+    make text of them, and anything else is text.
+
+    Raises:
+        PackError: it is no `KEY=VALUE`.
+    """
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise PackError(f"--subflavors {text}: KEY=VALUE each")
+    try:
+        found = json.loads(value.lower() if value.lower() in ("true", "false", "null") else value)
+    except ValueError:
+        return key, value
+    is_finite = not isinstance(found, float) or math.isfinite(found)
+    return key, found if is_finite and not isinstance(found, (list, dict)) else value
+
+
 def blend(
-    entries: list[Entry], out: Path, weight_by: str, subflavors: dict[str, str], config: str | None, relative: bool
+    entries: list[Entry], out: Path, weight_by: str, subflavors: dict[str, Any], config: str | None, relative: bool
 ) -> Any:
     """The Metadataset of these datasets, as YAML has it.
 
@@ -76,9 +98,16 @@ def blend(
         relative: name folders relative to that of `out`.
 
     Raises:
-        PackError: packs that no training job takes together, or a `config` that one of them has not.
+        PackError: packs that no training job takes together, weights that mean different things, or a `config` that
+            one of them has not.
     """
     first = entries[0]
+    without = [str(entry.folder) for entry in entries if entry.given is None]
+    if 0 < len(without) < len(entries):
+        raise PackError(
+            f"{', '.join(without)}: no weight, beside others that have one: a number of {weight_by} and a given weight"
+            " do not compare; give DIR=WEIGHT for all or for none"
+        )
     for entry in entries:
         for name in _ALIKE:
             if entry.manifest[name] != first.manifest[name]:
@@ -105,6 +134,23 @@ def blend(
         if references:
             splits[part] = {"blend": references}
     return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
+
+
+def to_yaml(value: dict[str, Any]) -> bytes:
+    """YAML that Energon's reader takes as it was meant: it knows no aliases, and takes a plain `1e5` for a number."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1 << 20, allow_unicode=True).encode()
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        node = super().represent_mapping(tag, mapping, flow_style)
+        for _, value in node.value:
+            if value.tag == _TEXT_TAG:
+                value.style = '"'
+        return node
 
 
 def print_entries(entries: list[Entry], weight_by: str, batch_size: int, num_steps: int | None) -> None:
@@ -172,22 +218,23 @@ def main(arguments: list[str] | None = None) -> int:
     )
     made.add_argument("--batch-size", type=count, default=1, metavar="N", help="packs a step, of all ranks")
     made.add_argument("--steps", type=count, metavar="N", help="of the training: says how often each dataset comes")
-    made.add_argument("--subflavors", nargs="+", default=[], metavar="KEY=VALUE", help="of all datasets")
+    made.add_argument(
+        "--subflavors", nargs="+", default=[], metavar="KEY=VALUE", help="of all datasets; true, 3 and 0.5 are no text"
+    )
     made.add_argument("--config", help="which dataset config to use: crude.yaml, typed.yaml (dataset.yaml)")
     made.add_argument("--relative", action="store_true", help="paths relative to OUT.yaml's folder")
     made.add_argument("--overwrite", action="store_true", help="replace OUT.yaml")
     given = made.parse_args(arguments)
     out = Path(given.out)
+    if out.suffix != ".yaml":
+        raise PackError(f"{out}: Energon knows a Metadataset by the name: it has to end in .yaml")
     if out.exists() and not given.overwrite:
         raise PackError(f"{out} exists; --overwrite replaces it")
-    pairs = [text.partition("=") for text in given.subflavors]
-    if any(not equals for _, equals, _ in pairs):
-        raise PackError(f"--subflavors {' '.join(given.subflavors)}: KEY=VALUE each")
     entries = [read_entry(text) for text in given.datasets]
-    subflavors = {key: item for key, _, item in pairs}
+    subflavors = dict(map(read_subflavor, given.subflavors))
     value = blend(entries, out, given.weight, subflavors, given.config, given.relative)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, yaml.safe_dump(value, sort_keys=False, width=1000).encode())
+    write_whole(out, to_yaml(value))
     print_entries(entries, given.weight, given.batch_size, given.steps)
     say(f"written: {out}")
     return 0

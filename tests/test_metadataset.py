@@ -4,16 +4,28 @@ import json
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from conftest import chat, command, write_tar
-from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.energon import (
+    DefaultTaskEncoder,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from megatron.energon.eyaml import load_yaml
 
 from energon_pack.config import Flavor, PackConfig, SplitsConfig
 from energon_pack.errors import PackError
+from energon_pack.loading import cookers
 from energon_pack.manifest import read_manifest
-from energon_pack.metadataset import main
+from energon_pack.metadataset import main, read_subflavor, to_yaml
 from energon_pack.pack import pack
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -29,6 +41,21 @@ def folders(config: Callable[..., PackConfig], tmp_path: Path) -> list[str]:
         pack(run)
         made.append(str(Path(run.output.dir) / name))
     return made
+
+
+class Cooking(DefaultTaskEncoder):  # type: ignore[type-arg]
+    decoder = None
+    cookers = cookers()
+
+
+def loaded(metadataset: Path, part: str) -> list[Any]:
+    """All packs of a part, as Energon gives them."""
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    return list(
+        get_loader(
+            get_val_dataset(metadataset, split_part=part, worker_config=worker, batch_size=None, task_encoder=Cooking())
+        )
+    )
 
 
 def blend(out: Path) -> list[dict[str, object]]:
@@ -87,11 +114,11 @@ def test_its_folder_is_made(folders: list[str], tmp_path: Path) -> None:
 
 def test_weights_configs_and_relative_paths(folders: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out" / "blend.yaml"
-    arguments = [f"{folders[0]}=0.5", folders[1], "--weight", "packs", "--relative", "--config", "crude.yaml"]
+    arguments = [*folders, "--weight", "packs", "--relative", "--config", "crude.yaml"]
     assert main([str(out), *arguments, "--subflavors", "stage=sft"]) == 0
     first, second = blend(out)
     assert first == {
-        "weight": 0.5,
+        "weight": 1,
         "path": "few",
         "split_part": "train",
         "dataset_config": "crude.yaml",
@@ -108,6 +135,8 @@ def test_weights_configs_and_relative_paths(folders: list[str], tmp_path: Path) 
         (["/nowhere"], "/nowhere is not a dataset"),
         (["{0}", "--config", "mine.yaml"], "--config mine.yaml"),
         (["{0}", "--subflavors", "x"], "KEY=VALUE"),
+        (["{0}", "--subflavors", "=x"], "KEY=VALUE"),
+        (["{0}", "{1}=0.3"], "few: no weight, beside others that have one"),
     ],
 )
 def test_mistakes(folders: list[str], tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -115,6 +144,60 @@ def test_mistakes(folders: list[str], tmp_path: Path, arguments: list[str], mess
     with pytest.raises(PackError, match=message):
         main([str(out), *(text.format(*folders) for text in arguments)])
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--weight", "packs", "--relative"],
+        ["--config", "crude.yaml", "--subflavors", "augmentation=false"],
+        ["--subflavors", "augmentation=false", "stage=2", "name=1e5", "yes='no'", 'quoted="true"'],
+    ],
+)
+def test_energon_loads_what_is_written(
+    config: Callable[..., PackConfig], folders: list[str], tmp_path: Path, arguments: list[str]
+) -> None:
+    """Each part, by itself and by way of another Metadataset. Energon's reader knows no aliases (`&id001`): one made
+    by subflavors that several datasets share made the whole file useless.
+    """
+    run = config(tmp_path / "many", output__name="a: #1 é {x}", output__splits=SplitsConfig(val=0.3), seed=1)
+    packs = {part: figures["packs"] for part, figures in pack(run)["by_split"].items()}
+    out, outer = tmp_path / "blend.yaml", tmp_path / "outer.yaml"
+    assert main([str(out), *folders, str(Path(run.output.dir) / "a: #1 é {x}"), *arguments]) == 0
+    splits = {part: {"path": "blend.yaml"} for part in ("train", "val")}
+    outer.write_text(yaml.safe_dump({"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}))
+    given_ones = arguments[arguments.index("--subflavors") + 1 :] if "--subflavors" in arguments else []
+    wanted = {"sample_type": "packed_chat_mix", **dict(map(read_subflavor, given_ones))}
+    for metadataset in (out, outer):
+        assert len(loaded(metadataset, "val")) == packs["val"]
+        train = loaded(metadataset, "train")
+        assert len(train) == 3 + packs["train"]
+        assert all(sample.__subflavors__ == wanted for sample in train)
+
+
+def test_a_subflavor_is_what_it_says() -> None:
+    texts = {"true": True, "False": False, "null": None, "3": 3, "0.5": 0.5, "-1e3": -1000.0, '"3"': "3"}
+    texts |= {text: text for text in ("", "a=b", "010", "yes", "NaN", "Infinity", "[1]", "2024-01-01", "é")}
+    assert {text: read_subflavor(f"k={text}")[1] for text in texts} == texts
+    assert type(read_subflavor("k=false")[1]) is bool
+
+
+@given(st.dictionaries(st.text("ab_1é:#", min_size=1), st.text() | st.booleans() | st.integers(), min_size=1))
+def test_energon_reads_texts_as_they_were_meant(value: dict[str, Any]) -> None:
+    """Its reader makes 1e5 a number and yEs true, where they are plain; PyYAML, which writes, does not."""
+    assert load_yaml(to_yaml({"a": value, "b": value})) == {"a": value, "b": value}
+
+
+def test_a_file_that_energon_would_not_know(folders: list[str], tmp_path: Path) -> None:
+    """It goes by the name; and a blend of blends would count nothing that is there."""
+    with pytest.raises(PackError, match=r"blend\.yml: .* has to end in \.yaml"):
+        main([str(tmp_path / "blend.yml"), *folders])
+    inner, outer = tmp_path / "inner.yaml", tmp_path / "outer.yaml"
+    main([str(inner), *folders])
+    with pytest.raises(PackError, match=r"inner\.yaml is a file: name the packed datasets themselves"):
+        main([str(outer), str(inner)])
+    assert not outer.exists()
 
 
 def test_packs_that_no_job_takes_together(

@@ -122,7 +122,7 @@ def test_a_blend_is_trained_on_as_a_dataset_is(
     packed: Path, demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str]
 ) -> None:
     blend = tmp_path / "blend.yaml"
-    metadataset.main([str(blend), str(packed), f"{packed}=2"])
+    metadataset.main([str(blend), f"{packed}=1", f"{packed}=2"])
     out = run_main(train_ddp, blend, "--processor", demo[1], "--num-workers", "0", "--max-steps", "2")
     assert "step 2  loss" in out
     assert read_manifest(blend) == read_manifest(packed)
