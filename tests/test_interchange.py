@@ -20,8 +20,9 @@ from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SampleDecoder, 
 from test_energon import typed
 from test_timestamps import npy
 from test_verify_jsonl import found, lines, write_source
+from test_video import video
 
-from energon_pack.config import Flavor, Format, PackConfig
+from energon_pack.config import Flavor, Format, GroupBy, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.flavors import PackedCaptioningSample, PackedMultiMixQASample
 from energon_pack.loading import cookers
@@ -61,6 +62,10 @@ class WithPixels(DefaultTaskEncoder[Any, Any, Any, Any]):
     """As the peers' loaders decode: images are PIL before any sample loader or cooker sees them."""
 
     decoder = SampleDecoder(image_decode="pil")
+
+
+class Undecoded(DefaultTaskEncoder[Any, Any, Any, Any]):
+    decoder = None
 
 
 class Ours(DefaultTaskEncoder[Any, Any, Any, Any]):
@@ -104,17 +109,55 @@ def test_llava_onevision_reads_ours(config: Make, tmp_path: Path) -> None:
     assert lines(found(folder, source=[])) == ""
 
 
-def test_a_class_with_loongforges_names_reads_ours(config: Make, demo: tuple[Path, Path]) -> None:
+def members_as_loongforge_encodes(sample: TheirChatMix) -> list[tuple[Any, list[Any], list[Any]]]:
+    """Its messages, images and videos of each member, as LoongForge's encoder takes them from a pack.
+
+    A stand-in after loongforge/data/multimodal/vlm_task_encoder.py: `encode_packed_chat_mix` takes a list of any
+    length but 0 for media, and refuses both; `process_sft_qa` asks for the grids of a member's media unless it has None.
+    """
+    images, videos = sample.packed_images or [], sample.packed_videos or []
+    if images and videos:
+        raise ValueError(f"cannot mix images and videos in {sample.__key__}")
+    found = []
+    for index, member in enumerate(sample.packed_messages):
+        of = [None if not media else media[index] for media in (images, videos)]
+        assert all(media is None or len(media) > 0 for media in of), "no grids of no media"
+        found.append((member["messages"], *(media or [] for media in of)))
+    return found
+
+
+@pytest.mark.parametrize("group_by", [GroupBy.media, GroupBy.none])
+def test_a_class_with_loongforges_names_reads_ours(config: Make, group_by: GroupBy) -> None:
+    """With lists in place of None, its encoder loses every pack, `cannot mix images and videos`."""
     sample_type = {"output__sample_loader_py": True, "output__sample_type": f"{__name__}:TheirChatMix"}
-    folder = run_of(config, None, Flavor.packed_multi_mix_qa, **sample_type)
-    num = 0
+    folder = run_of(config, None, Flavor.packed_multi_mix_qa, packing__group_by=group_by, **sample_type)
+    num = {"members": 0, "images": 0, "text packs": 0}
     for sample in train(folder, encoder=WithPixels()):
         assert isinstance(sample, TheirChatMix)
-        for member, images in zip(sample.packed_messages, sample.packed_images or [], strict=True):
-            assert sum(message["content"].count("<image>") for message in member["messages"]) == len(images)
-            num += 1
-    assert num == 320
+        for messages, images, videos in members_as_loongforge_encodes(sample):
+            assert sum(message["content"].count("<image>") for message in messages) == len(images)
+            assert not videos
+            num = {**num, "members": num["members"] + 1, "images": num["images"] + len(images)}
+        num["text packs"] += sample.packed_images is None
+    assert (num["members"], num["images"]) == (320, 278)
+    assert num["text packs"] > 0 or group_by != GroupBy.media
     assert lines(found(folder)) == ""
+
+
+def test_videos_go_to_loongforge_too(config: Make, tmp_path: Path) -> None:
+    """A pack of videos has None for its images, and a member of text among them None for its videos."""
+    source = {"a.json": chat("<video>What?", "That."), "a.0.mp4": video(), "b.json": chat("Who?", "You.")}
+    run = config(
+        write_tar(tmp_path / "source" / "x.tar", source),
+        packing__max_token_len=4096,
+        packing__group_by=GroupBy.none,
+        output__sample_loader_py=True,
+        output__sample_type=f"{__name__}:TheirChatMix",
+    )
+    pack(run)
+    (sample,) = train(Path(run.output.dir) / "packed", encoder=Undecoded())
+    assert sample.packed_images is None
+    assert sorted(len(videos) for _, _, videos in members_as_loongforge_encodes(sample)) == [0, 1]
 
 
 @pytest.mark.parametrize("flavor", Flavor)

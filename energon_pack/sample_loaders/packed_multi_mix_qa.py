@@ -8,7 +8,10 @@ from typing import Any
 
 
 def sample_loader(sample: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a sample, a list each with one entry a member.
+    """Fields of a sample: a list with one entry a member, or None where no member has such media.
+
+    LoongForge takes any list for media, an empty one too, and refuses packs with both kinds; of a member without, its
+    encoder wants None.
 
     Raises:
         KeyError: a medium of the pack is missing.
@@ -16,8 +19,8 @@ def sample_loader(sample: dict[str, Any]) -> dict[str, Any]:
     pack = sample["json"] if isinstance(sample["json"], dict) else json.loads(sample["json"])
     return {
         "packed_messages": pack["messages"],
-        "packed_images": [_media(sample, names, "i") for names in pack["media_files"]],
-        "packed_videos": [_media(sample, names, "v") for names in pack["media_files"]],
+        "packed_images": _media(sample, pack["media_files"], "i"),
+        "packed_videos": _media(sample, pack["media_files"], "v"),
     }
 
 
@@ -26,6 +29,7 @@ def part_filter(part: str) -> bool:
     return True
 
 
-def _media(sample: dict[str, Any], names: list[str], kind: str) -> list[Any]:
+def _media(sample: dict[str, Any], members: list[list[str]], kind: str) -> list[Any] | None:
     """Those of one kind: `s003.i00.jpg` is an image."""
-    return [sample[name] for name in names if name.split(".")[1][0] == kind]
+    found = [[sample[name] for name in names if name.split(".")[1][0] == kind] or None for names in members]
+    return found if any(found) else None
