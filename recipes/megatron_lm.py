@@ -12,8 +12,9 @@ In the example's train.py, instead of its own `dataloader_provider`, with packed
     --calculate-per-token-loss
 
 The example's model (LLaVAModel) puts an image's features in place of one token, and takes tiles of one size: so runs of
-feature tokens become one token each here, which fits models with whole tiles (InternVL, LLaVA-1.5) and text.
-Lengths in `cu_lengths` stay those with all features, as the example has them. A model that takes every feature token
+feature tokens become one token each here, which fits models with whole tiles (InternVL, LLaVA-1.5) and text. It is the
+token `<image>` of Megatron's own tokenizer: `--special-tokens "<image>"`, with a `--tokenizer-model` that has the ids of
+the processor's. Lengths in `cu_lengths` stay those with all features, as the example has them. A model that takes every feature token
 itself (AIAK's Qwen-VL) wants the batch as layout `mlm` makes it: `--packed-keep-feature-tokens`.
 
 Megatron-LM's trainer needs a GPU: this was run against a stand-in of its interface (tests/test_recipes.py), written
@@ -27,11 +28,13 @@ from typing import Any
 import torch
 from megatron.energon import WorkerConfig, stateless
 from megatron.energon.errors import FatalSampleError
-from packed_data import Endless, train_loader, val_loader
+from packed_data import Endless, parts, train_loader, val_loader
 
 from energon_pack.batch import PackedBatch
 from energon_pack.manifest import read_manifest
 from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder
+
+IMAGE_TOKEN = "<image>"  # as in megatron.core.models.multimodal.llava_model
 
 
 def add_packed_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -44,30 +47,43 @@ def add_packed_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 class OneTokenPerImage(PackedTaskEncoder):
-    """Batches of layout `mlm` as LLaVAModel takes them."""
+    """Batches of layout `mlm` as LLaVAModel takes them.
+
+    Args:
+        image_token: the id that the model looks for; see `megatrons_image_token`.
+    """
+
+    def __init__(self, *dataset: Any, image_token: int, **settings: Any):
+        super().__init__(*dataset, **settings)
+        self.image_token = image_token
 
     @stateless
     def batch(self, samples: list[EncodedPack]) -> PackedBatch:
         batch = super().batch(samples)
         names = {**self.template.rules.media_tokens, **self.template.rules.feature_tokens}
         try:
-            return one_token_per_image(batch, self.template.token_id(names.get("image", "")))
+            return one_token_per_image(batch, self.template.token_id(names.get("image", "")), self.image_token)
         except ValueError as error:  # any other error is only logged by Energon
             raise FatalSampleError(f"{', '.join(batch['__key__'])}: {error}") from None
 
 
-def one_token_per_image(batch: PackedBatch, image_token: int | None) -> PackedBatch:
-    """Each run of an image's feature tokens as one token, with its number of tiles.
+def one_token_per_image(batch: PackedBatch, feature_token: int | None, image_token: int) -> PackedBatch:
+    """Each run of an image's feature tokens as one image token, with its number of tiles.
 
     Images next to each other become one with the tiles of both: what takes their places is the same.
 
     Raises:
-        ValueError: videos, or images that are not made of tiles of one size.
+        ValueError: videos, images that are not made of tiles of one size, or an image token that means something else.
     """
     if "pixel_values_videos" in batch:
         raise ValueError("LLaVAModel takes no videos beside images")
     tokens, images = batch["tokens"][0], batch["imgs"]
-    is_image = tokens == image_token
+    is_image = tokens == feature_token
+    if ((tokens == image_token) & ~is_image).any():
+        raise ValueError(
+            f"{image_token} is Megatron's {IMAGE_TOKEN}, and another token of the processor's: the ids of"
+            " --tokenizer-model have to be those of --packed-processor"
+        )
     if not is_image.any():
         return batch
     if images.dim() != 4:
@@ -78,7 +94,7 @@ def one_token_per_image(batch: PackedBatch, image_token: int | None) -> PackedBa
     if rest or (runs % per_tile).any():
         raise ValueError(f"images of {runs.tolist()} tokens are not made of {len(images)} equal tiles")
     keep = ~(is_image & follows)
-    batch["tokens"] = tokens[keep].unsqueeze(0)
+    batch["tokens"] = torch.where(is_image, image_token, tokens)[keep].unsqueeze(0)
     batch["labels"] = batch["labels"][:, torch.cat([keep, torch.tensor([True])])]
     batch["num_tiles"] = (runs // per_tile).int()
     return batch
@@ -98,14 +114,21 @@ def train_valid_test_dataloaders_provider(
     args = get_args()
     path = args.data_path[0] if isinstance(args.data_path, list) else args.data_path
     check(args, read_manifest(Path(path)))
+    if args.eval_iters > 0 and args.packed_val is None and "val" not in parts(path):
+        raise ValueError(
+            f"--eval-iters {args.eval_iters}, but {path} has no part val: set --eval-iters 0 or --packed-val, or pack"
+            " with output.splits.val"
+        )
     num_stages = parallel_state.get_pipeline_model_parallel_world_size()
     is_end = parallel_state.get_pipeline_model_parallel_rank() in (0, num_stages - 1)
     if parallel_state.get_tensor_model_parallel_rank() > 0 or not is_end:
         return None, None, None
     if task_encoder is None:
-        kind = PackedTaskEncoder if args.packed_keep_feature_tokens else OneTokenPerImage
-        pad_to = "max_token_len" if num_stages > 1 else "longest"
-        task_encoder = kind(path, args.packed_processor, layout="mlm", pad_to=pad_to)
+        form = {"layout": "mlm", "pad_to": "max_token_len" if num_stages > 1 else "longest"}
+        if args.packed_keep_feature_tokens:
+            task_encoder = PackedTaskEncoder(path, args.packed_processor, **form)
+        else:
+            task_encoder = OneTokenPerImage(path, args.packed_processor, image_token=megatrons_image_token(), **form)
     worker = WorkerConfig(
         rank=parallel_state.get_data_parallel_rank(),
         world_size=parallel_state.get_data_parallel_world_size(),
@@ -119,13 +142,37 @@ def train_valid_test_dataloaders_provider(
     return train, None if val is None else [Endless(val)], None
 
 
-def _saved_state(args: Any, rank: int) -> Any:
-    """Where this rank was in the data; written by Megatron's checkpointing with `--dataloader-save`."""
-    from megatron.training.checkpointing import get_checkpoint_name
+def megatrons_image_token() -> int:
+    """The id by which the example's model finds images: `image_token_index` of examples/multimodal/model.py.
 
-    name = f"train_dataloader_dprank{rank:03d}.pt"
-    file = get_checkpoint_name(args.dataloader_save, args.iteration, pipeline_rank=0, basename=name)
-    return torch.load(file, map_location="cpu", weights_only=False)["dataloader_state_dict"]
+    Raises:
+        ValueError: the tokenizer has no such token.
+    """
+    from megatron.training import get_tokenizer
+
+    found = get_tokenizer().convert_tokens_to_ids(IMAGE_TOKEN)
+    if found is None:
+        raise ValueError(f'Megatron\'s tokenizer has no {IMAGE_TOKEN}: set --special-tokens "{IMAGE_TOKEN}"')
+    return int(found)
+
+
+def _saved_state(args: Any, rank: int) -> Any:
+    """Where this rank was in the data; written by Megatron's checkpointing with `--dataloader-save`.
+
+    Its folder is named after ranks of the model, and with expert parallelism not by all versions alike; its own name
+    is there once.
+
+    Raises:
+        FileNotFoundError: nothing was saved.
+        ValueError: runs with different parallelism saved it.
+    """
+    folder, name = Path(args.dataloader_save, f"iter_{args.iteration:07d}"), f"train_dataloader_dprank{rank:03d}.pt"
+    found = sorted(folder.glob(f"*/{name}"))
+    if not found:
+        raise FileNotFoundError(f"no {folder}/*/{name}: --dataloader-save is not the folder of the run to go on with")
+    if len(found) > 1:
+        raise ValueError(f"{' and '.join(map(str, found))} are both of this rank: remove that of the older run")
+    return torch.load(found[0], map_location="cpu", weights_only=False)["dataloader_state_dict"]
 
 
 def check(args: Any, packed: dict[str, Any]) -> None:
@@ -143,6 +190,11 @@ def check(args: Any, packed: dict[str, Any]) -> None:
         raise ValueError(
             f"--decoder-seq-length {length} is less than the {packed['max_token_len']} tokens of a pack: raise it,"
             " or pack with a smaller packing.max_token_len"
+        )
+    if args.pipeline_model_parallel_size > 1 and length > packed["max_token_len"]:
+        raise ValueError(
+            f"--decoder-seq-length {length}: with pipeline stages the model pads to it, and batches have"
+            f" {packed['max_token_len']}, as they were packed: set that"
         )
     if args.context_parallel_size > 1 or args.sequence_parallel:
         raise ValueError(

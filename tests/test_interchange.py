@@ -113,7 +113,7 @@ def members_as_loongforge_encodes(sample: TheirChatMix) -> list[tuple[Any, list[
     """Its messages, images and videos of each member, as LoongForge's encoder takes them from a pack.
 
     A stand-in after loongforge/data/multimodal/vlm_task_encoder.py: `encode_packed_chat_mix` takes a list of any
-    length but 0 for media, and refuses both; `process_sft_qa` asks for the grids of a member's media unless it has None.
+    length but 0 for media, and refuses both; `process_sft_qa` asks for grids of a member's media, unless it has None.
     """
     images, videos = sample.packed_images or [], sample.packed_videos or []
     if images and videos:

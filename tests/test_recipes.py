@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -460,11 +461,10 @@ def megatron(monkeypatch: pytest.MonkeyPatch, packed: Path, demo: tuple[Path, Pa
         data_path=[str(packed)], packed_processor=str(demo[1]), packed_val=None, packed_keep_feature_tokens=True,
         micro_batch_size=1, num_workers=0, seq_length=576, decoder_seq_length=800, dataloader_type="external",
         context_parallel_size=1, sequence_parallel=False, calculate_per_token_loss=True,
-        load=None, dataloader_save=str(tmp_path), iteration=0,
+        load=None, dataloader_save=str(tmp_path), iteration=0, eval_iters=20, pipeline_model_parallel_size=1,
     )  # fmt: skip
-    state = SimpleNamespace(args=args, tp=0, pp=0, stages=1)
+    state = SimpleNamespace(args=args, tp=0, pp=0, stages=1, image_token=77)
     core, training = ModuleType("megatron.core"), ModuleType("megatron.training")
-    checkpointing = ModuleType("megatron.training.checkpointing")
     core.parallel_state = SimpleNamespace(  # type: ignore[attr-defined]
         get_tensor_model_parallel_rank=lambda: state.tp,
         get_pipeline_model_parallel_rank=lambda: state.pp,
@@ -474,10 +474,10 @@ def megatron(monkeypatch: pytest.MonkeyPatch, packed: Path, demo: tuple[Path, Pa
         get_data_parallel_group=lambda: Group(0, 1),
     )
     training.get_args = lambda: args  # type: ignore[attr-defined]
-    checkpointing.get_checkpoint_name = (  # type: ignore[attr-defined]
-        lambda path, iteration, pipeline_rank, basename: f"{path}/iter_{iteration:07d}_{basename}"
+    training.get_tokenizer = lambda: SimpleNamespace(  # type: ignore[attr-defined]
+        convert_tokens_to_ids={"<image>": state.image_token}.__getitem__
     )
-    for module in (core, training, checkpointing):
+    for module in (core, training):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return state
 
@@ -495,15 +495,20 @@ def broadcast(batch: dict[str, Any]) -> None:
     assert int(batch["cu_lengths"].max()) == batch["tokens"].shape[1]
 
 
-def test_megatron_lm_gets_packs_and_goes_on_where_it_was(megatron: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", ["mp_rank_00", "mp_rank_00_001", "mp_rank_00_000_001"])
+def test_megatron_lm_gets_packs_and_goes_on_where_it_was(megatron: Any, tmp_path: Path, saved: str) -> None:
+    """Megatron-LM's megatron/training/checkpointing.py (`maybe_save_dataloader_state`, `get_checkpoint_name`) names the
+    folder after ranks of the model; with expert parallelism, the saver and who looks may have different ones.
+    """
     train, (val,), test = megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
     assert test is None
     seen = [next(train) for _ in range(6)]
     assert {batch["imgs"].shape == (1, 1) for batch in seen} == {True, False}  # packs of text, packs of images
     for batch in [*seen, next(val)]:
         broadcast(batch)
-    # As Megatron's checkpointing writes it.
-    torch.save({"dataloader_state_dict": train.save_state()}, tmp_path / "iter_0000006_train_dataloader_dprank000.pt")
+    state = tmp_path / "iter_0000006" / saved / "train_dataloader_dprank000.pt"
+    state.parent.mkdir(parents=True)
+    torch.save({"dataloader_state_dict": train.save_state()}, state)
     expected = ids(train, 4)
     megatron.args.load, megatron.args.iteration = "checkpoints", 6
     again, _, _ = megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
@@ -511,6 +516,33 @@ def test_megatron_lm_gets_packs_and_goes_on_where_it_was(megatron: Any, tmp_path
     megatron.args.iteration = 7
     with pytest.raises(FileNotFoundError):  # never from the beginning in silence
         megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+    megatron.args.iteration, other = 6, state.parent.with_name("mp_rank_00_007") / state.name
+    other.parent.mkdir()
+    other.write_bytes(state.read_bytes())
+    with pytest.raises(ValueError, match="both of this rank"):
+        megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+
+
+def test_no_validation_data_and_validation_asked_for(
+    megatron: Any, packed: Path, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """On every rank: Megatron's training loop asks for an iterator where there is none (megatron/training/training.py,
+    `build_train_valid_test_data_iterators`).
+    """
+    without = tmp_path / "without"
+    shutil.copytree(packed, without)
+    split = without / ".nv-meta" / "split.yaml"
+    shards = yaml.safe_load(split.read_text())["split_parts"]["train"]
+    split.write_text(yaml.safe_dump({"split_parts": {"train": shards, "val": []}, "exclude": []}))
+    megatron.args.data_path = [str(without)]
+    for megatron.tp in (0, 1):
+        with pytest.raises(ValueError, match="--eval-iters 20, but .*without has no part val: set --eval-iters 0"):
+            megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+    megatron.args.eval_iters, megatron.tp = 0, 0
+    train, val, _ = megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+    assert (train is not None, val) == (True, None)
+    megatron.args.eval_iters, megatron.args.packed_val = 20, str(packed)
+    assert megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])[1] is not None
 
 
 @pytest.mark.parametrize(
@@ -539,23 +571,72 @@ def test_arguments_that_packs_do_not_go_with(megatron: Any, name: str, value: An
         megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
 
 
+def test_what_llavas_code_asks_beside(megatron: Any) -> None:
+    """A token for images (examples/multimodal/model.py asserts one); with pipeline stages, batches of the width to which
+    it pads (`_preprocess_data` of megatron/core/models/multimodal/llava_model.py).
+    """
+    megatron.args.packed_keep_feature_tokens, megatron.image_token = False, None
+    with pytest.raises(ValueError, match='no <image>: set --special-tokens "<image>"'):
+        megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+    megatron.args.pipeline_model_parallel_size, megatron.args.decoder_seq_length = 2, 1024
+    with pytest.raises(ValueError, match="--decoder-seq-length 1024: .* 800, as they were packed"):
+        megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+
+
 def test_an_image_is_one_token_with_its_tiles() -> None:
-    """9 is the feature token, two a tile: an image of two tiles, and one of one."""
+    """9 is the feature token, two a tile: an image of two tiles, and one of one. 77 is what the model looks for."""
     batch = PackedBatch(
         tokens=torch.tensor([[5, 9, 9, 9, 9, 6, 7, 9, 9, 8]]),
         labels=torch.tensor([[-100, -100, -100, -100, -100, 6, -100, -100, -100, 8, -100]]),
         imgs=torch.zeros(3, 3, 2, 2),
         cu_lengths=torch.tensor([[0, 6, 10]], dtype=torch.int32),
     )
-    made = one_token_per_image(PackedBatch(batch), 9)
-    assert made["tokens"].tolist() == [[5, 9, 6, 7, 9, 8]]
+    made = one_token_per_image(PackedBatch(batch), 9, 77)
+    assert made["tokens"].tolist() == [[5, 77, 6, 7, 77, 8]]
     assert made["labels"].tolist() == [[-100, -100, 6, -100, -100, 8, -100]]
     assert made["num_tiles"].tolist() == [2, 1]
     assert made["cu_lengths"].tolist() == [[0, 6, 10]]  # of the whole sequence, as the model makes it
     with pytest.raises(ValueError, match=r"images of \[4, 2\] tokens are not made of 4 equal tiles"):
-        one_token_per_image(PackedBatch(batch, imgs=torch.zeros(4, 3, 2, 2)), 9)
+        one_token_per_image(PackedBatch(batch, imgs=torch.zeros(4, 3, 2, 2)), 9, 77)
     with pytest.raises(ValueError, match=r"are no tiles .* \[16, 1176\]"):
-        one_token_per_image(PackedBatch(batch, imgs=torch.zeros(16, 1176)), 9)
+        one_token_per_image(PackedBatch(batch, imgs=torch.zeros(16, 1176)), 9, 77)
+    with pytest.raises(ValueError, match="5 is Megatron's <image>, and another token of the processor's"):
+        one_token_per_image(PackedBatch(batch), 9, 5)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_llavas_own_code_finds_the_images_of_a_real_pack(
+    real: Path, config: Callable[..., PackConfig], tmp_path: Path, same: bool
+) -> None:
+    """megatron-core's LLaVAModel puts the features of each tile in place of the token that examples/multimodal/model.py
+    gave it (`image_token_index`), and comes to the lengths of the batch. With the processor's own token it finds no
+    image: `split_sizes to sum exactly to 4, got [0]`.
+    """
+    llava = pytest.importorskip("megatron.core.models.multimodal.llava_model", reason="megatron-core is not installed")
+    processor = str(real / "processors" / "internvl3_hf")
+    run = config(str(real / "wds" / "image_demo"), source__limit=3, packing__max_token_len=8192)
+    run.model = ModelConfig("internvl3", "internvl", processor=processor)
+    pack(run)
+    folder = Path(run.output.dir) / "packed"
+    image_token = 151667 if same else 151674  # <IMG_CONTEXT>, or one after all the processor's
+    assert llava.IMAGE_TOKEN == megatron_lm.IMAGE_TOKEN
+    encoder = megatron_lm.OneTokenPerImage(folder, processor, layout="mlm", image_token=image_token)
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    batch = next(iter(packed_data.train_loader(folder, encoder, worker)))
+    tokens, tiles, per_tile = batch["tokens"], batch["num_tiles"], 256
+    labels = batch["labels"][:, 1 : tokens.shape[1] + 1]  # examples/multimodal/train.py, get_batch
+    model = SimpleNamespace(
+        add_decoder=True, pre_process=True, post_process=True, img_seq_len=per_tile, context_parallel_lm=1,
+        _language_is_pipeline_parallel=False, _language_max_sequence_length=8192,
+    )  # fmt: skip
+    features, words = torch.ones(per_tile, int(tiles.sum()), 1), torch.zeros(*tokens.shape, 1)
+    embedded, its_labels, mask = llava.LLaVAModel._preprocess_data(
+        model, features, words, tokens, (labels != -100).float(), labels, False, None, image_token, tiles
+    )
+    assert len(embedded) == batch["cu_lengths"][0, -1] == its_labels.shape[1]
+    assert embedded.sum() == per_tile * len(batch["imgs"]) > 0
+    assert (its_labels[mask > 0] != -100).all()
+    assert mask.sum() == (labels != -100).sum()
 
 
 def test_images_without_tiles_end_the_training_of_llava(megatron: Any) -> None:
