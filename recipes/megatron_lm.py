@@ -12,10 +12,10 @@ In the example's train.py, instead of its own `dataloader_provider`, with packed
     --calculate-per-token-loss
 
 The example's model (LLaVAModel) puts an image's features in place of one token, and takes tiles of one size: so runs of
-feature tokens become one token each here, which fits models with whole tiles (InternVL, LLaVA-1.5) and text. It is the
-token `<image>` of Megatron's own tokenizer: `--special-tokens "<image>"`, with a `--tokenizer-model` that has the ids of
-the processor's. Lengths in `cu_lengths` stay those with all features, as the example has them. A model that takes every feature token
-itself (AIAK's Qwen-VL) wants the batch as layout `mlm` makes it: `--packed-keep-feature-tokens`.
+feature tokens become one token each here, which fits models with whole tiles (InternVL, LLaVA-1.5) and text. That token
+is `<image>` of Megatron's own tokenizer: `--special-tokens "<image>"`, and a `--tokenizer-model` with the processor's
+ids. Lengths in `cu_lengths` stay those with all features, as the example has them. A model that takes every feature
+token itself (AIAK's Qwen-VL) wants the batch as layout `mlm` makes it: `--packed-keep-feature-tokens`.
 
 Megatron-LM's trainer needs a GPU: this was run against a stand-in of its interface (tests/test_recipes.py), written
 after the sources of its example, and never in a training on GPUs.

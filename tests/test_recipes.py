@@ -536,7 +536,7 @@ def test_no_validation_data_and_validation_asked_for(
     split.write_text(yaml.safe_dump({"split_parts": {"train": shards, "val": []}, "exclude": []}))
     megatron.args.data_path = [str(without)]
     for megatron.tp in (0, 1):
-        with pytest.raises(ValueError, match="--eval-iters 20, but .*without has no part val: set --eval-iters 0"):
+        with pytest.raises(ValueError, match=r"--eval-iters 20, but .*without has no part val: set --eval-iters 0"):
             megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
     megatron.args.eval_iters, megatron.tp = 0, 0
     train, val, _ = megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
@@ -572,14 +572,14 @@ def test_arguments_that_packs_do_not_go_with(megatron: Any, name: str, value: An
 
 
 def test_what_llavas_code_asks_beside(megatron: Any) -> None:
-    """A token for images (examples/multimodal/model.py asserts one); with pipeline stages, batches of the width to which
-    it pads (`_preprocess_data` of megatron/core/models/multimodal/llava_model.py).
+    """A token for images (examples/multimodal/model.py asserts one); with pipeline stages, batches of the width it pads
+    to (`_preprocess_data` of megatron/core/models/multimodal/llava_model.py).
     """
     megatron.args.packed_keep_feature_tokens, megatron.image_token = False, None
     with pytest.raises(ValueError, match='no <image>: set --special-tokens "<image>"'):
         megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
     megatron.args.pipeline_model_parallel_size, megatron.args.decoder_seq_length = 2, 1024
-    with pytest.raises(ValueError, match="--decoder-seq-length 1024: .* 800, as they were packed"):
+    with pytest.raises(ValueError, match=r"--decoder-seq-length 1024: .* 800, as they were packed"):
         megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
 
 
