@@ -9,12 +9,15 @@
 Bridge ≥ 0.6 takes layout `thd`. Bridge ≤ 0.5 takes `rows` (`apply_to_recipe(..., layout="rows")`), which it packs again
 itself; not for Qwen-VL models, whose positions it does not start again with each member.
 
+The step is vlm_step, for every model. Bridge's own runner, scripts/training/run_recipe.py, takes another for recipes
+named qwen3_vl_*, which has no packs: `--step_func vlm_step`.
+
 A micro-batch is a pack, so `train.global_batch_size` counts packs. Each data-parallel rank saves its place in the data
-with a checkpoint where `checkpoint.dataloader_save` (in some versions `dataset.dataloader_save`) names a folder. Keep
-packed_data.py beside this file.
+with a checkpoint, in the folder `dataset.dataloader_save` (before 0.7 also `checkpoint.dataloader_save`); 0.7 takes one
+beside the checkpoint where none is named, and before, nothing is saved then. Keep packed_data.py beside this file.
 
 Bridge does not install without a GPU: this was run against a stand-in of its interface (tests/test_recipes.py), written
-after the sources of 0.3 to 0.7-dev, and never in a training on GPUs.
+after the sources of 0.3 to 0.7, and never in a training on GPUs.
 """
 
 import json
@@ -52,13 +55,14 @@ class PackedProvider(DatasetProvider):
     layout: str = "thd"
     num_workers: int = 2
     dataloader_type: str | None = "external"  # Bridge hands the loaders on as they are
-    pad_to_max_length: bool = False  # Bridge turns this on for pipeline and expert parallelism
+    dataloader_save: str | None = None  # folder for each rank's place in the data
+    pad_to_max_length: bool = False  # Bridge turns this on for expert parallelism, up to 0.5 for pipelines too
     pad_to_multiple_of: int | None = None  # default: what it was packed with
     trust_remote_code: bool | None = None
 
     @property
     def pack_sequences_in_batch(self) -> bool:
-        """What Bridge ≤ 0.5 asks for, to pack the rows of a batch."""
+        """What Bridge ≤ 0.5 asks for, to pack the rows of a batch; 0.7 has no such field."""
         return self.layout == "rows"
 
     @property
@@ -151,17 +155,29 @@ def check(cfg: Any) -> None:
         model.calculate_per_token_loss, "model.calculate_per_token_loss=False, but packs train unequally many", "True"
     )
     _need(not cfg.ddp.average_in_collective, "ddp.average_in_collective=True, but the loss is by tokens", "False")
+    pp = _size(model, "pipeline_model_parallel_size")
+    _need(pp == 1 or not is_thd, f"model.pipeline_model_parallel_size={pp}, for which Bridge has no packs", "1")
 
     lengths = f"dataset.seq_length={data.seq_length} with model.seq_length={model.seq_length}"
     _need(data.seq_length == model.seq_length, lengths, "both to the same")
     _need(data.seq_length >= capacity, f"{lengths}, but packs have up to {capacity} tokens", f"both to {capacity}")
     is_fixed = data.pad_to_max_length
     _need(data.seq_length == capacity or not is_fixed, f"{lengths}, but packs are padded to {capacity}", "both to that")
-    wanted = "dataset.pad_to_max_length=False, but pipeline and expert parallelism want batches of one width"
+    wanted = "dataset.pad_to_max_length=False, but expert and pipeline parallelism want batches of one width"
     _need(is_fixed or not _needs_fixed_width(model), wanted, "True")
-    graphs, num_mtp = getattr(model, "cuda_graph_impl", None), getattr(model, "mtp_num_layers", None)
-    _need(graphs in (None, "none"), f"model.cuda_graph_impl={graphs}, but packs have unequally many members", "none")
+    for name in ("cuda_graph_impl", "vision_cuda_graph_impl"):
+        graphs = getattr(model, name, None)
+        _need(graphs in (None, "none"), f"model.{name}={graphs}, but packs have unequally many members", "none")
+    num_mtp = getattr(model, "mtp_num_layers", None)
     _need(not num_mtp, f"model.mtp_num_layers={num_mtp}, which looks into the next member", "None")
+    for part in ("model", "comm_overlap"):
+        overlaps = getattr(getattr(cfg, part, None), "overlap_moe_expert_parallel_comm", None)
+        found = f"{part}.overlap_moe_expert_parallel_comm={overlaps}, with which vlm_step hands on neither images nor"
+        _need(not overlaps, f"{found} boundaries of members", "False")
+    splits = getattr(getattr(model, "dist_train", None), "use_dist_train", False)
+    _need(not splits, f"model.dist_train.use_dist_train={splits}, for which Bridge has no packs", "False")
+    fsdp2 = getattr(getattr(cfg, "dist", None), "use_torch_fsdp2", False)
+    _need(not fsdp2, f"dist.use_torch_fsdp2={fsdp2}, which waits for ranks whose pack has no image", "False")
 
     cp, tp = _size(model, "context_parallel_size"), _size(model, "tensor_model_parallel_size")
     eval_cp = _size(getattr(cfg, "dist", None), "eval_context_parallel_size", cp)

@@ -312,6 +312,7 @@ def recipe() -> Any:
         validation=SimpleNamespace(eval_micro_batch_size=None),
         ddp=SimpleNamespace(average_in_collective=True, overlap_grad_reduce=False),
         dist=SimpleNamespace(eval_context_parallel_size=None),
+        comm_overlap=SimpleNamespace(),
         dataset=None,
     )  # fmt: skip
 
@@ -330,6 +331,7 @@ def test_bridge_gets_packs_and_goes_on_where_it_was(bridge: Any, packed: Path, d
     assert (cfg.model.seq_length, cfg.train.micro_batch_size, cfg.model.calculate_per_token_loss) == (800, 1, True)
     assert cfg.ddp.average_in_collective is False
     assert (cfg.dataset.dataloader_type, cfg.dataset.pack_sequences_in_batch) == ("external", False)
+    assert cfg.dataset.dataloader_save is None  # a field, so that a command line can set it
     train, val = build(cfg)
     batch = next(train)
     assert {"input_ids", "labels", "loss_mask", "position_ids", "cu_seqlens_q", "max_seqlen_q"} <= batch.keys()
@@ -394,9 +396,18 @@ def test_bridge_up_to_0_5_gets_rows_but_not_for_qwen(
         ("train.micro_batch_size", 2, "train.micro_batch_size=2, .*: set 1"),
         ("model.calculate_per_token_loss", False, "calculate_per_token_loss=False.*: set True"),
         ("ddp.average_in_collective", True, "average_in_collective=True.*: set False"),
-        ("model.pipeline_model_parallel_size", 2, "pad_to_max_length=False.*: set True"),
+        ("model.pipeline_model_parallel_size", 2, "pipeline_model_parallel_size=2, .* no packs: set 1"),
         ("model.expert_model_parallel_size", 8, "pad_to_max_length=False.*: set True"),
         ("model.cuda_graph_impl", "local", "cuda_graph_impl=local.*: set none"),
+        ("model.vision_cuda_graph_impl", "transformer_engine", "vision_cuda_graph_impl=transf.*: set none"),
+        (
+            "model.overlap_moe_expert_parallel_comm",
+            True,
+            "model.overlap_moe.*=True, .* neither images .*: set False",
+        ),
+        ("comm_overlap.overlap_moe_expert_parallel_comm", True, "comm_overlap.overlap_moe.*=True, .*: set False"),
+        ("model.dist_train", SimpleNamespace(use_dist_train=True), "use_dist_train=True, .* no packs: set False"),
+        ("dist.use_torch_fsdp2", True, "dist.use_torch_fsdp2=True, which waits .*: set False"),
         ("model.mtp_num_layers", 1, "mtp_num_layers=1.*: set None"),
         ("model.context_parallel_size", 2, "context_parallel_size=2, which Bridge's qwen2_5_vl has not: set 1"),
         ("dist.eval_context_parallel_size", 2, "context_parallel_size=2, which Bridge's qwen2_5_vl has not"),
@@ -408,6 +419,9 @@ def test_bridge_up_to_0_5_gets_rows_but_not_for_qwen(
 def test_what_bridge_would_not_notice_is_refused(
     bridge: Any, packed: Path, demo: tuple[Path, Path], place: str, value: Any, said: str | None
 ) -> None:
+    """With `overlap_moe_expert_parallel_comm`, src/megatron/bridge/training/vlm_step.py:319 (0.7) builds a plan of
+    tokens and labels alone. For its own packs from Energon, Bridge's config.py refuses graphs, pipelines and DistTrain itself.
+    """
     cfg = bridge.apply_to_recipe(recipe(), packed, processor=str(demo[1]))
     bridge.check(cfg)
     part, _, name = place.partition(".")
@@ -441,9 +455,9 @@ def test_the_plans_multiple_has_to_fit_the_parallelism(
         sized(2, 6, True)
 
 
-def test_pipeline_stages_get_one_width(bridge: Any, packed: Path, demo: tuple[Path, Path]) -> None:
+def test_expert_parallel_ranks_get_one_width(bridge: Any, packed: Path, demo: tuple[Path, Path]) -> None:
     cfg = recipe()
-    cfg.model.pipeline_model_parallel_size = 2
+    cfg.model.expert_model_parallel_size = 2
     cfg = bridge.apply_to_recipe(cfg, packed, processor=str(demo[1]), num_workers=0)
     train, _ = build(cfg)
     assert {next(train)["input_ids"].shape for _ in range(3)} == {(1, 800)}
