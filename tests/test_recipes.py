@@ -420,7 +420,7 @@ def test_what_bridge_would_not_notice_is_refused(
     bridge: Any, packed: Path, demo: tuple[Path, Path], place: str, value: Any, said: str | None
 ) -> None:
     """With `overlap_moe_expert_parallel_comm`, src/megatron/bridge/training/vlm_step.py:319 (0.7) builds a plan of
-    tokens and labels alone. For its own packs from Energon, Bridge's config.py refuses graphs, pipelines and DistTrain itself.
+    tokens and labels alone. Graphs, pipelines and DistTrain are what Bridge's config.py refuses with its own packs.
     """
     cfg = bridge.apply_to_recipe(recipe(), packed, processor=str(demo[1]))
     bridge.check(cfg)
