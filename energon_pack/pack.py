@@ -285,6 +285,7 @@ def _facts_of_run(
     return {
         "format": 1,
         "config": plain(config),
+        "cwd": str(Path.cwd()),  # what relative paths of the config are relative to
         "fingerprint": template.fingerprint,
         "seconds": progress.seconds,
         "peak_rss_bytes": max(progress.peak_rss_bytes.values()),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.checks.shard import VerifiedShard, packs_of
-from energon_pack.checks.source import demo_of
+from energon_pack.checks.source import demo_of, when_packed
 from energon_pack.findings import short
 from energon_pack.loading import load_template
 from energon_pack.media import open_part, probe, with_frames
@@ -65,7 +65,9 @@ def packed_with(folder: Path, report: Mapping[str, Any]) -> str | None:
     processor: str | None = at(report, "config", "model", "processor")
     if processor is None and at(report, "config", "source", "path") is None and report:
         return demo_of(folder, report)[1]
-    return processor
+    if processor is not None and os.path.isdir(when_packed(report, processor)):
+        return when_packed(report, processor)
+    return processor  # a hub id, or a folder that is given by its whole path
 
 
 def _differs(fd: int, pack: Pack, index: int, template: Template) -> Iterator[str]:

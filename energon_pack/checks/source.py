@@ -1,5 +1,6 @@
 """Whether every sample of the source is accounted for: in a pack, in the ledger, or left out by the source settings."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -33,25 +34,39 @@ def find_source(folder: Path, report: Mapping[str, Any], given: Sequence[str], m
     settings = at(report, "config", "source")
     if not isinstance(settings, dict) or "path" not in settings:
         raise PackError(f"{folder}/{REPORT} does not say how the source was read (config.source)")
-    path: Any = list(given) or settings["path"]
-    if path is None:
-        path = demo_of(folder, report)[0]
-    elif not isinstance(path, str) and not (isinstance(path, list) and all(isinstance(p, str) for p in path)):
-        raise PackError(f"{folder}/{REPORT} has config.source.path={short(path)}: --source PATH says where it is")
-    split = settings.get("split")
-    root = media_root or settings.get("media_root")
+    stated: Any = settings["path"]
+    path: str | list[str] = list(given)
+    if not given:
+        if stated is None:
+            path = demo_of(folder, report)[0]
+        elif isinstance(stated, str):
+            path = when_packed(report, stated)
+        elif isinstance(stated, list) and all(isinstance(entry, str) for entry in stated):
+            path = [when_packed(report, entry) for entry in stated]
+        else:
+            raise PackError(f"{folder}/{REPORT} has config.source.path={short(stated)}: --source PATH says where it is")
+    split, root = settings.get("split"), settings.get("media_root")
+    if media_root is None and isinstance(root, str):
+        media_root = when_packed(report, root)
     try:
         if settings.get("format") == "jsonl":
-            return find_lines(path, root if isinstance(root, str) else None)
+            return find_lines(path, media_root)
         return find_shards(path, split if isinstance(split, str) else None)
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None
 
 
+def when_packed(report: Mapping[str, Any], path: str) -> str:
+    """A path of report.json's config, as it was meant in the folder in which that run was started."""
+    cwd = report.get("cwd")
+    return os.path.join(cwd, os.path.expanduser(path)) if isinstance(cwd, str) else path
+
+
 def demo_of(folder: Path, report: Mapping[str, Any]) -> tuple[str, str]:
     """The source and the processor of a packed demo; they are in its cache, or made again."""
     cache = at(report, "config", "cache_dir")
-    return make_demo((Path(cache).expanduser() if isinstance(cache, str) else folder.parent / ".cache") / "demo")
+    cache_dir = Path(when_packed(report, cache)).expanduser() if isinstance(cache, str) else folder.parent / ".cache"
+    return make_demo(cache_dir / "demo")
 
 
 def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
