@@ -1,12 +1,13 @@
-"""The config: its schema, and where `conf/` lies."""
+"""The config: its schema."""
 
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
+
+from energon_pack.models import conf_dir as conf_dir
 
 
 class Layout(str, Enum):
@@ -245,15 +246,6 @@ def _schema() -> DictConfig:
 
 
 ConfigStore.instance().store(name="pack_schema", node=_schema(), provider="energon_pack")
-
-
-def conf_dir() -> Path:
-    """The folder of config.yaml: inside the package in a wheel, beside it in a checkout or an editable install."""
-    package = Path(__file__).resolve().parent
-    for folder in (package / "conf", package.parent / "conf"):
-        if (folder / "config.yaml").is_file():
-            return folder
-    raise FileNotFoundError(f"no conf/config.yaml in {package} or beside it: the installation is broken")
 
 
 def plain(node: Any) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from energon_pack.manifest import FLAVORS, read_manifest
+from energon_pack.manifest import FLAVORS, is_packed_here, read_manifest
 from energon_pack.media import LazyImage, video_extension
+from energon_pack.models import read_model
 from energon_pack.record import ReadSettings, Record, caption_record, listed_parts, load_json, media_parts, parse_record
 from energon_pack.sample import Part, kind_by_name, place_media
 from energon_pack.templates import ModelSettings, Template
@@ -186,31 +187,72 @@ def _cook(load: Callable[[Parts], dict[str, Any]], sample_class: str) -> Callabl
 # --------------------------------------------------------------------------------------- the template of a dataset
 
 
-def load_template(dataset: str | Path, processor: str | None = None, trust_remote_code: bool = False) -> Template:
+def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]:
+    """How packs were made: what they say themselves, or, where another tool packed them, what `model` says.
+
+    Args:
+        dataset: folder of a packed dataset, or the YAML of a Metadataset of several.
+        model: of another tool's packs: as in `+model=NAME`, or the path of a model's YAML.
+
+    Raises:
+        FileNotFoundError, ValueError: no packed dataset, one that needs a `model`, or one that says it itself.
+    """
+    path = Path(dataset)
+    if model is None:
+        try:
+            return read_manifest(path)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error}. For packs of another tool give a model and its processor") from None
+    if is_packed_here(path):
+        raise ValueError(f"{dataset} says itself how it was packed: model={model} is for packs of other tools")
+    if not path.exists():
+        raise FileNotFoundError(f"{dataset}: no such folder")
+    node = read_model(model)
+    read = ReadSettings()
+    source = {"messages_key": read.messages_key, "sample_type": read.sample_type}
+    return {
+        "layout": "neat",
+        "mask": node["mask"],
+        "pad_to_multiple_of": 1,
+        "max_token_len": None,  # they do not say
+        "fingerprint": None,
+        "content": {
+            "model": node,
+            "media": {},
+            "labels": {"train_on": "all"},
+            "source": {**source, "caption_prompt": read.caption_prompt},
+        },
+    }
+
+
+def load_template(
+    dataset: str | Path, processor: str | None = None, trust_remote_code: bool = False, model: str | None = None
+) -> Template:
     """The template a dataset was packed with: `load_template(path).encode(sample)` gives the measured lengths.
 
     Args:
         dataset: folder of a packed dataset, or the YAML of a Metadataset of several.
         processor: folder or hub id of the model's processor; by default the model's published one.
         trust_remote_code: run code of the processor's; never taken from the dataset.
+        model: as of `manifest_of`.
 
     Raises:
         ValueError: the processor is not what the lengths were measured with; says what differs.
     """
-    manifest = read_manifest(Path(dataset))
-    model = manifest["content"]["model"]
-    processor = processor or model["hub_id"]
+    manifest = manifest_of(dataset, model)
+    node = manifest["content"]["model"]
+    processor = processor or node["hub_id"]
     if processor is None:
-        raise ValueError(f"{dataset} was packed with model={model['name']}, which has no hub id: give its processor")
+        raise ValueError(f"{dataset}: model={node['name']} has no hub id: give its processor")
     own = {
         "processor": processor,
         "trust_remote_code": trust_remote_code,
         "media": manifest["content"]["media"],
         "train_on": manifest["content"]["labels"]["train_on"],
     }
-    settings = ModelSettings(**{f.name: model[f.name] for f in fields(ModelSettings) if f.name in model} | own)
+    settings = ModelSettings(**{f.name: node[f.name] for f in fields(ModelSettings) if f.name in node} | own)
     template = load_model_template(settings)
-    if template.fingerprint != manifest["fingerprint"]:
+    if manifest["fingerprint"] is not None and template.fingerprint != manifest["fingerprint"]:
         differ = [name for name, value in manifest["fingerprints"].items() if template.fingerprints[name] != value]
         raise ValueError(
             f"{dataset} was packed with another {' and another '.join(differ)} than that of"

@@ -47,6 +47,13 @@ def read_manifest(dataset: Path) -> dict[str, Any]:
     return max(found.values(), key=lambda manifest: int(manifest["max_token_len"]))
 
 
+def is_packed_here(dataset: Path) -> bool:
+    """Whether a folder, or one that a Metadataset's YAML names, says itself how it was packed."""
+    if dataset.is_file():
+        return any(_packed_datasets(dataset))
+    return (dataset / META_FOLDER / MANIFEST).is_file()
+
+
 def _packed_datasets(metadataset: Path) -> Iterator[Path]:
     """The packed ones among the folders that a Metadataset names, and those that it names in turn."""
     waiting = [yaml.safe_load(metadataset.read_text())]

@@ -5,8 +5,8 @@
     dataset = get_train_dataset("packed/…", batch_size=1, task_encoder=PackedTaskEncoder("packed/…"), …)
 
 Batches are made for any `batch_size` from 1 on; with `batch_size=None` Energon hands on packs that are not laid out.
-What it needs to know it reads from the dataset's energon_pack.json. Unpacked samples (`MultiMixQASample`, or crude ones
-through the cookers) become packs of one member, so both can be blended.
+What it needs to know it reads from the dataset's energon_pack.json; of packs of another tool, `model` says it. Unpacked
+samples (`MultiMixQASample`, or crude ones through the cookers) become packs of one member, so both can be blended.
 """
 
 import json
@@ -25,8 +25,7 @@ from energon_pack.batch import PackedBatch, VisualInputs
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample, PackedMultiMixQASample
 from energon_pack.guards import refuse_hybrid
 from energon_pack.layout import Form
-from energon_pack.loading import cookers, load_template
-from energon_pack.manifest import read_manifest
+from energon_pack.loading import cookers, load_template, manifest_of
 from energon_pack.members import Encoded, LengthError, MemberEncoder, Source
 from energon_pack.packs import captioning_messages
 from energon_pack.pixels import MEDIA_KEYS, join
@@ -83,6 +82,7 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         dummy_image: a batch without images has the media inputs of a blank one under `dummy_…`: see `touch_vision`.
         tokens_per_second: of Qwen2.5-VL's vision config, where the processor's folder has no config.json; 2 if unknown.
         trust_remote_code: run code of the processor's.
+        model: of packs of another tool: as in `+model=NAME` of packing, or the path of a model's YAML.
 
     Raises:
         ValueError: a value that is none of these, a processor other than that of the packing, a multiple that does not
@@ -108,9 +108,10 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         dummy_image: bool = False,
         tokens_per_second: float | None = None,
         trust_remote_code: bool = False,
+        model: str | None = None,
     ):
         super().__init__()
-        manifest = read_manifest(Path(dataset))
+        manifest = manifest_of(dataset, model)
         self.layout = layout or manifest["layout"]
         given = {"layout": self.layout, "pad_to": pad_to, "labels": labels, "loss_weight": loss_weight}
         given |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member}
@@ -122,7 +123,12 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
             if value != default and self.layout not in served:
                 raise ValueError(f"{name}={value}: layout={self.layout} has none; for {', '.join(served)}")
         self.mask = attention_mask if attention_mask == "dict4d" else manifest["mask"]
-        self.template = load_template(dataset, processor, trust_remote_code)
+        width, planned = manifest["max_token_len"], manifest["pad_to_multiple_of"]
+        if model is not None:  # nothing was planned for their members
+            planned = pad_to_multiple_of or planned
+            if pad_to == "max_token_len":
+                raise ValueError(f"pad_to={pad_to}: {dataset} does not say how long its packs are; for packs of ours")
+        self.template = load_template(dataset, processor, trust_remote_code, model)
         rope = _rope(manifest, self.template, tokens_per_second)
         is_neat = self.layout == "neat"
         self._indexed = attention_mask == "indexed"
@@ -130,8 +136,8 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         self._rope_rows = rope_rows or is_neat
         self._form = Form(
             pad_id=_pad_id(self.template),
-            width=manifest["max_token_len"] if pad_to == "max_token_len" else None,
-            multiple=1 if is_neat else _multiple(pad_to_multiple_of, manifest["pad_to_multiple_of"]),
+            width=width if pad_to == "max_token_len" else None,
+            multiple=1 if is_neat else _multiple(pad_to_multiple_of, planned),
             shifted=labels == "shifted",
             weights=loss_weight,
             rope=rope is not None and self._rope_rows,

@@ -44,6 +44,8 @@ def verify(
     max_errors: int = 20,
     num_workers: int | None = None,
     media_root: str | None = None,
+    packs_as: str | None = None,
+    reader: str = "own",
 ) -> Findings:
     """Everything that is wrong with a packed dataset.
 
@@ -52,6 +54,8 @@ def verify(
         lengths: measure so many members again.
         model: probe this class of models, or the one of this folder.
         media_root: where the media of a JSONL source are now; None: as when it was packed.
+        packs_as: of another tool's packs, for `lengths`: a model as in `+model=NAME`.
+        reader: of another tool's packs: whose loader has to read them, that of its `own` stack or `energon_pack`'s.
 
     Raises:
         PackError: the folder is no packed dataset, or the source is not there.
@@ -59,12 +63,23 @@ def verify(
     if media_root is not None and source is None:
         raise PackError(f"--media-root {media_root} is for --source, which compares with the source")
     if not (folder / META_FOLDER / MANIFEST).is_file():
-        if source is not None or lengths or model:
+        if source is not None or model:
             raise PackError(
-                f"{folder} has no {META_FOLDER}/{MANIFEST}: --source, --lengths and --model are for what energon_pack"
-                " packed"
+                f"{folder} has no {META_FOLDER}/{MANIFEST}: --source and --model are for what energon_pack packed"
             )
-        return verify_foreign(folder, decode, max_errors, num_workers)
+        if lengths and not (packs_as and processor):
+            raise PackError(
+                f"{folder} has no {META_FOLDER}/{MANIFEST}: --lengths needs --as MODEL and --processor FOLDER to know"
+                " what its packs are for"
+            )
+        foreign = verify_foreign(folder, decode, max_errors, num_workers, reader == "own")
+        if lengths:
+            _add_lengths(
+                foreign.findings, lengths, folder, None, foreign.shards, processor, trust_remote_code, packs_as
+            )
+        return foreign.findings
+    if packs_as is not None:
+        raise PackError(f"--as {packs_as}: {folder} says itself what it was packed for")
     findings = Findings(max_errors)
     manifest = _read(folder / META_FOLDER / MANIFEST, "metadata", findings)
     flavor = manifest["flavor"] if manifest.get("flavor") in (MULTI_MIX_QA, CAPTIONING) else MULTI_MIX_QA
@@ -105,11 +120,8 @@ def verify(
         if found is not None:
             _check_accounts(folder, found, report, shards, ledger, findings, executor, progress)
     if lengths:
-        again = measured_again(folder, flavor, shards, lengths, processor, trust_remote_code, report)
-        with progress.stage("lengths", lengths, "members") as advance:
-            for member, defects in again:
-                findings.add("lengths", member, defects)
-                advance(1)
+        with_what = processor or packed_with(folder, report)
+        _add_lengths(findings, lengths, folder, flavor, shards, with_what, trust_remote_code, None)
     if model:
         from energon_pack.checks.model import check_model  # torch and the model's own code
 
@@ -120,6 +132,13 @@ def verify(
         findings.add("model", model, checked.defects, checked.num_members)
         findings.notes.append(str(checked))
     return findings
+
+
+def _add_lengths(findings: Findings, number: int, folder: Path, flavor: str | None, shards: Any, *how: Any) -> None:
+    with Progress().stage("lengths", number, "members") as advance:
+        for member, defects in measured_again(folder, flavor, shards, number, *how):
+            findings.add("lengths", member, defects)
+            advance(1)
 
 
 def _read(path: Path, check: str, findings: Findings) -> dict[str, Any]:
@@ -232,6 +251,8 @@ def main() -> int:
         max_errors=arguments.max_errors,
         num_workers=arguments.num_workers,
         media_root=arguments.media_root,
+        packs_as=arguments.packs_as,
+        reader=arguments.reader,
     )
     print_findings(findings, arguments.max_errors)
     return 1 if findings.num_defects.total() else 0
@@ -248,6 +269,13 @@ def _arguments() -> argparse.Namespace:
         "--model",
         metavar="MODEL",
         help="does it keep members apart? a class of transformers, module:Class, or a folder with a config.json",
+    )
+    made.add_argument("--as", dest="packs_as", metavar="MODEL", help="of another tool's packs: +model=MODEL of packing")
+    made.add_argument(
+        "--reader",
+        choices=("own", "energon_pack"),
+        default="own",
+        help="of another tool's packs: whose loader has to read them (that of its own stack)",
     )
     made.add_argument("--processor", metavar="FOLDER", help="for --lengths, --model (default: as when it was packed)")
     made.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")

@@ -63,7 +63,8 @@ ALLOWED: dict[str, set[str]] = {
     "check": {"errors", "manifest", "packs", "shards"},
     "metadataset": {"errors", "files", "manifest", "report", "splits", "tool"},
     "demo": set(),
-    "config": set(),
+    "models": set(),
+    "config": {"models"},
     "validate": {"config", "draws", "errors", "splits"},
     "naming": {"config"},
     "flavors": set(),
@@ -80,7 +81,7 @@ ALLOWED: dict[str, set[str]] = {
         "batch", "flavors", "guards", "layout", "loading", "manifest", "members", "packs", "pixels", "rope",
         "templates",
     },
-    "loading": {"flavors", "manifest", "media", "record", "sample", "templates", "timestamps"},
+    "loading": {"flavors", "manifest", "media", "models", "record", "sample", "templates", "timestamps"},
     "pack": {
         "audit", "bins", "check", "choice", "config", "current", "cutting", "demo", "draws", "errors", "executor",
         "files", "items", "lengths", "metadata", "naming", "plan", "plan_file", "progress", "publish", "record",
@@ -103,6 +104,7 @@ ALLOWED: dict[str, set[str]] = {
         "splits", "tool",
     },
     "single": {"errors", "packed", "packs", "sample", "shards", "sources"},
+    "adopt": {"errors", "files", "manifest", "metadata", "packed", "report", "sources", "splits", "tool"},
     "unpack": {
         "checks", "errors", "files", "findings", "manifest", "packed", "packs", "progress", "publish", "report",
         "shards", "single", "sources", "tar_writer", "tool",

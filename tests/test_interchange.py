@@ -262,6 +262,10 @@ def read_typed(folder: Path, sample_class: str, flavor: str) -> list[Any]:
 
 @pytest.fixture
 def llava(tmp_path: Path) -> Path:
+    return of_llava_onevision(tmp_path / "llava")
+
+
+def of_llava_onevision(folder: Path) -> Path:
     """LLaVA-OneVision-2's: media first, then the JSON, no `_meta`; names in the JSON are not those in the tar."""
     value = {
         "images": [["img000_sub000.jpg", "img000_sub001.jpg"], ["img001_sub000.jpg"], []],
@@ -286,7 +290,9 @@ def llava(tmp_path: Path) -> Path:
         "sample_loader": "sample_loader.py:sample_loader",
     }
     shards = {"mine-000000.tar": one, "mine-000001.tar": {"ps_00000001.json": json.dumps(text).encode()}}
-    return write_theirs(tmp_path / "llava", shards, dataset_yaml)
+    folder = write_theirs(folder, shards, dataset_yaml)
+    (folder / ".nv-meta" / "sample_loader.py").write_bytes(sample_loader_py("packed_captioning"))
+    return folder
 
 
 def test_llava_onevisions_packs_are_read(llava: Path) -> None:
@@ -306,6 +312,11 @@ def test_llava_onevisions_packs_are_verified(llava: Path) -> None:
     assert "another tool packed it. Packs: 2 of LLaVA-OneVision-2's packed_captioning" in good.notes[0]
     assert good.num_looked_at["decode"] == 4
     assert not {"plan", "capacity", "sums", "totals", "source media"} & set(good.num_looked_at)
+    assert "checked for the loader of LLaVA-OneVision-2 " in good.notes[1]
+    assert "its packs state no lengths" in good.notes[2]
+    (llava / ".nv-meta" / "sample_loader.py").unlink()
+    assert lines(found(llava)) == "own loader: .nv-meta: sample_loader.py is missing, which dataset.yaml names"
+    assert lines(found(llava, reader="energon_pack")) == ""
 
 
 LOONGFORGE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
@@ -395,17 +406,41 @@ def test_loongforges_prompts_and_captions_are_read(tmp_path: Path) -> None:
     (sample,) = train(folder, encoder=Ours())
     assert [member[0]["content"] for member in sample.messages] == ["<image>q", "r"]
     assert [len(of) for of in sample.images] == [1, 0]
-    good = found(folder, decode=True)
+    good = found(folder, decode=True, reader="energon_pack")
     assert lines(good) == ""
     assert "1 of LoongForge's packed_multi_mix_qa" in good.notes[0]
+    assert "own loader: pretrain-000000.tar: image_pack_0: LoongForge's encoder gets 's000_jpg'" in lines(found(folder))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_loongforges_packs_are_verified(tmp_path: Path, name: str) -> None:
-    good = found(of_loongforge(tmp_path / "theirs", NAMES[name]))
+    """For LoongForge itself too: where it names media without a dot, Energon hands its cooker bytes, and its encoder
+    (loongforge/data/multimodal/vlm_task_encoder.py, `_resize_image`) asks those for their height: no pack of images
+    that its own tool writes is ever trained on.
+    """
+    folder = of_loongforge(tmp_path / "theirs", NAMES[name])
+    good = found(folder, reader="energon_pack")
     assert lines(good) == ""
     assert "3 of LoongForge's packed_chat_mix" in good.notes[0]
+    assert good.notes[1] == "checked for energon_pack's loader, not for that of LoongForge (--reader own)"
     assert good.num_looked_at["samples"] == 4
+    own = found(folder)
+    assert "checked for the loader of LoongForge (--reader energon_pack" in own.notes[1]
+    unread = {line.split(": ")[2] for line in lines(own).splitlines()}
+    assert {defect.split(": ")[0] for defect in lines(own).splitlines()} <= {"own loader"}
+    packs = {sample.__key__: sample for sample in train(folder, encoder=TheirEncoder())}
+    bytes_for = {
+        key
+        for key, pack in packs.items()
+        if any(isinstance(m, bytes) for of in pack.packed_images or pack.packed_videos or [] for m in of)
+    }
+    assert unread == bytes_for == (set() if name == "with dots" else {"image_pack_00000000", "video_pack_00000000"})
+
+
+def test_a_mixed_pack_is_none_for_loongforge(tmp_path: Path) -> None:
+    folder = of_loongforge(tmp_path / "theirs", NAMES["with dots"])
+    in_json("image_pack_00000000", lambda value: value.update(media_type="mix"))(folder)
+    assert "image_pack_00000000: media_type is mix, and LoongForge's cooker takes" in lines(found(folder))
 
 
 # ------------------------------------------------------------------------------------ what is wrong with theirs
@@ -490,9 +525,11 @@ def test_damage_in_loongforges_is_named(tmp_path: Path, damage: Damage, words: l
 
 
 def test_what_cannot_be_asked_of_theirs_is_said(llava: Path, tmp_path: Path) -> None:
-    for options in ({"source": []}, {"lengths": 3}):
-        with pytest.raises(PackError, match="--source, --lengths and --model are for what energon_pack packed"):
+    for options in ({"source": []}, {"model": "x"}):
+        with pytest.raises(PackError, match="--source and --model are for what energon_pack packed"):
             found(llava, **options)
+    with pytest.raises(PackError, match="--lengths needs --as MODEL and --processor FOLDER"):
+        found(llava, lengths=3)
     write_tar(tmp_path / "plain" / "x.tar", {"a.json": chat("a", "b"), "a.jpg": picture()})
     with pytest.raises(PackError, match="no pack that LLaVA-OneVision-2 or LoongForge writes"):
         found(tmp_path / "plain")

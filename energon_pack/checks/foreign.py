@@ -2,10 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from energon_pack.checks import dataset as checks
-from energon_pack.checks.shard import VerifyJob, verify_shard
+from energon_pack.checks.shard import VerifiedShard, VerifyJob, verify_shard
 from energon_pack.checks.videos import is_read_as_bytes
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
@@ -18,8 +21,19 @@ from energon_pack.record import ReadSettings
 _PREPARE = "`energon prepare --non-interactive --split-ratio 1,0,0 --skip-dataset-yaml` writes it anew"
 
 
-def verify_foreign(folder: Path, decode: bool, max_errors: int, num_workers: int | None) -> Findings:
+@dataclass(frozen=True)
+class Foreign:
+    """A dataset of another tool's, verified."""
+
+    findings: Findings
+    shards: list[VerifiedShard]
+
+
+def verify_foreign(folder: Path, decode: bool, max_errors: int, num_workers: int | None, for_stack: bool) -> Foreign:
     """Everything that is wrong with a dataset of another tool's.
+
+    Args:
+        for_stack: the loader of the stack that packed it has to read it, too.
 
     Raises:
         PackError: it is none.
@@ -29,7 +43,10 @@ def verify_foreign(folder: Path, decode: bool, max_errors: int, num_workers: int
         raise PackError(f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}")
     findings = Findings(max_errors)
     as_bytes = is_read_as_bytes(folder)
-    jobs = (VerifyJob(path, None, None, {}, None, decode, as_bytes, None, ReadSettings(), max_errors) for path in paths)
+    jobs = (
+        VerifyJob(path, None, None, {}, None, decode, as_bytes, None, ReadSettings(), max_errors, for_stack=for_stack)
+        for path in paths
+    )
     shards = []
     progress = Progress()
     with (
@@ -48,11 +65,21 @@ def verify_foreign(folder: Path, decode: bool, max_errors: int, num_workers: int
         )
     packs = ", ".join(f"{number:,} of {name}" for name, number in sorted(whose.items()))
     findings.notes.append(f"no {META_FOLDER}/{MANIFEST}: another tool packed it. Packs: {packs}")
+    stacks = " and ".join(sorted({name.partition("'s ")[0] for name in whose}))
+    findings.notes.append(
+        f"checked for the loader of {stacks} (--reader energon_pack: for that of this package)"
+        if for_stack
+        else f"checked for energon_pack's loader, not for that of {stacks} (--reader own)"
+    )
+    if not any(shard.num_tokens for shard in shards):
+        findings.notes.append("its packs state no lengths: --lengths tells whether members can be measured")
     findings.add("keys", folder.name, checks.keys(folder, shards, None), sum(len(shard.packs) for shard in shards))
     if any(len(shard.samples) for shard in shards):
         findings.add("samples", folder.name, checks.samples(folder, shards), len(checks.packed_samples(shards)))
     findings.add("metadata", META_FOLDER, [*_missing(folder), *checks.counts(folder, shards)], len(shards))
-    return findings
+    if for_stack:
+        findings.add("own loader", META_FOLDER, _missing_code(folder))
+    return Foreign(findings, shards)
 
 
 def _missing(folder: Path) -> Iterator[str]:
@@ -64,3 +91,18 @@ def _missing(folder: Path) -> Iterator[str]:
         yield f"split.yaml is missing, without which Energon loads nothing: {_PREPARE}"
     if not (meta / "dataset.yaml").exists():
         yield "dataset.yaml is missing, which says how Energon reads it"
+
+
+def _missing_code(folder: Path) -> Iterator[str]:
+    """Files of Python beside it that its dataset.yaml names: `sample_loader.py:sample_loader`."""
+    try:
+        value = yaml.safe_load((folder / META_FOLDER / "dataset.yaml").read_bytes())
+    except (OSError, yaml.YAMLError):
+        return  # `_missing` says so, or Energon
+    named = value.values() if isinstance(value, dict) else ()
+    files = {text.partition(":")[0] for text in named if isinstance(text, str) and ".py:" in text}
+    yield from (
+        f"{name} is missing, which dataset.yaml names"
+        for name in sorted(files)
+        if not (folder / META_FOLDER / name).exists()
+    )

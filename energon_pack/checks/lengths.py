@@ -16,7 +16,7 @@ from energon_pack.media import open_part, probe, with_frames
 from energon_pack.packed.contents import Pack
 from energon_pack.packed.files import at
 from energon_pack.record import ReadSettings, parse_record
-from energon_pack.sample import Skip
+from energon_pack.sample import Skip, place_media
 from energon_pack.templates import Sample, Template
 from energon_pack.timestamps import load_positions
 
@@ -25,39 +25,38 @@ _SEED = 0
 
 def measured_again(
     folder: Path,
-    flavor: str,
+    flavor: str | None,
     shards: Sequence[VerifiedShard],
     number: int,
     processor: str | None,
     trust_remote_code: bool,
-    report: Mapping[str, Any],
+    model: str | None = None,
 ) -> Iterator[tuple[str, list[str]]]:
     """Which member, and what is wrong with its length, for a random `number` of them.
 
     Args:
-        processor: folder or hub id; None: the one it was packed with.
+        flavor: None: another tool packed them.
+        processor: folder or hub id; None: the model's published one.
+        model: of another tool's packs: as in `+model=NAME`.
     """
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like
-    processor = processor or packed_with(folder, report)
     try:
-        template = load_template(folder, processor, trust_remote_code)
+        template = load_template(folder, processor, trust_remote_code, model)
     except (OSError, ValueError, ImportError) as error:
         yield str(folder), [" ".join(str(error).split())]
         return
     except (KeyError, TypeError, AttributeError) as error:  # of a damaged manifest
         yield str(folder), [f"the manifest does not say how it was measured: {error!r}"]
         return
-    num_members = [len(shard.samples) + sum(map(len, shard.parts.values())) for shard in shards]
-    starts = np.cumsum([0, *num_members])
+    starts = np.cumsum([0, *(shard.num_members for shard in shards)])
     drawn = np.random.default_rng(_SEED).choice(starts[-1], min(number, int(starts[-1])), replace=False)
     for shard, start, end in zip(shards, starts[:-1], starts[1:], strict=True):
         wanted = set((drawn[(drawn >= start) & (drawn < end)] - start).tolist())
         first = 0
         for fd, pack, _ in packs_of(folder / shard.name, flavor) if wanted else ():
-            ids = pack.meta.get("sample_ids", [])
-            for index in sorted(wanted & set(range(first, first + len(ids)))):
-                yield ids[index - first], list(_differs(fd, pack, index - first, template))
-            first += len(ids)
+            for index in sorted(wanted & set(range(first, first + len(pack.ids)))):
+                yield pack.ids[index - first], list(_differs(fd, pack, index - first, template))
+            first += len(pack.ids)
 
 
 def packed_with(folder: Path, report: Mapping[str, Any]) -> str | None:
@@ -73,7 +72,9 @@ def packed_with(folder: Path, report: Mapping[str, Any]) -> str | None:
 def _differs(fd: int, pack: Pack, index: int, template: Template) -> Iterator[str]:
     try:
         member = (pack.members or [])[index]
-        stated = [pack.meta[name][index] for name in ("token_lens", "num_supervised")]
+        stated = [
+            pack.meta[name][index] if name in pack.form.meta else None for name in ("token_lens", "num_supervised")
+        ]
         names = pack.names[index]
         files = [pack.parts[name] for name in names]
     except (KeyError, IndexError) as error:
@@ -84,7 +85,9 @@ def _differs(fd: int, pack: Pack, index: int, template: Template) -> Iterator[st
         messages = pack.form.messages(member, positions)
         record = parse_record({"messages": messages, "tools": member.get("tools")}, ReadSettings())
         media = [probe(open_part(fd, part.offset, part.size)) for part in files]
-        tokens = template.encode(Sample(record.messages, with_frames(media, member.get("video_frames")), record.tools))
+        placed, order, _ = place_media(record.messages, [medium.kind for medium in media])
+        media = with_frames([media[i] for i in order], member.get("video_frames"))
+        tokens = template.encode(Sample(placed, media, record.tools))
     except Skip as skip:
         yield f"it can't be measured: {skip}"
         return
@@ -94,7 +97,7 @@ def _differs(fd: int, pack: Pack, index: int, template: Template) -> Iterator[st
     for name, ours, theirs in zip(
         ("tokens", "supervised tokens"), (len(tokens.ids), tokens.num_supervised), stated, strict=True
     ):
-        if ours != theirs:
+        if theirs is not None and ours != theirs:
             yield f"{ours} {name} measured again, {theirs} in the pack"
 
 

@@ -179,6 +179,11 @@ def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> str:
     return f"member {index} is {short(found[index])}, in the plan {short(wanted[index])}"
 
 
+def own_loader(pack: Pack) -> Iterator[str]:
+    """The stack that wrote a pack reads it."""
+    return pack.form.unread(pack.fields)
+
+
 def samples_of(pack: Pack, members: Sequence[Member] | None) -> Iterator[tuple[str, str | None]]:
     """`<source shard>/<key>` of each member, and where it is a part of that sample, which (`2of3`).
 

@@ -48,6 +48,7 @@ class VerifyJob:
     max_defects: int
     shares: Sequence[float] = ()  # of the splits; none: not known
     seed: int = 0
+    for_stack: bool = False  # ask for what the loader of the stack needs that packed it
 
 
 @dataclass
@@ -64,6 +65,7 @@ class VerifiedShard:
     media_types: Counter[str]
     splits: set[str]  # in which its samples are, by their ids
     whose: Counter[str]  # packs of other tools
+    num_members: int
 
 
 @dataclass
@@ -86,6 +88,7 @@ class _Seen:
                 self.samples.append(hashed(sample))
             else:
                 self.parts.setdefault(sample, []).append(part)
+        self.sums["members"] += len(pack.ids)
         for name in ("token_lens", "num_supervised"):
             self.sums[name] += sum(pack.meta.get(name, ()))
         self.media_types[pack.media_type] += 1
@@ -128,14 +131,15 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
         media_types=seen.media_types,
         splits={SPLITS[number] for number in seen.splits},
         whose=seen.whose - Counter({"": seen.whose[""]}),
+        num_members=seen.sums["members"],
     )
 
 
-def packs_of(path: Path, flavor: str = MULTI_MIX_QA) -> Iterator[tuple[int, Pack, list[str]]]:
+def packs_of(path: Path, flavor: str | None = MULTI_MIX_QA) -> Iterator[tuple[int, Pack, list[str]]]:
     """The packs of a shard: a descriptor to read them, each pack, and what its JSON lacks.
 
     Args:
-        flavor: it may be another's where only `meta` is asked for.
+        flavor: it may be another's where only `meta` is asked for; None: another tool wrote them.
     """
     with opened(path) as fd:
         for files in packs_in(TarScan(fd, os.fstat(fd).st_size)):
@@ -198,6 +202,8 @@ def _check(job: VerifyJob, pack: Pack, members: list[Member] | None, findings: F
     findings.add("placeholders", where, checks.placeholders(pack), len(pack.members or ()))
     if pack.form.meta:
         findings.add("sums", where, checks.sums(pack))
+    if job.for_stack:
+        findings.add("own loader", where, checks.own_loader(pack))
     if job.flavor is None:
         return
     findings.add("capacity", where, checks.capacity(pack, job.packing, members))

@@ -48,6 +48,13 @@ class Pack:
         samples = zip({**self.fields, **self.meta}.get("sample_ids", ()), self.named or (), strict=False)
         return next((str(sample) for sample, names in samples if name in names), None)
 
+    @cached_property
+    def ids(self) -> list[str]:
+        """Of each member its sample id; in packs of another tool that has none, its place."""
+        places = [] if self.form.is_ours else [f"{self.files.key}#{i}" for i in range(len(self.members or ()))]
+        found: list[str] = self.meta.get("sample_ids", places)
+        return found
+
     @property
     def media_type(self) -> str:
         """As the JSON says it, or by the media."""

@@ -126,6 +126,11 @@ class Form:
                 yield f"media_type is {fields['media_type']}, its media make it {media_type(kinds)}"
 
 
+    def unread(self, fields: Fields) -> Iterator[str]:
+        """Why the loader of the stack that writes it can't read a pack of good fields."""
+        return iter(())
+
+
 class Captioning(Form):
     """LLaVA-OneVision-2's JSON, with `_meta` or, as its own tools write it, without."""
 
@@ -136,6 +141,10 @@ class Captioning(Form):
     def members(self, fields: Fields) -> list[dict[str, Any]]:
         turns = {name: [[t] if isinstance(t, str) else t for t in fields[name]] for name in ("prompts", "captions")}
         return super().members({**fields, **turns})
+
+    def messages(self, value: Fields, positions: Sequence[Any] = ()) -> list[Message]:
+        num_images = 0 if self.is_ours else len(value["images"])  # theirs may leave placeholders out
+        return timed_messages(self.flavor, value, positions, num_images)
 
     def kind(self, name: str) -> str | None:
         return "image" if name.endswith(".jpg") else None
@@ -174,6 +183,18 @@ class ChatMix(Form):
 
     def defects(self, fields: Fields) -> Iterator[str]:
         return iter(())
+
+    def unread(self, fields: Fields) -> Iterator[str]:
+        """Energon decodes a part by what stands after its last dot; their cooker hands on what it gets."""
+        if fields.get("media_type") == "mix":
+            yield "media_type is mix, and LoongForge's cooker takes text, image and video"
+        if self.has(fields, self.for_names):
+            undecoded = [name for names in self.names(fields) for name in names if kind_by_name(name) is None]
+            if undecoded:
+                yield (
+                    f"LoongForge's encoder gets {short(undecoded[0])} as bytes, as {len(undecoded)} media of this pack:"
+                    " Energon decodes no part without an extension (energon_pack's loader reads it)"
+                )
 
 
 class MixQA(ChatMix):

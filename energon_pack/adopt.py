@@ -1,0 +1,113 @@
+"""Packs of LLaVA-OneVision-2 or LoongForge as they lie, loadable here: `python -m energon_pack.adopt DIR`.
+
+Writes beside them what Energon needs and is not there: `typed.yaml`, which names this package's sample class and
+loader, and where it has to, the index of each shard, their counts and the split. Nothing of theirs that Energon can
+read is changed: their own stack goes on with its dataset.yaml.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from energon_pack.errors import PackError
+from energon_pack.files import write_whole
+from energon_pack.manifest import META_FOLDER, is_packed_here
+from energon_pack.metadata import dataset_yamls
+from energon_pack.packed.contents import parse
+from energon_pack.packed.files import opened, packs_in, shard_paths
+from energon_pack.report import say
+from energon_pack.sources.tar import TarScan
+from energon_pack.splits import SPLITS
+from energon_pack.tool import parser, run
+
+
+def adopt(folder: Path) -> tuple[str, list[str]]:
+    """Make packs of another tool loadable; the name of the YAML to load them by, and the files that were written.
+
+    Raises:
+        PackError: no packs that are known, packs of two flavours, or a damaged shard.
+    """
+    if is_packed_here(folder):
+        raise PackError(f"{folder}: energon_pack packed it, it is loadable as it is")
+    paths = shard_paths(folder) if folder.is_dir() else []
+    found = {path: _scanned(path) for path in paths}
+    flavors = {flavor for flavor, _ in found.values()}
+    if len(flavors) != 1:
+        raise PackError(
+            f"{folder}: {'packs of several flavours' if flavors else 'no tar'}, where one flavour is loaded"
+        )
+    meta = folder / META_FOLDER
+    meta.mkdir(exist_ok=True)
+    name = "typed.yaml" if (meta / "dataset.yaml").exists() else "dataset.yaml"
+    missing: dict[Path, bytes] = {}
+    for path, (_, starts) in found.items():
+        if not path.with_suffix(".tar.idx").exists():
+            missing[path.with_suffix(".tar.idx")] = np.array(starts, "<u8").tobytes()
+    if not any((meta / info).exists() for info in (".info.json", ".info.yaml")):
+        counts = {path.name: len(starts) - 1 for path, (_, starts) in found.items()}
+        missing[meta / ".info.json"] = json.dumps({"shard_counts": counts}, indent=2).encode()
+    if not _has_split(meta):
+        parts: dict[str, list[str]] = {split: [] for split in SPLITS} | {"train": [path.name for path in paths]}
+        missing[meta / "split.yaml"] = _yaml({"split_parts": parts, "exclude": []})
+    missing[meta / name] = _yaml(dataset_yamls(flavors.pop(), "typed")["dataset.yaml"])
+    if (meta / name).exists() and (meta / name).read_bytes() != missing[meta / name]:
+        raise PackError(f"{meta / name} is there, and is another: rename it")
+    for path, data in missing.items():
+        write_whole(path, data)
+    return name, [path.relative_to(folder).as_posix() for path in missing]
+
+
+def _scanned(path: Path) -> tuple[str, list[int]]:
+    """The flavour of a shard's first pack; where each pack begins, and the last one ends.
+
+    Raises:
+        PackError: it is damaged, or its first pack is of no form that is known.
+    """
+    with opened(path) as fd, open(path, "rb") as file:
+        scan = TarScan(fd, path.stat().st_size)
+        packs = list(packs_in(scan))
+        if scan.damage or not packs:
+            what = f"{scan.damage[0].what} at byte {scan.damage[0].offset}" if scan.damage else "it holds no pack"
+            raise PackError(f"{path}: {what}")
+        place = next((part for part in packs[0].parts if part.name == "json"), None)
+        if place is not None:
+            file.seek(place.offset)
+        pack, defects = parse(packs[0], None if place is None else file.read(place.size), None)
+    if not pack.form.whose:
+        raise PackError(f"{path}: {packs[0].key}: {defects[0]}: no pack that LLaVA-OneVision-2 or LoongForge writes")
+    return pack.form.flavor, [pack.start for pack in packs] + [packs[-1].end]
+
+
+def _has_split(meta: Path) -> bool:
+    """Whether there is a split that Energon reads; LLaVA-OneVision-2's tools wrote one that it does not."""
+    if (meta / "split.json").exists():
+        return True
+    try:
+        value = yaml.safe_load((meta / "split.yaml").read_bytes())
+    except (OSError, yaml.YAMLError):
+        return False
+    return isinstance(value, Mapping) and isinstance(value.get("split_parts"), Mapping)
+
+
+def _yaml(value: Any) -> bytes:
+    return yaml.safe_dump(value, sort_keys=False, width=1000).encode()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; the exit code."""
+    made = parser("adopt", "DIR", __doc__.partition("\n")[0])
+    made.add_argument("dataset", metavar="DIR", help="folder of packs that another tool wrote")
+    given = made.parse_args(arguments)
+    name, written = adopt(Path(given.dataset))
+    say(f"written: {', '.join(written)}")
+    config = "" if name == "dataset.yaml" else f', dataset_config="{name}"'
+    say(f'load it with megatron.energon.get_train_dataset("{given.dataset}"{config}, ...)')
+    return 0
+
+
+if __name__ == "__main__":
+    run("adopt", main)

@@ -1,0 +1,35 @@
+"""What a model is, by its YAML in `conf/model`: read without Hydra, which training does not have."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def conf_dir() -> Path:
+    """The folder of config.yaml: inside the package in a wheel, beside it in a checkout or an editable install."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise FileNotFoundError(f"no conf/config.yaml in {package} or beside it: the installation is broken")
+
+
+def read_model(name: str) -> dict[str, Any]:
+    """The `model` node of packing with `+model=NAME`; what its YAML does not set is left out.
+
+    Args:
+        name: as in `+model=NAME`, or the path of a YAML file.
+
+    Raises:
+        ValueError: there is none of that name; says which there are.
+    """
+    folder = conf_dir() / "model"
+    path = Path(name).expanduser() if name.endswith(".yaml") else folder / f"{name}.yaml"
+    if not path.is_file():
+        there = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        raise ValueError(f"model={name}: there are {there}; or name a YAML file")
+    node = yaml.safe_load(path.read_text())
+    if not isinstance(node, dict) or not {"name", "template"} <= node.keys():
+        raise ValueError(f"model={name}: {path} is no model's YAML: it has no name and template of its own")
+    return {"hub_id": None, "mask": "positions", "rope": "none", **node}

@@ -1,0 +1,125 @@
+"""Packs that LLaVA-OneVision-2 or LoongForge wrote are made loadable, measured and trained on as they lie."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import chat, command, picture, train, write_tar
+from damage import read_shard
+from test_interchange import (
+    NAMES,
+    Damage,
+    Make,
+    as_under_energon_7,
+    changed,
+    in_json,
+    of_llava_onevision,
+    of_loongforge,
+    run_of,
+)
+from test_verify_jsonl import found, lines
+from test_video import video
+
+from energon_pack.adopt import adopt
+from energon_pack.config import Flavor
+from energon_pack.errors import PackError
+from energon_pack.task_encoder import PackedTaskEncoder
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def llava(tmp_path: Path) -> Path:
+    return of_llava_onevision(tmp_path / "llava")
+
+
+def encoded(folder: Path, encoder: PackedTaskEncoder, **settings: Any) -> dict[str, dict[str, int]]:
+    """Tokens of each member of each pack, as they are trained."""
+    return {
+        pack.__key__: {member.sample_id: len(member.tokens) for member in pack.members}
+        for pack in train(folder, encoder=encoder, **settings)
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loongforges_packs_are_measured_and_trained_on(tmp_path: Path, demo: tuple[Path, Path], name: str) -> None:
+    """By the model and the processor that are given; verify measures as training does, member for member."""
+    folder = of_loongforge(tmp_path / "theirs", NAMES[name])
+    changed("s000_mp4" if name == "without dots" else "s000_0.mp4", video())(folder)
+    rename = {"without dots": "s000_mp4", "with dots": "s000_0.mp4"}[name]
+    assert any(member.endswith(rename) for member, _ in read_shard(folder / "pretrain-000000.tar"))
+    encoder = PackedTaskEncoder(folder, str(demo[1]), model="qwen2_5_vl")
+    lens = encoded(folder, encoder)
+    assert [len(members) for members in lens.values()] == [1, 2, 1]
+    options = {"lengths": 9, "packs_as": "qwen2_5_vl", "processor": str(demo[1]), "reader": "energon_pack"}
+    wrong = found(folder, **options)
+    assert (wrong.num_looked_at["lengths"], wrong.num_defects["lengths"]) == (4, 4)
+    theirs = {"p-000001__94d1": 240, "p-000001__94d2": 239, "p-0__1": 9, "p-0__2": 7}
+    mine = {sample: number for members in lens.values() for sample, number in members.items()}
+    for sample, stated in theirs.items():
+        assert f"lengths: {sample}: {mine[sample]} tokens measured again, {stated} in the pack" in lines(wrong)
+    for key, members in lens.items():
+        numbers = list(members.values())
+        meta = {"token_lens": numbers, "total_token_len": sum(numbers)}
+        in_json(key, lambda value, meta=meta: value["_meta"].update(meta))(folder)
+    assert lines(found(folder, **options)) == ""
+
+
+@pytest.mark.parametrize("damage", [lambda folder: None, lambda folder: as_under_energon_7(folder)])
+def test_llava_onevisions_packs_are_adopted_measured_and_trained_on(
+    llava: Path, demo: tuple[Path, Path], damage: Damage
+) -> None:
+    """Its own dataset.yaml names a class that no Energon 7 imports; what its finalizing leaves there is not loaded."""
+    damage(llava)
+    before = {path: path.read_bytes() for path in llava.rglob("*") if path.is_file() and path.name != "split.yaml"}
+    done = command("-m", "energon_pack.adopt", "llava", cwd=llava.parent)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 'get_train_dataset("llava", dataset_config="typed.yaml", ...)' in done.stdout.replace("\n", " ")
+    assert {path: path.read_bytes() for path in before} == before
+    assert lines(found(llava, decode=True)) == ""
+    processor = str(demo[1])
+    encoder = PackedTaskEncoder(llava, processor, model="qwen2_5_vl", layout="thd", pad_to_multiple_of=8)
+    lens = encoded(llava, encoder, dataset_config="typed.yaml")
+    assert {key: len(members) for key, members in lens.items()} == {"ps_00000000": 3, "ps_00000001": 1}
+    measured = found(llava, lengths=9, packs_as="qwen2_5_vl", processor=processor)
+    assert (lines(measured), measured.num_looked_at["lengths"]) == ("", 4)
+    (pack, *_) = train(llava, encoder=encoder, dataset_config="typed.yaml")
+    batch = encoder.batch([pack])
+    assert not (batch["cu_seqlens_q_padded"] % 8).any()
+
+
+def test_what_is_not_to_be_adopted(config: Make, llava: Path, tmp_path: Path) -> None:
+    folder = run_of(config, None, Flavor.packed_multi_mix_qa, source__limit=5)
+    with pytest.raises(PackError, match="energon_pack packed it, it is loadable as it is"):
+        adopt(folder)
+    write_tar(tmp_path / "plain" / "x.tar", {"a.json": chat("a", "b"), "a.jpg": picture()})
+    with pytest.raises(PackError, match=r"x\.tar: a: .*: no pack that LLaVA-OneVision-2 or LoongForge writes"):
+        adopt(tmp_path / "plain")
+    with pytest.raises(PackError, match="nowhere: no tar"):
+        adopt(tmp_path / "nowhere")
+    (llava / ".nv-meta" / "typed.yaml").write_text("mine")
+    with pytest.raises(PackError, match=r"typed\.yaml is there, and is another"):
+        adopt(llava)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "For packs of another tool give a model and its processor"),
+        ({"model": "qwen9"}, "model=qwen9: there are gemma3, hf, "),
+        ({"model": "qwen2_5_vl", "pad_to": "max_token_len"}, "does not say how long its packs are"),
+    ],
+)
+def test_what_an_encoder_has_to_know_of_theirs(
+    llava: Path, demo: tuple[Path, Path], arguments: dict[str, str], said: str
+) -> None:
+    with pytest.raises((FileNotFoundError, ValueError), match=said):
+        PackedTaskEncoder(llava, str(demo[1]), **arguments)
+
+
+def test_packs_of_ours_say_themselves_what_they_are_for(config: Make, demo: tuple[Path, Path]) -> None:
+    folder = run_of(config, None, Flavor.packed_multi_mix_qa, source__limit=5)
+    with pytest.raises(ValueError, match="says itself how it was packed: model=qwen2_5_vl is for packs of other tools"):
+        PackedTaskEncoder(folder, str(demo[1]), model="qwen2_5_vl")
+    with pytest.raises(PackError, match=r"--as qwen2_5_vl: .* says itself what it was packed for"):
+        found(folder, lengths=1, packs_as="qwen2_5_vl")
