@@ -192,8 +192,8 @@ class ChatMix(Form):
             undecoded = [name for names in self.names(fields) for name in names if kind_by_name(name) is None]
             if undecoded:
                 yield (
-                    f"LoongForge's encoder gets {short(undecoded[0])} as bytes, as {len(undecoded)} media of this pack:"
-                    " Energon decodes no part without an extension (energon_pack's loader reads it)"
+                    f"LoongForge's encoder gets {short(undecoded[0])} as bytes (media of this pack: {len(undecoded)}):"
+                    " Energon decodes no part without an extension; energon_pack's loader reads it"
                 )
 
 
