@@ -42,7 +42,7 @@ def verify_foreign(folder: Path, decode: bool, max_errors: int, num_workers: int
     if not paths or (folder / PLAN).exists() or (folder / REPORT).exists():  # with these, it is ours
         raise PackError(f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}")
     findings = Findings(max_errors)
-    as_bytes = is_read_as_bytes(folder)
+    as_bytes = is_read_as_bytes(folder) or not for_stack  # as our loader does
     jobs = (
         VerifyJob(path, None, None, {}, None, decode, as_bytes, None, ReadSettings(), max_errors, for_stack=for_stack)
         for path in paths

@@ -125,7 +125,6 @@ class Form:
             if fields["media_type"] != media_type(kinds):
                 yield f"media_type is {fields['media_type']}, its media make it {media_type(kinds)}"
 
-
     def unread(self, fields: Fields) -> Iterator[str]:
         """Why the loader of the stack that writes it can't read a pack of good fields."""
         return iter(())
