@@ -145,7 +145,7 @@ def measure_shards(
         PackError: `measure.engine` can't be used.
     """
     template = load_saved(template_folder)
-    how = [template.fingerprint, template.spec.train_on, asdict(settings), LENGTHS_VERSION]
+    how = [template.fingerprint, template.spec.train_on, asdict(settings), LENGTHS_VERSION, reader.INDEX_VERSION]
     paths = [cache_dir / "lengths" / f"{_key(item.shard, [*how, item.how_drawn])}.parquet" for item in indexed]
     todo = _todo(indexed, paths, executor)
     if todo:

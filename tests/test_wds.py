@@ -4,6 +4,8 @@ import gzip
 import json
 import os
 import re
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -44,8 +46,16 @@ def test_any_name_is_split_there(tmp_path_factory: pytest.TempPathFactory, names
         if not groups or groups[-1][0] != key or part in groups[-1][1]:
             groups.append((key, []))
         groups[-1][1].append(part)
+    samples: list[tuple[str, list[str]]] = []
+    latest: dict[str, list[str]] = {}
+    for key, parts in groups:  # what follows later is of the same sample, unless it has such a part
+        if key in latest and set(latest[key]).isdisjoint(parts):
+            latest[key] += parts
+        else:
+            latest[key] = parts
+            samples.append((key, parts))
     rows = index(write_tar(tmp_path_factory.mktemp("tar") / "x.tar", [(name, b"") for name in names]))
-    assert [(row["key"], row["parts"]) for row in rows] == groups
+    assert [(row["key"], row["parts"]) for row in rows] == samples
 
 
 def test_grouping_is_energons(tmp_path: Path) -> None:
@@ -95,9 +105,118 @@ def test_of_equal_keys_the_first_wins(tmp_path: Path) -> None:
     ]
 
 
-def test_members_apart_are_not_one_sample(tmp_path: Path) -> None:
-    rows = index(write_tar(tmp_path / "x.tar", {"a.json": b"{}", "b.json": b"{}", "a.0.jpg": b"1"}))
-    assert [row["reason"] for row in rows] == ["non_adjacent_member", None, "non_adjacent_member"]
+def test_a_sample_whose_parts_lie_apart_is_one_line_of_the_ledger(tmp_path: Path) -> None:
+    """Two would count it twice in `samples_in`, and against `max_skipped`; its media say what kind is lost."""
+    members = {"a.json": b"{}", "b.json": b"{}", "a.0.jpg": b"1", "c.json": b"{}", "a.1.jpg": b"1"}
+    rows = index(write_tar(tmp_path / "x.tar", members))
+    assert [(row["key"], row["reason"], row["parts"]) for row in rows] == [
+        ("a", "non_adjacent_member", ["0.jpg", "1.jpg"]),
+        ("b", None, []),
+        ("c", None, []),
+    ]
+
+
+def test_a_second_sample_of_a_key_has_its_own_parts_apart(tmp_path: Path) -> None:
+    members = [("a.json", b"{}"), ("b.json", b"{}"), ("a.json", b"{}"), ("c.json", b"{}"), ("a.0.jpg", b"1")]
+    rows = index(write_tar(tmp_path / "x.tar", members))
+    assert [(row["key"], row["reason"], row["parts"]) for row in rows] == [
+        ("a", None, []),
+        ("b", None, []),
+        ("a", "duplicate_key", ["0.jpg"]),
+        ("c", None, []),
+    ]
+
+
+def test_a_sample_cut_at_the_end_is_not_packed_from_what_lies_before(tmp_path: Path) -> None:
+    """Its JSON is there, whole, in front of another sample: it would be in a pack and in the ledger."""
+    members = {"a.json": chat("q", "a"), "b.json": chat("q", "a"), "a.jpg": picture()}
+    path = write_tar(tmp_path / "x.tar", members)
+    path.write_bytes(path.read_bytes()[:2700])
+    assert [(row["key"], row["reason"]) for row in index(path)] == [("a", "truncated_tar"), ("b", None)]
+
+
+# ------------------------------------------------------------------------------------------------ keys with a dot
+
+JSON, OTHER = chat("q", "a"), b'{"width": 1}'
+
+
+@pytest.mark.parametrize(
+    ("members", "number"),
+    [
+        ([("00.json", JSON), *((f"scene.{i:02}.json", JSON) for i in range(50))], 50),
+        ([("00.json", JSON), ("a.final.jpg", b"1"), ("a.final.json", JSON)], 1),
+        ([("v1.5/clip.001.jpg", b"1"), ("v1.5/clip.001.txt", b"t"), ("v1.5/clip.002.txt", b"t")], 2),
+        ([("scene.json", JSON), *((f"scene.{i}.json", JSON) for i in range(3))], 3),  # one would look like a sample
+        ([("1.json", JSON), ("1.5.json", JSON), ("2.json", JSON), ("2.5.json", JSON)], 2),  # keys that are numbers
+        ([("1.jpg", b"1"), ("1.txt", b"t"), ("1.5.jpg", b"1"), ("1.5.txt", b"t")], 1),
+        ([(name, JSON) for i in range(9) for name in (f"cam1.{i}.json", f"cam2.{i}.json")], 18),  # in turn
+        ([("00.meta.json", OTHER), ("00.json", JSON), ("a.meta.json", OTHER), ("a.0.json", JSON)], 1),
+    ],
+)
+def test_keys_with_a_dot_stop_the_run(tmp_path: Path, members: list[tuple[str, bytes]], number: int) -> None:
+    """All but one line of such samples would be lost: Energon makes them parts of one."""
+    path = write_tar(tmp_path / "x y.tar", members)
+    with pytest.raises(PackError, match="a key ends at the first dot of a name, as in Energon") as error:
+        index(path)
+    more = re.search(r"\(and (\d+) more like it\)", str(error.value))
+    assert int(more[1]) + 1 if more else 1 == number
+
+
+def test_what_the_error_says_makes_samples_of_them(tmp_path: Path) -> None:
+    members = {"./d.1/00.json": JSON}
+    members |= {f"./d.1/s.a{'b' * 100}.{i}.{end}": JSON for i in range(3) for end in ("jpg", "json")}
+    path = write_tar(tmp_path / "x y.tar", members)
+    with pytest.raises(PackError) as error:
+        index(path)
+    shell = str(error.value).partition("the last: ")[2]
+    subprocess.run(shell.replace("python ", f"{sys.executable} "), shell=True, check=True, cwd=tmp_path)
+    rows = index(tmp_path / "NEW.tar")
+    assert [row["reason"] for row in rows] == [None] * 4
+    assert rows[1] == {
+        "key": f"./d.1/s_a{'b' * 100}_0",
+        "record_part": "json",
+        "reason": None,
+        "parts": ["jpg"],
+    }
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("a.json", JSON), ("a.meta.json", OTHER), ("b.json", JSON), ("b.meta.json", b"no JSON")],
+        [("a.json", JSON), ("a.0.jpg", b"1"), ("a.0.json", OTHER), ("a.1.jpg", b"1"), ("a.1.json", OTHER)],
+        [("a.json", JSON), ("a.ocr.txt", b"t"), ("a.txt", b"t"), ("a.jpg", b"1")],
+        [("a.txt", b"t"), ("a.jpg", b"1"), ("a.ocr.txt", b"t"), ("a.meta.json", OTHER)],
+        [("a.json", chat("q", "a", x=1)), ("a.list.json", b"[1]")],
+    ],
+)
+def test_a_further_part_is_no_sample(tmp_path: Path, members: list[tuple[str, bytes]]) -> None:
+    assert {row["reason"] for row in index(write_tar(tmp_path / "x.tar", members))} == {None}
+
+
+def test_a_sample_without_its_json_is_one_sample(tmp_path: Path) -> None:
+    """Its other part is a part of others: they say that it is no sample's JSON."""
+    members = {"a.meta.json": OTHER, "b.json": JSON, "b.meta.json": OTHER, "c.meta.json": OTHER, "c.json": JSON}
+    rows = index(write_tar(tmp_path / "x.tar", members))
+    assert [(row["key"], row["reason"]) for row in rows] == [("a", "missing_json"), ("b", None), ("c", None)]
+
+
+def test_a_part_before_its_own_json_far_away_is_no_sample(tmp_path: Path) -> None:
+    rows = index(write_tar(tmp_path / "x.tar", {"a.meta.json": OTHER, "b.json": JSON, "a.json": JSON}))
+    assert [(row["key"], row["reason"]) for row in rows] == [("a", "non_adjacent_member"), ("b", None)]
+
+
+@pytest.mark.parametrize("keeps", [1, 2])
+def test_beside_a_damage_one_part_alone_says_nothing(tmp_path: Path, keeps: int) -> None:
+    """The JSON of its sample may be what is lost; of two parts with such names, one is a sample's."""
+    members = [("0.json", JSON), *((f"a.{i}.json", JSON) for i in range(keeps)), ("z.json", JSON)]
+    path = write_tar(tmp_path / "x.tar", members)
+    path.write_bytes(path.read_bytes()[: 1024 * (1 + keeps) + 300])
+    if keeps == 1:
+        assert [row["reason"] for row in index(path)] == [None, "truncated_tar", "truncated_tar"]
+    else:
+        with pytest.raises(PackError, match="first dot"):
+            index(path)
 
 
 def test_media_without_json(tmp_path: Path) -> None:
@@ -155,8 +274,6 @@ def test_a_folder_without_tars_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "target"), [("x.tgz", "x.tar"), ("x.tar.gz", "x.tar"), ("x.tar", "x.plain.tar")])
 def test_compressed_tars_are_refused_with_a_command_that_works(tmp_path: Path, name: str, target: str) -> None:
-    import subprocess
-
     plain = write_tar(tmp_path / "plain", {"k.json": b"{}"}).read_bytes()
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / name).write_bytes(gzip.compress(plain))

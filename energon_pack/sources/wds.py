@@ -15,8 +15,9 @@ import pyarrow as pa
 from energon_pack.errors import PackError
 from energon_pack.record import ReadSettings, Record, caption_record, load_json, parse_record
 from energon_pack.sample import Reason, Skip
+from energon_pack.sources.dotted_keys import DottedKeys, Member
 from energon_pack.sources.find import Shard, compressed_error
-from energon_pack.sources.tar import NO_DATA, TarScan, compression
+from energon_pack.sources.tar import NO_DATA, Damage, TarScan, compression
 
 PART_TYPE = pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))
 INDEX_SCHEMA = pa.schema(
@@ -30,7 +31,7 @@ INDEX_SCHEMA = pa.schema(
         ("detail", pa.string()),
     ]
 )
-_Member = tuple[str, int, int]  # part, offset, size
+_LONGEST_DETAIL = 300
 _SKIPPED_FOLDER = re.compile("__[^/]*__/")  # at the start of a path, as in Energon
 
 
@@ -40,12 +41,12 @@ _SKIPPED_FOLDER = re.compile("__[^/]*__/")  # at the start of a path, as in Ener
 def index_shard(shard: Shard) -> pa.Table:
     """Where each sample's files are: one row of `INDEX_SCHEMA` a sample, damage in the schema's metadata.
 
-    A key twice in a shard is a `duplicate_key` (the first wins). A key that comes back with other parts is
-    `non_adjacent_member`, and so is what was there of it before. A sample beside a damage, with no media left, is
+    A key twice in a shard is a `duplicate_key` (the first wins). A key that comes back with other parts is one
+    sample, `non_adjacent_member`, in the row of what was there first. A sample beside a damage, with no media left, is
     `truncated_tar`: they may have been lost there.
 
     Raises:
-        PackError: the shard is compressed, or can't be opened.
+        PackError: the shard is compressed, can't be opened, or its files were meant to have other keys.
     """
     try:
         fd = os.open(shard.path, os.O_RDONLY)
@@ -55,8 +56,10 @@ def index_shard(shard: Shard) -> pa.Table:
         if compression(fd):
             raise compressed_error(shard.path)
         scan = TarScan(fd, shard.size)
-        rows = _Rows()
+        dotted = DottedKeys(lambda member: os.pread(fd, member[2], member[1]))
+        rows = _Rows(dotted)
         rows.add_all(scan)
+        dotted.check(shard.path)
     finally:
         os.close(fd)
     damage = json.dumps([(item.offset, item.what) for item in scan.damage])
@@ -83,19 +86,23 @@ def damage_of(schema: pa.Schema) -> list[tuple[int, str]]:
 class _Rows:
     """Groups members into samples, columns growing as the scan goes on."""
 
-    def __init__(self) -> None:
+    def __init__(self, dotted: DottedKeys) -> None:
+        self._dotted = dotted
+        self._damage: list[Damage] = []  # so far
         self._keys: list[str] = []
-        self._records: list[_Member | None] = []
+        self._records: list[Member | None] = []
         self._reasons: list[tuple[str, str] | None] = []  # reason, detail
-        self._parts: list[_Member] = []
+        self._parts: list[Member] = []
         self._part_starts = [0]
-        self._first: dict[str, int] = {}  # key → its first row
+        self._rows: dict[str, int] = {}  # key → its latest row
+        self._scattered: dict[int, dict[str, Member]] = {}  # row → its parts, where some follow other samples
 
     def add_all(self, scan: TarScan) -> None:
         """A row for each sample, then one for every damage that hides a sample."""
-        damage, num_damages, is_beside_damage = scan.damage, 0, False
+        self._damage = damage = scan.damage
+        num_damages, is_beside_damage = 0, False
         sample_key: str | None = None
-        group: dict[str, _Member] = {}  # by part
+        group: dict[str, Member] = {}  # by part
         for name, offset, size in scan:
             key, dot, part = name.partition(".")
             if "/" in part:  # the dot was in the name of a folder
@@ -117,12 +124,16 @@ class _Rows:
         for item in damage:
             if item.cut or item.hides:
                 key = _key_of(item.cut) if item.cut else f"@{item.offset}"
-                self._append(key, None, Reason.TRUNCATED_TAR, f"{item.what} at byte {item.offset}")
+                what = f"{item.what} at byte {item.offset}"
+                if key in self._rows:  # other parts of it are elsewhere
+                    self._reasons[self._rows[key]] = (Reason.TRUNCATED_TAR.value, what[:_LONGEST_DETAIL])
+                else:
+                    self._append(key, None, Reason.TRUNCATED_TAR, what)
 
     def _add_sample(
         self,
         key: str | None,
-        group: dict[str, _Member],
+        group: dict[str, Member],
         is_beside_damage: bool,
         without_record: Reason = Reason.MISSING_JSON,
     ) -> None:
@@ -132,40 +143,61 @@ class _Rows:
         record = group.pop("json", None) or group.pop("txt", None)
         if record is not None and record[2] == NO_DATA:
             record = None
+        row = self._rows.get(key)
+        if row is not None and self._add_late(key, row, names, record, group):
+            return
+        self._dotted.look(key, record, group.values(), bool(self._damage))
         self._parts += group.values()
-        first = self._first.setdefault(key, len(self._keys))
-        if first < len(self._keys):
-            there = self._parts_of_row(first)
-            again = not there.isdisjoint(group) or (record is not None and record[0] in there)
-            reason = Reason.DUPLICATE_KEY if again else Reason.NON_ADJACENT_MEMBER
-            self._append(key, record, reason, f"{', '.join(names)} of a key that was there before"[:300])
-            if not again:
-                self._reasons[first] = (reason.value, f"{', '.join(names)} of its key follow later"[:300])
+        self._rows[key] = len(self._keys)
+        if row is not None:
+            self._append(key, record, Reason.DUPLICATE_KEY, f"{', '.join(names)} of a key that was there before")
         elif record is None:
-            self._append(key, None, without_record, f"only {', '.join(names)}"[:300])
+            self._append(key, None, without_record, f"only {', '.join(names)}")
         elif is_beside_damage and not group:
             self._append(key, record, Reason.TRUNCATED_TAR, "beside a damage, where its media may have been")
         else:
             self._append(key, record)
 
-    def _parts_of_row(self, row: int) -> set[str]:
-        start, end = self._part_starts[row : row + 2]
-        record = self._records[row]
-        return {part[0] for part in self._parts[start:end]} | ({record[0]} if record else set())
+    def _add_late(self, key: str, row: int, names: list[str], record: Member | None, group: dict[str, Member]) -> bool:
+        """Add parts to a sample that was there before; not where it has one of them: then they are another's."""
+        parts = self._scattered.get(row)
+        if parts is None:
+            start, end = self._part_starts[row : row + 2]
+            parts = {part[0]: part for part in self._parts[start:end]}
+        had = self._records[row]
+        if not parts.keys().isdisjoint(names) or (had is not None and had[0] in names):
+            return False
+        self._records[row] = had or record
+        self._dotted.look(key, had or record, group.values() if had else [*parts.values(), *group.values()])
+        parts.update(group)
+        self._scattered[row] = parts
+        if (self._reasons[row] or ("",))[0] != Reason.DUPLICATE_KEY.value:
+            detail = f"{', '.join(names)} of its key follow after other samples"
+            self._reasons[row] = (Reason.NON_ADJACENT_MEMBER.value, detail[:_LONGEST_DETAIL])
+        return True
 
-    def _append(self, key: str, record: _Member | None, reason: Reason | None = None, detail: str = "") -> None:
+    def _append(self, key: str, record: Member | None, reason: Reason | None = None, detail: str = "") -> None:
         self._keys.append(key)
         self._records.append(record)
-        self._reasons.append((reason.value, detail) if reason else None)
+        self._reasons.append((reason.value, detail[:_LONGEST_DETAIL]) if reason else None)
         self._part_starts.append(len(self._parts))
 
     def table(self) -> pa.Table:
+        if self._scattered:
+            self._gather()
         parts = pa.ListArray.from_arrays(
             pa.array(self._part_starts, pa.int32()), pa.array(self._parts, PART_TYPE.value_type)
         )
         record = pa.array(self._records, PART_TYPE.value_type).flatten()
         reason = pa.array(self._reasons, pa.struct([("reason", pa.string()), ("detail", pa.string())])).flatten()
         return pa.table([pa.array(self._keys, pa.string()), *record, parts, *reason], schema=INDEX_SCHEMA)
+
+    def _gather(self) -> None:
+        """The parts of a sample side by side."""
+        starts, self._part_starts, parts, self._parts = self._part_starts, [0], self._parts, []
+        for row, (start, end) in enumerate(pairwise(starts)):
+            self._parts += self._scattered[row].values() if row in self._scattered else parts[start:end]
+            self._part_starts.append(len(self._parts))
 
 
 def _key_of(name: str) -> str:

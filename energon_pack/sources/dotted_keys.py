@@ -1,0 +1,112 @@
+"""Files whose writer meant other keys than Energon reads: what looks like a part is a sample of its own.
+
+A key ends at the first dot of a name. So `scene.0001.json`, `scene.0002.json` … would be parts of one sample `scene`,
+and all but one line of them would be lost. What tells them from a sample with a further part, `0001.json` and
+`0001.meta.json`, is asked of the data, of each part whose name ends as a record's does:
+
+    where its key has a record     it has the form of that record, or media of its own beside a caption's
+    where its key has none         no other key of its shard has this part beside a record
+"""
+
+import shlex
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from energon_pack.errors import PackError
+from energon_pack.record import load_json
+from energon_pack.sample import Skip, kind_by_name
+
+Member = tuple[str, int, int]  # part, offset, size
+
+_ENDINGS = (".json", ".txt")
+_MOST_ASKED = 16  # parts of one name of which the form is compared: those of all other samples are then like them
+
+#: A tar with no dot in its names but the last.
+_RENAME = (
+    'import re,sys,tarfile as t;a=t.open(sys.argv[1]);b=t.open(sys.argv[2],"w",format=t.GNU_FORMAT);'
+    '[(setattr(m,"name",re.sub("[.](?=[^/]*[.])","_",m.name)),b.addfile(m,a.extractfile(m))) for m in a];b.close()'
+)
+
+
+@dataclass
+class _Doubt:
+    """Files of one part name that may be samples of their own."""
+
+    example: str
+    number: int = 0
+
+
+class DottedKeys:
+    """Looks at the samples of a shard, one after the other."""
+
+    def __init__(self, read: Callable[[Member], bytes]):
+        self._read = read
+        self._beside_a_record: dict[str, int] = {}  # part → how often its form was another than the record's
+        self._doubts: dict[str, _Doubt] = {}  # by part, of keys that have no record
+        self._samples: list[str] = []  # names of files that are samples
+
+    def look(self, key: str, record: Member | None, parts: Collection[Member], may_lack_record: bool = False) -> None:
+        """Look at a sample.
+
+        Args:
+            record: its JSON or text, wherever that is in the shard.
+            parts: all others.
+            may_lack_record: its tar is damaged, and its record may have been there: one part alone then says nothing.
+        """
+        like_records = [part for part in parts if part[0].endswith(_ENDINGS)]
+        if not like_records:
+            return
+        if record is not None:
+            for part in like_records:
+                if self._is_sample(part, record, parts):
+                    self._samples.append(f"{key}.{part[0]}")
+        elif len(like_records) > may_lack_record:
+            for name, *_ in like_records:
+                doubt = self._doubts.setdefault(name, _Doubt(f"{key}.{name}"))
+                doubt.number += 1
+
+    def check(self, path: str) -> None:
+        """After the last sample of a shard.
+
+        Raises:
+            PackError: files of it are samples of their own, and can't be read as such.
+        """
+        doubts = [doubt for part, doubt in self._doubts.items() if part not in self._beside_a_record]
+        names = [*self._samples, *(doubt.example for doubt in doubts)]
+        if not names:
+            return
+        number = len(self._samples) + sum(doubt.number for doubt in doubts)
+        others = f" (and {number - 1:,} more like it)" if number > 1 else ""
+        key, _, part = names[0].rpartition("/")[2].partition(".")
+        raise PackError(
+            f"{path}: {names[0]}{others} can't be read as a sample: a key ends at the first dot of a name, as in"
+            f" Energon, so its key is {key!r} and its part {part!r}, where a sample has {part.rpartition('.')[2]!r}."
+            f" Write the tar anew, with no dot in its names but the last: python -c {shlex.quote(_RENAME)}"
+            f" {shlex.quote(path)} NEW.tar"
+        )
+
+    def _is_sample(self, part: Member, record: Member, parts: Collection[Member]) -> bool:
+        """Whether a part beside a record is another one's."""
+        name = part[0]
+        stem, _, ending = name.rpartition(".")
+        if record[0] == "txt" and ending == "txt":  # two captions, each with its medium
+            media = [other for other, *_ in parts if kind_by_name(other)]
+            return any("." not in other for other in media) and any(other.startswith(f"{stem}.") for other in media)
+        asked = self._beside_a_record.setdefault(name, 0)
+        if record[0] != "json" or ending != "json" or min(part[2], record[2]) < 0 or asked >= _MOST_ASKED:
+            return False
+        form = _form(self._read(record))
+        if form is None or form != _form(self._read(part)):
+            self._beside_a_record[name] = asked + 1
+            return False
+        return True
+
+
+def _form(raw: bytes) -> list[str] | None:
+    """The fields of a JSON, those of the first message where it is a list of messages."""
+    try:
+        value = load_json(raw)
+    except Skip:
+        return None
+    value = value[0] if isinstance(value, list) and value else value
+    return sorted(value) if isinstance(value, dict) and value else None
