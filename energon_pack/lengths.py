@@ -47,7 +47,7 @@ class IndexedShard:
     num_rows: int
     rows: Ints | None = None  # ascending, some several times; None: all
     copies: Ints | None = None  # of each of them how often it was drawn before, in this slice or in another
-    how_drawn: tuple[float, ...] = ()  # what `rows` depend on
+    how_drawn: tuple[float | str, ...] = ()  # what `rows` depend on
 
     @property
     def num_samples(self) -> int:
@@ -116,7 +116,8 @@ def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: i
         if ratio == num_slices == 1:
             drawn.append(item)
             continue
-        how = (ratio, seed if ratio != 1 else 0, first, num_slices)
+        by = (seed, item.shard.name) if ratio != 1 else ()
+        how = (ratio, *by, first, num_slices)
         mine, copies = rows[first::num_slices], copy_numbers(rows)[first::num_slices]
         drawn.append(replace(item, rows=mine, copies=copies, how_drawn=how))
     return drawn

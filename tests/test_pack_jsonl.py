@@ -31,8 +31,8 @@ def write_lines(path: Path, *values: Any) -> Path:
     return path
 
 
-def packed(make: Make, path: Path | str, **settings: Any) -> tuple[dict[str, Any], Path]:
-    run = make(str(path), source__format=Format.jsonl, **settings)
+def packed(make: Make, path: Path | str | list[str], **settings: Any) -> tuple[dict[str, Any], Path]:
+    run = make(path, source__format=Format.jsonl, **settings)
     figures = pack(run)
     return figures, Path(run.output.dir) / str(run.output.name)
 
@@ -157,6 +157,16 @@ def test_the_same_bytes_wherever_it_lies(config: Make, tmp_path: Path) -> None:
     assert files(folders[0]) == files(folders[1])
 
 
+def test_a_lists_roots_may_lie_anywhere(config: Make, tmp_path: Path) -> None:
+    """A list that shares only `/` had the machine's folders in its ids: other bytes on every machine."""
+    folders = []
+    for name, places in (("one", ("p/left", "p/right")), ("two", ("q/left", "deep/er/right"))):
+        sources = [write_lines(tmp_path / place / "s.jsonl", *(line([], id=i) for i in range(9))) for place in places]
+        folders.append(packed(config, [str(source.parent) for source in sources], output__dir=str(tmp_path / name))[1])
+    assert files(folders[0]) == files(folders[1])
+    assert set(media_of(folders[0])) == {f"{root}/s.jsonl:{i + 1}" for root in ("left", "right") for i in range(9)}
+
+
 # ---------------------------------------------------------------------------------------------------- what changes
 
 
@@ -246,6 +256,18 @@ def test_a_ratio_draws_some_twice_and_some_never(config: Make, tmp_path: Path) -
     assert sum(sample_id.endswith("@2") for sample_id in ids) == 5
     again, _ = packed(config, meta, output__name="again", seed=1)
     assert again["samples_in"] == 20
+
+
+def test_what_is_drawn_does_not_depend_on_the_cache(config: Make, tmp_path: Path) -> None:
+    """Which samples a ratio draws depends on ids, and so do the lengths that are kept of them."""
+    for name in ("a", "b"):
+        write_lines(tmp_path / name / "s.jsonl", *(line([], f"{name} {i}") for i in range(40)))
+        write_lines(tmp_path / name / "m.json", json.dumps({"s": {"file_name": "s.jsonl", "sample_ratio": 0.5}}))
+    metas = [str(tmp_path / name / "m.json") for name in ("a", "b")]
+    packed(config, metas[0], output__name="alone", cache_dir=str(tmp_path / "warm"))
+    caches = [tmp_path / "warm", tmp_path / "cold"]
+    warm, cold = (packed(config, metas, output__name=c.name, cache_dir=str(c))[1] for c in caches)
+    assert files(warm) == files(cold)
 
 
 # -------------------------------------------------------------------------------------------------- the real sets

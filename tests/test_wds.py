@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.sources.find import Shard, find_shards
+from energon_pack.sources.find import Shard, find_shards, names_of
 from energon_pack.sources.wds import damage_of, index_shard, parts_of
 
 
@@ -159,7 +159,7 @@ def test_keys_with_a_dot_stop_the_run(tmp_path: Path, members: list[tuple[str, b
     with pytest.raises(PackError, match="a key ends at the first dot of a name, as in Energon") as error:
         index(path)
     more = re.search(r"\(and (\d+) more like it\)", str(error.value))
-    assert int(more[1]) + 1 if more else 1 == number
+    assert (int(more[1]) if more else 0) + 1 == number
 
 
 def test_what_the_error_says_makes_samples_of_them(tmp_path: Path) -> None:
@@ -254,6 +254,46 @@ def test_a_tar_a_glob_and_a_list(shards: Path) -> None:
     assert names(find_shards(f"{shards}/**/[12].tar")) == ["b/1.tar", "b/2.tar"]
     assert names(find_shards([f"{shards}/b", f"{shards}/a.tar"])) == ["a.tar", "b/1.tar", "b/2.tar"]
     assert names(find_shards([str(shards), f"{shards}/a.tar"])) == ["a.tar", "b/1.tar", "b/2.tar"]  # none twice
+
+
+# roots → files in them → their names
+NAMES = [
+    (["/d"], ["/d/1.tar", "/d/a/2.tar"], ["1.tar", "a/2.tar"]),
+    (["/d/a", "/d/b"], ["/d/a/1.tar", "/d/b/1.tar"], ["a/1.tar", "b/1.tar"]),
+    (["/home/me/a", "/mnt/n1/b"], ["/home/me/a/x/1.tar", "/mnt/n1/b/1.tar"], ["a/x/1.tar", "b/1.tar"]),
+    (["/m/a", "/m/n/b"], ["/m/a/1.tar", "/m/n/b/1.tar"], ["a/1.tar", "b/1.tar"]),
+    (["/d/x/train", "/d/y/train"], ["/d/x/train/1.tar", "/d/y/train/1.tar"], ["x/train/1.tar", "y/train/1.tar"]),
+    (["/d/a", "/d"], ["/d/a/1.tar", "/d/2.tar"], ["a/1.tar", "2.tar"]),  # inside another
+    (["/d/m"], ["/e/f/1.jsonl", "/d/m/1.jsonl"], ["f/1.jsonl", "m/1.jsonl"]),  # a meta file's, elsewhere
+    (["/t", "/p/t", "/q/t"], ["/t/1.tar", "/p/t/1.tar", "/q/t/1.tar"], ["t/1.tar", "p/t/1.tar", "q/t/1.tar"]),
+    (["/a/t", "/b/a/t", "/a"], ["/a/t/1.tar", "/b/a/t/1.tar"], ["a/t/1.tar", "t/1.tar"]),
+    (["/x/a", "/y/a/b", "/z/b"], ["/x/a/b/1", "/y/a/b/1", "/z/b/1"], ["x/a/b/1", "y/a/b/1", "z/b/1"]),
+]
+
+
+@pytest.mark.parametrize(("roots", "files", "expected"), NAMES)
+def test_ids_have_the_names_of_the_roots(roots: list[str], files: list[str], expected: list[str]) -> None:
+    """Anything above a root is of the machine, and would be in the packs."""
+    assert names_of(roots, files) == expected
+    assert names_of(roots[::-1], files[::-1]) == expected[::-1]
+
+
+FOLDER = st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))
+
+
+@given(roots=st.sets(FOLDER, min_size=1), rest=st.sets(FOLDER, min_size=1, max_size=3))
+def test_names_tell_files_apart(roots: set[str], rest: set[str]) -> None:
+    files = sorted({root + path + ".tar" for root in roots for path in rest})
+    names = names_of(roots, files)
+    assert len(set(names)) == len(files)
+    assert all(file.endswith(name) for file, name in zip(files, names, strict=True))
+
+
+@given(parents=st.lists(FOLDER, min_size=2, max_size=4), rest=FOLDER)
+def test_roots_of_different_names_may_lie_anywhere(parents: list[str], rest: str) -> None:
+    roots = [f"{parent}/root{i}" for i, parent in enumerate(parents)]
+    names = names_of(roots, [root + rest for root in roots])
+    assert names == [f"root{i}{rest}" for i in range(len(roots))]
 
 
 def test_a_link_into_its_own_folder_ends(shards: Path) -> None:

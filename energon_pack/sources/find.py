@@ -4,7 +4,8 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -36,7 +37,7 @@ class Lines:
 class Shard:
     """One source file, and how to tell whether it is still the same."""
 
-    name: str  # path relative to the source, with forward slashes
+    name: str  # as `names_of` gives it, with forward slashes
     path: str
     size: int
     mtime_ns: int
@@ -105,8 +106,7 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
     compressed = sorted(tar for tar in found.values() if _COMPRESSED_NAMES.search(tar))
     if compressed:
         raise compressed_error(compressed[0], len(compressed))
-    common = os.path.commonpath([os.path.abspath(root) for root in roots])
-    names = {real: Path(os.path.relpath(tar, common)).as_posix() for real, tar in found.items()}
+    names = dict(zip(found, names_of(roots, list(found.values())), strict=True))
     return Source(
         shards=sorted((shard_of(names[real], tar) for real, tar in found.items()), key=lambda shard: shard.name),
         folders=frozenset(Path(folder).resolve() for folder in folders),
@@ -145,6 +145,51 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
     matches = sorted(glob.glob(entry, recursive=True))
     files = [match for match in matches if os.path.isfile(match)]
     return os.path.dirname(fixed) or ".", [match for match in matches if os.path.isdir(match)], files
+
+
+def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
+    """What each file is called in sample ids: the same wherever its root lies.
+
+    One root: the path from there. Several: each under the name of its root, with as many of the folders above it as
+    tell the roots apart. A root inside another is no root.
+
+    Args:
+        roots: folders the files lie in, in any order; of a file that lies in none of them, its own folder is one.
+    """
+    paths = [os.path.abspath(file) for file in files]
+    folders = _outermost(os.path.abspath(root) for root in roots)
+    outside = {os.path.dirname(path) for path in paths if _above(path, folders) is None}
+    folders = _outermost([*folders, *outside])
+    root_of = [_above(path, folders) or "/" for path in paths]
+    in_root = [path[len(root) :].lstrip("/") for path, root in zip(paths, root_of, strict=True)]
+    if len(folders) == 1:
+        return in_root
+    depths = dict.fromkeys(folders, 1)
+    while True:
+        tails = {root: "/".join(root.strip("/").split("/")[-depth:]) for root, depth in depths.items()}
+        names = [f"{tails[root]}/{rest}" for root, rest in zip(root_of, in_root, strict=True)]
+        times, times_of_tails = Counter(names), Counter(tails.values())
+        unclear = {root for root, tail in tails.items() if times_of_tails[tail] > 1}
+        unclear |= {root for root, name in zip(root_of, names, strict=True) if times[name] > 1}
+        if not unclear:
+            return names
+        for root in unclear:
+            depths[root] += 1
+
+
+def _outermost(folders: Iterable[str]) -> set[str]:
+    """Folders that lie in no other of them."""
+    every = set(folders)
+    return {folder for folder in every if _above(folder, every) is None}
+
+
+def _above(path: str, folders: Collection[str]) -> str | None:
+    """The nearest of these folders that a path lies in."""
+    while (above := os.path.dirname(path)) != path:
+        if above in folders:
+            return above
+        path = above
+    return None
 
 
 def walk(folder: str, wanted: re.Pattern[str]) -> list[str]:

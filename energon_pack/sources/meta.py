@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.sources.find import Lines, Source, expand, shard_of, walk
+from energon_pack.sources.find import Lines, Source, expand, names_of, shard_of, walk
 
 _JSONL = re.compile(r"\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
 _LARGEST_META = 16 << 20
@@ -59,18 +59,12 @@ def find_lines(path: str | Sequence[str], media_root: str | None = None) -> Sour
                 real = os.path.realpath(item.path)
                 if found.setdefault(real, item).lines != item.lines:
                     raise PackError(f"source.path={path}: {item.path} is there twice, to be read in two ways")
-    common = os.path.commonpath([os.path.abspath(place) for place in (*roots, *map(_folder, found.values()))])
-    shards = [
-        shard_of(Path(os.path.relpath(item.path, common)).as_posix(), item.path, item.lines) for item in found.values()
-    ]
+    names = names_of(roots, [item.path for item in found.values()])
+    shards = [shard_of(name, item.path, item.lines) for name, item in zip(names, found.values(), strict=True)]
     return Source(
         shards=sorted(shards, key=lambda shard: shard.name),
         folders=frozenset(Path(folder).resolve() for folder in folders),
     )
-
-
-def _folder(item: _Entry) -> str:
-    return os.path.dirname(item.path)
 
 
 def _entries(path: str, media_root: str | None) -> Iterator[_Entry]:

@@ -168,7 +168,8 @@ class _Rows:
         if not parts.keys().isdisjoint(names) or (had is not None and had[0] in names):
             return False
         self._records[row] = had or record
-        self._dotted.look(key, had or record, group.values() if had else [*parts.values(), *group.values()])
+        is_first_record = record is not None and had is None
+        self._dotted.look(key, had or record, [*(parts if is_first_record else {}).values(), *group.values()])
         parts.update(group)
         self._scattered[row] = parts
         if (self._reasons[row] or ("",))[0] != Reason.DUPLICATE_KEY.value:
