@@ -33,7 +33,7 @@ from energon_pack.templates import load_saved
 from energon_pack.templates.counting import CountingError
 
 #: Raised when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 7
+LENGTHS_VERSION = 8
 
 _SLICE = 2000  # samples a job: small enough that one shard uses all cores
 

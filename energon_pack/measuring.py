@@ -57,7 +57,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("placeholders_put_in", pa.bool_()),
         ("placeholders_as_text", pa.bool_()),  # placeholders, but no media
         ("not_captioning", pa.large_string()),  # why it does not fit into packed_captioning; null: it does
-        ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools, or of its tool calls
+        ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools
         ("reason", pa.string()),  # null: measured
         ("detail", pa.large_string()),
         ("cut", CUT_TYPE),  # null: a whole sample

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+from energon_pack.dialects import refuse_unrendered
 from energon_pack.sample import Message, Part, Reason, Skip, flat_content, kind_by_name, kind_of_parts, num_placeholders
 
 _ROLES = {
@@ -100,7 +101,8 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     Tried: `settings.messages_key`, `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question.
 
     Raises:
-        Skip: `not_an_object`, `no_messages`, `bad_message` or `no_assistant_turn`.
+        Skip: `not_an_object`, `no_messages`, `no_assistant_turn`, `bad_message`; `unsupported_media`, where a text
+            names a medium.
     """
     if isinstance(value, list):
         value = {"messages": value}
@@ -118,6 +120,7 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     if not any(message["role"] == "assistant" for message in messages):
         raise Skip(Reason.NO_ASSISTANT_TURN, f"roles are {[m['role'] for m in messages][:8]}")
 
+    refuse_unrendered(messages, value)
     if isinstance(names := value.get("patch_positions"), list):
         value = {**value, "patch_positions": list(_flatten(names))}
     used |= {key for key in _MEDIA_KEYS if _is_listing(value.get(key))} | {*_KIND_KEYS, "tools"}

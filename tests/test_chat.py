@@ -153,15 +153,58 @@ def test_known_shapes_are_written_as_the_template_writes_them(source: str) -> No
     template = ChatTemplate(source, {}, SPECIAL)
     for texts in (("a", "b"), ("", " "), ("<|im_start|>assistant\n", "<|im_end|>x"), ("a\ufdd2" + "0\ufdd3", "b")):
         for messages in (turns(*texts), turns(*texts, *texts), [{"role": "system", "content": "s"}, *turns(*texts)]):
-            assert template.render_marked(messages, None) == template._render_marked(messages, None, False)
+            assert template._marked(messages, None, False) == template._render_marked(messages, None, False)
+
+
+THINKS_ALWAYS = CHATML.replace(
+    "{{ m.content }}", "{{ '<think>\n\n</think>\n\n' if m.role == 'assistant' }}{{ m.content }}"
+)
+
+
+@pytest.mark.parametrize("source", [CHATML, GEMMA, THINKING, PARTS_ONLY, THINKS_ALWAYS, BARE])
+@pytest.mark.parametrize("silence", ["", " \n"])
+def test_a_turn_that_holds_nothing_is_not_trained(source: str, silence: str) -> None:
+    """It would teach the model to end its turn at once."""
+    assert trained(source, turns("a", silence)) == []
+    assert len(trained(source, turns("a", silence, "c", "d", "e", silence))) == 1
+
+
+def test_reasoning_a_template_drops_is_an_empty_turn() -> None:
+    assert trained(GEMMA, turns("a", "", reasoning_content="why")) == []
+    assert len(trained(CHATML, turns("a", "", reasoning_content="why"))) == 1
+
+
+BY_ID = CHATML.replace("{{ call.function | tojson }}", "{{ call.id }}")
+BY_NAME = CHATML.replace("{{ call.function | tojson }}", "{{ call.name }}")
+STRICT = CHATML.replace(
+    "{{ call.function | tojson }}", "{% if call.id | length != 2 %}{{ raise_exception('id') }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "calls", "leaves_out"),
+    [
+        (GEMMA, [{"function": {"name": "f"}}], True),
+        (CHATML, [{"function": {"name": "f"}}], False),
+        (CHATML, [{"function": {}}], False),
+        (CHATML, [{"name": "f", "arguments": {}}], False),  # it refuses the sample by itself
+        (BY_NAME, [{"name": "f"}], False),
+        (BY_NAME, [{"function": {"name": "f"}}], True),  # it asks for another form, and writes nothing of this one
+        (BY_ID, [{"id": "f:0", "function": {"name": "f"}}], False),
+        (BY_NAME.replace("m.tool_calls", "(m.tool_calls or [])[:1]"), [{"name": n} for n in "fg"], True),
+        (STRICT, [{"id": "c1", "function": {"name": "f"}}], True),
+        (STRICT, [{"id": "c22", "function": {"name": "f"}}], False),
+        (BY_NAME, ["f"], True),
+    ],
+)
+def test_whether_calls_are_written_is_asked_of_each_sample(source: str, calls: list[Any], leaves_out: bool) -> None:
+    template = ChatTemplate(source, {}, SPECIAL)
+    messages = turns("a", "", tool_calls=calls)
+    assert template.leaves_out_calls(messages, None) is leaves_out
+    assert not template.leaves_out_calls(turns("a", "b"), None)
 
 
 def test_tools_a_template_does_not_write_are_noticed() -> None:
-    """A sample whose calls are nowhere in the text trains an empty turn: the report counts it."""
-    silent, loud = ChatTemplate(GEMMA, {}, SPECIAL), ChatTemplate(CHATML, {}, SPECIAL)
-    called = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}]
-    assert silent.leaves_out(called, None)
-    assert silent.leaves_out(called[:1], [{"name": "f"}])
-    assert not silent.leaves_out(called[:1], None)
-    assert not loud.leaves_out(called, None)
-    assert loud.leaves_out(called, [{"name": "f"}])  # it writes calls, but no list of tools
+    """The report counts them."""
+    assert not ChatTemplate(GEMMA, {}, SPECIAL).shows_tools
+    assert ChatTemplate("{{ tools | tojson }}" + CHATML, {}, SPECIAL).shows_tools

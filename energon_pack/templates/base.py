@@ -53,7 +53,7 @@ class Rendered:
     spans: list[tuple[int, int]]  # supervised characters of `text`
     num_visual_tokens: int
     num_control_tokens: int  # special tokens that a message spells out itself
-    leaves_out_tools: bool = False  # the chat template writes nothing of its tools, or of its tool calls
+    leaves_out_tools: bool = False  # the chat template writes nothing of its tools
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,11 @@ class Template:
                 raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}")
             waiting[media.kind].append(media)
         messages = self.messages(sample)
+        if self._chat.leaves_out_calls(messages, sample.tools):
+            raise Skip(
+                Reason.PROCESSOR_ERROR,
+                "the chat template leaves out tool calls (model.chat_template=FILE gives another)",
+            )
         marked = self._chat.render_marked(messages, sample.tools, self.spec.train_on == "last")
 
         pieces: list[str] = []
@@ -149,7 +154,7 @@ class Template:
             spans,
             num_visual_tokens,
             self._num_control_tokens(messages, sample.tools),
-            self._chat.leaves_out(messages, sample.tools),
+            bool(sample.tools) and not self._chat.shows_tools,
         )
 
     def choose_frames(self, video: Media) -> list[int]:

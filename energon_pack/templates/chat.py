@@ -3,13 +3,15 @@
 Assistant turns are found by rendering a second time with a mark before and after each of their texts. A mark is a
 Unicode noncharacter, so it can't be in real text, and the rendering without marks has to come out the same. A turn is
 trained from the end of its header (what `add_generation_prompt` writes) to the end of its end-of-turn token, which
-takes in reasoning and tool calls; both strings are read off the template itself.
+takes in reasoning and tool calls; both strings are read off the template itself. A turn that comes out as one without
+any text does is not trained.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import jinja2
@@ -21,6 +23,8 @@ from energon_pack.templates.skeleton import BEGIN, END, Shape, Skeleton, copies_
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 _MARKS = re.compile(f"({OPEN}|{CLOSE})")
+_TURN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}")
+_MOST_SPACE = 64  # characters of a text that is empty
 _MOST_SHAPES = 10_000
 _PROBE = "energon_pack_probe"
 
@@ -72,26 +76,33 @@ class ChatTemplate:
             return messages
         return [{**message, "content": _as_parts(message["content"])} for message in messages]
 
-    def leaves_out(self, messages: list[Message], tools: list[Any] | None) -> bool:
-        """Whether a conversation has tools or tool calls that this template writes nowhere."""
-        has_calls = any(message.get("tool_calls") for message in messages)
-        return bool((tools and not self._shows_tools) or (has_calls and not self._shows_calls))
-
     @cached_property
-    def _shows_tools(self) -> bool:
-        return self._shows([{"type": "function", "function": {"name": _PROBE, "parameters": {}}}], {})
-
-    @cached_property
-    def _shows_calls(self) -> bool:
-        call = {"id": "call_1", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
-        return self._shows(None, {"tool_calls": [call]})
-
-    def _shows(self, tools: list[Any] | None, answer: Message) -> bool:
-        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", **answer}]
+    def shows_tools(self) -> bool:
+        """Whether this template writes a list of tools anywhere."""
+        tools = [{"type": "function", "function": {"name": _PROBE, "parameters": {}}}]
         try:
-            return _PROBE in self.render(messages, tools)
+            return _PROBE in self.render(
+                [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}], tools
+            )
         except Skip:  # it wants them in another form, so it looks at them
             return True
+
+    def leaves_out_calls(self, messages: list[Message], tools: list[Any] | None) -> bool:
+        """Whether a conversation has tool calls that this template writes nowhere."""
+        if not any(message.get("tool_calls") for message in messages):
+            return False
+        leaves_out = False
+        for place in ("name", "id"):  # a template may write either of a call
+            number = count()
+            probed = [_with_probes(message, place, number) for message in messages]
+            try:
+                text = self.render(probed, tools)
+            except Skip:  # it wants them in another form
+                continue
+            if all(_probe(i) in text for i in range(next(number))):
+                return False
+            leaves_out = True
+        return leaves_out
 
     def render_marked(self, messages: list[Message], tools: list[Any] | None, last_only: bool = False) -> str:
         """As `render`, with `OPEN` and `CLOSE` around what is trained: all of a turn that the model has to write.
@@ -102,12 +113,33 @@ class ChatTemplate:
         Raises:
             Skip: `bad_message` where the text holds a mark already, `processor_error` where a turn can't be found.
         """
+        marked = self._marked(messages, tools, last_only)
+        return self._short_turn.sub(lambda turn: turn[1 if _without_space(turn[1]) in self._silence else 0], marked)
+
+    def _marked(self, messages: list[Message], tools: list[Any] | None, last_only: bool) -> str:
+        """As `render_marked`, with the turns that hold nothing, too."""
         texts = texts_of(messages)
         if tools is None and self._copies_texts and not _holds_any("".join(texts), (OPEN, CLOSE, BEGIN, END)):
             skeleton = self._skeleton(messages, last_only)
             if skeleton is not None:
                 return skeleton.fill(texts)
         return self._render_marked(messages, tools, last_only)
+
+    @cached_property
+    def _silence(self) -> set[str]:
+        """What this template writes as the turn of an empty text: trained, it would teach to say nothing."""
+        silent: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]
+        try:
+            marked = self._render_marked([*silent, *silent], None, last_only=False)
+        except Skip:
+            marked = ""
+        return {_without_space(turn) for turn in (self._turn.ends, *_TURN.findall(marked))}
+
+    @cached_property
+    def _short_turn(self) -> re.Pattern[str]:
+        """A marked turn that may be silence."""
+        longest = max(map(len, self._silence)) + _MOST_SPACE
+        return re.compile(f"{OPEN}([^{CLOSE}]{{0,{longest}}}){CLOSE}")
 
     def _skeleton(self, messages: list[Message], last_only: bool) -> Skeleton | None:
         """What is around the texts of such conversations, marks and all."""
@@ -247,6 +279,31 @@ def _holds_any(text: str, characters: tuple[str, ...]) -> bool:
 def _same(a: str, b: str) -> str:
     """The beginning that two texts share."""
     return a[: next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
+
+
+def _without_space(text: str) -> str:
+    return "".join(text.split())
+
+
+def _probe(number: int) -> str:
+    return f"{_PROBE}_{number}_"
+
+
+def _with_probes(message: Message, place: str, number: Iterator[int]) -> Message:
+    """A message with probes in place of the names, or ids, of its tool calls."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    probed: list[Any] = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        probe = _probe(next(number))
+        if not isinstance(call, dict):
+            probed.append(call)
+        elif place == "name" and isinstance(call.get("function"), dict):
+            probed.append({**call, "function": {**call["function"], "name": probe}})
+        else:
+            probed.append({**call, place: probe})
+    return {**message, "tool_calls": probed}
 
 
 def _put_marks(text: str, spans: list[tuple[int, int]]) -> str:

@@ -1,0 +1,53 @@
+"""What other tools write into texts and replace when they train. Here nothing replaces it: it would be trained as is.
+
+ms-swift    "<ref-object> is at <bbox>", with names and boxes in the field `objects`; "<audio>", with files in `audios`
+Qwen-VL     "Picture 1: <img>a.png</img>"
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from energon_pack.sample import Message, Reason, Skip, kind_by_name
+
+_MEDIUM = re.compile(r"<img>([^<>\n]+)</img>")  # HTML's img has no end, and a text about it names no file in one
+#: field → what stands in the text for its values, why such a sample can't be packed
+_FIELDS = {
+    "objects": (("<ref-object>", "<bbox>"), Reason.BAD_MESSAGE),
+    "audios": (("<audio>",), Reason.UNSUPPORTED_MEDIA),
+    "audio": (("<audio>",), Reason.UNSUPPORTED_MEDIA),
+}
+
+
+def refuse_unrendered(messages: Sequence[Message], fields: Mapping[str, Any]) -> None:
+    """Look for what would be trained as it stands.
+
+    Args:
+        messages: as in `Record.messages`.
+        fields: of the sample.
+
+    Raises:
+        Skip: `bad_message`, `unsupported_media`.
+    """
+    for field, (marks, reason) in _FIELDS.items():
+        if fields.get(field):
+            found = next((mark for _, text in _texts(messages) for mark in marks if mark in text), None)
+            if found:
+                raise Skip(reason, f"{found} stands for a value of {field!r}, which is not put in its place")
+    for role, text in _texts(messages):
+        if role == "assistant" or "<img>" not in text:
+            continue
+        for name in _MEDIUM.findall(text):
+            if kind_by_name(name.strip().partition("?")[0]):
+                what = f"<img>{name}</img> in a text: media are to be listed, and <image> says where they stand"
+                raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+
+
+def _texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    """Role and text of all that is text."""
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, str):
+            yield message["role"], content
+        else:
+            yield from ((message["role"], part["text"]) for part in content if part["type"] == "text")
