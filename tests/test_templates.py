@@ -287,3 +287,28 @@ def test_the_demo_is_made_the_same_every_time(demo: tuple[Path, Path], tmp_path:
     source, processor = make_demo(tmp_path)
     for again, first in ((Path(source), demo[0]), (Path(processor), demo[1])):
         assert {f.name: f.read_bytes() for f in again.iterdir()} == {f.name: f.read_bytes() for f in first.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("name", "image_processor", "settings"),
+    [
+        ("Lfm2VlProcessor", "Lfm2VlImageProcessor", {}),
+        ("Ovis2Processor", "Ovis2ImageProcessor", {}),
+        ("Idefics2Processor", "Idefics2ImageProcessor", {}),
+        ("Blip2Processor", "BlipImageProcessor", {"num_query_tokens": 32}),
+    ],
+)
+def test_a_processor_that_cannot_be_asked_is_named_at_once(
+    demo: tuple[Path, Path], tmp_path: Path, name: str, image_processor: str, settings: dict[str, Any]
+) -> None:
+    """Every image was `unreadable_media`: the user looked for a fault in the data."""
+    need_torchvision()
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo[1])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", "<|image_start|>", "<|image_end|>"]})
+    made = getattr(transformers, name)(getattr(transformers, image_processor)(), tokenizer, **settings)
+    made.chat_template = tokenizer.chat_template
+    made.save_pretrained(tmp_path / "processor")
+    with pytest.raises(PackError, match=name):
+        prepare_template(ModelSettings("hf", str(tmp_path / "processor")), tmp_path)

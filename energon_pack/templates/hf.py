@@ -41,16 +41,31 @@ class HuggingFace(MediaRules):
         self.settings = {"image": processor.image, "processor": processor.processor}
         self._of_size = lru_cache(maxsize=100_000)(self._ask)
 
+    def try_out(self) -> None:
+        """Ask for an ordinary image.
+
+        Raises:
+            PackError: what fails now is no fault of any image.
+        """
+        try:
+            self._ask(640, 480)
+        except Exception as error:  # transformers' processors fail in many ways
+            name, why = type(self._processor).__name__, " ".join(f"{type(error).__name__} {error}".split())
+            raise PackError(
+                f"model.template=hf: {name} can't be asked what stands for an image ({why[:200]}): images of its model"
+                " can't be packed yet; +model=text packs texts"
+            ) from None
+
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
-        return self._of_size(media.width, media.height)
+        try:
+            return self._of_size(media.width, media.height)
+        except Exception as error:  # what a processor refuses costs the sample
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{media.width}×{media.height} pixels: {error}") from None
 
     def _ask(self, width: int, height: int) -> tuple[str, int]:
         processor = self._processor
         settings = processor._merge_kwargs(tokenizer_init_kwargs=processor.tokenizer.init_kwargs)["images_kwargs"]
-        try:
-            _, texts = processor._process_images([[Image.new("RGB", (width, height))]], **settings)
-        except Exception as error:  # what a processor refuses costs the sample
-            raise Skip(Reason.UNREADABLE_MEDIA, f"{width}×{height} pixels: {error}") from None
+        _, texts = processor._process_images([[Image.new("RGB", (width, height))]], **settings)
         ids = processor.tokenizer(texts[0], add_special_tokens=False)["input_ids"]
         visual = set(processor.image_token_ids)
         return texts[0], sum(token in visual for token in ids)

@@ -7,7 +7,6 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -16,9 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
-from energon_pack.media import Media
 from energon_pack.preprocess import image_settings, video_settings
-from energon_pack.sample import Skip
 from energon_pack.templates.base import RULES_VERSION, Template, TemplateSpec
 from energon_pack.templates.gemma import Gemma3
 from energon_pack.templates.hf import HuggingFace
@@ -217,13 +214,10 @@ def _build(settings: ModelSettings, folder: Path) -> Template:
 
 
 def _rules(family: type[MediaRules], processor: ProcessorSettings, settings: ModelSettings) -> MediaRules:
-    """The family's rules, tried on an image and a video: settings it can't use are an error now, not of a sample."""
+    """The family's rules, tried out before any sample is measured."""
     try:
         rules = family(processor)
-        for medium in (Media("image", 640, 480), Media("video", 640, 480, "", 30, 10.0)):
-            if medium.kind in rules.media_tokens:
-                with suppress(Skip):
-                    rules.expand(medium, rules.frames.choose(medium) if medium.kind == "video" else [])
+        rules.try_out()
     except PackError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:

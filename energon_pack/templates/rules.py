@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -44,6 +45,18 @@ class MediaRules:
 
     def __init__(self, processor: ProcessorSettings):
         raise NotImplementedError
+
+    def try_out(self) -> None:
+        """Expand an ordinary image and video: settings the rules can't use are an error now, not of a sample.
+
+        Raises:
+            PackError: the processor can't be asked.
+            TypeError, ValueError, KeyError, AttributeError, ArithmeticError: its settings make no sense to the rules.
+        """
+        for media in (Media("image", 640, 480), Media("video", 640, 480, "", 30, 10.0)):
+            if media.kind in self.media_tokens:
+                with suppress(Skip):
+                    self.expand(media, self.frames.choose(media) if media.kind == "video" else [])
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         """The text that stands for one medium, and how many of its tokens hold visual features.
