@@ -98,14 +98,15 @@ _DECODER = json.JSONDecoder(parse_float=_number, parse_constant=_number)
 def parse_record(value: Any, settings: ReadSettings) -> Record:
     """Normalise one sample's JSON to messages; a list at the root is a list of them.
 
-    Tried: `settings.messages_key`, `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question.
+    Tried: `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question; `settings.messages_key`
+    alone, where it is given.
 
     Raises:
         Skip: `not_an_object`, `no_messages`, `no_assistant_turn`, `bad_message`; `unsupported_media`, where a text
             names a medium.
     """
     if isinstance(value, list):
-        value = {"messages": value}
+        value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON is a {type(value).__name__}, not an object")
 
@@ -141,10 +142,12 @@ def caption_record(caption: str, settings: ReadSettings) -> Record:
 def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[list[Message], set[str]]:
     """The messages of a sample and the keys they came from."""
     if settings.sample_type in ("auto", "chat"):
-        keys = (settings.messages_key, *_MESSAGE_KEYS) if settings.messages_key else _MESSAGE_KEYS
-        for key in keys:
+        for key in (settings.messages_key,) if settings.messages_key else _MESSAGE_KEYS:
             if value.get(key):
                 return _messages(value[key]), {key}
+        if settings.messages_key:
+            what = f"source.messages_key={settings.messages_key} names no field of it; there are {sorted(value)[:8]}"
+            raise Skip(Reason.NO_MESSAGES, what)
         if value.get("prompts") and value.get("captions"):
             return _prompts_and_captions(value), {"prompts", "captions"}
     if settings.sample_type in ("auto", "captioning"):
@@ -162,7 +165,7 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
             several = isinstance(value[answer_key], list) and len(value[answer_key]) > 1
             used = {question} if several else {question, answer_key}  # the others travel along
             return [_turn("user", value[question]), _turn("assistant", answer)], used
-    wanted = " or ".join(keys) if settings.sample_type in ("auto", "chat") else settings.sample_type
+    wanted = " or ".join(_MESSAGE_KEYS) if settings.sample_type in ("auto", "chat") else settings.sample_type
     raise Skip(Reason.NO_MESSAGES, f"no {wanted} among {sorted(value)[:8]} (source.messages_key names the field)")
 
 

@@ -58,7 +58,7 @@ def record_of(
 
     Args:
         media: part and kind of each, in the order of the placeholders, in which they are in the tar, too.
-        messages_key: where packing looks for a conversation first.
+        messages_key: the one field in which packing looks for a conversation; None: those it knows.
 
     Raises:
         PackError: its media have to be listed, and it has fields of its own where lists stand.
@@ -67,10 +67,10 @@ def record_of(
     fields = {name: value for name, value in member.items() if name not in own}
     clashing = member.get("source_fields")
     restored = fields | clashing if isinstance(clashing, dict) else fields
-    places = [messages_key, *_MESSAGE_KEYS] if messages_key else list(_MESSAGE_KEYS)
-    found = (key for key in ("messages", *places) if key not in restored and not _is_before(places, key, restored))
+    places = [messages_key] if messages_key else list(_MESSAGE_KEYS)
+    found = (key for key in places if key not in restored and not _is_before(places, key, restored))
     if (key := next(found, None)) is None:  # it would be read as the conversation: it stays where it is
-        key, restored = "messages", fields | {"source_fields": clashing}
+        key, restored = places[0], fields | {"source_fields": clashing}
     names = [name for name, _ in media]
     record: dict[str, Any] = {key: member["messages"], "media": media_type([kind for _, kind in media])}
     if names != [name for name in dict.fromkeys(names) if kind_by_name(name)]:  # the tar does not say it all

@@ -39,6 +39,14 @@ def test_precedence_of_fields() -> None:
     assert parse_record(value, ReadSettings(messages_key="mine")).messages == other
 
 
+@pytest.mark.parametrize("value", [{"messages": TURNS}, {"caption": "a cat"}, {"mine": None, "texts": TURNS}])
+def test_a_messages_key_that_is_not_there_is_no_other_field(value: object) -> None:
+    """A misspelled one packed whatever else looked like a conversation."""
+    with pytest.raises(Skip, match="no_messages: source.messages_key=mine names no field of it"):
+        parse_record(value, ReadSettings(messages_key="mine"))
+    assert parse_record(TURNS, ReadSettings(messages_key="mine")).messages == TURNS  # nothing but a conversation
+
+
 def test_caption_gets_the_prompt_of_the_settings() -> None:
     record = parse_record({"caption": "a cat"}, ReadSettings(caption_prompt="Describe."))
     assert [m["content"] for m in record.messages] == ["Describe.", "a cat"]

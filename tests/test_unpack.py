@@ -182,7 +182,7 @@ def test_every_member_has_an_id_of_its_own(config: Make, source: Path) -> None:
 
 
 def test_a_messages_key_of_its_own(config: Make, tmp_path: Path) -> None:
-    """The conversation goes back to where the same settings look for it first, if something else is in its place."""
+    """The conversation goes back to where the same settings look for it, and nowhere else."""
     turns = json.loads(chat("a", "b"))["messages"]
     members = {
         "x.json": json.dumps({"mine": turns, "messages": ["of another tool"]}).encode(),
@@ -193,7 +193,7 @@ def test_a_messages_key_of_its_own(config: Make, tmp_path: Path) -> None:
     unpack(first, tmp_path / "unpacked")
     records = {name: json.loads(parts["json"]) for name, parts in samples(tmp_path / "unpacked").items()}
     assert records["x.tar/x"] == {"mine": turns, "media": "text", "messages": ["of another tool"]}
-    assert records["x.tar/y"] == {"messages": turns, "media": "text", "id": 7}
+    assert records["x.tar/y"] == {"mine": turns, "media": "text", "id": 7}
     run = config(tmp_path / "unpacked", source__messages_key="mine", output__name="again")
     assert lengths(packed(run)) == lengths(first)
 
