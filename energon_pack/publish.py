@@ -53,13 +53,21 @@ def refuse_losses(figures: Mapping[str, Any], max_skipped: float, skipped: Path,
         SamplesLost: bad data cost more than `max_skipped`, or a modality is lost whole, or there is nothing at all.
     """
     num_lost, num_samples = num_lost_to_bad_data(figures), figures["samples_in"]
+    if not num_samples:
+        left_out = figures["samples_excluded"]
+        why = (
+            f"{left_out} samples are there, and the settings leave out every one"
+            if left_out
+            else "there are none in it"
+        )
+        raise SamplesLost(f"the source has no samples ({why}): nothing is published")
     lost = lost_modalities(figures)
     if num_lost > max_skipped * num_samples:
         why = f"bad data cost {num_lost} of {num_samples} samples, max_skipped={max_skipped:g} allows fewer"
     elif lost:
         why = f"every {' and every '.join(lost)} sample was skipped"
     elif not figures["samples_packed"]:
-        why = "the source has no samples"
+        why = "no sample is left to pack"
     else:
         return
     kept = _kept_ledger(final)

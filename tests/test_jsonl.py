@@ -1,10 +1,17 @@
 """JSONL as a source: where its samples are, which of their spellings are understood, and which media are theirs."""
 
+import gzip
 import json
+import subprocess
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from conftest import write_tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,12 +90,40 @@ def test_lines_given_as_tars_name_the_setting(tmp_path: Path, given: str) -> Non
 
 
 def test_compressed_lines_are_refused_with_a_command(tmp_path: Path) -> None:
-    import gzip
-
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(b"{}"))
-    with pytest.raises(PackError, match=r"gunzip < .*x\.jsonl\.gz > .*x\.jsonl$"):
+    with pytest.raises(PackError, match=r"gunzip < .*x\.jsonl\.gz > .*x\.jsonl && rm .*x\.jsonl\.gz$"):
         index_lines(find_lines(str(tmp_path)).shards[0])
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("text", ['{"a": "ä"}\n{"a": 2}\n', ' [\n{"a": 1}]'])
+def test_another_encoding_is_named_with_a_command(tmp_path: Path, encoding: str, text: str) -> None:
+    """Each line was `invalid_json`, "text is not valid Unicode", and half of them had another reason."""
+    path = tmp_path / "x y.jsonl"
+    path.write_bytes(text.encode(encoding))
+    with pytest.raises(PackError, match=rf"x y\.jsonl is {encoding[:6].upper()}") as error:
+        index_lines(find_lines(str(tmp_path)).shards[0])
+    subprocess.run(str(error.value).partition("in UTF-8: ")[2], shell=True, check=True)
+    assert path.read_text(encoding="utf-8-sig") == text
+
+
+def test_what_is_no_jsonl_is_called_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    made: dict[str, Callable[[], object]] = {"Parquet": lambda: pq.write_table(pa.table({"a": [1]}), path)}
+    made["a tar: source=wds"] = lambda: write_tar(path, {"a.json": b"{}"})
+    made["a zip archive"] = lambda: zipfile.ZipFile(path, "w").writestr("a.jsonl", "{}")
+    for what, write in made.items():
+        write()
+        with pytest.raises(PackError, match=rf"x\.jsonl is {what}"):
+            index_lines(find_lines(str(tmp_path)).shards[0])
+        path.unlink()
+
+
+@pytest.mark.parametrize("data", [b"\0" * 99 + b'\n{"a": 1}\n', b'{"\0": 1}\n{"a": 1}\n', b"\xff\xfe\n{}\n"])
+def test_a_damaged_line_is_a_line(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x.jsonl").write_bytes(data)
+    assert index_lines(find_lines(str(tmp_path)).shards[0])["key"].to_pylist() == ["1", "2"]
 
 
 # ------------------------------------------------------------------------------------------------------ one line

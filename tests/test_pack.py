@@ -135,8 +135,15 @@ def test_losing_a_modality_publishes_nothing(config: Make, tmp_path: Path) -> No
 
 
 def test_an_empty_source_publishes_nothing(config: Make, tmp_path: Path) -> None:
-    with pytest.raises(SamplesLost, match="no samples"):
-        pack(config(write_tar(tmp_path / "s" / "x.tar", {})))
+    """And names no ledger: there is nothing in it."""
+    empty = config(write_tar(tmp_path / "s" / "x.tar", {}))
+    with pytest.raises(SamplesLost, match=r"no samples \(there are none in it\): nothing is published$"):
+        pack(empty)
+    assert not list(Path(empty.output.dir).glob("*.jsonl"))
+    with pytest.raises(
+        SamplesLost, match=r"no samples \(320 samples are there, and the settings leave out every one\)"
+    ):
+        pack(config(source__limit=0))
 
 
 def test_overlong_may_be_an_error(config: Make, mixed: Path) -> None:

@@ -42,7 +42,7 @@ def test_precedence_of_fields() -> None:
 @pytest.mark.parametrize("value", [{"messages": TURNS}, {"caption": "a cat"}, {"mine": None, "texts": TURNS}])
 def test_a_messages_key_that_is_not_there_is_no_other_field(value: object) -> None:
     """A misspelled one packed whatever else looked like a conversation."""
-    with pytest.raises(Skip, match="no_messages: source.messages_key=mine names no field of it"):
+    with pytest.raises(Skip, match=r"no_messages: source\.messages_key=mine names no field of it"):
         parse_record(value, ReadSettings(messages_key="mine"))
     assert parse_record(TURNS, ReadSettings(messages_key="mine")).messages == TURNS  # nothing but a conversation
 

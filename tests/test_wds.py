@@ -1,7 +1,9 @@
 """Which tars are a source, and which members are a sample: as Energon groups them, nothing dropped in silence."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import re
 import subprocess
@@ -312,16 +314,30 @@ def test_a_folder_without_tars_is_named(tmp_path: Path) -> None:
         find_shards(str(tmp_path))
 
 
-@pytest.mark.parametrize(("name", "target"), [("x.tgz", "x.tar"), ("x.tar.gz", "x.tar"), ("x.tar", "x.plain.tar")])
-def test_compressed_tars_are_refused_with_a_command_that_works(tmp_path: Path, name: str, target: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "target", "pack"),
+    [
+        ("x.tgz", "x.tar", gzip.compress),
+        ("x y.tar.gz", "x y.tar", gzip.compress),
+        ("x.tar.bz2", "x.tar", bz2.compress),
+        ("x.txz", "x.tar", lzma.compress),
+        ("x.tar", "x.tar", gzip.compress),
+        ("x.tar.gz", "x.tar", bytes),  # only called so
+    ],
+)
+def test_compressed_tars_are_refused_with_a_command_that_helps(
+    tmp_path: Path, name: str, target: str, pack: Callable[[bytes], bytes]
+) -> None:
+    """With the tar beside its compressed form, the same command stopped again."""
     plain = write_tar(tmp_path / "plain", {"k.json": b"{}"}).read_bytes()
     (tmp_path / "s").mkdir()
-    (tmp_path / "s" / name).write_bytes(gzip.compress(plain))
+    (tmp_path / "s" / name).write_bytes(pack(plain))
     with pytest.raises(PackError, match=name) as error:  # by its name, or when its first bytes are read
         index_shard(find_shards(str(tmp_path / "s")).shards[0])
-    shell = str(error.value).partition("unpack it first: ")[2]
+    shell = str(error.value).partition("by what it holds: ")[2]
     subprocess.run(shell, shell=True, check=True)
-    assert (tmp_path / "s" / target).read_bytes() == plain
+    assert [path.name for path in (tmp_path / "s").iterdir()] == [target]
+    assert index_shard(find_shards(str(tmp_path / "s")).shards[0])["key"].to_pylist() == ["k"]
 
 
 @pytest.fixture

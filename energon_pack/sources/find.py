@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import shlex
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -17,6 +18,7 @@ from energon_pack.sources.tar import compression
 
 _TARS = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 _LINES = re.compile(r"\.jsonl?$")
+_ENDING = re.compile(r"\.(tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|lz4)$")
 _COMPRESSED_NAMES = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
@@ -213,12 +215,15 @@ def _raise(error: OSError) -> None:
 
 
 def compressed_error(path: str, number: int = 1) -> PackError:
-    """What to do about a compressed file, with the command."""
+    """What to do about a compressed file, with a command after which the same source is read."""
     with open(path, "rb") as file:
-        command = compression(file.fileno()) or "unpack"
-    stem = _COMPRESSED_NAMES.sub("", path).removesuffix(".tar")
-    plain = f"{stem}.tar" if _COMPRESSED_NAMES.search(path) else f"{stem}.plain.tar"
+        command = compression(file.fileno())
+    stem = _ENDING.sub("", path)
+    plain = f"{stem}.tar" if _COMPRESSED_NAMES.search(path) and not stem.endswith(".tar") else stem
+    made = plain if plain != path else f"{path}.plain"
+    rest = f"rm {shlex.quote(path)}" if plain != path else f"mv {shlex.quote(made)} {shlex.quote(path)}"
+    unpack = f"{command} < {shlex.quote(path)} > {shlex.quote(made)} && {rest}"
+    if command is None:  # only its name says so
+        unpack = f"mv {shlex.quote(path)} {shlex.quote(plain)}"
     others = f" (and {number - 1} more)" if number > 1 else ""
-    return PackError(
-        f"{path}{others} is compressed, sources are read in place: unpack it first: {command} < {path} > {plain}"
-    )
+    return PackError(f"{path}{others} is compressed, sources are read in place: replace it by what it holds: {unpack}")

@@ -9,8 +9,10 @@ import json
 import mmap
 import os
 import re
+import shlex
 from array import array
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import BinaryIO
 
 import numpy as np
@@ -18,7 +20,7 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.sample import Reason
-from energon_pack.sources.find import Shard
+from energon_pack.sources.find import Shard, compressed_error
 from energon_pack.sources.tar import compression
 from energon_pack.sources.wds import INDEX_SCHEMA
 
@@ -29,6 +31,15 @@ _LONGEST_FIRST_LINE = 64 << 20  # where a file has a list on every line
 #: What tells the elements of an array apart. A string is whole, so that nothing in it counts.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]', re.DOTALL)
 
+_BLOCK = 512  # of a tar: a file begins with what it is
+_LINES = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
+_OTHERS = (
+    (b"PAR1", 0, f"Parquet: {_LINES}"),
+    (b"ARROW1", 0, f"Arrow: {_LINES}"),
+    (b"PK\x03\x04", 0, f"a zip archive: {_LINES}"),
+    (b"ustar", 257, "a tar: source=wds reads tars"),
+)
+
 #: `record_part` of a sample that is a line, not a file of a tar
 LINE = "line"
 
@@ -37,7 +48,7 @@ def index_lines(shard: Shard) -> pa.Table:
     """One row of `INDEX_SCHEMA` a sample; its key is the number of its line, or of its element.
 
     Raises:
-        PackError: the file is compressed, or can't be opened.
+        PackError: the file is compressed, holds something else than JSON in UTF-8, or can't be opened.
     """
     numbers, offsets, sizes = (array("q") for _ in range(3))
     bad: list[str] = []  # what ends an array before its end
@@ -74,15 +85,31 @@ def _open(shard: Shard) -> BinaryIO:
         file = open(shard.path, "rb")  # noqa: SIM115 (the caller closes it)
     except OSError as error:
         raise PackError(f"{shard.path}: {error.strerror}") from None
-    if command := compression(file.fileno()):
-        stem, ending = os.path.splitext(shard.path)
-        plain = stem if ending in (".gz", ".bz2", ".xz", ".zst", ".lz4") else f"{stem}.plain{ending}"
-        file.close()
-        raise PackError(
-            f"{shard.path} is compressed, sources are read in place: unpack it first:"
-            f" {command} < {shard.path} > {plain}"
-        )
+    with ExitStack() as on_error:
+        on_error.callback(file.close)
+        if compression(file.fileno()):
+            raise compressed_error(shard.path)
+        if what := _other_format(file):
+            raise PackError(f"{shard.path} is {what}")
+        on_error.pop_all()
     return file
+
+
+def _other_format(file: BinaryIO) -> str | None:
+    """What a file is that holds no JSON in UTF-8, and what to do about it; None: it may."""
+    head = os.pread(file.fileno(), _BLOCK, 0)
+    for magic, offset, what in _OTHERS:
+        if head.startswith(magic, offset):
+            return what
+    encoding = json.detect_encoding(head[:4])
+    text = head[: len(head) // 4 * 4].decode(encoding, "ignore").strip()
+    if encoding.startswith("utf-8") or text[:1] not in ("{", "["):
+        return None
+    name, iconvs = shlex.quote(file.name), re.sub("-([lb]e)$", r"\1", encoding).upper()
+    return (
+        f"{iconvs}, and lines are read in UTF-8: iconv -f {iconvs} -t UTF-8 < {name} > {name}.utf8"
+        f" && mv {name}.utf8 {name}"
+    )
 
 
 def _digest(file: BinaryIO) -> str:
