@@ -21,7 +21,7 @@ class Rope:
 
     kind: str  # of ROPE_KINDS
     merge_size: int = 2
-    tokens_per_second: float = 2.0  # of Qwen2.5-VL's vision config
+    tokens_per_second: float | None = None  # of Qwen2.5-VL's vision config; None: not known
 
 
 def rope_positions(
@@ -42,7 +42,7 @@ def rope_positions(
         [3, L] int64.
 
     Raises:
-        ValueError: the grids are not those of the visual tokens.
+        ValueError: the grids are not those of the visual tokens; a video, and no `tokens_per_second`.
     """
     grids = {1: _grids(image_grid_thw), 2: _grids(video_grid_thw)}
     steps = [1.0] * len(grids[2])
@@ -50,7 +50,7 @@ def rope_positions(
         grids[2] = [(1, height, width) for time, height, width in grids[2] for _ in range(time)]
         steps = [1.0] * len(grids[2])
     elif rope.kind == "qwen2_5_vl" and second_per_grid_ts is not None:
-        steps = [rope.tokens_per_second * float(seconds) for seconds in second_per_grid_ts]
+        steps = [_tokens_per_second(rope) * float(seconds) for seconds in second_per_grid_ts]
     waiting = {1: iter([(grid, 1.0) for grid in grids[1]]), 2: iter(zip(grids[2], steps, strict=True))}
     kinds, lengths = torch.unique_consecutive(types, return_counts=True)
     pieces: list[Tensor] = []
@@ -73,6 +73,15 @@ def rope_positions(
     if any(next(grid, None) is not None for grid in waiting.values()):
         raise ValueError("there are more grids than runs of visual tokens")
     return torch.cat(pieces, dim=1)
+
+
+def _tokens_per_second(rope: Rope) -> float:
+    if rope.tokens_per_second is None:
+        raise ValueError(
+            "positions in a video depend on tokens_per_second of the model's vision_config: load the processor from a"
+            " folder with the model's config.json, or give PackedTaskEncoder(tokens_per_second=...)"
+        )
+    return rope.tokens_per_second
 
 
 @lru_cache(64)  # many images are of one size

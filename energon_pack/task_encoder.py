@@ -80,7 +80,8 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         rope_rows: `position_ids` of thd are the three rows of M-RoPE, [3, 1, T].
         on_bad_member: `raise` with its name, or `drop` it alone; `num_dropped` of the batch counts.
         dummy_image: a batch without images has the media inputs of a blank one under `dummy_…`: see `touch_vision`.
-        tokens_per_second: of Qwen2.5-VL's vision config, where the processor's folder has no config.json; 2 if unknown.
+        tokens_per_second: of Qwen2.5-VL's vision config, where the processor's folder has no config.json:
+            without either, a video ends the training.
         trust_remote_code: run code of the processor's.
         model: of packs of another tool: as in `+model=NAME` of packing, or the path of a model's YAML.
 
@@ -284,7 +285,7 @@ def _rope(manifest: dict[str, Any], template: Template, tokens_per_second: float
     config = Path(processor.folder, "config.json")
     if tokens_per_second is None and config.exists():
         tokens_per_second = json.loads(config.read_bytes()).get("vision_config", {}).get("tokens_per_second")
-    return Rope(kind, int(processor.image.get("merge_size") or 2), tokens_per_second or 2.0)
+    return Rope(kind, int(processor.image["merge_size"]), tokens_per_second)
 
 
 def _multiple(given: int | None, planned: int) -> int:

@@ -46,7 +46,7 @@ def num_patches(media: dict[str, Any], name: str) -> int:
 def test_real_processors_make_a_feature_for_each_token(real: Path, name: str, family: str) -> None:
     need_torchvision()
     template = load_template(ModelSettings(family, str(real / "processors" / name)))
-    encoder = MemberEncoder(template, Rope(name))
+    encoder = MemberEncoder(template, Rope(name, tokens_per_second=2))
     turns = [{"role": "user", "content": "<video> and <image>, what?"}, {"role": "assistant", "content": "That."}]
     for frames in (None, [[0, 3, 9, 20]]):
         member = encoder.encode(Source("k", turns, [LazyImage(picture(300, 200), "i")], [video()], None, frames))

@@ -37,7 +37,7 @@ def test_positions_are_the_models_own(name: str) -> None:
         if name == "qwen2_5_vl" and grids[2]:
             given["second_per_grid_ts"] = torch.tensor([rng.choice((0.5, 1.0, 1.5, 2.3)) for _ in grids[2]])
         theirs, _ = model.get_rope_index(row[None], row[None], **given)
-        assert torch.equal(rope_positions(Rope(name), row, **given), theirs[:, 0])
+        assert torch.equal(rope_positions(FAMILIES[name].rope, row, **given), theirs[:, 0])
 
 
 def test_grids_that_are_not_those_of_the_tokens_are_refused() -> None:
@@ -47,6 +47,18 @@ def test_grids_that_are_not_those_of_the_tokens_are_refused() -> None:
             rope_positions(Rope("qwen2_vl"), types, torch.tensor(grids))
     with pytest.raises(ValueError, match="have no grid"):
         rope_positions(Rope("qwen2_vl"), types)
+
+
+def test_a_video_is_not_placed_by_a_guess() -> None:
+    """The published models have 2, transformers' class has 4: positions of the other are wrong, and no error."""
+    image = {"image_grid_thw": torch.tensor([[1, 2, 2]])}
+    clip = {"video_grid_thw": torch.tensor([[2, 2, 2]]), "second_per_grid_ts": torch.tensor([1.0])}
+    assert rope_positions(Rope("qwen2_5_vl"), torch.tensor([0, 1]), **image).tolist() == [[0, 1]] * 3
+    with pytest.raises(ValueError, match=r"depend on tokens_per_second of the model's vision_config"):
+        rope_positions(Rope("qwen2_5_vl"), torch.tensor([0, 2, 2]), **clip)
+    for number in (2, 4):
+        rows = rope_positions(Rope("qwen2_5_vl", tokens_per_second=number), torch.tensor([0, 2, 2]), **clip)
+        assert rows[0].tolist() == [0, 1, 1 + number]
 
 
 def test_text_counts_on() -> None:

@@ -51,7 +51,7 @@ def packed(demo: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def encoder(packed: Path, demo: tuple[Path, Path]) -> PackedTaskEncoder:
-    return PackedTaskEncoder(packed, str(demo[1]))
+    return PackedTaskEncoder(packed, str(demo[1]), tokens_per_second=2)
 
 
 @pytest.fixture(scope="module")
@@ -350,6 +350,21 @@ def test_an_unpacked_sample_longer_than_the_width(packed: Path, demo: tuple[Path
     with pytest.raises(SkipSample):
         PackedTaskEncoder(packed, str(demo[1]), on_bad_member="drop", **settings).encode_sample(long)
     assert one(PackedTaskEncoder(packed, str(demo[1]), layout="neat"), long)["input_ids"].shape[1] > 1600
+
+
+def test_seconds_of_a_video_are_never_guessed(packed: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """From the model's config.json, or given: else the first video ends the training, and is not left out either."""
+    shown = sample(ask="<video>What?", video=[video()])
+    with pytest.raises(FatalSampleError, match="tokens_per_second"):
+        PackedTaskEncoder(packed, str(demo[1]), on_bad_member="drop").encode_sample(shown)
+    shutil.copytree(demo[1], tmp_path / "processor")
+    (tmp_path / "processor" / "config.json").write_text(json.dumps({"vision_config": {"tokens_per_second": 4}}))
+    found = PackedTaskEncoder(packed, str(tmp_path / "processor")).encode_sample(shown)
+    given = PackedTaskEncoder(packed, str(demo[1]), tokens_per_second=4).encode_sample(shown)
+    other = PackedTaskEncoder(packed, str(demo[1]), tokens_per_second=2).encode_sample(shown)
+    rows = [encoded.members[0].tokens.rope for encoded in (found, given, other)]
+    assert torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[0], rows[2])
 
 
 def test_a_video_with_its_own_frames(encoder: PackedTaskEncoder, model: Any) -> None:

@@ -162,7 +162,7 @@ _TEXT_MODEL = "AutoModelForCausalLM"
 
 FAMILIES: dict[str, Family] = {
     "qwen2_vl": Family(_qwen2_vl, _QWEN3_MEDIA, Rope("qwen2_vl")),
-    "qwen2_5_vl": Family(_qwen2_5_vl, _QWEN_MEDIA, Rope("qwen2_5_vl")),
+    "qwen2_5_vl": Family(_qwen2_5_vl, _QWEN_MEDIA, Rope("qwen2_5_vl", tokens_per_second=2)),
     "qwen3_vl": Family(_qwen3_vl, _QWEN3_MEDIA, Rope("qwen3_vl")),
     "internvl": Family(_internvl, {"image": _tiles(2, 3, 8, 8)}),
     "llava": Family(_llava, {"image": _tiles(1, 3, 8, 8)}),

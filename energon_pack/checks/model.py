@@ -59,7 +59,13 @@ def check_model(folder: Path, model: str, processor: str | None, trust_remote_co
     warnings.filterwarnings("ignore")  # of models and media
     make, config = _named(model, trust_remote_code)
     try:
-        encoder = PackedTaskEncoder(folder, processor, layout="neat", trust_remote_code=trust_remote_code)
+        encoder = PackedTaskEncoder(
+            folder,
+            processor,
+            layout="neat",
+            tokens_per_second=getattr(getattr(config, "vision_config", None), "tokens_per_second", None),
+            trust_remote_code=trust_remote_code,
+        )
     except MixingError as error:
         return Checked(model, 0, 0, [], [str(error)])
     except (OSError, ValueError) as error:
