@@ -48,7 +48,7 @@ def test_loongforges_packs_are_measured_and_trained_on(tmp_path: Path, demo: tup
     changed("s000_mp4" if name == "without dots" else "s000_0.mp4", video())(folder)
     rename = {"without dots": "s000_mp4", "with dots": "s000_0.mp4"}[name]
     assert any(member.endswith(rename) for member, _ in read_shard(folder / "pretrain-000000.tar"))
-    encoder = PackedTaskEncoder(folder, str(demo[1]), model="qwen2_5_vl")
+    encoder = PackedTaskEncoder(folder, str(demo[1]), model="qwen2_5_vl", tokens_per_second=2)
     lens = encoded(folder, encoder)
     assert [len(members) for members in lens.values()] == [1, 2, 1]
     options = {"lengths": 9, "packs_as": "qwen2_5_vl", "processor": str(demo[1]), "reader": "energon_pack"}
