@@ -1,4 +1,6 @@
-"""A draw of the samples just measured goes through transformers' full processor: decoded, resized, tokenized.
+"""A draw of the samples goes through transformers' full processor: decoded, resized, tokenized.
+
+Samples whose lengths come from the cache are drawn too: the source may have changed, and not its size and time.
 
 It runs in a process of its own while the packs are written; a single difference stops the run before anything is
 published. Without torchvision, which most full processors need, samples of text alone are checked.
@@ -10,21 +12,19 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
-from energon_pack.lengths import MeasuredShard
+from energon_pack.lengths import LengthsWrong, MeasuredShard
 from energon_pack.media import open_image, probe, with_frames
 from energon_pack.processor_inputs import clip, media_inputs
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Skip, place_media
 from energon_pack.sources.find import Shard
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import Reader, record_of
+from energon_pack.table_cache import Chunk, in_chunks
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.timestamps import stamped
@@ -32,9 +32,9 @@ from energon_pack.timestamps import stamped
 
 @dataclass(frozen=True)
 class AuditJob:
-    """Samples to be checked: for each shard some rows of its file of lengths."""
+    """Samples to be checked: the shards of some pieces of lengths, and some rows of them."""
 
-    rows: list[tuple[MeasuredShard, list[int]]]
+    rows: list[tuple[list[Shard], Chunk, list[int]]]
     template_folder: str
     processor_folder: str
     settings: ReadSettings
@@ -52,20 +52,20 @@ class Audit:
     difference: str = ""
 
 
-def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[tuple[MeasuredShard, list[int]]]:
-    """Rows of samples that were measured in this run: `share` of them, at least one, the same for the same seed."""
-    new = [item for item in measured if not item.was_cached] if share else []
-    good = [_rows_with_length(item.path) for item in new]
+def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[tuple[list[Shard], Chunk, list[int]]]:
+    """Rows of samples that have a length: `share` of them, at least one, the same for the same seed."""
+    chunks = list(in_chunks(enumerate(item.pieces for item in measured))) if share else []
+    good = [np.flatnonzero(chunk.read(["reason"])["reason"].is_null().to_numpy()) for chunk in chunks]
     ends = np.cumsum([len(rows) for rows in good])
-    number = math.ceil(ends[-1] * share) if new else 0
+    number = math.ceil(ends[-1] * share) if chunks else 0
     if not number:
         return []
     chosen = np.sort(np.random.default_rng(seed).choice(ends[-1], number, replace=False))
-    of_shards = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
+    of_chunks = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
     starts = ends - [len(rows) for rows in good]
     return [
-        (item, rows[mine - start].tolist())
-        for item, rows, mine, start in zip(new, good, of_shards, starts, strict=True)
+        ([measured[number].shard for number in chunk.numbers], chunk, rows[mine - start].tolist())
+        for chunk, rows, mine, start in zip(chunks, good, of_chunks, starts, strict=True)
         if len(mine)
     ]
 
@@ -75,22 +75,18 @@ def start(job: AuditJob, executor: LocalExecutor) -> "Future[Audit] | None":
     return executor.start(audit, job) if job.rows else None
 
 
-def finish(
-    running: "Future[Audit] | None", measured: Sequence[MeasuredShard], template: Template, executor: LocalExecutor
-) -> Audit:
+def finish(running: "Future[Audit] | None", template: Template, executor: LocalExecutor) -> Audit:
     """Wait for the audit.
 
     Raises:
-        PackError: a length differs, and the lengths of this run are forgotten; or its process was killed, or is stuck.
+        LengthsWrong: a length differs.
+        PackError: its process was killed, or is stuck.
     """
     if running is None:
         return Audit(0, 0)
     result = executor.result(running)
     if result.difference:
-        for item in measured:
-            if not item.was_cached:  # else the next run would take it for checked
-                item.path.unlink(missing_ok=True)
-        raise PackError(
+        raise LengthsWrong(
             f"measure.verify: {result.difference}, by model.template={template.spec.family} with"
             f" {template.rules.settings}; nothing is published, +model=hf asks the processor itself"
         )
@@ -102,23 +98,20 @@ def audit(job: AuditJob) -> Audit:
     template = load_saved(job.template_folder)
     processor, note = _full_processor(job.processor_folder, template)
     num_checked = num_unchecked = 0
-    for item, indices in job.rows:
-        table = pq.read_table(item.path).take(indices)
+    for shards, chunk, indices in job.rows:
+        piece_of_rows = np.repeat(np.arange(len(shards)), [piece.num_rows for piece in chunk.pieces])
+        table = chunk.read().take(indices)
         with Reader() as reader:
-            for row in table.to_pylist():
+            for piece, row in zip(piece_of_rows[indices].tolist(), table.to_pylist(), strict=True):
                 if row["parts"] and note:
                     num_unchecked += 1
                     continue
-                full_len = _full_len(processor, template, reader, item.shard, row, job.settings)
+                full_len = _full_len(processor, template, reader, shards[piece], row, job.settings)
                 if full_len != row["token_len"]:
-                    difference = f"{item.shard.sample_id(row['key'])} has {full_len} tokens in the full processor,"
+                    difference = f"{shards[piece].sample_id(row['key'])} has {full_len} tokens in the full processor,"
                     return Audit(num_checked, num_unchecked, note, f"{difference} {row['token_len']} as measured")
                 num_checked += 1
     return Audit(num_checked, num_unchecked, note)
-
-
-def _rows_with_length(path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.flatnonzero(pq.read_table(path, columns=["reason"])["reason"].is_null().to_numpy())
 
 
 def _full_processor(folder: str, template: Template) -> tuple[Any, str]:
@@ -142,11 +135,12 @@ def _full_len(
     """Tokens of one sample, as the full processor makes them; what it says where it refuses the sample."""
     spec = template.spec
     place = (row["record_part"], row["record_offset"], row["record_size"])
-    record = reader.record(shard, place, bool(row["parts"]), settings)
+    raw = reader.raw(shard, place)
     parts = [Part(part["name"], part["offset"], part["size"]) for part in row["parts"]]
     data = [os.pread(reader.fd_of(shard, part), part.size, part.offset) for part in parts]
     kinds = [part["kind"] for part in row["parts"]]
     try:
+        record = record_of(shard, raw, row["record_part"], bool(row["parts"]), settings)
         messages, _, _ = place_media(record.messages, kinds)
         arrays = [Part(**part) for part in row["positions"]]
         positions = reader.positions(shard, record, kinds.count("image"), row["key"], arrays)

@@ -1,56 +1,94 @@
 """Whether media that are files of their own are still what was measured: their size and time tell."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 
-import pyarrow.parquet as pq
+import numpy as np
 
+from energon_pack.bins import Ints
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.progress import Progress
 from energon_pack.sample import Reason
 from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import path_of, state_of
+from energon_pack.table_cache import Chunk, Piece, in_chunks
 
 _MAY_BE_MENDED = {reason.value for reason in (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)}
+_JOB_ROWS = 50_000
+
+_Job = tuple[list[Shard], Chunk]
+_Found = list[tuple[int, str]]  # of the rows of a chunk, which, and the medium that changed
 
 
-def stale_rows(job: tuple[Shard, Path]) -> list[int]:
-    """Rows of a file of lengths to be measured again: a medium changed, or could not be read then."""
-    return [row for row, why in _stale(*job) if why]
+def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], executor: LocalExecutor) -> dict[int, Ints]:
+    """Samples to be measured again: a medium changed, or could not be read then.
+
+    Args:
+        pieces: of each shard, where its lengths are, from its first row on.
+
+    Returns:
+        By the number of the shard the rows, ascending.
+    """
+    stale: dict[int, Ints] = {}
+    chunks = list(_chunks(shards, pieces))
+    jobs = (_job(shards, chunk) for chunk in chunks)
+    for chunk, found in zip(chunks, executor.map(_stale, jobs), strict=True):
+        if found:
+            places = np.array([place for place, _ in found])
+            numbers, rows = chunk.numbers_of_rows[places], chunk.rows[places]
+            for number in np.unique(numbers).tolist():
+                before = stale.get(number, np.zeros(0, np.int64))
+                stale[number] = np.concatenate((before, rows[numbers == number]))
+    return stale
 
 
-def check_media(lengths: Sequence[tuple[Shard, Path]], executor: LocalExecutor, progress: Progress) -> None:
+def check_media(
+    shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], executor: LocalExecutor, progress: Progress
+) -> None:
     """Compare the media of samples that were measured with what is there now.
 
     Raises:
         PackError: one changed.
     """
-    with_files = [(shard, path) for shard, path in lengths if shard.lines is not None]
-    with progress.stage("compare", len(with_files), "files") as advance:
-        for (shard, _), found in zip(with_files, executor.map(_first_changed, with_files), strict=True):
-            advance(1)
-            if found:
-                raise PackError(f"{path_of(shard, found)} changed since it was measured: run again; not published")
+    chunks = list(_chunks(shards, pieces))
+    jobs = (_job(shards, chunk) for chunk in chunks)
+    with progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:
+        for chunk, found in zip(chunks, executor.map(_stale, jobs), strict=True):
+            advance(chunk.num_rows)
+            changed = next(((place, why) for place, why in found if why not in _MAY_BE_MENDED), None)
+            if changed is not None:
+                path = path_of(shards[chunk.numbers_of_rows[changed[0]]], changed[1])
+                raise PackError(f"{path} changed since it was measured: run again; not published")
 
 
-def _first_changed(job: tuple[Shard, Path]) -> str | None:
-    return next((why for _, why in _stale(*job) if why and why not in _MAY_BE_MENDED), None)
+def _chunks(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]]) -> Iterator[Chunk]:
+    with_files: Iterable[tuple[int, Sequence[Piece]]] = (
+        (number, pieces[number]) for number, shard in enumerate(shards) if shard.lines is not None
+    )
+    return in_chunks(with_files, _JOB_ROWS)
 
 
-def _stale(shard: Shard, path: Path) -> "list[tuple[int, str | None]]":
-    """Of each row the medium that changed, or the reason it was left out for that may hold no longer."""
-    table = pq.read_table(path, columns=["reason", "files"])
-    states: dict[str, tuple[int, int] | None] = {}
-    found: list[tuple[int, str | None]] = []
-    rows = zip(table["reason"].to_pylist(), table["files"].to_pylist(), strict=True)
-    for row, (reason, files) in enumerate(rows):
+def _job(shards: Sequence[Shard], chunk: Chunk) -> _Job:
+    return [shards[number] for number in chunk.numbers], chunk
+
+
+def _stale(job: _Job) -> _Found:
+    """Rows of a chunk with a medium that changed, or with a reason to be left out that may hold no longer."""
+    shards, chunk = job
+    table = chunk.read(["reason", "files"])
+    states: dict[str, tuple[int, int] | None] = {}  # by path
+    found: _Found = []
+    of_rows = np.repeat(np.arange(len(shards)), [piece.num_rows for piece in chunk.pieces]).tolist()
+    rows = zip(of_rows, table["reason"].to_pylist(), table["files"].to_pylist(), strict=True)
+    for row, (number, reason, files) in enumerate(rows):
         why = reason if reason in _MAY_BE_MENDED else None
         for name, size, mtime_ns in (file.values() for file in files or ()):
-            if name not in states:
-                states[name] = state_of(path_of(shard, name))
-            if states[name] != (size, mtime_ns):
+            path = path_of(shards[number], name)
+            if path not in states:
+                states[path] = state_of(path)
+            if states[path] != (size, mtime_ns):
                 why = name
                 break
-        found.append((row, why))
+        if why:
+            found.append((row, why))
     return found

@@ -4,23 +4,23 @@ Each part is a conversation of its own: the system turn, some turns in a row, an
 sample is, and its row in the plan says what it holds of the whole.
 """
 
-import hashlib
-import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from energon_pack.bins import Ints
 from energon_pack.cut import Cut, exchanges, messages_of, num_media_before
-from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.items import Lengths
-from energon_pack.lengths import MeasuredShard, write_table
+from energon_pack.lengths import MeasuredShard
 from energon_pack.measuring import LENGTHS_SCHEMA, num_tar_bytes
 from energon_pack.media import Media, probe_part, with_frames
 from energon_pack.plan import PackingSettings
@@ -28,7 +28,8 @@ from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Skip, media_type, place_media
 from energon_pack.sources.find import Shard
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import Reader, SourceChanged, record_of
+from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.timestamps import stamped
 
@@ -40,9 +41,9 @@ _SLICE = 200  # samples a job
 
 @dataclass(frozen=True)
 class CutJob:
-    """Overlong samples of one shard: rows of its file of lengths."""
+    """Overlong samples: rows of their lengths, and the shard of each."""
 
-    shard: Shard
+    shards: list[Shard]
     rows: pa.Table
     template_folder: str
     read: ReadSettings
@@ -66,87 +67,117 @@ def cut_overlong(
     overlong = settings.padded(items.lens) > settings.max_token_len
     if settings.overlong == "truncate_text":
         overlong &= items.media == 0
-    rows_of = {
-        number: np.flatnonzero(overlong & (items.shard == number)) for number in np.unique(items.shard[overlong])
-    }
     limits = {name: value for name, value in asdict(settings).items() if name.startswith(("max_", "pad_", "overlong"))}
-
-    def path_of(number: int) -> Path:
-        how = [measured[number].path.stem, limits, _VERSION]
-        return cache_dir / "cuts" / f"{hashlib.sha256(json.dumps(how).encode()).hexdigest()[:24]}.parquet"
-
-    paths = {int(number): path_of(number) for number in rows_of}
-    todo = [number for number, path in paths.items() if not path.exists()]
+    cache = TableCache(cache_dir / "cuts" / key_of(limits, _VERSION))
+    keys = {
+        number: key_of([(Path(path).stem, *rows) for path, *rows in measured[number].pieces])
+        for number in np.unique(items.shard[overlong]).tolist()
+    }
+    todo = [number for number, key in keys.items() if _known(cache, key) is None]
+    num_left = Counter(chain.from_iterable(numbers.tolist() for numbers, _ in _overlong(measured, todo, settings)))
+    num_parts = dict.fromkeys(num_left, 0)
+    at_work: list[Ints] = []  # of the samples of a job, their shards
 
     def jobs() -> Iterator[CutJob]:
-        for number in todo:
-            table = pq.read_table(measured[number].path)
-            lens = settings.padded(table["token_len"].to_numpy())
-            wanted = table.filter(pa.array(lens > settings.max_token_len))
-            for start in range(0, max(1, wanted.num_rows), _SLICE):
-                rows = wanted.slice(start, _SLICE)
-                yield CutJob(measured[number].shard, rows, template_folder, read, engine, settings)
+        for numbers, rows in _overlong(measured, todo, settings):
+            for start in range(0, len(numbers), _SLICE):
+                at_work.append(numbers[start : start + _SLICE])
+                shards = [measured[number].shard for number in at_work[-1]]
+                yield CutJob(shards, rows.slice(start, _SLICE), template_folder, read, engine, settings)
 
-    results = executor.map(cut, jobs())
-    with progress.stage("cut", len(todo), "shards") as advance:
-        for number in todo:
-            table = pq.read_table(measured[number].path, columns=["token_len"])
-            num_rows = int((settings.padded(table["token_len"].to_numpy()) > settings.max_token_len).sum())
-            parts = [next(results) for _ in range(max(1, -(-num_rows // _SLICE)))]
-            write_table(pa.concat_tables(parts), paths[number])
-            advance(1)
-    _take_in(lengths, paths, overlong)
+    with progress.stage("cut", num_left.total(), "samples") as advance:
+        try:
+            for table, sizes in executor.map(cut, jobs()):
+                records = []
+                for number, size in zip(at_work[0].tolist(), sizes, strict=True):
+                    records.append(Record(keys[number], num_parts[number], size))
+                    num_parts[number] += size
+                    num_left[number] -= 1
+                    if not num_left[number]:  # what is not finished has no note
+                        records.append(Record(keys[number], num_parts[number], 0, {"num_rows": str(num_parts[number])}))
+                cache.add(table, records)
+                advance(len(at_work.pop(0)))
+        finally:
+            cache.flush()
+    _take_in(lengths, {number: _known(cache, key) or [] for number, key in keys.items()}, overlong)
 
 
-def _take_in(lengths: Lengths, paths: dict[int, Path], overlong: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
-    """The parts of those samples alone that this run is about: a file has all of its shard."""
-    keys = {number: pq.read_table(path, columns=["key"])["key"] for number, path in paths.items()}
-    names = {lengths.shard_names[number]: number for number in paths}
+def _known(cache: TableCache, key: str) -> list[Piece] | None:
+    """Where the parts of a shard's samples are, if they are known."""
+    about = cache.note(key)
+    if about is None:
+        return None
+    pieces, missing = cache.find(key, int(about["num_rows"]))
+    return None if len(missing) else pieces
+
+
+def _overlong(
+    measured: Sequence[MeasuredShard], numbers: Sequence[int], settings: PackingSettings
+) -> Iterator[tuple[Ints, pa.Table]]:
+    """All samples of these shards that are too long: their shards, and rows of lengths."""
+    for chunk in in_chunks((number, measured[number].pieces) for number in numbers):
+        table = chunk.read()
+        is_overlong = settings.padded(table["token_len"].to_numpy()) > settings.max_token_len
+        yield chunk.numbers_of_rows[is_overlong], table.filter(pa.array(is_overlong))
+
+
+def _take_in(lengths: Lengths, parts: dict[int, list[Piece]], overlong: npt.NDArray[np.bool_]) -> None:
+    """The parts of those samples alone that this run is about: what is kept has all of a shard."""
+    chunks = list(in_chunks(parts.items()))
+    ids = [_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
+    known = pa.chunked_array(ids, pa.large_string())
     is_cut = np.zeros(len(lengths.items), np.bool_)
-    wanted: dict[int, pa.Array] = {}
-    for start, shard, table in lengths.tables(["key"]):
-        if (number := names.get(shard.name)) is not None:
-            mine = (
-                overlong[start : start + table.num_rows]
-                & pc.is_in(table["key"], keys[number].combine_chunks()).to_numpy()
-            )
-            is_cut[start : start + table.num_rows] = mine
-            wanted[number] = table["key"].filter(pa.array(mine)).combine_chunks()
-    rows = {number: np.flatnonzero(pc.is_in(keys[number], wanted[number]).to_numpy()) for number in wanted}
-    lengths.add_parts({number: (paths[number], rows[number]) for number in wanted}, is_cut)
+    wanted: list[pa.Array] = []
+    for start, numbers, table in lengths.tables(["key"]):
+        here = slice(start, start + table.num_rows)
+        if overlong[here].any():
+            is_cut[here] = overlong[here] & pc.is_in(_ids(numbers, table), known).to_numpy(zero_copy_only=False)
+            wanted.append(_ids(numbers, table).filter(pa.array(is_cut[here])))
+    ours = pa.chunked_array(wanted, pa.large_string())
+    rows = [np.flatnonzero(pc.is_in(mine, ours).to_numpy(zero_copy_only=False)) for mine in ids]
+    lengths.add_parts(zip(chunks, rows, strict=True), is_cut)
 
 
-def cut(job: CutJob) -> pa.Table:
-    """The parts of overlong samples, as a table of `LENGTHS_SCHEMA`; none of those that can't be cut."""
+def _ids(numbers: Ints, table: pa.Table) -> pa.Array:
+    """Shard and key of each row as one."""
+    shard = pa.array(numbers).cast(pa.large_string())
+    return pc.binary_join_element_wise(shard, table["key"].combine_chunks(), pa.scalar("/", pa.large_string()))
+
+
+def cut(job: CutJob) -> tuple[pa.Table, list[int]]:
+    """The parts of overlong samples, as a table of `LENGTHS_SCHEMA`, and how many each has: 0 where it can't be cut."""
     template = load_saved(job.template_folder)
-    rows: list[dict[str, Any]] = []
+    parts: list[list[dict[str, Any]]] = []
     with Reader() as reader:
-        for row in job.rows.to_pylist():
+        for shard, row in zip(job.shards, job.rows.to_pylist(), strict=True):
+            parts.append([])
             if job.settings.overlong == "split_turns" or not row["parts"]:
                 try:
-                    rows += _Conversation(reader, row, template, job).parts()
-                except Skip as skip:  # it was read well when it was measured
-                    raise PackError(f"{job.shard.path} changed since it was measured ({skip}): run again") from None
-    return pa.Table.from_pylist(rows, LENGTHS_SCHEMA)
+                    parts[-1] = _Conversation(reader, shard, row, template, job).parts()
+                except Skip:  # it was read well when it was measured
+                    raise SourceChanged(shard.path) from None
+    return pa.Table.from_pylist(list(chain.from_iterable(parts)), LENGTHS_SCHEMA), list(map(len, parts))
 
 
 class _Conversation:
     """One overlong sample, and what its parts measure."""
 
-    def __init__(self, reader: Reader, row: dict[str, Any], template: Template, job: CutJob):
+    def __init__(self, reader: Reader, shard: Shard, row: dict[str, Any], template: Template, job: CutJob):
         self._row, self._template, self._job = row, template, job
+        self._reader, self._shard = reader, shard
         self._parts = [tuple(part.values()) for part in row["parts"]]
         kinds = [part[3] for part in self._parts]
         place = row["record_part"], row["record_offset"], row["record_size"]
-        record = reader.record(job.shard, place, bool(kinds), job.read)
+        self._raw = reader.raw(shard, place)
+        record = record_of(shard, self._raw, row["record_part"], bool(kinds), job.read)
         messages, _, _ = place_media(record.messages, kinds)
         num_images = kinds.count("image")
         arrays = [Part(**part) for part in row["positions"]]
-        positions = reader.positions(job.shard, record, num_images, row["key"], arrays)
-        self._messages = stamped(messages, reader.marks(job.shard, record, positions, num_images))
+        positions = reader.positions(shard, record, num_images, row["key"], arrays)
+        self._messages = stamped(messages, reader.marks(shard, record, positions, num_images))
         self._tools = record.tools
-        files = [Part(*part[:3]) for part in self._parts]
-        media = [probe_part(reader.fd_of(job.shard, part), part) for part in files]
+        self._files = [Part(*part[:3]) for part in self._parts]
+        media = [probe_part(reader.fd_of(shard, part), part) for part in self._files]
         self._media: list[Media] = with_frames(media, record.fields.get("video_frames"))
         self._num_before = num_media_before(self._messages, kinds)
 
@@ -210,6 +241,7 @@ class _Conversation:
             "num_bytes": num_tar_bytes(
                 [self._row["record_size"], *(part["size"] for part in self._row["parts"][here])]
             ),
+            "checksum": self._reader.checksum(self._shard, self._raw, self._files[here]),
             "cut": Cut("", first, end, num_characters, "".join(part[3][0] for part in self._parts))._asdict(),
         }
 

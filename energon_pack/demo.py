@@ -9,13 +9,14 @@ import json
 import os
 import random
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from energon_pack.files import make_once
 
 #: Raised when the demo's content changes: a cached one is then made again.
 _VERSION = 1
@@ -45,20 +46,14 @@ _CHAT_TEMPLATE = """\
 def make_demo(folder: Path) -> tuple[str, str]:
     """Make the demo in a folder, or find it there: its folder of tars, and its processor's folder."""
     finished = folder / f"v{_VERSION}"
-    if not finished.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            made = Path(temporary) / "made"
-            made.mkdir()
-            samples = list(_samples(random.Random(0)))
-            _write_source(made / "source", samples)
-            _write_processor(made / "processor", samples)
-            try:
-                os.rename(made, finished)
-            except OSError:
-                if not finished.exists():  # else another run was faster
-                    raise
+    make_once(finished, _make)
     return os.fspath(finished / "source"), os.fspath(finished / "processor")
+
+
+def _make(folder: Path) -> None:
+    samples = list(_samples(random.Random(0)))
+    _write_source(folder / "source", samples)
+    _write_processor(folder / "processor", samples)
 
 
 # ------------------------------------------------------------------------------------------------------------ samples

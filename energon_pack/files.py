@@ -1,9 +1,16 @@
-"""Files that are whole or not there at all."""
+"""Files and folders that are whole or not there at all, and how to tell those that were damaged later."""
 
 import ctypes
+import hashlib
+import json
 import os
+import tempfile
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+
+#: In a folder of `make_once`: its files, and the hash of each.
+_SUMS = "sums.json"
 
 
 def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
@@ -18,6 +25,51 @@ def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def make_once(folder: Path, make: Callable[[Path], None]) -> None:
+    """Have a folder made, unless it is there as it was made; one of which a file was cut or lost is made again.
+
+    Args:
+        make: fills the folder it is given.
+    """
+    if _is_as_made(folder):
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        made = Path(temporary) / "made"
+        made.mkdir()
+        make(made)
+        write_whole(made / _SUMS, json.dumps(_sums(made)).encode())
+        if folder.exists():
+            os.rename(folder, Path(temporary) / "damaged")
+        try:
+            os.rename(made, folder)
+        except OSError:
+            if not _is_as_made(folder):  # else another run was faster; its copy is the same
+                raise
+
+
+def _is_as_made(folder: Path) -> bool:
+    try:
+        written = json.loads((folder / _SUMS).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(written, dict) and written.items() <= _sums(folder).items()
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path != folder / _SUMS)
+    return {path.relative_to(folder).as_posix(): digest_of(path) for path in files}
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def sync_file_system(path: Path) -> None:

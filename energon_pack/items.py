@@ -1,26 +1,24 @@
-"""What there is to pack: a few numbers for each sample, read from the files of lengths.
+"""What there is to pack: a few numbers for each sample, read from the cache.
 
-About 40 bytes a sample are held; all else stays in the files and is read again, file by file, where it is needed.
+About 44 bytes a sample are held; all else stays in files and is read again, many rows at a time, where it is needed.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from energon_pack.bins import Ints
 from energon_pack.lengths import MeasuredShard
 from energon_pack.packs import CAPTIONING
 from energon_pack.sample import Reason
-from energon_pack.sources.find import Shard
 from energon_pack.splits import split_numbers
+from energon_pack.table_cache import Chunk, in_chunks
 
 #: In the order of two bits: holds images, holds videos.
 MEDIA_TYPES = ("text", "image", "video", "mix")
@@ -28,7 +26,7 @@ MEDIA_TYPES = ("text", "image", "video", "mix")
 #: What the report counts of samples that were measured.
 NOTES = ("control_tokens", "placeholders_put_in", "placeholders_as_text", "tools_left_out")
 
-_NUMBERS = ("num_images", "num_visual_tokens", "num_supervised", "num_bytes")
+_NUMBERS = ("num_images", "num_visual_tokens", "num_supervised", "num_bytes", "checksum")
 _COLUMNS = ("media_type", "token_len", *_NUMBERS, "reason", "not_captioning", "num_control_tokens", *NOTES[1:])
 
 AnyInts = npt.NDArray[np.integer[Any]]
@@ -51,14 +49,19 @@ class Items:
 
 
 @dataclass(frozen=True)
-class _File:
-    """A file of lengths, and which of its rows count."""
+class _Rows:
+    """Rows of lengths that are read together, and which of them count."""
 
-    shard: Shard
-    path: Path
+    chunk: Chunk
     rows: Ints | None  # None: all
     start: int  # the first of them among the items
     num: int
+
+    def take(self, table: pa.Table, numbers: Ints) -> tuple[Ints, pa.Table]:
+        """Those that count, of what the chunk has: the shard of each, and the columns."""
+        if self.rows is not None:
+            table, numbers = table.take(pa.array(self.rows)), numbers[self.rows]
+        return numbers[: self.num], table.slice(0, self.num)
 
 
 class Lengths:
@@ -91,40 +94,45 @@ class Lengths:
         #: samples that are packed as their parts
         self.is_cut: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         folders = [name.rpartition("/")[0] for name in self.shard_names]
-        self._datasets = [sorted(set(folders)).index(folder) for folder in folders]
+        number_of = {folder: number for number, folder in enumerate(sorted(set(folders)))}
+        self._datasets = np.array([number_of[folder] for folder in folders], np.int32)
         self._flavor, self._shares, self._seed = flavor, shares, seed
         self._is_split = max(shares) < 1
-        self._files: list[_File] = []
+        self._excluded = [(excluded or {}).get(name, frozenset()) for name in self.shard_names]
+        self._rows: list[_Rows] = []
         self._num_items = 0
         self._columns: dict[str, list[AnyInts]] = {}
-        for number, item in enumerate(measured):
-            self._add_samples(number, item.path, (excluded or {}).get(item.shard.name, frozenset()), limit)
+        for chunk in in_chunks(enumerate(item.pieces for item in measured)):
+            self._add_samples(chunk, limit)
         self._join()
         self.num_samples = len(self.items)
         #: tokens of each sample, cut or not
         self.sample_lens = self.items.lens
         self.is_cut = np.zeros(self.num_samples, np.bool_)
 
-    def add_parts(self, cut: Mapping[int, tuple[Path, Ints]], is_cut: npt.NDArray[np.bool_]) -> None:
+    def add_parts(self, parts: Iterable[tuple[Chunk, Ints]], is_cut: npt.NDArray[np.bool_]) -> None:
         """Parts in place of samples.
 
         Args:
-            cut: by the shard's number a file of parts, and the rows of it that count.
+            parts: where parts are, and the rows of them that count.
             is_cut: bool[num_samples], the samples they are of.
         """
-        for number, (path, rows) in cut.items():
-            self._add(number, path, rows, self._read(path, self._is_split).take(pa.array(rows)))
+        for chunk, rows in parts:
+            self._add(chunk, rows, len(rows), self._read(chunk, self._is_split))
         self._join()
         self.is_cut = is_cut
         self.items.lens[: self.num_samples][is_cut] = 0
 
-    def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, Shard, pa.Table]]:
-        """Every file's rows: the number of the first among the items, the shard, and the columns."""
-        for file in self._files:
-            if with_parts or file.start < self.num_samples:
-                table = pq.read_table(file.path, columns=list(columns))
-                table = table if file.rows is None else table.take(pa.array(file.rows))
-                yield file.start, file.shard, table.slice(0, file.num)
+    def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, Ints, pa.Table]]:
+        """All rows, many at a time: the number of the first among the items, of each its shard, and the columns."""
+        for rows in self._rows:
+            if with_parts or rows.start < self.num_samples:
+                yield rows.start, *rows.take(rows.chunk.read(columns), rows.chunk.numbers_of_rows)
+
+    def sample_ids(self, numbers: Ints, table: pa.Table) -> list[str]:
+        """The id of each of some rows, as in the ledger, by their shards and the column `key`."""
+        keys = table["key"].to_pylist()
+        return [self._shards[number].sample_id(key) for number, key in zip(numbers.tolist(), keys, strict=True)]
 
     def reason(self, table: pa.Table) -> pa.ChunkedArray:
         """Why each row is in no pack, whatever the plan; null: it may be in one."""
@@ -135,60 +143,67 @@ class Lengths:
 
     def sample_id(self, index: int) -> str:
         """The id of an item, as in the ledger."""
-        file = next(f for f in reversed(self._files) if f.start <= index)
-        key = next(table["key"] for start, _, table in self.tables(["key"]) if start == file.start)
-        return file.shard.sample_id(key[index - file.start].as_py())
+        rows = next(rows for rows in reversed(self._rows) if rows.start <= index)
+        numbers, table = rows.take(rows.chunk.read(["key"]), rows.chunk.numbers_of_rows)
+        return self.sample_ids(numbers[[index - rows.start]], table.slice(index - rows.start, 1))[0]
 
-    def _add_samples(self, number: int, path: Path, excluded: Set[str], limit: int | None) -> None:
-        table, rows = self._read(path, bool(excluded) or self._is_split), None
-        if excluded:
-            is_out = pc.is_in(table["key"], pa.array(sorted(excluded), pa.large_string()))
-            rows = np.flatnonzero(~is_out.to_numpy())
-            table = table.take(pa.array(rows))
-        table = table.slice(0, None if limit is None else max(0, limit - self._num_items))
-        self._add(number, path, rows, table)
-        reasons = self.reason(table)
-        self.reasons.update(reasons.drop_null().to_pylist())
-        for note in NOTES:
-            column = pc.greater(table["num_control_tokens"], 0) if note == "control_tokens" else table[note]
-            self.notes[note] += pc.sum(pc.and_(column, pc.is_null(reasons))).as_py() or 0
+    def _add_samples(self, chunk: Chunk, limit: int | None) -> None:
+        has_excluded = any(self._excluded[number] for number in chunk.numbers)
+        table, rows = self._read(chunk, has_excluded or self._is_split), None
+        if has_excluded:
+            keys = table["key"].to_pylist()
+            is_in = [key not in self._excluded[n] for n, key in zip(chunk.numbers_of_rows.tolist(), keys, strict=True)]
+            rows = np.flatnonzero(is_in)
+        num = table.num_rows if rows is None else len(rows)
+        self._add(
+            chunk, rows, num if limit is None else min(num, max(0, limit - self._num_items)), table, is_sample=True
+        )
 
-    def _add(self, number: int, path: Path, rows: Ints | None, table: pa.Table) -> None:
-        if not table.num_rows:
+    def _add(self, chunk: Chunk, rows: Ints | None, num: int, table: pa.Table, is_sample: bool = False) -> None:
+        if not num:
             return
-        self._files.append(_File(self._shards[number], path, rows, self._num_items, table.num_rows))
-        self._num_items += table.num_rows
+        mine = _Rows(chunk, rows, self._num_items, num)
+        numbers, table = mine.take(table, chunk.numbers_of_rows)
+        self._rows.append(mine)
+        self._num_items += num
         media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), -1)
-        measured = pc.is_null(self.reason(table)).to_numpy()
-        self._append("lens", np.where(measured, table["token_len"].to_numpy(), 0).astype(np.int32))
+        reasons = self.reason(table)
+        self._append(
+            "lens", np.where(pc.is_null(reasons).to_numpy(), table["token_len"].to_numpy(), 0).astype(np.int32)
+        )
         self._append("media", media.to_numpy().astype(np.int8))
-        self._append("shard", np.full(table.num_rows, number, np.int32))
-        self._append("dataset", np.full(table.num_rows, self._datasets[number], np.int32))
-        self._append("split", self._splits(number, table))
+        self._append("shard", numbers.astype(np.int32))
+        self._append("dataset", self._datasets[numbers])
+        self._append("split", self._splits(numbers, table))
         for name in _NUMBERS:
             self._append(name, table[name].to_numpy())
+        if is_sample:
+            self.reasons.update(reasons.drop_null().to_pylist())
+            for note in NOTES:
+                column = pc.greater(table["num_control_tokens"], 0) if note == "control_tokens" else table[note]
+                self.notes[note] += pc.sum(pc.and_(column, pc.is_null(reasons))).as_py() or 0
 
     @staticmethod
-    def _read(path: Path, with_key: bool) -> pa.Table:
-        return pq.read_table(path, columns=[*_COLUMNS, *(["key"] if with_key else [])])
+    def _read(chunk: Chunk, with_key: bool) -> pa.Table:
+        return chunk.read([*_COLUMNS, *(["key"] if with_key else [])])
 
-    def _splits(self, number: int, table: pa.Table) -> AnyInts:
+    def _splits(self, numbers: Ints, table: pa.Table) -> AnyInts:
         if not self._is_split:
             return np.full(table.num_rows, int(np.argmax(self._shares)), np.int8)
-        prefix = self._shards[number].sample_id("")
-        return split_numbers(table["key"].to_pylist(), self._shares, self._seed, prefix)
+        return split_numbers(self.sample_ids(numbers, table), self._shares, self._seed)
 
     def _append(self, name: str, values: AnyInts) -> None:
         self._columns.setdefault(name, []).append(values)
 
     def _join(self) -> None:
-        types = {"media": np.int8, "split": np.int8, "num_bytes": np.int64}
-        names = [*(field.name for field in fields(Items)), "num_supervised", "num_bytes"]
+        types = {"media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32}
+        names = dict.fromkeys([*(field.name for field in fields(Items)), *_NUMBERS])
         joined = {
             name: np.concatenate([np.zeros(0, types.get(name, np.int32)), *self._columns.get(name, [])])
             for name in names
         }
         self._columns = {name: [values] for name, values in joined.items()}
-        #: bytes of each item as members of a tar, and its supervised tokens
+        #: bytes of each item as members of a tar, its supervised tokens, and what tells whether it is as measured
         self.num_bytes, self.num_supervised = joined.pop("num_bytes"), joined.pop("num_supervised")
+        self.checksums = joined.pop("checksum")
         self.items = Items(**joined)

@@ -1,50 +1,53 @@
-"""Exact token lengths of all samples: one Parquet file a source shard, kept in the cache.
+"""Exact token lengths of all samples, kept in the cache by source shard.
 
-    shard ──index──► index/<key>.parquet ──measure, in slices──► lengths/<key>.parquet
+    shard ──index──► index/ ──measure, in slices──► lengths/<model and settings>/
 
-The key of a file is all its content depends on: the shard's identity, and for lengths the model's fingerprint and
-how samples are read. `packing.*` is not in it, so a sweep over packing settings measures once.
+The key of a shard is all its rows depend on: its identity, and for lengths what is drawn of it. `packing.*` is not in
+it, so a sweep over packing settings measures once. A slice is kept when it is measured: a run that is interrupted is
+gone on from there, in the middle of a file too.
 """
 
-import hashlib
-import json
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from energon_pack.bins import Ints
 from energon_pack.current import stale_rows
 from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
-from energon_pack.files import write_whole
 from energon_pack.measuring import MeasureJob, measure
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
 from energon_pack.sources import reader, wds
 from energon_pack.sources.find import Shard
+from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of, write_tables
 from energon_pack.templates import load_saved
 from energon_pack.templates.counting import CountingError
 
 #: Raised when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 8
+LENGTHS_VERSION = 9
 
 _SLICE = 2000  # samples a job: small enough that one shard uses all cores
+_JOB_SHARDS, _JOB_BYTES = 256, 64 << 20  # shards of a job that reads headers
+_INDEX_ROWS = 50_000  # of a file
 
 
 @dataclass(frozen=True)
 class IndexedShard:
-    """A shard, its file of `wds.INDEX_SCHEMA`, and what of it is drawn."""
+    """A shard, where its rows of `wds.INDEX_SCHEMA` are, and what of it is drawn."""
 
     shard: Shard
-    path: Path
+    key: str  # in the cache
+    pieces: list[Piece]
     num_rows: int
+    #: of the whole shard: what `reader.is_unchanged` asks for
+    about: dict[str, str]
     rows: Ints | None = None  # ascending, some several times; None: all
     copies: Ints | None = None  # of each of them how often it was drawn before, in this slice or in another
     how_drawn: tuple[float | str, ...] = ()  # what `rows` depend on
@@ -57,22 +60,14 @@ class IndexedShard:
     def num_repeated(self) -> int:
         return 0 if self.copies is None else int(np.count_nonzero(self.copies))
 
-    def samples(self) -> pa.Table:
-        """The rows that are drawn; `@2` is added to the key of one that is drawn a second time."""
-        table = pq.read_table(self.path)
-        if self.rows is None or self.copies is None:
-            return table
-        keys = pa.array(drawn_keys(table["key"].to_pylist(), self.rows, self.copies), pa.string())
-        return table.take(pa.array(self.rows)).set_column(0, table.schema.field("key"), keys)
-
 
 @dataclass(frozen=True)
 class MeasuredShard:
-    """A shard and its file of `LENGTHS_SCHEMA`."""
+    """A shard, and where its rows of `LENGTHS_SCHEMA` are."""
 
     shard: Shard
-    path: Path
-    was_cached: bool
+    pieces: list[Piece]
+    was_cached: bool  # some of it, or all
 
 
 def index_shards(
@@ -83,16 +78,26 @@ def index_shards(
     Raises:
         PackError: a tar is compressed, or damaged and `keep_damaged` is off.
     """
-    paths = [cache_dir / "index" / f"{_key(shard, [reader.INDEX_VERSION])}.parquet" for shard in shards]
-    todo = [(shard, path) for shard, path in zip(shards, paths, strict=True) if not path.exists()]
+    cache = _index_cache(cache_dir)
+    keys = [_key(shard) for shard in shards]
+    found = [_indexed(cache, shard, key) for shard, key in zip(shards, keys, strict=True)]
+    todo = [number for number, item in enumerate(found) if item is None]
+    jobs = (
+        (cache.folder, cache.number, [shards[number] for number in some], [keys[number] for number in some])
+        for some in _batches(todo, shards)
+    )
     with progress.stage("index", len(todo), "shards") as advance:
-        for _ in executor.map(_index_one, todo):
-            advance(1)
-    indexed, damaged = [], []
-    for shard, path in zip(shards, paths, strict=True):
-        with pq.ParquetFile(path) as file:
-            indexed.append(IndexedShard(shard, path, file.metadata.num_rows))
-            damaged += [f"{shard.path}: {what} at byte {offset}" for offset, what in wds.damage_of(file.schema_arrow)]
+        for num_shards, paths in executor.map(_index_some, jobs):
+            for path in paths:
+                cache.take_in(path)
+            advance(num_shards)
+    for number in todo:
+        found[number] = _indexed(cache, shards[number], keys[number])
+    indexed = [item for item in found if item is not None]
+    assert len(indexed) == len(shards)
+    damaged = [
+        f"{item.shard.path}: {what} at byte {offset}" for item in indexed for offset, what in wds.damage_of(item.about)
+    ]
     if damaged and not keep_damaged:
         others = f" (and {len(damaged) - 1} more like it)" if len(damaged) > 1 else ""
         raise PackError(f"damaged tar {damaged[0]}{others}; source.on_damaged=keep packs what is whole")
@@ -110,12 +115,12 @@ def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: i
     start = 0
     for item in indexed:
         ratio = item.shard.lines.ratio if item.shard.lines else 1.0
-        rows = drawn_rows(item.num_rows, ratio, item.shard.name, seed)
-        first = (number - start) % num_slices
-        start += len(rows)
         if ratio == num_slices == 1:
             drawn.append(item)
             continue
+        rows = drawn_rows(item.num_rows, ratio, item.shard.name, seed)
+        first = (number - start) % num_slices
+        start += len(rows)
         by = (seed, item.shard.name) if ratio != 1 else ()
         how = (ratio, *by, first, num_slices)
         mine, copies = rows[first::num_slices], copy_numbers(rows)[first::num_slices]
@@ -140,104 +145,206 @@ def measure_shards(
     executor: LocalExecutor,
     progress: Progress,
 ) -> list[MeasuredShard]:
-    """Measure every shard that is not in the cache yet.
+    """Measure every sample that is not in the cache yet, or whose media are no longer what was measured.
 
     Raises:
         PackError: `measure.engine` can't be used.
     """
     template = load_saved(template_folder)
-    how = [template.fingerprint, template.spec.train_on, asdict(settings), LENGTHS_VERSION, reader.INDEX_VERSION]
-    paths = [cache_dir / "lengths" / f"{_key(item.shard, [*how, item.how_drawn])}.parquet" for item in indexed]
-    todo = _todo(indexed, paths, executor)
+    cache = _lengths_cache(cache_dir, template_folder, settings)
+    keys = [_lengths_key(item) for item in indexed]
+    found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
+    pieces = [pieces for pieces, _ in found]
+    was_cached = [bool(there) or not item.num_samples for there, item in zip(pieces, indexed, strict=True)]
+    todo = {number: missing for number, (_, missing) in enumerate(found) if len(missing)}
+    for number, stale in stale_rows([item.shard for item in indexed], pieces, executor).items():
+        missing = found[number][1]
+        there = np.delete(np.arange(indexed[number].num_samples), missing)
+        todo[number] = np.union1d(missing, there[stale])
     if todo:
         try:
             template.counter(engine)
         except CountingError as error:
             raise PackError(str(error)) from None
 
+    slices: list[tuple[Ints, Ints]] = []  # at work: of each sample the number of its shard, and its own in that
+
     def jobs() -> Iterator[MeasureJob]:
-        for item, _, rows in todo:
-            samples = item.samples().take(pa.array(rows))
-            for start in range(0, max(1, len(rows)), _SLICE):
-                part = samples.slice(start, _SLICE).combine_chunks()
-                yield MeasureJob(item.shard, part, template_folder, settings, engine)
+        for numbers, rows, samples in _samples(indexed, todo):
+            for start in range(0, len(rows), _SLICE):
+                here = slice(start, start + _SLICE)
+                of, shard = np.unique(numbers[here], return_inverse=True)
+                slices.append((numbers[here], rows[here]))
+                part = samples.slice(start, _SLICE).append_column("shard", pa.array(shard, pa.int32())).combine_chunks()
+                yield MeasureJob([indexed[n].shard for n in of], part, template_folder, settings, engine)
 
-    results = executor.map(measure, jobs())
-    with progress.stage("measure", sum(len(rows) for _, _, rows in todo), "samples") as advance:
-        for item, path, rows in todo:
-            tables: list[pa.Table] = []
-            while not tables or sum(table.num_rows for table in tables) < len(rows):
-                tables.append(next(results))
-                advance(tables[-1].num_rows)
-            if len(rows) < item.num_samples:
-                tables.insert(0, pq.read_table(path))
-            write_table(_in_place(pa.concat_tables(tables), rows), path)
-    measured = {path for item, path, rows in todo if len(rows) == item.num_samples}
-    return [MeasuredShard(item.shard, path, path not in measured) for item, path in zip(indexed, paths, strict=True)]
-
-
-def _todo(
-    indexed: list[IndexedShard], paths: list[Path], executor: LocalExecutor
-) -> list[tuple[IndexedShard, Path, Ints]]:
-    """Shards that are not in the cache, and of the others the rows whose media are no longer what was measured."""
-    todo = []
-    with_files = [(i.shard, p) for i, p in zip(indexed, paths, strict=True) if i.shard.lines and p.exists()]
-    stale = dict(zip((path for _, path in with_files), executor.map(stale_rows, with_files), strict=True))
-    for item, path in zip(indexed, paths, strict=True):
-        rows = np.array(stale.get(path, []), np.int64) if path.exists() else np.arange(item.num_samples)
-        if len(rows) or not path.exists():
-            todo.append((item, path, rows))
-    return todo
+    with progress.stage("measure", sum(map(len, todo.values())), "samples") as advance:
+        try:
+            for table in executor.map(measure, jobs()):
+                cache.add(table, _records(keys, *slices.pop(0)))
+                advance(table.num_rows)
+        finally:
+            cache.flush()
+    for number in todo:
+        pieces[number], missing = cache.find(keys[number], indexed[number].num_samples)
+        assert not len(missing)
+    return [MeasuredShard(indexed[n].shard, pieces[n], was_cached[n]) for n in range(len(indexed))]
 
 
-def _in_place(table: pa.Table, rows: Ints) -> pa.Table:
-    """A table whose last rows take the place of some of those before; as it is where it has no others."""
-    num_kept = table.num_rows - len(rows)
-    if not num_kept:
-        return table
-    order = np.arange(num_kept)
-    order[rows] = num_kept + np.arange(len(rows))
-    return table.take(pa.array(order))
+def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[tuple[Ints, Ints, pa.Table]]:
+    """The samples to measure, many at a time: of each the number of its shard, its own in that, and its index row.
+
+    `@2` is added to the key of one that is drawn a second time.
+    """
+    of_index = {n: rows if (drawn := indexed[n].rows) is None else drawn[rows] for n, rows in todo.items()}
+    for chunk in in_chunks((number, indexed[number].pieces) for number in todo):
+        places, numbers, rows = [], [], []
+        before = 0
+        for number, start, piece in zip(chunk.numbers, chunk.starts, chunk.pieces, strict=True):
+            wanted = of_index[number]
+            here = slice(*np.searchsorted(wanted, [start, start + piece.num_rows]))
+            places.append(wanted[here] - start + before)
+            rows.append(todo[number][here])
+            numbers.append(np.full(len(rows[-1]), number))
+            before += piece.num_rows
+        table = chunk.read().take(pa.array(np.concatenate(places)))
+        copies = [_copies(indexed[number], mine) for number, mine in zip(chunk.numbers, rows, strict=True)]
+        keys = drawn_keys(table["key"].to_pylist(), np.arange(table.num_rows), np.concatenate(copies))
+        table = table.set_column(0, table.schema.field("key"), pa.array(keys, pa.string()))
+        yield np.concatenate(numbers), np.concatenate(rows), table
+
+
+def _copies(item: IndexedShard, rows: Ints) -> Ints:
+    return np.zeros(len(rows), np.int64) if item.copies is None else item.copies[rows]
+
+
+def _records(keys: Sequence[str], numbers: Ints, rows: Ints) -> list[Record]:
+    """Whose the rows of a slice are, by shard and by runs of its rows."""
+    is_first = np.concatenate(([True], (np.diff(numbers) != 0) | (np.diff(rows) != 1)))
+    starts = np.flatnonzero(is_first)
+    sizes = np.diff([*starts, len(rows)])
+    return [
+        Record(keys[number], start, size)
+        for number, start, size in zip(numbers[starts].tolist(), rows[starts].tolist(), sizes.tolist(), strict=True)
+    ]
+
+
+class LengthsWrong(PackError):
+    """The full processor makes another length of a sample: none can be trusted."""
+
+
+@contextmanager
+def forgetting_wrong(
+    indexed: Sequence[IndexedShard], template_folder: str, settings: ReadSettings, cache_dir: Path
+) -> Iterator[None]:
+    """Have the next run measure anew what turns out to be wrong: a shard that changed, or all of these."""
+    try:
+        yield
+    except (reader.SourceChanged, LengthsWrong) as error:
+        wrong = indexed
+        if isinstance(error, reader.SourceChanged):
+            wrong = [item for item in indexed if item.shard.path == error.path]
+            _index_cache(cache_dir).forget(item.key for item in wrong)
+        _lengths_cache(cache_dir, template_folder, settings).forget(map(_lengths_key, wrong))
+        raise
 
 
 def check_unchanged(
-    indexed: list[IndexedShard], measured: list[MeasuredShard], executor: LocalExecutor, progress: Progress
+    indexed: Sequence[IndexedShard], measured: Sequence[MeasuredShard], executor: LocalExecutor, progress: Progress
 ) -> None:
     """Compare the headers of shards that were not read in this run with those they were measured with.
 
     Raises:
-        PackError: a shard was written anew, with size and time as before. Its files are dropped from the cache.
+        SourceChanged: a shard was written anew, with size and time as before.
     """
-    paths = {item.shard: item.path for item in indexed}
-    cached = [item for item in measured if item.was_cached]
+    cached = [number for number, item in enumerate(measured) if item.was_cached]
+    jobs = (
+        [(indexed[number].shard, indexed[number].about) for number in some]
+        for some in _batches(cached, [item.shard for item in indexed])
+    )
     with progress.stage("compare", len(cached), "shards") as advance:
-        same = executor.map(_is_unchanged, ((item.shard, paths[item.shard]) for item in cached))
-        for item, is_same in zip(cached, same, strict=True):
-            advance(1)
-            if not is_same:
-                for path in (paths[item.shard], item.path):
-                    path.unlink(missing_ok=True)
-                raise PackError(f"{item.shard.path} changed since it was measured, keeping its time: run again")
+        for num_same, changed in executor.map(_first_changed, jobs):
+            advance(num_same)
+            if changed is not None:
+                raise reader.SourceChanged(changed.path)
 
 
-def _is_unchanged(job: tuple[Shard, Path]) -> bool:
-    shard, path = job
-    return reader.is_unchanged(shard, pq.read_schema(path))
+def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, Shard | None]:
+    """How many are unchanged, and the one after them."""
+    for number, (shard, about) in enumerate(job):
+        if not reader.is_unchanged(shard, about):
+            return number, shard
+    return len(job), None
 
 
-def _index_one(job: tuple[Shard, Path]) -> None:
-    write_table(reader.index_shard(job[0]), job[1])
+def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, list[Path]]:
+    """Index shards into files of the cache; runs in a worker."""
+    folder, number, shards, keys = job
+    tables: list[pa.Table] = []
+    records: list[Record] = []
+    paths: list[Path] = []
+    num_rows = 0
+
+    def write() -> None:
+        nonlocal num_rows
+        paths.append(write_tables(folder, number, pa.concat_tables(tables), records))
+        tables.clear()
+        records.clear()
+        num_rows = 0
+
+    for shard, key in zip(shards, keys, strict=True):
+        table = reader.index_shard(shard)
+        about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
+        about["num_rows"] = str(table.num_rows)
+        for start in range(0, max(1, table.num_rows), _INDEX_ROWS):
+            part = table.slice(start, _INDEX_ROWS)
+            tables.append(part.replace_schema_metadata(None))
+            records.append(Record(key, start, part.num_rows, about))
+            num_rows += part.num_rows
+            if num_rows >= _INDEX_ROWS:
+                write()
+    if tables:
+        write()
+    return len(shards), paths
 
 
-def _key(shard: Shard, how: list[object]) -> str:
+def _indexed(cache: TableCache, shard: Shard, key: str) -> IndexedShard | None:
+    about = cache.note(key)
+    if about is None:
+        return None
+    num_rows = int(about["num_rows"])
+    pieces, missing = cache.find(key, num_rows)
+    return None if len(missing) else IndexedShard(shard, key, pieces, num_rows, about)
+
+
+def _batches(numbers: Sequence[int], shards: Sequence[Shard]) -> Iterator[list[int]]:
+    """Some shards a job: many small ones, or a large one."""
+    batch: list[int] = []
+    num_bytes = 0
+    for number in numbers:
+        if batch and (len(batch) == _JOB_SHARDS or num_bytes + shards[number].size > _JOB_BYTES):
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(number)
+        num_bytes += shards[number].size
+    if batch:
+        yield batch
+
+
+def _index_cache(cache_dir: Path) -> TableCache:
+    return TableCache(cache_dir / "index" / f"v{reader.INDEX_VERSION}")
+
+
+def _lengths_cache(cache_dir: Path, template_folder: str, settings: ReadSettings) -> TableCache:
+    template = load_saved(template_folder)
+    how = key_of(template.fingerprint, template.spec.train_on, asdict(settings), LENGTHS_VERSION, reader.INDEX_VERSION)
+    return TableCache(cache_dir / "lengths" / how)
+
+
+def _key(shard: Shard) -> str:
     lines = None if shard.lines is None else asdict(shard.lines)
-    identity = [os.path.realpath(shard.path), shard.size, shard.mtime_ns, lines, how]
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+    return key_of(shard.real_path, shard.size, shard.mtime_ns, lines)
 
 
-def write_table(table: pa.Table, path: Path) -> None:
-    """Write a Parquet file, whole, and its folder where there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = pa.BufferOutputStream()
-    pq.write_table(table, file)
-    write_whole(path, file.getvalue())
+def _lengths_key(item: IndexedShard) -> str:
+    return key_of(item.key, item.how_drawn) if item.how_drawn else item.key

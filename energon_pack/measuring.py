@@ -15,7 +15,7 @@ from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Reason, Skip, media_type, media_type_by_name, num_placeholders, place_media
 from energon_pack.sources import wds
 from energon_pack.sources.find import Shard
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import Reader, record_of
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.templates.base import Rendered
 from energon_pack.timestamps import stamped
@@ -58,6 +58,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("placeholders_as_text", pa.bool_()),  # placeholders, but no media
         ("not_captioning", pa.large_string()),  # why it does not fit into packed_captioning; null: it does
         ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools
+        ("checksum", pa.uint32()),  # of its JSON and the ends of its media: `reader.checksum`
         ("reason", pa.string()),  # null: measured
         ("detail", pa.large_string()),
         ("cut", CUT_TYPE),  # null: a whole sample
@@ -67,10 +68,10 @@ LENGTHS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class MeasureJob:
-    """A slice of one shard's index, and what measuring needs."""
+    """A slice of the index, and what measuring needs."""
 
-    shard: Shard
-    samples: pa.Table
+    shards: list[Shard]
+    samples: pa.Table  # of `wds.INDEX_SCHEMA`, and `shard`: the place of its shard among these
     template_folder: str
     settings: ReadSettings
     engine: str = "auto"
@@ -80,12 +81,13 @@ def measure(job: MeasureJob) -> pa.Table:
     """Lengths of a slice of samples, as a table of `LENGTHS_SCHEMA`; runs in a worker."""
     template = load_saved(job.template_folder)
     rows = _Row.of_index(job.samples)
+    shards = [job.shards[number] for number in job.samples["shard"].to_pylist()]
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like; what can't be opened is in the ledger
     with Reader() as reader:
         waiting: list[tuple[_Row, Rendered]] = []
         num_characters = 0
-        for row in rows:
-            rendered = row.render(reader, job.shard, template, job.settings) if row.reason is None else None
+        for row, shard in zip(rows, shards, strict=True):
+            rendered = row.render(reader, shard, template, job.settings) if row.reason is None else None
             if rendered is None:
                 continue
             waiting.append((row, rendered))
@@ -132,6 +134,7 @@ class _Row:
     placeholders_as_text: bool = False
     not_captioning: str | None = None
     tools_left_out: bool = False
+    checksum: int = 0
 
     @classmethod
     def of_index(cls, samples: pa.Table) -> list["_Row"]:
@@ -151,7 +154,8 @@ class _Row:
         """The sample as text, or None and `reason` set."""
         try:
             place = self.record_part, self.record_offset, self.record_size
-            record = reader.record(shard, place, self.media_type is not None, settings)
+            raw = reader.raw(shard, place)
+            record = record_of(shard, raw, self.record_part, self.media_type is not None, settings)
             self.media_type = record.declared or self.media_type or media_type_by_name(record.listed_media or ())
             parts = reader.media(shard, record, self.key, self.all_parts)
             media = with_frames(
@@ -176,6 +180,7 @@ class _Row:
             self.positions = [part._asdict() for part in dict.fromkeys(positions) if part is not None]
         self.placeholders_put_in = put_in
         self.placeholders_as_text = not media and num_placeholders(messages) > 0
+        self.checksum = reader.checksum(shard, raw, [parts[i] for i in order])
         self.num_visual_tokens = rendered.num_visual_tokens
         self.num_images = num_images
         sizes = (part.size for part in (*parts, *positions) if part is not None)

@@ -11,6 +11,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from energon_pack import report
 from energon_pack.audit import AuditJob, draw, finish, start
 from energon_pack.bins import Ints
@@ -30,6 +32,7 @@ from energon_pack.lengths import (
     check_unchanged,
     draw_samples,
     first_samples,
+    forgetting_wrong,
     index_shards,
     measure_shards,
 )
@@ -125,7 +128,10 @@ def pack(config: PackConfig) -> dict[str, Any]:
                 print_choices(choices)
                 return choices
             if packing.overlong in CUTTING:
-                cut_overlong(lengths, measured, template_folder, read, engine, packing, cache_dir, executor, progress)
+                with forgetting_wrong(chosen, template_folder, read, cache_dir):
+                    cut_overlong(
+                        lengths, measured, template_folder, read, engine, packing, cache_dir, executor, progress
+                    )
             plan = plan_packs(lengths.items, packing)
             check_overlong(lengths, plan, packing)
             check_splits(lengths, plan, shares)
@@ -144,7 +150,8 @@ def pack(config: PackConfig) -> dict[str, Any]:
         bounds = shard_bounds(sizes, split, config.output.max_shard_packs, config.output.max_shard_bytes)
         prefix = key_prefix(lengths, plan, [config.seed, config.source.slice, template.fingerprint])
         identity = shards_identity(config, prefix, [_state(item) for item in measured])
-        with staging_folder(final, identity) as staging:
+        wrong = forgetting_wrong(chosen, template_folder, read, cache_dir)
+        with staging_folder(final, identity) as staging, wrong:
             _write_ledger(staging / "skipped.jsonl", lengths, plan, packing)
             refuse_losses(figures, config.max_skipped, staging / "skipped.jsonl", final)
             refuse_little_space(staging, int(sizes.sum()))
@@ -165,10 +172,10 @@ def pack(config: PackConfig) -> dict[str, Any]:
                     config.output.sample_type,
                 )
             with progress.measured("check"), discarding_shards(staging):
-                check_media([(item.shard, item.path) for item in measured], executor, progress)
+                check_media([item.shard for item in measured], [item.pieces for item in measured], executor, progress)
                 check(staging, written, plan.num_packs, len(plan.items))
             with progress.measured("verify"):
-                audit = finish(auditing, measured, template, executor)
+                audit = finish(auditing, template, executor)
             figures |= _facts_of_run(config, template, measured, written, progress)
             figures |= {"samples_verified": audit.num_checked, "samples_not_verified": audit.num_unchecked}
             write_whole(staging / "report.json", json.dumps(figures, indent=2).encode())
@@ -194,10 +201,10 @@ def _find(path: Any, settings: SourceConfig) -> Source:
     return find_shards(path, settings.split)
 
 
-def _state(item: MeasuredShard) -> tuple[str, int, int, int]:
+def _state(item: MeasuredShard) -> tuple[str, int, int, str]:
     """What tells whether a killed run read the same: a file of lengths is written anew where media changed."""
-    when = item.path.stat().st_mtime_ns if item.shard.lines else 0
-    return item.shard.path, item.shard.size, item.shard.mtime_ns, when
+    files = json.dumps([Path(piece.path).name for piece in item.pieces]) if item.shard.lines else ""
+    return item.shard.path, item.shard.size, item.shard.mtime_ns, files
 
 
 def _demo(cache_dir: Path, processor: str | None) -> tuple[str, str]:
@@ -225,21 +232,21 @@ def _write(
 ) -> list[WrittenShard]:
     """pack_plan.parquet and the shards."""
     plan_file = staging / "pack_plan.parquet"
-    reads = write_plan(plan_file, lengths, plan, bounds, prefix)
-    shards = {item.shard.name: item.shard for item in measured}
+    write_plan(plan_file, lengths, plan, bounds, prefix)
     split = split_of_packs(lengths.items, plan)[bounds[:-1]]
     jobs = (
         ShardJob(
             path=staging / f"{config.output.shard_prefix}-{number:06d}.tar",
             plan=plan_file,
             row_group=number,
-            source={name: shards[name] for name in names},
+            source={measured[n].shard.name: measured[n].shard for n in np.unique(lengths.items.shard[items]).tolist()},
             settings=_settings(ReadSettings, config.source),
             fingerprint=fingerprint,
             flavor=config.output.flavor.value,
             split=SPLITS[split[number]],
+            checksums=lengths.checksums[items],
         )
-        for number, names in enumerate(reads)
+        for number, items in enumerate(np.split(plan.items, plan.starts[bounds[1:-1]]))
     )
     written = []
     with progress.stage("write", plan.num_packs, "packs") as advance:

@@ -71,20 +71,21 @@ def ledger(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> Itera
         "num_visual_tokens",
         "not_captioning",
     ]
-    for start, shard, table in lengths.tables(columns, with_parts=False):
+    for start, numbers, table in lengths.tables(columns, with_parts=False):
         end = start + table.num_rows
         left_out = plan.left_out[start:end]
         table = table.set_column(1, "reason", lengths.reason(table))
         is_out = ((left_out > 0) | pc.is_valid(table["reason"]).to_numpy()) & ~lengths.is_cut[start:end]
-        rows = table.filter(pa.array(is_out)).to_pylist()
-        for row, code in zip(rows, left_out[is_out], strict=True):
+        rows = table.filter(pa.array(is_out))
+        ids = lengths.sample_ids(numbers[is_out], rows)
+        for sample_id, row, code in zip(ids, rows.to_pylist(), left_out[is_out], strict=True):
             reason, detail = row["reason"], row["detail"]
             if reason == Reason.NOT_IN_FLAVOR:
                 detail = f"output.flavor={CAPTIONING} has no place for it: {row['not_captioning']}"
             elif reason is None:
                 reason, detail = _policy(row, LEFT_OUT[code], settings)
             yield {
-                "sample_id": shard.sample_id(row["key"]),
+                "sample_id": sample_id,
                 "reason": reason,
                 "detail": detail,
                 "media_type": row["media_type"],
@@ -155,13 +156,8 @@ def key_prefix(lengths: Lengths, plan: PackPlan, settings: list[Any]) -> str:
     return digest.hexdigest()[:8]
 
 
-def write_plan(path: Path, lengths: Lengths, plan: PackPlan, bounds: Ints, prefix: str) -> list[list[str]]:
-    """pack_plan.parquet: a row a member in the order of writing, a row group an output shard.
-
-    Returns:
-        The source shards that each output shard reads.
-    """
-    reads = []
+def write_plan(path: Path, lengths: Lengths, plan: PackPlan, bounds: Ints, prefix: str) -> None:
+    """pack_plan.parquet: a row a member in the order of writing, a row group an output shard."""
     temporary = path.with_suffix(".tmp")
     try:
         with (
@@ -178,10 +174,8 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, bounds: Ints, prefi
                     0, "pack", keys.take(pa.array(np.repeat(np.arange(end - first), sizes)))
                 )
                 writer.write_table(table.cast(PLAN_SCHEMA), row_group_size=max(1, table.num_rows))
-                reads.append(sorted(pc.unique(table["shard"]).to_pylist()))
     finally:
         temporary.unlink(missing_ok=True)
-    return reads
 
 
 def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list[list[tuple[int, int]]]:
@@ -210,9 +204,10 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
                 chunks[number].append((file.tell(), file.write(data.getvalue())))
         waiting.clear()
 
-    for start, shard, table in lengths.tables(_COLUMNS):
+    names = pa.array(lengths.shard_names, pa.string())
+    for start, numbers, table in lengths.tables(_COLUMNS):
         mine = place[start : start + table.num_rows]
-        table = table.add_column(0, "shard", pa.array([shard.name]).take(pa.array(np.zeros(len(mine), np.int64))))
+        table = table.add_column(0, "shard", names.take(pa.array(numbers)))
         table = table.append_column("place", pa.array(mine)).filter(pa.array(mine >= 0))
         waiting.append(table)
         if sum(table.num_rows for table in waiting) >= _ROWS:

@@ -11,16 +11,15 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from energon_pack.cut import Cut, split_id, stored
-from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
 from energon_pack.packs import CAPTIONING, MULTI_MIX_QA, Conversation, media_names, pack_value
@@ -29,9 +28,9 @@ from energon_pack.sample import Part, Skip
 from energon_pack.sources import wds
 from energon_pack.sources.find import Shard
 from energon_pack.sources.lines import LINE
-from energon_pack.sources.reader import Reader, changed, record_of
+from energon_pack.sources.reader import Reader, SourceChanged, record_of
 from energon_pack.sources.tar import is_header_of
-from energon_pack.tar_writer import TarWriter, tar_len
+from energon_pack.tar_writer import TarComparer, TarDiffers, TarWriter, tar_len
 
 _BLOCK = tarfile.BLOCKSIZE
 
@@ -48,6 +47,7 @@ class ShardJob:
     fingerprint: str
     flavor: str
     split: str
+    checksums: npt.NDArray[np.uint32]  # of each row of the row group: its sample as it was measured
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def write_shard(job: ShardJob) -> WrittenShard:
     """
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
-    if not _is_finished(job.path, index):
+    if not _is_finished(job, table, index):
         _write_tar(job, table, index)
     num_bytes_read = sum(table["record_size"].to_pylist()) + sum(part[2] for row in wds.parts_of(table) for part in row)
     num_packs = index.stat().st_size // 8 - 1
@@ -77,26 +77,40 @@ def write_shard(job: ShardJob) -> WrittenShard:
 
 def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
     temporary = job.path.with_suffix(".tmp")
+    with open(temporary, "wb", buffering=0) as file:
+        starts = _write_packs(TarWriter(file.fileno()), job, table)
+    os.replace(temporary, job.path)
+    write_whole(index, starts, sync=False)
+
+
+def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
+    """Whether a run before wrote this shard, and it is still what would be written now.
+
+    Every byte is compared with its source: what is written is synced at the end alone, so after a power cut a file may
+    hold anything, and nobody looks at a byte that changed between two runs.
+    """
+    if not (index.exists() and job.path.exists()):
+        return False
+    with open(job.path, "rb", buffering=0) as file:
+        try:
+            starts = _write_packs(TarComparer(file.fileno()), job, table)
+        except TarDiffers:
+            return False
+    size = tar_len(int(np.frombuffer(starts, "<u8")[-1]))
+    return index.read_bytes() == starts and job.path.stat().st_size == size
+
+
+def _write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
+    """Energon's index: where each pack's first header is, and where the last pack ends."""
     starts: list[int] = []
-    with Sources(job.source) as sources, open(temporary, "wb", buffering=0) as file:
-        tar = TarWriter(file.fileno())
-        for key, members in groupby(members_of(table), key=itemgetter(0)):
+    with Sources(job.source) as sources:
+        rows = zip(members_of(table), job.checksums.tolist(), strict=True)
+        for key, members in groupby(rows, key=lambda row: row[0][0]):
             starts.append(tar.position)
-            _write_pack(tar, key, [member for _, member in members], sources, job)
+            _write_pack(tar, key, [(member, checksum) for (_, member), checksum in members], sources, job)
         starts.append(tar.position)
         tar.end()
-    os.replace(temporary, job.path)
-    # Energon's index: where each sample's first header is, and where the last sample ends.
-    write_whole(index, np.array(starts, dtype="<u8").tobytes(), sync=False)
-
-
-def _is_finished(tar: Path, index: Path) -> bool:
-    """Whether a run before finished a shard. What is written is synced at the end alone: after a power cut, a file may
-    be shorter than its name says."""
-    if not (index.exists() and tar.exists()):
-        return False
-    starts = np.fromfile(index, "<u8")
-    return len(starts) > 1 and tar.stat().st_size == tar_len(int(starts[-1]))
+    return np.array(starts, dtype="<u8").tobytes()
 
 
 # ------------------------------------------------------------------------------------------------------- a pack
@@ -137,8 +151,12 @@ def members_of(table: pa.Table) -> Iterator[tuple[str, Member]]:
     return zip(table["pack"].to_pylist(), map(Member._make, rows), strict=True)
 
 
-def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "Sources", job: ShardJob) -> None:
-    conversations = [conversation(member, sources, job.settings, job.flavor) for member in members]
+def _write_pack(tar: TarWriter, key: str, rows: list[tuple[Member, int]], sources: "Sources", job: ShardJob) -> None:
+    members = [member for member, _ in rows]
+    raw = [sources.checked_raw(member, checksum) for member, checksum in rows]
+    conversations = [
+        conversation(member, sources, job.settings, job.flavor, data) for member, data in zip(members, raw, strict=True)
+    ]
     meta = {
         "format": FORMAT,
         "pack_id": key,
@@ -159,16 +177,23 @@ def _write_pack(tar: TarWriter, key: str, members: list[Member], sources: "Sourc
 
 
 def conversation(
-    member: Member, sources: "Sources", settings: ReadSettings, flavor: str = MULTI_MIX_QA
+    member: Member,
+    sources: "Sources",
+    settings: ReadSettings,
+    flavor: str = MULTI_MIX_QA,
+    raw: bytes | None = None,
 ) -> Conversation:
     """What a pack holds of a member beside its media.
+
+    Args:
+        raw: its JSON, where it was read before.
 
     Raises:
         PackError: its shard is not what was measured.
     """
     media = [(kind, extension) for _, _, _, kind, extension in member.parts]
     try:
-        record = sources.record_of(member, settings)
+        record = sources.record_of(member, settings, sources.raw(member) if raw is None else raw)
         marks = sources.marks_of(member, record)
         in_text = marks if flavor != CAPTIONING else ()
         messages, fields = stored(record, [kind for kind, _ in media], member.cut, in_text)
@@ -199,17 +224,37 @@ class Sources:
         if self.lead(member) and not is_header_of(header, f"{member.key}.{part}", size):
             raise self.changed(member)
 
-    def record_of(self, member: Member, settings: ReadSettings) -> Record:
-        """The record of a member.
+    def raw(self, member: Member) -> bytes:
+        """The JSON or text of a member.
 
         Raises:
-            Skip, PackError: the shard is not what was measured.
+            PackError: the shard is not what was measured.
         """
         shard, lead = self._shards[member.shard], self.lead(member)
         raw = os.pread(self._reader.fd(shard), lead + member.record_size, member.record_offset - lead)
         self.check_header(raw[:lead], member, member.record_part, member.record_size)
+        return raw[lead:]
+
+    def checked_raw(self, member: Member, checksum: int) -> bytes:
+        """As `raw`, of a sample that is still what was measured.
+
+        Raises:
+            PackError: it is not.
+        """
+        raw = self.raw(member)
+        parts = [Part(*part[:3]) for part in member.parts]
+        if self._reader.checksum(self._shards[member.shard], raw, parts) != checksum:
+            raise self.changed(member)
+        return raw
+
+    def record_of(self, member: Member, settings: ReadSettings, raw: bytes) -> Record:
+        """The record of a member from its JSON or text.
+
+        Raises:
+            Skip: it is not what was measured.
+        """
         has_media = bool(member.parts or (member.cut and member.cut.kinds))
-        return record_of(shard, raw[lead:], member.record_part, has_media, settings)
+        return record_of(self._shards[member.shard], raw, member.record_part, has_media, settings)
 
     def fd_of(self, member: Member, part: Part) -> int:
         """A descriptor in which a part of a member lies at its offset.
@@ -245,8 +290,8 @@ class Sources:
         positions = self.positions_of(member, content) if content.has_positions else []
         return [*(Part(*part[:3]) for part in member.parts), *(part for part in positions if part is not None)]
 
-    def changed(self, member: Member) -> PackError:
-        return changed(self._shards[member.shard])
+    def changed(self, member: Member) -> SourceChanged:
+        return SourceChanged(self._shards[member.shard].path, member.sample_id)
 
     def __enter__(self) -> "Sources":
         return self

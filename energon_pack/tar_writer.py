@@ -53,7 +53,7 @@ class TarWriter:
         if whole > _BUFFER:
             self._put(header)
             self._flush()
-            _copy(source_fd, offset, self._fd, size, name)
+            self._copy(source_fd, offset, size, name)
             self._num_written += size
             self._put(padding)
             return os.pread(source_fd, lead, offset - lead)
@@ -82,11 +82,38 @@ class TarWriter:
             self._used += len(piece)
 
     def _flush(self) -> None:
-        view = self._buffer[: self._used]
-        while view:
-            view = view[os.write(self._fd, view) :]
+        self._write(self._buffer[: self._used])
         self._num_written += self._used
         self._used = 0
+
+    def _write(self, view: memoryview) -> None:
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+    def _copy(self, source_fd: int, offset: int, size: int, name: str) -> None:
+        _copy(source_fd, offset, self._fd, size, name)
+
+
+class TarDiffers(Exception):
+    """A tar is not what would be written."""
+
+
+class TarComparer(TarWriter):
+    """Writes nothing: raises TarDiffers where the tar that is there has other bytes."""
+
+    def _write(self, view: memoryview) -> None:
+        there = memoryview(bytearray(len(view)))
+        num_read = os.preadv(self._fd, [there], self._num_written) if view else 0
+        if there[:num_read] != view:
+            raise TarDiffers
+
+    def _copy(self, source_fd: int, offset: int, size: int, name: str) -> None:
+        wanted = memoryview(bytearray(_CHUNK))
+        for start in range(0, size, _CHUNK):
+            piece = wanted[: min(_CHUNK, size - start)]
+            _read_into(source_fd, piece, offset + start, name)
+            if os.pread(self._fd, len(piece), self._num_written + start) != piece:
+                raise TarDiffers
 
 
 def tar_len(position: int) -> int:

@@ -5,6 +5,7 @@ It is the last net below every rule of a family: a test that can't fail would ma
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import REAL, need_torchvision
 
+import energon_pack.pack
 from energon_pack.audit import Audit, AuditJob, audit, draw, finish
 from energon_pack.config import PackConfig
-from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
-from energon_pack.lengths import MeasuredShard, index_shards, measure_shards
+from energon_pack.lengths import LengthsWrong, MeasuredShard, index_shards, measure_shards
 from energon_pack.pack import pack
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
@@ -49,29 +50,44 @@ def test_right_lengths_pass(measured: tuple[list[MeasuredShard], str], demo: tup
 def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], str], demo: tuple[Path, Path]) -> None:
     shards, folder = measured
     job = job_of(shards, folder, demo[1])
-    item, rows = job.rows[-1]
-    table = pq.read_table(item.path)
+    _, chunk, rows = job.rows[-1]
+    table = chunk.read()
     lens = table["token_len"].to_pylist()
     lens[rows[-1]] -= 1
     column = table.schema.get_field_index("token_len")
-    pq.write_table(table.set_column(column, table.schema.field(column), pa.array(lens, pa.int32())), item.path)
+    [path] = {piece.path for piece in chunk.pieces}
+    pq.write_table(table.set_column(column, table.schema.field(column), pa.array(lens, pa.int32())), path)
     found = audit(job)
     assert f"has {lens[rows[-1]] + 1} tokens in the full processor, {lens[rows[-1]]} as measured" in found.difference
 
     running: Future[Audit] = Future()
     running.set_result(found)
-    with pytest.raises(PackError, match=r"measure\.verify: .* as measured, by model\.template=qwen_vl"):
-        finish(running, shards, load_saved(folder), LocalExecutor())
-    assert not any(item.path.exists() for item in shards)  # else the next run would take them from the cache, unchecked
+    with pytest.raises(LengthsWrong, match=r"measure\.verify: .* as measured, by model\.template=qwen_vl"):
+        finish(running, load_saved(folder), LocalExecutor())
 
 
-def test_the_draw_is_seeded_and_of_new_samples_alone(measured: tuple[list[MeasuredShard], str]) -> None:
+def test_lengths_that_are_wrong_are_forgotten(
+    config: Callable[..., PackConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next run would take them from the cache."""
+    run = config(cache_dir=str(tmp_path / "new"), measure__verify=0.01)
+    running: Future[Audit] = Future()
+    running.set_result(Audit(0, 0, "", "x has 2 tokens in the full processor, 1 as measured"))
+    with monkeypatch.context() as patch:
+        patch.setattr(energon_pack.pack, "start", lambda *_: running)
+        with pytest.raises(LengthsWrong):
+            pack(run)
+    assert pack(run)["cache"] == {"shards_reused": 0, "shards_measured": 3}
+
+
+def test_the_draw_is_seeded_and_of_samples_in_the_cache_too(measured: tuple[list[MeasuredShard], str]) -> None:
+    """A source may change and keep its size and time: what is in the cache is no truer than what was measured now."""
     shards, _ = measured
     drawn = draw(shards, 0.02, 7)
     assert drawn == draw(shards, 0.02, 7)
-    assert sum(len(rows) for _, rows in drawn) == 7  # of 320
+    assert sum(len(rows) for _, _, rows in drawn) == 7  # of 320
     assert draw(shards, 0.0, 7) == []
-    assert draw([MeasuredShard(item.shard, item.path, True) for item in shards], 1.0, 7) == []
+    assert draw([replace(item, was_cached=True) for item in shards], 0.02, 7) == drawn
 
 
 def test_a_run_says_what_was_verified(
@@ -82,7 +98,7 @@ def test_a_run_says_what_was_verified(
     assert (figures["samples_verified"], figures["samples_not_verified"]) == (4, 0)
     assert "verified: 4 samples in the full processor, none differs" in capsys.readouterr().out
     run.output.overwrite = True
-    assert pack(run)["samples_verified"] == 0  # all from the cache
+    assert pack(run)["samples_verified"] == 4  # from the cache
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="../shared/real is not here")

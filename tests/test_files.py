@@ -1,11 +1,12 @@
 """A file that is trusted later is whole."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from energon_pack.files import write_whole
+from energon_pack.files import make_once, write_whole
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +20,27 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         write_whole(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-1], lambda data: b"x" + data[1:], None])
+def test_a_folder_that_was_damaged_is_made_again(tmp_path: Path, damage: Callable[[bytes], bytes] | None) -> None:
+    """Whichever of its files was cut, changed or lost; one that is whole is left alone."""
+
+    def make(folder: Path) -> None:
+        (folder / "in").mkdir()
+        (folder / "in" / "a").write_bytes(b"content")
+        (folder / "b").write_bytes(b"more")
+
+    folder = tmp_path / "made"
+    make_once(folder, make)
+    content = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    assert len(content) == 3
+    for path, data in content.items():
+        if damage is None:
+            path.unlink()
+        else:
+            path.write_bytes(damage(data))
+        make_once(folder, make)
+        assert {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()} == content
+    make_once(folder, lambda _: pytest.fail("it is whole"))
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from conftest import chat, picture, write_tar
 
@@ -20,6 +19,7 @@ from energon_pack.pack import pack
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
 from energon_pack.sources.find import find_shards
+from energon_pack.table_cache import in_chunks
 from energon_pack.templates import ModelSettings, prepare_template
 
 
@@ -39,7 +39,8 @@ def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: igno
 
 
 def rows(measured) -> list[dict[str, object]]:  # type: ignore[no-untyped-def]
-    return [row for item in measured for row in pq.read_table(item.path).to_pylist()]
+    [chunk] = in_chunks(enumerate(item.pieces for item in measured))
+    return chunk.read().to_pylist()
 
 
 def test_slices_batches_and_processes_change_nothing(measure, demo, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -155,7 +156,7 @@ def test_a_shard_written_anew_under_its_old_time_is_noticed(config: Callable[...
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert source.stat().st_size == before.st_size
     run.stage = Stage.all
-    with pytest.raises(PackError, match="changed since it was measured, keeping its time: run again"):
+    with pytest.raises(PackError, match="changed since it was measured: run again, it is then measured anew"):
         pack(run)
     assert pack(run)["samples_packed"] == 2
 

@@ -486,7 +486,7 @@ def test_a_killed_run_publishes_nothing_and_leaves_no_workers(config: Make, tmp_
 def test_an_interrupted_run_exits_with_130(config: Make, tmp_path: Path, number: signal.Signals) -> None:
     run = config(cache_dir=None)
     process = start(run, tmp_path, "executor.num_workers=2")
-    while not list(Path(run.output.dir).glob(".cache/index/*.parquet")):  # the run is at work
+    while not list(Path(run.output.dir).glob(".cache/index/*/*.parquet")):  # the run is at work
         time.sleep(0.02)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)

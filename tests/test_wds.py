@@ -232,7 +232,8 @@ def test_a_cut_tar_keeps_its_whole_samples(tmp_path: Path) -> None:
     table = index_shard(Shard("x.tar", str(path), 2700, 0))
     assert table["key"].to_pylist() == ["a", "b"]
     assert table["reason"].to_pylist() == [None, "truncated_tar"]
-    assert [what for _, what in damage_of(table.schema)] == ["cut 140 bytes into 'b.jpg'"]
+    about = {"damage": table.schema.metadata[b"damage"].decode()}
+    assert [what for _, what in damage_of(about)] == ["cut 140 bytes into 'b.jpg'"]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 
@@ -45,6 +45,11 @@ class Shard:
     mtime_ns: int
     lines: Lines | None = None  # None: a tar
 
+    @cached_property
+    def real_path(self) -> str:
+        """Where it lies, links resolved."""
+        return real_path(self.path)
+
     def sample_id(self, key: str) -> str:
         """`<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
         return f"{self.name}{':' if self.lines else '/'}{key}"
@@ -62,7 +67,7 @@ class Source:
     @cached_property
     def beside(self) -> frozenset[Path]:
         """The folders in which its files are."""
-        return frozenset(Path(shard.path).resolve().parent for shard in self.shards)
+        return frozenset(map(Path, {os.path.dirname(shard.real_path) for shard in self.shards}))
 
     def around(self, place: Path) -> Path | None:
         """The folder of the source in which, or beside whose files, a place lies: nothing is written there."""
@@ -97,7 +102,7 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
         if lines := next(filter(_LINES.search, tars), None):
             raise PackError(f"source.path={entry}: {lines} is no tar; source=jsonl reads JSONL")
         for tar in tars:
-            real = os.path.realpath(tar)
+            real = real_path(tar)
             keys = None if real in found else selection.keys_left_out(tar)
             if keys is not None:
                 found[real], excluded[real] = tar, keys
@@ -115,6 +120,107 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
         excluded={names[real]: keys for real, keys in excluded.items() if keys},
         num_left_out=selection.num_left_out,
     )
+
+
+def real_path(self) -> str:
+        """Where it lies, links resolved."""
+        return real_path(self.path)
+
+    def sample_id(self, key: str) -> str:
+        """`<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
+        return f"{self.name}{':' if self.lines else '/'}{key}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files that `source.path` names, and what of them is left out."""
+
+    shards: list[Shard]  # in name order
+    folders: frozenset[Path]  # named as a whole: nothing may be written anywhere in them
+    excluded: dict[str, frozenset[str]] = field(default_factory=dict)  # shard name → keys of the samples left out
+    num_left_out: int = 0  # samples of shards left out whole, as far as the source says
+
+    @cached_property
+    def beside(self) -> frozenset[Path]:
+        """The folders in which its files are."""
+        return frozenset(map(Path, {os.path.dirname(shard.real_path) for shard in self.shards}))
+
+    def around(self, place: Path) -> Path | None:
+        """The folder of the source in which, or beside whose files, a place lies: nothing is written there."""
+        place = place.resolve()
+        inside = next((folder for folder in self.folders if place.is_relative_to(folder)), None)
+        return inside or next((folder for folder in (place, place.parent) if folder in self.beside), None)
+
+
+def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
+    """The tars of a source.
+
+    Args:
+        path: a folder (searched recursively), a tar, a glob, or a list of these.
+        split: the part of a prepared folder's `split.yaml` to take; None takes all. What it excludes is always out.
+
+    Raises:
+        PackError: nothing there, no such split, or compressed tars among it.
+    """
+    found: dict[str, str] = {}  # real path → path
+    roots: list[str] = []
+    folders: list[str] = []
+    excluded: dict[str, frozenset[str]] = {}  # by real path
+    selection = Selection(split)
+    for entry in [path] if isinstance(path, str) else path:
+        root, entry_folders, files = expand(os.path.expanduser(entry))
+        roots.append(root)
+        folders += entry_folders
+        tars = list(chain(files, *(walk(folder, _TARS) for folder in entry_folders)))
+        if not tars:
+            has_lines = any(walk(folder, _LINES) for folder in entry_folders)
+            raise PackError(f"source.path={entry}: no *.tar there" + "; source=jsonl reads JSONL" * has_lines)
+        if lines := next(filter(_LINES.search, tars), None):
+            raise PackError(f"source.path={entry}: {lines} is no tar; source=jsonl reads JSONL")
+        for tar in tars:
+            real = real_path(tar)
+            keys = None if real in found else selection.keys_left_out(tar)
+            if keys is not None:
+                found[real], excluded[real] = tar, keys
+        for folder in entry_folders:
+            selection.check_complete(folder)
+    if not found:
+        raise PackError(f"source.path={path}: every tar is left out by source.split={split} or by an exclude")
+    compressed = sorted(tar for tar in found.values() if _COMPRESSED_NAMES.search(tar))
+    if compressed:
+        raise compressed_error(compressed[0], len(compressed))
+    names = dict(zip(found, names_of(roots, list(found.values())), strict=True))
+    return Source(
+        shards=sorted((shard_of(names[real], tar) for real, tar in found.items()), key=lambda shard: shard.name),
+        folders=frozenset(Path(folder).resolve() for folder in folders),
+        excluded={names[real]: keys for real, keys in excluded.items() if keys},
+        num_left_out=selection.num_left_out,
+    )
+
+
+def name_of(path: str, folder: str) -> str:
+    """A path relative to a folder, with forward slashes."""
+    here, name = os.path.split(path)
+    relative = _relative(here, folder, "" if os.path.isabs(here) else os.getcwd())
+    return name if relative == "." else f"{relative}/{name}"
+
+
+@lru_cache(maxsize=1024)
+def _relative(path: str, folder: str, working: str) -> str:
+    return Path(os.path.relpath(path, folder)).as_posix()
+
+
+def real_path(path: str) -> str:
+    """As `os.path.realpath` of a file, asking once about its folder: of a hundred thousand files that is soon felt."""
+    if os.path.islink(path):
+        return os.path.realpath(path)
+    folder, name = os.path.split(path)
+    return os.path.join(_real_folder(folder, "" if os.path.isabs(folder) else os.getcwd()), name)
+
+
+@lru_cache(maxsize=1024)
+def _real_folder(folder: str, working: str) -> str:
+    return os.path.realpath(folder)
 
 
 def shard_of(name: str, path: str, lines: Lines | None = None) -> Shard:

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import BinaryIO
 
@@ -74,10 +74,10 @@ def index_lines(shard: Shard) -> pa.Table:
     return pa.table(columns, schema=INDEX_SCHEMA).replace_schema_metadata({"digest": digest})
 
 
-def is_unchanged(shard: Shard, schema: pa.Schema) -> bool:
+def is_unchanged(shard: Shard, about: Mapping[str, str]) -> bool:
     """Whether a file still has the bytes it was indexed with; reads them all again."""
     with _open(shard) as file:
-        return bool(schema.metadata[b"digest"].decode() == _digest(file))
+        return about["digest"] == _digest(file)
 
 
 def _open(shard: Shard) -> BinaryIO:

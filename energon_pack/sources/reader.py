@@ -2,8 +2,9 @@
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import pyarrow as pa
 
@@ -17,9 +18,10 @@ from energon_pack.sources.lmdb_file import open_value, split_name
 from energon_pack.timestamps import load_positions, position_names, time_marks
 
 #: Raised when the index of a shard would come out differently.
-INDEX_VERSION = 5
+INDEX_VERSION = 6
 
 _MOST_OPEN = 64
+_END = 1024  # bytes
 
 
 class _File(NamedTuple):
@@ -37,10 +39,10 @@ def index_shard(shard: Shard) -> pa.Table:
     return wds.index_shard(shard) if shard.lines is None else lines.index_lines(shard)
 
 
-def is_unchanged(shard: Shard, schema: pa.Schema) -> bool:
-    """Whether a shard is still what was indexed, its headers or its lines."""
+def is_unchanged(shard: Shard, about: Mapping[str, str]) -> bool:
+    """Whether a shard is still what was indexed, its headers or its lines, by the metadata of its index."""
     module: Any = wds if shard.lines is None else lines
-    return bool(module.is_unchanged(shard, schema))
+    return bool(module.is_unchanged(shard, about))
 
 
 def record_of(shard: Shard, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
@@ -70,8 +72,16 @@ class Reader:
             Skip: as `parse_record`.
             PackError: the shard changed.
         """
-        part, offset, size = place
-        return record_of(shard, os.pread(self.fd(shard), size, offset), part, has_media, settings)
+        return record_of(shard, self.raw(shard, place), place[0], has_media, settings)
+
+    def raw(self, shard: Shard, place: tuple[str, int, int]) -> bytes:
+        """The bytes of a sample's JSON or text, of which `record_of` makes the record.
+
+        Raises:
+            PackError: the shard changed.
+        """
+        _, offset, size = place
+        return os.pread(self.fd(shard), size, offset)
 
     def media(self, shard: Shard, record: Record, key: str, parts: list[Part]) -> list[Part]:
         """The media of a sample, in the order it lists them.
@@ -119,6 +129,20 @@ class Reader:
         """The bytes of a part."""
         return os.pread(self.fd_of(shard, part), part.size, part.offset)
 
+    def checksum(self, shard: Shard, raw: bytes, parts: Sequence[Part]) -> int:
+        """What tells whether a sample is still what was measured, at two short reads a medium.
+
+        Args:
+            raw: its JSON or text.
+            parts: its media; the first and last bytes of each count, so that another file of that size is noticed.
+        """
+        value = crc32(raw)
+        for part in parts:
+            fd, end = self.fd_of(shard, part), part.offset + part.size
+            value = crc32(os.pread(fd, min(part.size, _END), part.offset), value)
+            value = crc32(os.pread(fd, min(part.size, _END), max(part.offset, end - _END)), value)
+        return value
+
     def files(self, shard: Shard, parts: Sequence[Part | None]) -> list[dict[str, Any]] | None:
         """Name, size and time of parts that are files of their own; None where they are in the shard."""
         if shard.lines is None:
@@ -154,7 +178,7 @@ class Reader:
         except OSError as error:
             raise PackError(f"{shard.path}: {error.strerror}") from None
         if (file.size, file.mtime_ns) != (shard.size, shard.mtime_ns):
-            raise changed(shard)
+            raise SourceChanged(shard.path)
         return file.fd
 
     def _part(self, shard: Shard, name: str) -> Part:
@@ -204,9 +228,16 @@ def state_of(path: str) -> tuple[int, int] | None:
     return file.size, file.mtime_ns
 
 
-def changed(shard: Shard) -> PackError:
-    """What to say of a shard that is not what was measured."""
-    return PackError(f"{shard.path} changed since it was measured; `touch` it and run again: it is then measured anew")
+class SourceChanged(PackError):
+    """A shard is not what was measured."""
+
+    def __init__(self, path: str, what: str = ""):
+        named = f"{path}: {what}" if what else path
+        super().__init__(f"{named} changed since it was measured: run again, it is then measured anew")
+        self.path, self.what = path, what
+
+    def __reduce__(self) -> Any:
+        return SourceChanged, (self.path, self.what)
 
 
 def _open(path: str) -> _File:

@@ -7,6 +7,7 @@ members of a sample are adjacent. Nothing is unpacked and nothing is written bes
 import json
 import os
 import re
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -66,7 +67,7 @@ def index_shard(shard: Shard) -> pa.Table:
     return rows.table().replace_schema_metadata({"damage": damage, "headers": scan.headers.hexdigest()})
 
 
-def is_unchanged(shard: Shard, schema: pa.Schema) -> bool:
+def is_unchanged(shard: Shard, about: Mapping[str, str]) -> bool:
     """Whether a shard still has the headers it was indexed with; reads them all again."""
     fd = os.open(shard.path, os.O_RDONLY)
     try:
@@ -75,12 +76,12 @@ def is_unchanged(shard: Shard, schema: pa.Schema) -> bool:
             pass
     finally:
         os.close(fd)
-    return bool(schema.metadata[b"headers"].decode() == scan.headers.hexdigest())
+    return about["headers"] == scan.headers.hexdigest()
 
 
-def damage_of(schema: pa.Schema) -> list[tuple[int, str]]:
+def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
     """(offset, what) of each damage `index_shard` met."""
-    return [(offset, what) for offset, what in json.loads((schema.metadata or {}).get(b"damage", b"[]"))]
+    return [(offset, what) for offset, what in json.loads(about.get("damage", "[]"))]
 
 
 class _Rows:

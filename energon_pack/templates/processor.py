@@ -5,7 +5,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -15,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
+from energon_pack.files import make_once
 from energon_pack.preprocess import image_settings, video_settings
 from energon_pack.templates.base import RULES_VERSION, Template, TemplateSpec
 from energon_pack.templates.gemma import Gemma3
@@ -88,16 +88,7 @@ def prepare_template(settings: ModelSettings, cache_dir: Path) -> str:
     """
     folder = local_folder(settings)
     saved = cache_dir / "templates" / _key(settings, folder)
-    if not saved.exists():
-        saved.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=saved.parent) as temporary:
-            built = Path(temporary) / "built"
-            _build(settings, folder).save(built)
-            try:
-                os.rename(built, saved)
-            except OSError:
-                if not saved.exists():  # else another run was faster; its copy is the same
-                    raise
+    make_once(saved, lambda built: _build(settings, folder).save(built))
     return os.fspath(saved)
 
 

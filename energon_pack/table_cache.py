@@ -1,0 +1,264 @@
+"""Tables kept in a folder under keys, many small ones to a file, so that what thousands say is read in a few calls.
+
+    keys ──add──► <hash of its bytes>.parquet: rows of many keys, and in its metadata which are whose
+    keys ──find──► pieces of files ──in_chunks──► rows in the order of the keys, some hundred thousand at a time
+
+A file never changes: rows of a later one take the place of those an earlier one has of the same key. Rows of a key may
+come one after another, so what is finished is kept whenever a run ends. A file whose bytes are not those of its name
+was cut or damaged: it goes, and its rows are missing again.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from energon_pack.bins import Ints
+from energon_pack.errors import PackError
+from energon_pack.files import digest_of, write_whole
+
+_FILE_ROWS = 50_000  # read whole, whichever of its rows are wanted
+_FILE_RECORDS = 10_000
+_FILE_SECONDS = 10.0  # of work that a kill may cost
+_CHUNK_ROWS = 200_000
+_FORGOTTEN = -1
+_NONE = np.zeros(0, np.int64)
+
+
+class Piece(NamedTuple):
+    """Rows of a file, one after another."""
+
+    path: str
+    first: int
+    num_rows: int
+
+
+class Record(NamedTuple):
+    """Whose the next rows of a file are."""
+
+    key: str
+    start: int  # the first of them among the rows of the key
+    num_rows: int  # _FORGOTTEN: no rows, and none that older files have
+    note: dict[str, str] | None = None
+
+
+_Kept = tuple[str, int, int, int, dict[str, str] | None]  # file, row of the file, row of the key, how many, note
+
+
+class _Whole(dict[str, bool]):
+    """Of each file whether its bytes are those of its name, looked at once; one that was damaged goes."""
+
+    def __missing__(self, path: str) -> bool:
+        self[path] = is_whole = digest_of(Path(path)) == Path(path).stem
+        if not is_whole:
+            Path(path).unlink()
+        return is_whole
+
+
+class TableCache:
+    """The tables in a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        #: of the files that are written now: above those of all that is there
+        self.number = 0
+        self._kept: dict[str, list[_Kept]] = {}
+        self._whole = _Whole()
+        self._waiting: list[pa.Table] = []
+        self._records: list[Record] = []
+        self._last = time.monotonic()
+        found = [(*described, path) for path in folder.glob("*.parquet") if (described := _describe(path))]
+        for number, records, path in sorted(found, key=lambda item: (item[0], item[2])):
+            self._take_in(path, number, records)
+
+    def find(self, key: str, num_rows: int) -> tuple[list[Piece], Ints]:
+        """Where the rows of a key are, and the numbers of those that are nowhere."""
+        kept = self._whole_files(key)
+        if len(kept) == 1 and kept[0][3] == num_rows:
+            return [Piece(*kept[0][:2], num_rows)], _NONE
+        owner = np.full(num_rows, -1)
+        for number, (_, _, start, num, _) in enumerate(kept):
+            owner[start : start + num] = number
+        edges = [0, *(np.flatnonzero(np.diff(owner)) + 1).tolist(), num_rows]
+        pieces = [
+            Piece(item[0], item[1] + start - item[2], end - start)
+            for start, end in pairwise(edges)
+            if start < end and owner[start] >= 0 and (item := kept[owner[start]])
+        ]
+        return pieces, np.flatnonzero(owner < 0)
+
+    def note(self, key: str) -> dict[str, str] | None:
+        """What was noted with the last rows of a key."""
+        kept = self._kept.get(key)
+        return kept[-1][4] if kept else None
+
+    def add(self, table: pa.Table, records: Iterable[Record]) -> None:
+        """Keep rows, those of the first record first; they are written now or when more have come."""
+        self._waiting.append(table)
+        self._records += records
+        num_rows = sum(table.num_rows for table in self._waiting)
+        is_late = time.monotonic() - self._last > _FILE_SECONDS
+        if num_rows >= _FILE_ROWS or len(self._records) >= _FILE_RECORDS or is_late:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._waiting:
+            waiting, records = pa.concat_tables(self._waiting), self._records
+            self._waiting, self._records = [], []
+            self.take_in(write_tables(self.folder, self.number, waiting, records))
+        self._last = time.monotonic()
+
+    def take_in(self, path: Path) -> None:
+        """Count a file in that `write_tables` wrote."""
+        described = _describe(path)
+        assert described is not None
+        self._take_in(path, *described)
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Have nothing of these keys, in any run to come."""
+        self.flush()
+        records = [Record(key, 0, _FORGOTTEN) for key in keys]
+        self.take_in(write_tables(self.folder, self.number, pa.table({"key": pa.array([], pa.string())}), records))
+
+    def _take_in(self, path: Path, number: int, records: Sequence[Any]) -> None:
+        self.number = max(self.number, number + 1)
+        first, name, kept = 0, str(path), self._kept
+        for key, start, num_rows, note in records:
+            if num_rows == _FORGOTTEN:
+                kept.pop(key, None)
+                continue
+            item = (name, first, start, num_rows, note)
+            if key in kept:
+                kept[key].append(item)
+            else:
+                kept[key] = [item]
+            first += num_rows
+
+    def _whole_files(self, key: str) -> list[_Kept]:
+        kept = self._kept.get(key, [])
+        return [item for item in kept if self._whole[item[0]]]
+
+
+def write_tables(folder: Path, number: int, table: pa.Table, records: Sequence[Record]) -> Path:
+    """One file of a cache, whole.
+
+    Args:
+        number: what it has takes the place of what files of lower numbers have.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"number": str(number), "records": json.dumps(records)}
+    file = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(about), file)
+    data = file.getvalue()
+    path = folder / f"{hashlib.sha256(data).hexdigest()}.parquet"
+    write_whole(path, data)
+    return path
+
+
+def _describe(path: Path) -> tuple[int, list[Any]] | None:
+    """Number and records of a file; one that can't be read is removed."""
+    try:
+        about = pq.read_metadata(path).metadata
+        return int(about[b"number"]), json.loads(about[b"records"])
+    except FileNotFoundError:  # another run found it damaged
+        return None
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+        path.unlink(missing_ok=True)
+        return None
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Pieces that are read together."""
+
+    pieces: list[Piece]
+    numbers: list[int]  # of each piece, whose it is
+    starts: list[int]  # of each piece, the number of its first row among the rows of that
+
+    @property
+    def num_rows(self) -> int:
+        return sum(piece.num_rows for piece in self.pieces)
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Its rows.
+
+        Raises:
+            PackError: a file of the cache was removed or damaged meanwhile.
+        """
+        paths = dict.fromkeys(piece.path for piece in self.pieces)
+        tables = [_read(path, columns) for path in paths]
+        offsets = np.cumsum([0, *(table.num_rows for table in tables)])
+        offset = dict(zip(paths, offsets.tolist(), strict=False))
+        table = pa.concat_tables(tables)
+        rows = _ranges([offset[piece.path] + piece.first for piece in self.pieces], self._sizes)
+        in_a_row = len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all()
+        return table.slice(int(rows[0]), len(rows)) if in_a_row else table.take(pa.array(rows))
+
+    @property
+    def numbers_of_rows(self) -> Ints:
+        """Of each row, whose it is."""
+        return np.repeat(np.array(self.numbers, np.int64), self._sizes)
+
+    @property
+    def rows(self) -> Ints:
+        """Of each row, its number among the rows of that."""
+        return _ranges(self.starts, self._sizes)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [piece.num_rows for piece in self.pieces]
+
+
+def in_chunks(kept: Iterable[tuple[int, Sequence[Piece]]], max_rows: int = _CHUNK_ROWS) -> Iterator[Chunk]:
+    """The rows of all these, in their order, as many at a time as memory may hold: at most `max_rows`, or one piece.
+
+    Args:
+        kept: numbers, and what is read of each.
+    """
+    chunk, num_rows = Chunk([], [], []), 0
+    for number, pieces in kept:
+        start = 0
+        for piece in pieces:
+            if chunk.pieces and num_rows + piece.num_rows > max_rows:
+                yield chunk
+                chunk, num_rows = Chunk([], [], []), 0
+            chunk.pieces.append(piece)
+            chunk.numbers.append(number)
+            chunk.starts.append(start)
+            start += piece.num_rows
+            num_rows += piece.num_rows
+    if chunk.pieces:
+        yield chunk
+
+
+def _read(path: str, columns: Sequence[str] | None) -> pa.Table:
+    try:
+        with pq.ParquetFile(path) as file:
+            table = file.read(None if columns is None else list(columns))
+    except (pa.ArrowException, OSError) as error:
+        raise PackError(f"cache_dir: {path} changed while it was used ({error}): run again") from None
+    return table.replace_schema_metadata(None)
+
+
+def _ranges(starts: Sequence[int], sizes: Sequence[int]) -> Ints:
+    """`starts[0]`, `starts[0] + 1` … so many as its size says, then those of the next."""
+    counts = np.array(sizes, np.int64)
+    before = np.cumsum(counts) - counts
+    return np.repeat(np.array(starts, np.int64) - before, counts) + np.arange(counts.sum())
+
+
+def key_of(*identity: Any) -> str:
+    """A key, of all that what is kept under it depends on."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]

@@ -1,0 +1,128 @@
+"""Tables that are kept: what was written last is found, in few files, and what was damaged is missing again."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_pack import table_cache
+from energon_pack.table_cache import Piece, Record, TableCache, in_chunks
+
+
+def table(*values: int) -> pa.Table:
+    return pa.table({"x": pa.array(values, pa.int64())})
+
+
+def found(cache: TableCache, key: str, num_rows: int) -> list[int | None]:
+    """The rows of a key, None for those that are nowhere."""
+    pieces, missing = cache.find(key, num_rows)
+    values: list[int | None] = [value for chunk in in_chunks([(0, pieces)]) for value in chunk.read()["x"].to_pylist()]
+    for row in missing.tolist():
+        values.insert(row, None)
+    return values
+
+
+def test_many_keys_share_a_file(tmp_path: Path) -> None:
+    cache = TableCache(tmp_path)
+    cache.add(table(1, 2, 3), [Record("a", 0, 1), Record("b", 0, 2)])
+    cache.add(table(4), [Record("c", 0, 1)])
+    cache.flush()
+    assert len(list(tmp_path.iterdir())) == 1
+    for there in (cache, TableCache(tmp_path)):
+        assert [found(there, "a", 1), found(there, "b", 2), found(there, "c", 1)] == [[1], [2, 3], [4]]
+        assert found(there, "d", 2) == [None, None]
+
+
+def test_rows_come_one_after_another_and_later_ones_take_the_place_of_earlier(tmp_path: Path) -> None:
+    for start, values in ((0, (1, 2)), (4, (5,)), (1, (20,))):
+        cache = TableCache(tmp_path)
+        cache.add(table(*values), [Record("a", start, len(values))])
+        cache.flush()
+    assert found(TableCache(tmp_path), "a", 6) == [1, 20, None, None, 5, None]
+
+
+def test_what_is_forgotten_stays_forgotten(tmp_path: Path) -> None:
+    cache = TableCache(tmp_path)
+    cache.add(table(1, 2), [Record("a", 0, 1, {"note": "x"}), Record("b", 0, 1)])
+    cache.forget(["a"])
+    for there in (cache, TableCache(tmp_path)):
+        assert (found(there, "a", 1), there.note("a"), found(there, "b", 1)) == ([None], None, [2])
+    cache.add(table(3), [Record("a", 0, 1)])
+    cache.flush()
+    assert found(TableCache(tmp_path), "a", 1) == [3]
+
+
+_WRITES = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.integers(0, 4), st.booleans()), max_size=8)
+
+
+@given(_WRITES, st.integers(1, 4))
+def test_what_was_written_last_is_found(
+    tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[str, int, int, bool]], max_rows: int
+) -> None:
+    """Without it, lengths of a sample could be those of another, or those from before its image changed."""
+    folder = tmp_path_factory.mktemp("cache")
+    cache = TableCache(folder)
+    wanted: dict[str, list[int | None]] = {key: [None] * 10 for key in "ab"}
+    for number, (key, start, size, ends_run) in enumerate(writes):
+        wanted[key][start : start + size] = [number] * size
+        cache.add(table(*[number] * size), [Record(key, start, size)])
+        cache.flush()
+        if ends_run:
+            cache = TableCache(folder)
+    cache = TableCache(folder)
+    assert {key: found(cache, key, 10) for key in "ab"} == wanted
+    pieces = [(number, cache.find(key, 10)[0]) for number, key in enumerate("ab")]
+    chunks = list(in_chunks(pieces, max_rows))
+    assert all(chunk.num_rows <= max_rows or len(chunk.pieces) == 1 for chunk in chunks)
+    rows = [
+        (number, value)
+        for chunk in chunks
+        for number, value in zip(chunk.numbers_of_rows.tolist(), chunk.read()["x"].to_pylist(), strict=True)
+    ]
+    assert rows == [(n, value) for n, key in enumerate("ab") for value in wanted[key] if value is not None]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99, None])
+def test_a_damaged_file_is_as_if_it_were_not_there(tmp_path: Path, share: float | None) -> None:
+    """Cut at any place, or with one byte that changed."""
+    cache = TableCache(tmp_path)
+    cache.add(table(1), [Record("a", 0, 1)])
+    cache.flush()
+    [path] = tmp_path.iterdir()
+    cache.add(table(2), [Record("b", 0, 1)])
+    cache.flush()
+    data = path.read_bytes()
+    for place in range(0, len(data), 37) if share is None else [0]:
+        flipped = bytes([*data[:place], data[place] ^ 1, *data[place + 1 :]])
+        path.write_bytes(flipped if share is None else data[: int(len(data) * share)])
+        there = TableCache(tmp_path)
+        assert (found(there, "a", 1), found(there, "b", 1)) == ([None], [2])
+        assert not path.exists()
+
+
+def test_a_file_is_read_once_for_all_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading each of a hundred thousand keys by itself took minutes."""
+    cache = TableCache(tmp_path)
+    cache.add(table(*range(1000)), [Record(str(key), 0, 1) for key in range(1000)])
+    cache.flush()
+    reads: list[str] = []
+    read = table_cache._read
+    monkeypatch.setattr(table_cache, "_read", lambda path, columns: (reads.append(path), read(path, columns))[1])
+    order = [*range(999, -1, -2), *range(0, 1000, 2)]
+    [chunk] = in_chunks((key, cache.find(str(key), 1)[0]) for key in order)
+    assert chunk.read()["x"].to_pylist() == chunk.numbers_of_rows.tolist() == order
+    assert len(reads) == 1
+
+
+def test_a_large_table_is_kept_when_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits in memory is lost by a kill, and must not grow."""
+    monkeypatch.setattr(table_cache, "_FILE_ROWS", 3)
+    cache = TableCache(tmp_path)
+    cache.add(table(1, 2), [Record("a", 0, 2)])
+    assert not list(tmp_path.iterdir())
+    cache.add(table(3), [Record("a", 2, 1)])
+    assert cache.find("a", 3)[0] == [
+        Piece(str(path), first, size) for path in tmp_path.iterdir() for first, size in ((0, 2), (2, 1))
+    ]
