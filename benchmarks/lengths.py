@@ -46,8 +46,9 @@ def holds(value: float, goal: float) -> str:
 
 
 def jobs(shards: list[Shard], template_folder: str, engine: str) -> list[MeasureJob]:
+    indices = ((shard, index_shard(shard)) for shard in shards if shard.size)
     return [
-        MeasureJob(shard, index_shard(shard), template_folder, ReadSettings(), engine) for shard in shards if shard.size
+        MeasureJob([shard] * index.num_rows, index, template_folder, ReadSettings(), engine) for shard, index in indices
     ]
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,8 +35,10 @@ from energon_pack.executor import LocalExecutor
 from energon_pack.metadata import write_metadata
 from energon_pack.plan_file import PLAN_SCHEMA
 from energon_pack.record import ReadSettings
+from energon_pack.sample import Part
 from energon_pack.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.sources.find import find_shards
+from energon_pack.sources.reader import Reader
 from energon_pack.sources.wds import index_shard
 
 FLAVOR = "packed_multi_mix_qa"
@@ -63,13 +66,18 @@ def make_source(folder: Path) -> None:
 
 
 def make_plan(source: Path, path: Path) -> int:
-    """A plan of packs in random order, as packing writes it; the number of its shards."""
+    """A plan of packs in random order, as packing writes it, and checksums beside; the number of its shards."""
     rows: list[dict[str, Any]] = []
-    for shard in find_shards(str(source)).shards:
-        for row in index_shard(shard).to_pylist():
-            parts = [{**part, "kind": "image", "extension": "jpg"} for part in row["parts"]]
-            rows.append({**row, "shard": shard.name, "parts": parts, "media_type": "image", "token_len": 600})
+    with Reader() as reader:
+        for shard in find_shards(str(source)).shards:
+            for row in index_shard(shard).to_pylist():
+                raw = reader.raw(shard, (row["record_part"], row["record_offset"], row["record_size"]))
+                checksum = reader.checksum(shard, raw, [Part(**part) for part in row["parts"]])
+                parts = [{**part, "kind": "image", "extension": "jpg"} for part in row["parts"]]
+                more = {"media_type": "image", "token_len": 600, "checksum": checksum}
+                rows.append({**row, "shard": shard.name, "parts": parts, **more})
     random.Random(0).shuffle(rows)
+    np.save(path.with_suffix(".npy"), np.array([row["checksum"] for row in rows], np.uint32))
     for place, row in enumerate(rows):
         row |= {"pack": f"p_{place // PACK_MEMBERS:08d}", "num_supervised": 300, "num_visual_tokens": 256}
     size = SHARD_PACKS * PACK_MEMBERS
@@ -101,8 +109,11 @@ def write(folder: Path, plan: Path, source: Path, num_shards: int, executor: Loc
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     shards = {shard.name: shard for shard in find_shards(str(source)).shards}
+    sums = np.load(plan.with_suffix(".npy"))
+    size = SHARD_PACKS * PACK_MEMBERS
+    how = ReadSettings(), "fingerprint", FLAVOR, "train"
     jobs = (
-        ShardJob(folder / f"packed-{i:06d}.tar", plan, i, shards, ReadSettings(), "fingerprint", FLAVOR, "train")
+        ShardJob(folder / f"packed-{i:06d}.tar", plan, i, shards, *how, sums[i * size : (i + 1) * size])
         for i in range(num_shards)
     )
     written = list(executor.map(write_shard, jobs))

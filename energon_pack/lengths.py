@@ -173,10 +173,10 @@ def measure_shards(
         for numbers, rows, samples in _samples(indexed, todo):
             for start in range(0, len(rows), _SLICE):
                 here = slice(start, start + _SLICE)
-                of, shard = np.unique(numbers[here], return_inverse=True)
                 slices.append((numbers[here], rows[here]))
-                part = samples.slice(start, _SLICE).append_column("shard", pa.array(shard, pa.int32())).combine_chunks()
-                yield MeasureJob([indexed[n].shard for n in of], part, template_folder, settings, engine)
+                shards = [indexed[number].shard for number in numbers[here].tolist()]
+                part = samples.slice(start, _SLICE).combine_chunks()
+                yield MeasureJob(shards, part, template_folder, settings, engine)
 
     with progress.stage("measure", sum(map(len, todo.values())), "samples") as advance:
         try:

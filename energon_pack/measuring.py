@@ -70,8 +70,8 @@ LENGTHS_SCHEMA = pa.schema(
 class MeasureJob:
     """A slice of the index, and what measuring needs."""
 
-    shards: list[Shard]
-    samples: pa.Table  # of `wds.INDEX_SCHEMA`, and `shard`: the place of its shard among these
+    shards: list[Shard]  # of each sample
+    samples: pa.Table  # of `wds.INDEX_SCHEMA`
     template_folder: str
     settings: ReadSettings
     engine: str = "auto"
@@ -81,12 +81,11 @@ def measure(job: MeasureJob) -> pa.Table:
     """Lengths of a slice of samples, as a table of `LENGTHS_SCHEMA`; runs in a worker."""
     template = load_saved(job.template_folder)
     rows = _Row.of_index(job.samples)
-    shards = [job.shards[number] for number in job.samples["shard"].to_pylist()]
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like; what can't be opened is in the ledger
     with Reader() as reader:
         waiting: list[tuple[_Row, Rendered]] = []
         num_characters = 0
-        for row, shard in zip(rows, shards, strict=True):
+        for row, shard in zip(rows, job.shards, strict=True):
             rendered = row.render(reader, shard, template, job.settings) if row.reason is None else None
             if rendered is None:
                 continue

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from energon_pack.sample import Part, Skip
 from energon_pack.sources import wds
 from energon_pack.sources.find import Shard
 from energon_pack.sources.lines import LINE
-from energon_pack.sources.reader import Reader, SourceChanged, record_of
+from energon_pack.sources.reader import END, Reader, SourceChanged, record_of
 from energon_pack.sources.tar import is_header_of
 from energon_pack.tar_writer import TarComparer, TarDiffers, TarWriter, tar_len
 
@@ -153,7 +154,7 @@ def members_of(table: pa.Table) -> Iterator[tuple[str, Member]]:
 
 def _write_pack(tar: TarWriter, key: str, rows: list[tuple[Member, int]], sources: "Sources", job: ShardJob) -> None:
     members = [member for member, _ in rows]
-    raw = [sources.checked_raw(member, checksum) for member, checksum in rows]
+    raw = [sources.raw(member) for member in members]
     conversations = [
         conversation(member, sources, job.settings, job.flavor, data) for member, data in zip(members, raw, strict=True)
     ]
@@ -169,11 +170,17 @@ def _write_pack(tar: TarWriter, key: str, rows: list[tuple[Member, int]], source
     }
     value = pack_value(job.flavor, conversations, meta)
     tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
-    for member, own, names in zip(members, conversations, media_names(job.flavor, value), strict=True):
-        for name, part in zip(names, sources.parts_of(member, own), strict=True):
+    all_names = media_names(job.flavor, value)
+    for (member, checksum), data, own, names in zip(rows, raw, conversations, all_names, strict=True):
+        found, num_media = crc32(data), len(member.parts)
+        for number, (name, part) in enumerate(zip(names, sources.parts_of(member, own), strict=True)):
             lead = sources.lead(member)
-            header = tar.copy(f"{key}.{name}", sources.fd_of(member, part), part.offset, part.size, lead)
+            fd = sources.fd_of(member, part)
+            header, ends = tar.copy(f"{key}.{name}", fd, part.offset, part.size, lead, END)
             sources.check_header(header, member, part.name, part.size)
+            found = crc32(ends, found) if number < num_media else found  # as `Reader.checksum`
+        if found != checksum:
+            raise sources.changed(member)
 
 
 def conversation(
@@ -234,18 +241,6 @@ class Sources:
         raw = os.pread(self._reader.fd(shard), lead + member.record_size, member.record_offset - lead)
         self.check_header(raw[:lead], member, member.record_part, member.record_size)
         return raw[lead:]
-
-    def checked_raw(self, member: Member, checksum: int) -> bytes:
-        """As `raw`, of a sample that is still what was measured.
-
-        Raises:
-            PackError: it is not.
-        """
-        raw = self.raw(member)
-        parts = [Part(*part[:3]) for part in member.parts]
-        if self._reader.checksum(self._shards[member.shard], raw, parts) != checksum:
-            raise self.changed(member)
-        return raw
 
     def record_of(self, member: Member, settings: ReadSettings, raw: bytes) -> Record:
         """The record of a member from its JSON or text.

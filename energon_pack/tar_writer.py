@@ -35,14 +35,17 @@ class TarWriter:
         self._put(data)
         self._put(bytes(-len(data) % _BLOCK))
 
-    def copy(self, name: str, source_fd: int, offset: int, size: int, lead: int = 0) -> bytes:
+    def copy(
+        self, name: str, source_fd: int, offset: int, size: int, lead: int = 0, end: int = 0
+    ) -> tuple[bytes, bytes]:
         """A member whose bytes are in another file.
 
         Args:
             lead: so many bytes before `offset` are read with them, at most a tar header: one call does for both.
+            end: how many of its first bytes, and of its last, are wanted.
 
         Returns:
-            These `lead` bytes.
+            These `lead` bytes, and these first and last ones.
 
         Raises:
             PackError: the file ends early.
@@ -56,17 +59,22 @@ class TarWriter:
             self._copy(source_fd, offset, size, name)
             self._num_written += size
             self._put(padding)
-            return os.pread(source_fd, lead, offset - lead)
+            first = os.pread(source_fd, min(end, size), offset)
+            last = os.pread(source_fd, min(end, size), offset + max(0, size - end))
+            return os.pread(source_fd, lead, offset - lead), first + last
         if whole > _BUFFER - self._used:
             self._flush()
         start = self._used
         data = start + len(header)
         _read_into(source_fd, self._buffer[data - lead : data + size], offset - lead, name)
         before = bytes(self._buffer[data - lead : data])
+        ends = bytes(self._buffer[data : data + min(end, size)]) + bytes(
+            self._buffer[data + max(0, size - end) : data + size]
+        )
         self._buffer[start:data] = header  # over what was read before the data
         self._buffer[data + size : start + whole] = padding
         self._used += whole
-        return before
+        return before, ends
 
     def end(self) -> None:
         """Two zero blocks, filled up to a record as tar programs do."""

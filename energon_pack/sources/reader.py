@@ -21,7 +21,8 @@ from energon_pack.timestamps import load_positions, position_names, time_marks
 INDEX_VERSION = 6
 
 _MOST_OPEN = 64
-_END = 1024  # bytes
+#: Bytes at each end of a medium that tell whether it is still the same.
+END = 1024
 
 
 class _File(NamedTuple):
@@ -139,8 +140,8 @@ class Reader:
         value = crc32(raw)
         for part in parts:
             fd, end = self.fd_of(shard, part), part.offset + part.size
-            value = crc32(os.pread(fd, min(part.size, _END), part.offset), value)
-            value = crc32(os.pread(fd, min(part.size, _END), max(part.offset, end - _END)), value)
+            value = crc32(os.pread(fd, min(part.size, END), part.offset), value)
+            value = crc32(os.pread(fd, min(part.size, END), max(part.offset, end - END)), value)
         return value
 
     def files(self, shard: Shard, parts: Sequence[Part | None]) -> list[dict[str, Any]] | None:
