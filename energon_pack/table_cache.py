@@ -57,9 +57,12 @@ class _Whole(dict[str, bool]):
     """Of each file whether its bytes are those of its name, looked at once; one that was damaged goes."""
 
     def __missing__(self, path: str) -> bool:
-        self[path] = is_whole = digest_of(Path(path)) == Path(path).stem
+        try:
+            self[path] = is_whole = digest_of(Path(path)) == Path(path).stem
+        except FileNotFoundError:  # another run looked at it first
+            self[path] = is_whole = False
         if not is_whole:
-            Path(path).unlink()
+            Path(path).unlink(missing_ok=True)
         return is_whole
 
 
