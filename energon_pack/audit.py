@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.executor import LocalExecutor
+from energon_pack.heavy import importing
 from energon_pack.lengths import LengthsWrong, MeasuredShard
 from energon_pack.media import open_image, probe, with_frames
 from energon_pack.processor_inputs import clip, media_inputs
@@ -75,7 +76,7 @@ def start(job: AuditJob, executor: LocalExecutor) -> "Future[Audit] | None":
     return executor.start(audit, job) if job.rows else None
 
 
-def finish(running: "Future[Audit] | None", template: Template, executor: LocalExecutor) -> Audit:
+def finish(running: "Future[Audit] | None", template_folder: str, executor: LocalExecutor) -> Audit:
     """Wait for the audit.
 
     Raises:
@@ -86,6 +87,7 @@ def finish(running: "Future[Audit] | None", template: Template, executor: LocalE
         return Audit(0, 0)
     result = executor.result(running)
     if result.difference:
+        template = load_saved(template_folder)
         raise LengthsWrong(
             f"measure.verify: {result.difference}, by model.template={template.spec.family} with"
             f" {template.rules.settings}; nothing is published, +model=hf asks the processor itself"
@@ -116,17 +118,18 @@ def audit(job: AuditJob) -> Audit:
 
 def _full_processor(folder: str, template: Template) -> tuple[Any, str]:
     """The processor, or its tokenizer and why."""
-    prepare_torchvision()
-    from transformers import AutoProcessor, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
     kwargs = template.spec.processor.kwargs
-    try:
-        return AutoProcessor.from_pretrained(folder, **kwargs), ""
-    except ImportError as error:
-        note = f"samples with media were not verified: {' '.join(str(error).split())[:120]}"
-        return AutoTokenizer.from_pretrained(folder, **kwargs), note
+    with importing():
+        prepare_torchvision()
+        from transformers import AutoProcessor, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        try:
+            return AutoProcessor.from_pretrained(folder, **kwargs), ""
+        except ImportError as error:
+            note = f"samples with media were not verified: {' '.join(str(error).split())[:120]}"
+    return AutoTokenizer.from_pretrained(folder, **kwargs), note
 
 
 def _full_len(

@@ -2,33 +2,60 @@
 
 import json
 import warnings
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_pack.errors import PackError
+from energon_pack.heavy import importing
 from energon_pack.manifest import META_FOLDER
 from energon_pack.packs import named_parts
-from energon_pack.shards import WrittenShard
+
+if TYPE_CHECKING:  # the process that checks needs none of what writing does
+    from energon_pack.shards import WrittenShard
 
 _NUM_PACKS = 16
 
 
-def check(folder: Path, shards: list[WrittenShard], num_packs: int, num_samples: int) -> None:
-    """Reconcile totals, and read the first packs through Energon as training will; pixels are not decoded.
+@dataclass(frozen=True)
+class CheckJob:
+    """A dataset, and how many packs it should have."""
+
+    folder: Path
+    num_packs: dict[str, int]  # by split
+
+
+def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
+    """Compare what was written with what was planned.
 
     Raises:
-        PackError: anything is not as planned; nothing is published then.
+        PackError: it is something else; nothing is published then.
     """
     written = sum(shard.num_packs for shard in shards), sum(shard.num_samples for shard in shards)
     if written != (num_packs, num_samples):
         raise PackError(f"{num_packs} packs of {num_samples} samples were planned, {written} written: not published")
 
-    for split in dict.fromkeys(shard.split for shard in shards):
-        num_there = sum(shard.num_packs for shard in shards if shard.split == split)
-        packs = _first_packs(folder, split)
+
+def job_of(folder: Path, shards: "list[WrittenShard]") -> CheckJob:
+    """What `check` needs to know of the shards that were written."""
+    num_packs: Counter[str] = Counter()
+    for shard in shards:
+        num_packs[shard.split] += shard.num_packs
+    return CheckJob(folder, dict(num_packs))
+
+
+def check(job: CheckJob) -> None:
+    """Read the first packs through Energon as training will; pixels are not decoded. Imports torch.
+
+    Raises:
+        PackError: anything is not as planned; nothing is published then.
+    """
+    for split, num_there in job.num_packs.items():
+        packs = _first_packs(job.folder, split)
         if len(packs) != min(_NUM_PACKS, num_there):
             raise PackError(
-                f"Energon reads {len(packs)} of the first {_NUM_PACKS} packs of {folder}, {split}: not published"
+                f"Energon reads {len(packs)} of the first {_NUM_PACKS} packs of {job.folder}, {split}: not published"
             )
         for key, pack in packs.items():
             named = named_parts(json.loads(pack["json"]))
@@ -36,8 +63,15 @@ def check(folder: Path, shards: list[WrittenShard], num_packs: int, num_samples:
                 raise PackError(f"the parts of {key} are not those its JSON names: not published")
 
 
+def get_ready(_: None = None) -> None:
+    """Import what `check` will need."""
+    with importing():
+        import megatron.energon  # noqa: F401
+
+
 def _first_packs(folder: Path, split: str) -> dict[str, Any]:
-    from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
+    with importing():
+        from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
 
     def stop(error: Exception, *_: object) -> None:
         raise PackError(f"Energon can't read {folder}: {type(error).__name__}: {error}; not published") from error

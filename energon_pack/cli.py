@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -17,11 +17,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, flag_override
+from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack import __version__
-from energon_pack.config import PackConfig, conf_dir
+from energon_pack.config import PackConfig, conf_dir, packaged_model, packaged_models
 from energon_pack.errors import PackError
 from energon_pack.naming import output_name
 from energon_pack.validate import nearest_key, to_config
@@ -104,16 +104,17 @@ def _options(group: str) -> list[str]:
 
 
 def _defaults(ours: DictConfig) -> PackConfig:
-    """The config with this run's choice of groups and no other override."""
-    loader = GlobalHydra.instance().config_loader()
+    """The config with this run's choice of groups and no other override; of a model, what its name has here."""
     choices = HydraConfig.get().runtime.choices
     groups = [group for group in choices if "/" not in group and "@" not in group]
-    in_list = loader.load_configuration("config", [], RunMode.RUN).hydra.runtime.choices
+    in_list = {group for entry in OmegaConf.load(conf_dir() / "config.yaml").defaults for group in _groups_of(entry)}
     overrides = [f"{'' if group in in_list else '+'}{group}={choices[group]}" for group in groups]
-    composed = loader.load_configuration("config", overrides, RunMode.RUN)
+    composed = GlobalHydra.instance().config_loader().load_configuration("config", overrides, RunMode.RUN)
     with flag_override(composed, ["readonly", "struct"], False):
         del composed["hydra"]
-        if "model" not in choices:  # spelled out in a config of the user's own
+        if ours.model.name in packaged_models():  # a YAML of the user's own may build upon it, and keep its name
+            composed.model = packaged_model(ours.model.name)
+        elif "model" not in choices:  # spelled out in a config of the user's own
             composed.model = ours.model
     return to_config(composed, [])
 
@@ -121,6 +122,11 @@ def _defaults(ours: DictConfig) -> PackConfig:
 def _swept_keys(arguments: list[str]) -> list[str]:
     overrides = OverridesParser.create().parse_overrides(arguments)
     return [override.key_or_group for override in overrides if override.is_sweep_override()]
+
+
+def _groups_of(entry: Any) -> list[str]:
+    """The groups of one line of a defaults list."""
+    return [str(group) for group in entry] if isinstance(entry, DictConfig) else []
 
 
 def _swept(config: PackConfig) -> dict[str, str]:

@@ -32,7 +32,7 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
     stale: dict[int, Ints] = {}
     chunks = list(_chunks(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
-    for chunk, found in zip(chunks, executor.map(_stale, jobs), strict=True):
+    for chunk, found in zip(chunks, executor.map(_stale, jobs, are_short=True), strict=True):
         if found:
             places = np.array([place for place, _ in found])
             numbers, rows = chunk.numbers_of_rows[places], chunk.rows[places]
@@ -53,7 +53,7 @@ def check_media(
     chunks = list(_chunks(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
     with progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:
-        for chunk, found in zip(chunks, executor.map(_stale, jobs), strict=True):
+        for chunk, found in zip(chunks, executor.map(_stale, jobs, are_short=True), strict=True):
             advance(chunk.num_rows)
             changed = next(((place, why) for place, why in found if why not in _MAY_BE_MENDED), None)
             if changed is not None:

@@ -17,6 +17,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as NoResultYet
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from itertools import chain, islice
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 from threading import Thread
@@ -30,9 +31,11 @@ from energon_pack.errors import PackError
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-_TOKENIZERS = "TOKENIZERS_PARALLELISM"
+#: One thread a worker; the processes are the parallelism, and threads that wait for each other use the cores, too.
+_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _JOBS_PER_WORKER = 2  # one at work, one waiting
+_START_SECONDS = 0.3  # about what starting a worker takes
 
 
 _LOOK_SECONDS = 10.0  # how often workers are looked at that give no result
@@ -60,7 +63,7 @@ class _Context(SpawnContext):
 
 
 class LocalExecutor:
-    """`num_workers` processes, started at the first job; with one worker, jobs run in this process.
+    """Up to `num_workers` processes, started as there are jobs for them, and one beside; with one worker, none.
 
     Args:
         num_workers: None: as many as this process may use cores.
@@ -74,17 +77,33 @@ class LocalExecutor:
         self._beside: ProcessPoolExecutor | None = None
         self._context = _Context()
         self._life, self._hand = self._context.Pipe(duplex=False)  # workers live while the hand is on the pipe
-        self._setting_before: str | None = None
+        self._last: Future[Any] | None = None  # of the jobs beside
+        self._settings_before: dict[str, str | None] = {}
 
-    def map(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+    def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
         """Results in the order of the jobs. `function` and jobs are pickled.
+
+        Args:
+            are_short: starting a process may take longer than all of them: they run here until that is no longer so.
 
         Raises:
             PackError: a worker was killed, or all are stuck.
         """
+        jobs = iter(jobs)
         if self.num_workers == 1:
             yield from map(function, jobs)
             return
+        if are_short:
+            start = time.perf_counter()
+            for job in jobs:
+                yield function(job)
+                if time.perf_counter() - start > _START_SECONDS:
+                    break
+        first_two = list(islice(jobs, 2))
+        if len(first_two) < 2:
+            yield from (self._alone(function, job) for job in first_two)
+            return
+        jobs = chain(first_two, jobs)
         if self._pool is None:
             self._pool = self._start_pool(self.num_workers)
         waiting: deque[Future[Result]] = deque()
@@ -100,9 +119,27 @@ class LocalExecutor:
                 future.cancel()
 
     def start(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
-        """Begin one job in a process of its own, beside all others; `result` waits for it."""
-        self._beside = self._start_pool(1)
-        return self._beside.submit(function, job)
+        """Begin one job in the process beside all others, after those begun before; `result` waits for it.
+
+        That process is the same for all: what takes long to import is imported once.
+        """
+        if self.num_workers > 1:
+            if self._beside is None:
+                self._beside = self._start_pool(1)
+            self._last = self._beside.submit(function, job)
+            return self._last
+        future: Future[Result] = Future()
+        try:
+            future.set_result(function(job))
+        except Exception as error:  # `result` raises it
+            future.set_exception(error)
+        return future
+
+    def _alone(self, function: Callable[[Job], Result], job: Job) -> Result:
+        """One job: in the process beside, unless it has another to do."""
+        if self._last is not None and not self._last.done():
+            return function(job)
+        return self.result(self.start(function, job))
 
     def result(self, future: "Future[Result]") -> Result:
         """Wait for a job.
@@ -129,8 +166,8 @@ class LocalExecutor:
                     ) from None
 
     def __enter__(self) -> "LocalExecutor":
-        self._setting_before = os.environ.get(_TOKENIZERS)
-        os.environ[_TOKENIZERS] = "false"  # one thread a worker; the processes are the parallelism
+        self._settings_before = {name: os.environ.get(name) for name in _ONE_THREAD}
+        os.environ.update(_ONE_THREAD)
         if multiprocessing.get_start_method(allow_none=True) not in (None, *multiprocessing.get_all_start_methods()):
             multiprocessing.set_start_method("spawn", force=True)  # workers would look for joblib's, and end
         return self
@@ -138,9 +175,10 @@ class LocalExecutor:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.environ.pop(_TOKENIZERS)
-        if self._setting_before is not None:
-            os.environ[_TOKENIZERS] = self._setting_before
+        for name, before in self._settings_before.items():
+            os.environ.pop(name)
+            if before is not None:
+                os.environ[name] = before
         ending = Thread(target=self._shut_down, daemon=True)  # waits as long as any worker is at work
         ending.start()
         if kind is None:

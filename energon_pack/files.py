@@ -33,7 +33,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
     Args:
         make: fills the folder it is given.
     """
-    if _is_as_made(folder):
+    if is_as_made(folder):
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
@@ -46,11 +46,12 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
         try:
             os.rename(made, folder)
         except OSError:
-            if not _is_as_made(folder):  # else another run was faster; its copy is the same
+            if not is_as_made(folder):  # else another run was faster; its copy is the same
                 raise
 
 
-def _is_as_made(folder: Path) -> bool:
+def is_as_made(folder: Path) -> bool:
+    """Whether `make_once` made this folder, and every file of it is what it was then."""
     try:
         written = json.loads((folder / _SUMS).read_bytes())
     except (OSError, ValueError):

@@ -27,7 +27,7 @@ from energon_pack.record import ReadSettings
 from energon_pack.sources import reader, wds
 from energon_pack.sources.find import Shard
 from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of, write_tables
-from energon_pack.templates import load_saved
+from energon_pack.templates import identity_of, load_saved
 from energon_pack.templates.counting import CountingError
 
 #: Raised when measuring the same sample gives other columns or values.
@@ -87,7 +87,7 @@ def index_shards(
         for some in _batches(todo, shards)
     )
     with progress.stage("index", len(todo), "shards") as advance:
-        for num_shards, paths in executor.map(_index_some, jobs):
+        for num_shards, paths in executor.map(_index_some, jobs, are_short=True):
             for path in paths:
                 cache.take_in(path)
             advance(num_shards)
@@ -150,7 +150,6 @@ def measure_shards(
     Raises:
         PackError: `measure.engine` can't be used.
     """
-    template = load_saved(template_folder)
     cache = _lengths_cache(cache_dir, template_folder, settings)
     keys = [_lengths_key(item) for item in indexed]
     found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
@@ -161,9 +160,9 @@ def measure_shards(
         missing = found[number][1]
         there = np.delete(np.arange(indexed[number].num_samples), missing)
         todo[number] = np.union1d(missing, there[stale])
-    if todo:
+    if todo and engine != "auto":
         try:
-            template.counter(engine)
+            load_saved(template_folder).counter(engine)
         except CountingError as error:
             raise PackError(str(error)) from None
 
@@ -263,7 +262,7 @@ def check_unchanged(
         for some in _batches(cached, [item.shard for item in indexed])
     )
     with progress.stage("compare", len(cached), "shards") as advance:
-        for num_same, changed in executor.map(_first_changed, jobs):
+        for num_same, changed in executor.map(_first_changed, jobs, are_short=True):
             advance(num_same)
             if changed is not None:
                 raise reader.SourceChanged(changed.path)
@@ -336,8 +335,8 @@ def _index_cache(cache_dir: Path) -> TableCache:
 
 
 def _lengths_cache(cache_dir: Path, template_folder: str, settings: ReadSettings) -> TableCache:
-    template = load_saved(template_folder)
-    how = key_of(template.fingerprint, template.spec.train_on, asdict(settings), LENGTHS_VERSION, reader.INDEX_VERSION)
+    template = identity_of(template_folder)
+    how = key_of(template.fingerprint, template.train_on, asdict(settings), LENGTHS_VERSION, reader.INDEX_VERSION)
     return TableCache(cache_dir / "lengths" / how)
 
 

@@ -8,6 +8,7 @@ dataset appears under its name at the end, whole.
 
 import json
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +17,8 @@ import numpy as np
 from energon_pack import report
 from energon_pack.audit import AuditJob, draw, finish, start
 from energon_pack.bins import Ints
-from energon_pack.check import check
+from energon_pack.check import check, get_ready, reconcile
+from energon_pack.check import job_of as check_job
 from energon_pack.choice import print_choices, try_lens
 from energon_pack.config import Format, OnDamaged, PackConfig, SourceConfig, Stage, plain
 from energon_pack.current import check_media
@@ -63,7 +65,14 @@ from energon_pack.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.sources.find import Source, find_shards
 from energon_pack.sources.meta import find_lines
 from energon_pack.splits import SPLITS, split_shares
-from energon_pack.templates import ModelSettings, Template, load_saved, local_folder, prepare_template
+from energon_pack.templates import (
+    Identity,
+    ModelSettings,
+    identity_of,
+    local_folder,
+    prepare_template,
+    saved_template,
+)
 
 Settings = TypeVar("Settings")
 
@@ -110,7 +119,11 @@ def pack(config: PackConfig) -> dict[str, Any]:
             more = {"processor": processor, "media": plain(config.media), "train_on": config.labels.train_on.value}
             model = _settings(ModelSettings, config.model, **more)
             model = replace(model, processor=str(local_folder(model)))  # a hub id is looked up once
-            template_folder = prepare_template(model, cache_dir)
+            template_folder = saved_template(model, cache_dir)
+            if template_folder is None:
+                prepare = partial(prepare_template, cache_dir=cache_dir)  # imports transformers
+                template_folder = executor.result(executor.start(prepare, model))
+            template = identity_of(template_folder)
 
         with progress.measured("lengths"):
             num_excluded = sum(map(len, source.excluded.values()))
@@ -119,6 +132,8 @@ def pack(config: PackConfig) -> dict[str, Any]:
             engine = config.measure.engine.value
             measured = measure_shards(chosen, template_folder, read, engine, cache_dir, executor, progress)
 
+        if is_whole_run:
+            executor.start(get_ready, None)
         with progress.measured("plan"):
             shares = split_shares(plain(config.output.splits))
             flavor = config.output.flavor.value
@@ -145,7 +160,6 @@ def pack(config: PackConfig) -> dict[str, Any]:
 
         drawn = draw(measured, config.measure.verify, config.seed)
         job = AuditJob(drawn, template_folder, model.processor, read)
-        template = load_saved(template_folder)
         sizes, split = pack_bytes(lengths, plan), split_of_packs(lengths.items, plan)
         bounds = shard_bounds(sizes, split, config.output.max_shard_packs, config.output.max_shard_bytes)
         prefix = key_prefix(lengths, plan, [config.seed, config.source.slice, template.fingerprint])
@@ -171,11 +185,12 @@ def pack(config: PackConfig) -> dict[str, Any]:
                     _manifest(config, template, lengths, plan),
                     config.output.sample_type,
                 )
+            with progress.measured("verify"):
+                audit = finish(auditing, template_folder, executor)
             with progress.measured("check"), discarding_shards(staging):
                 check_media([item.shard for item in measured], [item.pieces for item in measured], executor, progress)
-                check(staging, written, plan.num_packs, len(plan.items))
-            with progress.measured("verify"):
-                audit = finish(auditing, template, executor)
+                reconcile(written, plan.num_packs, len(plan.items))
+                executor.result(executor.start(check, check_job(staging, written)))
             figures |= _facts_of_run(config, template, measured, written, progress)
             figures |= {"samples_verified": audit.num_checked, "samples_not_verified": audit.num_unchecked}
             write_whole(staging / "report.json", json.dumps(figures, indent=2).encode())
@@ -256,7 +271,7 @@ def _write(
     return written
 
 
-def _manifest(config: PackConfig, template: Template, lengths: Lengths, plan: PackPlan) -> dict[str, Any]:
+def _manifest(config: PackConfig, template: Identity, lengths: Lengths, plan: PackPlan) -> dict[str, Any]:
     """energon_pack.json: what training checks."""
     return {
         "flavor": config.output.flavor.value,
@@ -282,7 +297,7 @@ def _write_ledger(path: Path, lengths: Lengths, plan: PackPlan, packing: Packing
 
 def _facts_of_run(
     config: PackConfig,
-    template: Template,
+    template: Identity,
     measured: list[MeasuredShard],
     written: list[WrittenShard],
     progress: Progress,

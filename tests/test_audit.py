@@ -22,7 +22,7 @@ from energon_pack.pack import pack
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
 from energon_pack.sources.find import find_shards
-from energon_pack.templates import ModelSettings, load_saved, prepare_template
+from energon_pack.templates import ModelSettings, prepare_template
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], str
     running: Future[Audit] = Future()
     running.set_result(found)
     with pytest.raises(LengthsWrong, match=r"measure\.verify: .* as measured, by model\.template=qwen_vl"):
-        finish(running, load_saved(folder), LocalExecutor())
+        finish(running, folder, LocalExecutor())
 
 
 def test_lengths_that_are_wrong_are_forgotten(

@@ -81,6 +81,19 @@ class TemplateSpec:
     add_special_tokens: bool = False  # those the tokenizer puts around any text, beside the chat template's
 
 
+@dataclass(frozen=True)
+class Identity:
+    """What tells templates apart, known without reading a tokenizer: kept as JSON beside the template."""
+
+    fingerprints: dict[str, str]  # a hash for each thing a length depends on
+    train_on: str
+
+    @property
+    def fingerprint(self) -> str:
+        """One hash over `fingerprints`: equal fingerprints, equal lengths."""
+        return _hash(self.fingerprints)
+
+
 class Template:
     """Renders and tokenizes samples for one model."""
 
@@ -266,14 +279,19 @@ class Template:
             "rules": str(RULES_VERSION),
         }
 
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.fingerprints, self.spec.train_on)
+
     @cached_property
     def fingerprint(self) -> str:
         """One hash over `fingerprints`: equal fingerprints, equal lengths."""
-        return _hash(self.fingerprints)
+        return self.identity.fingerprint
 
     def save(self, folder: Path) -> None:
-        """Write spec.json and tokenizer.json, for `templates.load_saved`."""
+        """Write spec.json, tokenizer.json and identity.json, for `templates.load_saved` and `identity_of`."""
         folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "identity.json", json.dumps(asdict(self.identity)).encode())
         write_whole(folder / "tokenizer.json", self._tokenizer.to_str().encode())
         write_whole(folder / "spec.json", json.dumps(asdict(self.spec), ensure_ascii=False).encode())
 

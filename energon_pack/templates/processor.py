@@ -14,9 +14,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
-from energon_pack.files import make_once
+from energon_pack.files import is_as_made, make_once
+from energon_pack.heavy import importing
 from energon_pack.preprocess import image_settings, video_settings
-from energon_pack.templates.base import RULES_VERSION, Template, TemplateSpec
+from energon_pack.templates.base import RULES_VERSION, Identity, Template, TemplateSpec
 from energon_pack.templates.gemma import Gemma3
 from energon_pack.templates.hf import HuggingFace
 from energon_pack.templates.idefics import Idefics3
@@ -41,6 +42,7 @@ FAMILIES: dict[str, type[MediaRules]] = {
     "hf": HuggingFace,
 }
 
+_SAVED_VERSION = 2  # raised when `Template.save` writes other files
 _SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.py")
 
 
@@ -77,6 +79,16 @@ def load_template(settings: ModelSettings) -> Template:
     return _build(settings, local_folder(settings))
 
 
+def saved_template(settings: ModelSettings, cache_dir: Path) -> str | None:
+    """The folder that `prepare_template` would give, where it is there already.
+
+    Raises:
+        PackError: no such folder or hub id.
+    """
+    saved = _saved(settings, cache_dir, local_folder(settings))
+    return os.fspath(saved) if is_as_made(saved) else None
+
+
 def prepare_template(settings: ModelSettings, cache_dir: Path) -> str:
     """Build the template of a model once; the folder in the cache from which `load_saved` takes it.
 
@@ -87,9 +99,14 @@ def prepare_template(settings: ModelSettings, cache_dir: Path) -> str:
         PackError: as `load_template`.
     """
     folder = local_folder(settings)
-    saved = cache_dir / "templates" / _key(settings, folder)
+    saved = _saved(settings, cache_dir, folder)
     make_once(saved, lambda built: _build(settings, folder).save(built))
     return os.fspath(saved)
+
+
+def identity_of(folder: str) -> Identity:
+    """Of the template that `Template.save` wrote."""
+    return Identity(**json.loads(Path(folder, "identity.json").read_bytes()))
 
 
 @lru_cache(maxsize=2)
@@ -128,6 +145,10 @@ def local_folder(settings: ModelSettings) -> Path:
         ) from None
 
 
+def _saved(settings: ModelSettings, cache_dir: Path, folder: Path) -> Path:
+    return cache_dir / "templates" / _key(settings, folder)
+
+
 def _key(settings: ModelSettings, folder: Path) -> str:
     """Hash of all that `_build` reads: the folder's small files, the settings, and the versions that read them."""
     digest = hashlib.sha256()
@@ -137,14 +158,15 @@ def _key(settings: ModelSettings, folder: Path) -> str:
     # `hf` reads the folder again whenever it is used: a copy elsewhere is another one.
     how = {**asdict(settings), "processor": os.path.abspath(folder) if settings.template == "hf" else None}
     versions = {name: importlib.metadata.version(name) for name in ("transformers", "tokenizers")}
-    digest.update(json.dumps([how, versions, RULES_VERSION], sort_keys=True, default=str).encode())
+    digest.update(json.dumps([how, versions, RULES_VERSION, _SAVED_VERSION], sort_keys=True, default=str).encode())
     return digest.hexdigest()[:16]
 
 
 def _build(settings: ModelSettings, folder: Path) -> Template:
-    prepare_torchvision()
-    from transformers import AutoImageProcessor, AutoTokenizer, ProcessorMixin
-    from transformers.utils import logging
+    with importing():
+        prepare_torchvision()
+        from transformers import AutoImageProcessor, AutoTokenizer, ProcessorMixin
+        from transformers.utils import logging
 
     logging.set_verbosity_error()
     family = FAMILIES[settings.template]
