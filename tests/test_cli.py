@@ -1,8 +1,10 @@
 """The command line as users meet it: every mistake is one line that names the value and the fix."""
 
 import json
+import os
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -204,6 +206,22 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
     assert "320" in out
 
 
+def test_a_model_built_upon_another_has_a_name_of_its_own(tmp_path: Path) -> None:
+    """Both datasets would lie in one folder, and the second run would be refused, or replace the first."""
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    base = "defaults: [qwen2_5_vl]\n"
+    (tmp_path / "conf" / "model" / "same.yaml").write_text(base)
+    for name, pixels in (("small", 200704), ("smaller", 100352)):
+        (tmp_path / "conf" / "model" / f"{name}.yaml").write_text(f"{base}max_pixels: {pixels}\n")
+    for model in ("same", "small", "smaller"):
+        arguments = ("--config-dir", "conf", f"+model={model}", "executor.num_workers=1", "measure.verify=0")
+        assert run(*arguments, cwd=tmp_path)[0] == 0
+    names = sorted(path.name for path in (tmp_path / "packed").iterdir() if not path.name.startswith("."))
+    assert names[0] == "demo-qwen2_5_vl-neat-8192"
+    assert len(names) == 3
+    assert all(name.startswith("demo-qwen2_5_vl-neat-8192-") for name in names[1:])
+
+
 def test_every_choice_of_groups_composes() -> None:
     from hydra import compose, initialize_config_dir
 
@@ -242,6 +260,34 @@ def test_the_second_run_needs_no_transformers(tmp_path: Path) -> None:
     )
     result = command("-c", script, cwd=tmp_path)
     assert result.stdout.splitlines()[-1] == "0 set()", result.stderr
+
+
+_LOG_IMPORTS = """
+import os, sys
+
+class Log:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("energon_pack", "torch", "transformers"):
+            with open(os.environ["IMPORTS"], "a") as file:
+                print(name, os.getpid(), file=file)
+
+sys.meta_path.insert(0, Log())
+"""
+
+
+def test_a_small_set_is_packed_by_two_processes(tmp_path: Path, demo: tuple[Path, Path]) -> None:
+    """Torch takes seconds to import: the lengths, the verification and the look through Energon share one process."""
+    (tmp_path / "sitecustomize.py").write_text(_LOG_IMPORTS)
+    log = tmp_path / "imports"
+    source = (f"source.path={min(demo[0].rglob('*.tar'))}", f"model.processor={demo[1]}", "executor.num_workers=8")
+    for again in (False, True):
+        log.write_text("")
+        more = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "IMPORTS": str(log)}
+        name = f"output.name={again}"
+        result = command("-m", "energon_pack", "+model=qwen2_5_vl", *source, name, cwd=tmp_path, **more)
+        assert result.returncode == 0, result.stderr
+        imported = Counter(line.split()[0] for line in {*log.read_text().splitlines()})
+        assert imported == ({"energon_pack": 2, "torch": 1} | ({} if again else {"transformers": 1}))
 
 
 def test_groups_for_other_hydra_apps(tmp_path: Path) -> None:

@@ -163,4 +163,21 @@ def test_an_engine_that_counts_otherwise_is_refused(template: Template, monkeypa
     monkeypatch.setitem(counting._FAST, "gigatoken", lambda tokenizer: lambda texts: list(map(len, texts)))
     with pytest.raises(CountingError, match="the reference"):
         TokenCounter(template._tokenizer, "gigatoken")
-    assert TokenCounter(template._tokenizer, "auto").engine != "gigatoken"
+    monkeypatch.setattr(counting, "_WORTH_AN_ENGINE", 0)
+    counter = TokenCounter(template._tokenizer, "auto")
+    assert counter.count([("a b", [])]) == counter.count([("a b", [])]) == [(len(template._tokenizer.encode("a b")), 0)]
+    assert counter.engine != "gigatoken"
+
+
+def test_few_texts_set_no_engine_up(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take longer than counting a small set by its words, in every process."""
+    from energon_pack.templates import counting
+
+    asked = []
+    monkeypatch.setattr(counting, "_FAST", {"gigatoken": asked.append})
+    counter = TokenCounter(template._tokenizer, "auto")
+    counter.count([("a " * 1000, [])])
+    assert not asked
+    counter.count([("a " * 600_000, [])])
+    counter.count([("a " * 600_000, [])])
+    assert len(asked) == 1

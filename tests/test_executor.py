@@ -55,6 +55,53 @@ def test_results_come_in_the_order_of_the_jobs(num_workers: int) -> None:
         assert list(executor.map(_double, range(20))) == [2 * number for number in range(20)]
 
 
+def _process(_: int) -> int:
+    time.sleep(0.01)
+    return os.getpid()
+
+
+def test_no_process_without_work_for_it() -> None:
+    """Without it a small set pays for processes that take longer to start than all of its work takes."""
+    with LocalExecutor(8) as executor:
+        assert set(executor.map(_process, range(6), are_short=True)) == {os.getpid()}
+        assert not executor._context.started
+        [beside] = executor.map(_process, range(1))
+        assert executor.result(executor.start(_process, 0)) == beside != os.getpid()
+        assert len(executor._context.started) == 1
+        assert len(set(executor.map(_process, range(2)))) <= 2
+        assert len(executor._context.started) <= 3
+
+
+def test_work_that_is_not_short_after_all_is_shared() -> None:
+    with LocalExecutor(2) as executor:
+        begun = list(executor.map(_slow, range(6), are_short=True))
+        assert begun[0] == os.getpid()
+        assert os.getpid() not in begun[1:]
+
+
+def _slow(_: int) -> int:
+    time.sleep(0.4)
+    return os.getpid()
+
+
+def test_one_job_does_not_wait_for_a_long_one_beside(tmp_path: Path) -> None:
+    """The shard of a small set is written while its samples are verified."""
+    with LocalExecutor(2) as executor:
+        executor.start(_sleep, tmp_path / "began")
+        assert list(executor.map(_process, range(1))) == [os.getpid()]
+
+
+def test_one_worker_is_this_process(tmp_path: Path) -> None:
+    with LocalExecutor(1) as executor:
+        assert executor.result(executor.start(_process, 0)) == os.getpid()
+        with pytest.raises(ZeroDivisionError):
+            executor.result(executor.start(_fail, 0))
+
+
+def _fail(_: int) -> float:
+    return 1 / 0
+
+
 def _wait_for(began: Path) -> int:
     while not began.exists() or not began.read_text():
         time.sleep(0.01)

@@ -7,12 +7,14 @@ whole text wherever this module is not sure: characters on which Unicode tables 
 is not in NFC, and spans that begin within a word.
 
 An optional engine (gigatoken, fastokens) counts a text's parts at once; it is compared with the reference on `HOSTILE`
-before it is used.
+before it is used. Setting one up takes as long as counting a million characters without: few texts never need it.
 """
 
 import json
+import math
 import unicodedata
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
 
@@ -28,6 +30,7 @@ Count = Callable[[list[str]], list[int]]
 
 _FAR_BACK = 60  # characters from the first of a span back to an added token
 _MOST_HEADERS = 4
+_WORTH_AN_ENGINE = 1_000_000  # characters
 
 
 class CountingError(ValueError):
@@ -41,8 +44,8 @@ class TokenCounter:
         """Read the tokenizer and choose an engine.
 
         Args:
-            engine: `auto` (the fastest that is installed), `words`, `gigatoken`, `fastokens`, or `tokenizers`, which
-                counts nothing here.
+            engine: `auto` (after many texts the fastest that is installed), `words`, `gigatoken`, `fastokens`, or
+                `tokenizers`, which counts nothing here.
 
         Raises:
             CountingError: an engine that is asked for by name is not installed, or not right for this tokenizer.
@@ -58,7 +61,13 @@ class TokenCounter:
         self._added = AddedTokens(token["content"] for token in settings["added_tokens"])
         self._normalizes = settings["normalizer"] is not None
         self._headers: dict[str, list[int]] = {}  # what spans have been seen to follow → lengths of its words
-        self.engine, self._counts = _choose(tokenizer, engine, WordCounter(tokenizer, pattern, self._added))
+        self.engine = "words"
+        self._counts: Count = WordCounter(tokenizer, pattern, self._added)
+        self._characters_to_engine: float = math.inf
+        if engine == "auto":
+            self._tokenizer, self._characters_to_engine = tokenizer, _WORTH_AN_ENGINE
+        elif engine in _FAST:
+            self.engine, self._counts = engine, _checked(engine, tokenizer)
 
     def count(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[int, int] | None]:
         """Tokens of each text, and those that begin in its spans, but for a text's first; None: ask the reference.
@@ -79,6 +88,9 @@ class TokenCounter:
                     of_text[i], left_out[len(parts) + i] = self._added.without_runs(part)
             parts += of_text
         counts = self._counts(parts)
+        self._characters_to_engine -= sum(map(len, parts))
+        if self._characters_to_engine < 0:
+            self._choose_engine()
         for i, number in left_out.items():
             counts[i] += number
         results: list[tuple[int, int] | None] = []
@@ -92,6 +104,14 @@ class TokenCounter:
             is_first = len(cut) > 2 and cut[1] == 0 and numbers[1] > 0
             results.append((sum(numbers), sum(numbers[1::2]) - is_first))
         return results
+
+    def _choose_engine(self) -> None:
+        """The fastest that is installed and right for this tokenizer; words where none is."""
+        self._characters_to_engine = math.inf
+        for name in _FAST:
+            with suppress(CountingError):
+                self.engine, self._counts = name, _checked(name, self._tokenizer)
+                return
 
     def _unsure(self, texts: Sequence[str]) -> set[int]:
         """Indices of the texts that only the reference can count."""
@@ -172,20 +192,22 @@ def _fastokens(tokenizer: Tokenizer) -> Count:
 _FAST = {"gigatoken": _gigatoken, "fastokens": _fastokens}  # the fastest first
 
 
-def _choose(tokenizer: Tokenizer, engine: str, words: WordCounter) -> tuple[str, Count]:
-    for name in _FAST if engine == "auto" else [engine] if engine in _FAST else []:
-        try:
-            count = _FAST[name](tokenizer)
-            wrong = _first_wrong(tokenizer, count)
-        except ImportError:
-            wrong = f"it is not installed: pip install {name}"
-        except Exception as error:  # an engine refuses what it does not cover in its own ways
-            wrong = str(error)
-        if wrong is None:
-            return name, count
-        if engine != "auto":
-            raise CountingError(f"measure.engine={name}: {wrong}")
-    return "words", words
+def _checked(engine: str, tokenizer: Tokenizer) -> Count:
+    """What an engine counts with.
+
+    Raises:
+        CountingError: it is not installed, or not right for this tokenizer.
+    """
+    try:
+        count = _FAST[engine](tokenizer)
+        wrong = _first_wrong(tokenizer, count)
+    except ImportError:
+        wrong = f"it is not installed: pip install {engine}"
+    except Exception as error:  # an engine refuses what it does not cover in its own ways
+        wrong = str(error)
+    if wrong is not None:
+        raise CountingError(f"measure.engine={engine}: {wrong}")
+    return count
 
 
 def _first_wrong(tokenizer: Tokenizer, count: Count) -> str | None:
