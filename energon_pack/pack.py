@@ -138,10 +138,11 @@ def pack(config: PackConfig) -> dict[str, Any]:
             shares = split_shares(plain(config.output.splits))
             flavor = config.output.flavor.value
             lengths = Lengths(measured, source.excluded, config.source.limit, flavor, shares, config.seed)
-            if config.stage is Stage.lengths:
-                choices = try_lens(lengths, packing, config.report.lens)
-                print_choices(choices)
-                return choices
+            choices = try_lens(lengths, packing, config.report.lens) if config.stage is Stage.lengths else None
+        if choices is not None:
+            print_choices(choices)
+            return choices
+        with progress.measured("plan"):
             if packing.overlong in CUTTING:
                 with forgetting_wrong(chosen, template_folder, read, cache_dir):
                     cut_overlong(
@@ -194,7 +195,8 @@ def pack(config: PackConfig) -> dict[str, Any]:
             figures |= _facts_of_run(config, template, measured, written, progress)
             figures |= {"samples_verified": audit.num_checked, "samples_not_verified": audit.num_unchecked}
             write_whole(staging / "report.json", json.dumps(figures, indent=2).encode())
-            publish(staging, final, overwrite)
+            with progress.measured("check"):
+                publish(staging, final, overwrite)
     report.print_stages(progress)
     if audit.num_checked or audit.num_unchecked:
         report.say(f"verified: {audit.num_checked:,} samples in the full processor, none differs. {audit.note}".strip())
