@@ -28,6 +28,7 @@ class Gemma3(MediaRules):
         self._num_tokens = num_tokens
         feature = tokens.get("image_token", "<image_soft_token>")
         self.feature_tokens = {"image": feature}
+        self.marks = (end,)
         self._image = f"\n\n{begin}{feature * num_tokens}{end}\n\n"
         self.settings: dict[str, Any] = {"num_tokens": num_tokens, "pan_and_scan": None}
         if image.get("do_pan_and_scan"):

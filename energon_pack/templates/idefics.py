@@ -27,6 +27,7 @@ class Idefics3(MediaRules):
         self._around = tokens.get("fake_image_token", "<fake_token_around_image>")
         self._global = tokens.get("global_image_token", "<global-img>")
         self.media_tokens = {"image": self._image_token}
+        self.marks = (self._around, self._global)
         splits = image.get("do_image_splitting", True)
         self.settings = {
             "num_tokens": number(processor.processor, "image_seq_len", 169),

@@ -24,6 +24,7 @@ class InternVL(MediaRules):
         self._begin, self._end = tokens.get("start_image_token", "<img>"), tokens.get("end_image_token", "</img>")
         self.media_tokens = {"image": self._context, "video": tokens.get("video_token", "<video>")}
         self.feature_tokens = {"video": self._context}
+        self.marks = (self._begin, self._end)
         size = image.get("size") or {}
         self._tile = (number(size, "height"), number(size, "width"))
         # Published settings say 384 for frames, of which the model can't make the tokens that are counted.

@@ -223,7 +223,14 @@ def _build(settings: ModelSettings, folder: Path) -> Template:
             f"model.processor={settings.processor} makes a token of {factor}×{factor} pixels, the model expects"
             f" {settings.factor}×{settings.factor}: another model's processor? model.factor={factor} accepts it"
         )
-    return Template(spec, rules, tokenizer.backend_tokenizer)
+    template = Template(spec, rules, tokenizer.backend_tokenizer)
+    for token in (*rules.media_tokens.values(), *rules.feature_tokens.values(), *rules.marks):
+        if template.token_id(token) is None:
+            raise PackError(
+                f"model.processor={settings.processor} has no token {token}, which model.template={settings.template}"
+                " writes for media: another family's processor?"
+            )
+    return template
 
 
 def _rules(family: type[MediaRules], processor: ProcessorSettings, settings: ModelSettings) -> MediaRules:

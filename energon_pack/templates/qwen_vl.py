@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from energon_pack.errors import PackError
 from energon_pack.media import Media
 from energon_pack.preprocess import first_to_last, smart_resize
 from energon_pack.sample import Reason, Skip
@@ -19,6 +20,8 @@ from energon_pack.templates.rules import FrameSampling, MediaRules, ProcessorSet
 class QwenVL(MediaRules):
     """Qwen2-VL and Qwen2.5-VL."""
 
+    #: how processors are named whose settings look alike, and that make other tokens of a video
+    others = "Qwen3"
     #: what the processor's video class takes where the settings say nothing
     video_defaults: dict[str, Any] = {  # noqa: RUF012
         "min_frames": 4,
@@ -35,6 +38,9 @@ class QwenVL(MediaRules):
             PackError: these are not the settings of a Qwen-VL processor.
         """
         self.media_tokens = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
+        owner = str(processor.video.get("processor_class") or processor.processor.get("processor_class") or "")
+        if owner.startswith(self.others):
+            raise PackError(f"model.processor's files are of {owner}: videos become other tokens in this family")
         image = _flat(processor.image)
         patch_size, merge_size = number(image, "patch_size"), number(image, "merge_size")
         self.factor = patch_size * merge_size
@@ -98,6 +104,7 @@ class Qwen3VL(QwenVL):
 
     has_old_names = False
 
+    others = "Qwen2"
     video_defaults = {  # noqa: RUF012
         "do_sample_frames": True,
         "fps": 2,

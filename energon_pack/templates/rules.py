@@ -36,6 +36,8 @@ class MediaRules:
     media_tokens: dict[str, str]
     #: the token that holds visual features, by kind, where it is another one
     feature_tokens: Mapping[str, str] = MappingProxyType({})
+    #: tokens that it puts around those
+    marks: Sequence[str] = ()
     #: all that `expand` depends on
     settings: dict[str, Any]
     #: how the processor chooses frames, in families that see videos
