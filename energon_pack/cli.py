@@ -65,6 +65,10 @@ def main() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a name or a message must not end a run in an ASCII locale
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    if {"-sc", "--shell-completion"} & set(sys.argv):
+        from energon_pack import completion
+
+        completion.install()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
         os.environ[_SWEPT] = " ".join(_swept_keys(get_args_parser().parse_known_args()[0].overrides))

@@ -90,7 +90,8 @@ ALLOWED: dict[str, set[str]] = {
         "files", "items", "lengths", "metadata", "naming", "plan", "plan_file", "progress", "publish", "record",
         "report", "shards", "sources", "splits", "templates",
     },
-    "cli": {"config", "errors", "naming", "pack", "validate"},
+    "completion": set(),
+    "cli": {"completion", "config", "errors", "naming", "pack", "validate"},
     "tool": {"errors"},
     "findings": set(),
     "packed": {

@@ -246,6 +246,30 @@ def test_help_names_what_there_is(tmp_path: Path) -> None:
         assert word in out
 
 
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("packing.overlong=", ["drop", "error", "own_pack", "split_turns", "truncate_text"]),
+        ("packing.overlong=o", ["own_pack"]),
+        ("output.flavor=packed_c", ["packed_captioning"]),
+        ("stage=", ["all", "lengths", "plan"]),
+        ("packing.max_token_len=", ["8192"]),
+    ],
+)
+def test_completion_offers_every_value(tmp_path: Path, line: str, offered: list[str]) -> None:
+    """Hydra alone offers the value an enumerated field has already."""
+    result = command(
+        "-m",
+        "energon_pack",
+        "-sc",
+        "query=bash",
+        cwd=tmp_path,
+        COMP_LINE=f"energon-pack +model=qwen2_5_vl {line}",
+        COMP_POINT="100",
+    )
+    assert result.stdout.split() == [f"{line.partition('=')[0]}={value}" for value in offered], result.stderr
+
+
 def test_version(tmp_path: Path) -> None:
     assert run("--version", cwd=tmp_path)[1].startswith("energon-pack 0.")
 
