@@ -52,12 +52,17 @@ from energon_pack.plan_file import (
 )
 from energon_pack.progress import Progress
 from energon_pack.publish import (
+    bad_data,
     discarding_shards,
+    foresee,
+    losses,
+    naming_place,
     publish,
     refuse_existing,
     refuse_little_space,
     refuse_losses,
     refuse_source,
+    refuse_unwritable,
     staging_folder,
 )
 from energon_pack.record import ReadSettings
@@ -101,21 +106,26 @@ def pack(config: PackConfig) -> dict[str, Any]:
     if source_path is None:
         if config.model.processor is None and config.model.template != "qwen_vl":
             raise PackError(f"the built-in demo is for qwen2_5_vl; +model={config.model.name} needs source.path")
-        source_path, processor = _demo(cache_dir, config.model.processor)
+        with naming_place("cache_dir", cache_dir):
+            source_path, processor = _demo(cache_dir, config.model.processor)
     if processor is None:
         raise PackError(f"+model={config.model.name} needs model.processor, a folder or a hub id")
     source = _find(source_path, config.source)
     refuse_source(final, cache_dir, source)
+    refuse_unwritable("cache_dir" if config.cache_dir else "output.dir", cache_dir)
+    if is_whole_run:
+        refuse_unwritable("output.dir", output_dir)
 
     progress = Progress()
     read = _settings(ReadSettings, config.source)
     packing = _settings(PackingSettings, config.packing, seed=config.seed)
     with LocalExecutor(config.executor.num_workers) as executor:
-        with progress.measured("lengths"):  # before the processor: a damaged tar stops the run at once
+        # Before the processor: a damaged tar stops the run at once.
+        with progress.measured("lengths"), naming_place("cache_dir", cache_dir):
             keep_damaged = config.source.on_damaged is OnDamaged.keep
             indexed = index_shards(source.shards, keep_damaged, cache_dir, executor, progress)
 
-        with progress.measured("processor"):
+        with progress.measured("processor"), naming_place("cache_dir", cache_dir):
             more = {"processor": processor, "media": plain(config.media), "train_on": config.labels.train_on.value}
             model = _settings(ModelSettings, config.model, **more)
             model = replace(model, processor=str(local_folder(model)))  # a hub id is looked up once
@@ -125,7 +135,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
                 template_folder = executor.result(executor.start(prepare, model))
             template = identity_of(template_folder)
 
-        with progress.measured("lengths"):
+        with progress.measured("lengths"), naming_place("cache_dir", cache_dir):
             num_excluded = sum(map(len, source.excluded.values()))
             drawn_samples = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
             chosen = first_samples(drawn_samples, config.source.limit, num_excluded)
@@ -141,8 +151,9 @@ def pack(config: PackConfig) -> dict[str, Any]:
             choices = try_lens(lengths, packing, config.report.lens) if config.stage is Stage.lengths else None
         if choices is not None:
             print_choices(choices)
+            foresee(bad_data(choices, config.max_skipped))
             return choices
-        with progress.measured("plan"):
+        with progress.measured("plan"), naming_place("cache_dir", cache_dir):
             if packing.overlong in CUTTING:
                 with forgetting_wrong(chosen, template_folder, read, cache_dir):
                     cut_overlong(
@@ -157,6 +168,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
         report.print_plan(figures)
         if not is_whole_run:
             report.print_stages(progress)
+            foresee(losses(figures, config.max_skipped))
             return figures
 
         drawn = draw(measured, config.measure.verify, config.seed)
@@ -166,7 +178,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
         prefix = key_prefix(lengths, plan, [config.seed, config.source.slice, template.fingerprint])
         identity = shards_identity(config, prefix, [_state(item) for item in measured])
         wrong = forgetting_wrong(chosen, template_folder, read, cache_dir)
-        with staging_folder(final, identity) as staging, wrong:
+        with naming_place("output.dir", output_dir), staging_folder(final, identity) as staging, wrong:
             _write_ledger(staging / "skipped.jsonl", lengths, plan, packing)
             refuse_losses(figures, config.max_skipped, staging / "skipped.jsonl", final)
             refuse_little_space(staging, int(sizes.sum()))

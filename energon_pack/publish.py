@@ -1,8 +1,10 @@
 """Where a dataset appears: what is refused before any work, a staging folder meanwhile, one rename at the end."""
 
+import errno
 import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +17,7 @@ from energon_pack.report import lost_modalities, num_lost_to_bad_data
 from energon_pack.sources.find import Source
 
 _IDENTITY = ".identity"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def refuse_source(final: Path, cache_dir: Path, source: Source) -> None:
@@ -46,30 +49,81 @@ def refuse_existing(final: Path, overwrite: bool) -> None:
         raise PackError(f"{final} is not a packed dataset, output.overwrite does not replace it: choose another name")
 
 
+def bad_data(figures: Mapping[str, Any], max_skipped: float) -> str | None:
+    """Says that bad data cost too much; None: it did not."""
+    num_lost, num_samples = num_lost_to_bad_data(figures), figures["samples_in"]
+    if num_lost <= max_skipped * num_samples:
+        return None
+    return f"bad data cost {num_lost} of {num_samples} samples, max_skipped={max_skipped:g} allows fewer"
+
+
+def losses(figures: Mapping[str, Any], max_skipped: float) -> str | None:
+    """Why a dataset of these figures is not published; None: it is."""
+    if not figures["samples_in"]:
+        left_out = figures["samples_excluded"]
+        why = f"{left_out} samples are there, and the settings leave out every one" if left_out else "there are none in it"
+        return f"the source has no samples ({why})"
+    if why := bad_data(figures, max_skipped):
+        return why
+    if lost := lost_modalities(figures):
+        return f"every {' and every '.join(lost)} sample was skipped"
+    return None if figures["samples_packed"] else "no sample is left to pack"
+
+
+def refuse_unwritable(knob: str, folder: Path) -> None:
+    """Write a file that has no name where a folder is, or would be: now, not after hours of measuring.
+
+    Raises:
+        PackError: that can't be done.
+    """
+    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"energon_pack")
+            file.flush()
+    except OSError as error:
+        raise PackError(f"{knob}={folder}: {there} can't be written: {error.strerror}; choose another {knob}") from None
+
+
+@contextmanager
+def naming_place(knob: str, folder: Path) -> Iterator[None]:
+    """Say where: the system names no file when a disk is full.
+
+    Raises:
+        PackError: instead of an `OSError` of a full disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise PackError(
+            f"{folder}: {os.strerror(error.errno)}; make room, or choose another {knob}: the same command goes on from"
+            " what is there"
+        ) from None
+
+
+def foresee(why: str | None) -> None:
+    """End a run that writes no dataset as one that does would end.
+
+    Raises:
+        SamplesLost: there is a reason, of `losses` or `bad_data`.
+    """
+    if why is not None:
+        raise SamplesLost(f"{why}: stage=all would publish nothing")
+
+
 def refuse_losses(figures: Mapping[str, Any], max_skipped: float, skipped: Path, final: Path) -> None:
     """Publish nothing where too much was lost; the ledger is kept beside where the dataset would have been.
 
     Raises:
         SamplesLost: bad data cost more than `max_skipped`, or a modality is lost whole, or there is nothing at all.
     """
-    num_lost, num_samples = num_lost_to_bad_data(figures), figures["samples_in"]
-    if not num_samples:
-        left_out = figures["samples_excluded"]
-        why = (
-            f"{left_out} samples are there, and the settings leave out every one"
-            if left_out
-            else "there are none in it"
-        )
-        raise SamplesLost(f"the source has no samples ({why}): nothing is published")
-    lost = lost_modalities(figures)
-    if num_lost > max_skipped * num_samples:
-        why = f"bad data cost {num_lost} of {num_samples} samples, max_skipped={max_skipped:g} allows fewer"
-    elif lost:
-        why = f"every {' and every '.join(lost)} sample was skipped"
-    elif not figures["samples_packed"]:
-        why = "no sample is left to pack"
-    else:
+    why = losses(figures, max_skipped)
+    if why is None:
         return
+    if not figures["samples_in"]:
+        raise SamplesLost(f"{why}: nothing is published")
     kept = _kept_ledger(final)
     shutil.move(skipped, kept)
     raise SamplesLost(f"{why}: nothing is published; {kept} names each with its reason")

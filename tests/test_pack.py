@@ -125,6 +125,46 @@ def test_too_much_bad_data_publishes_nothing(config: Make, mixed: Path) -> None:
     assert len((output(run).parent / "packed.skipped.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize("stage", [Stage.plan, Stage.lengths])
+def test_a_plan_of_bad_data_is_an_error(config: Make, mixed: Path, stage: Stage) -> None:
+    """A script that plans first would go on to a run that can't succeed."""
+    with pytest.raises(SamplesLost, match="bad data cost 1 of 100 samples") as lost:
+        pack(config(mixed, max_skipped=0.005, stage=stage))
+    assert lost.value.exit_code == 3
+    pack(config(mixed, stage=stage))
+
+
+@pytest.mark.parametrize(("knob", "stage"), [("output.dir", Stage.all), ("cache_dir", Stage.plan)])
+def test_a_folder_that_cannot_be_written_is_found_first(
+    config: Make, tmp_path: Path, knob: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found after hours of measuring."""
+    monkeypatch.setattr("energon_pack.pack.index_shards", lambda *_: pytest.fail("work has begun"))
+    closed = Path("/proc/nowhere")  # not even root writes there
+    run = config(stage=stage, cache_dir=str(closed if knob == "cache_dir" else tmp_path / "cache"))
+    run.output.dir = str(closed if knob == "output.dir" else tmp_path / "out")
+    with pytest.raises(PackError, match=rf"{knob}=/proc/nowhere: /proc can't be written"):
+        pack(run)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("writer", "knob"),
+    [("energon_pack.lengths.write_whole", "cache_dir"), ("energon_pack.metadata.write_whole", "output.dir")],
+)
+def test_a_full_disk_says_which(config: Make, tmp_path: Path, knob: str, writer: str, monkeypatch: Any) -> None:
+    """The system says `No space left on device` of a write, and names no file."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer, fail)
+    run = config(cache_dir=str(tmp_path / "cache"))
+    folder = tmp_path / ("cache" if knob == "cache_dir" else "out")
+    with pytest.raises(PackError, match=rf"{folder}: No space left on device; make room, or choose another {knob}"):
+        pack(run)
+
+
 def test_losing_a_modality_publishes_nothing(config: Make, tmp_path: Path) -> None:
     """One image sample among many texts is far below max_skipped, and yet all the images there are."""
     members = {f"{i:03d}.json": chat("a", "b") for i in range(200)}

@@ -1,4 +1,4 @@
-"""What a run shows while it works: each stage on a terminal, next to nothing in a log, and no time left out of the air."""
+"""What a run shows while it works: each stage on a terminal, little in a log, and no time left out of the air."""
 
 import io
 import os
