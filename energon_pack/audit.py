@@ -9,6 +9,7 @@ published. Without torchvision, which most full processors need, samples of text
 import io
 import math
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -51,6 +52,19 @@ class Audit:
     note: str = ""
     #: of the first sample that differs: which, and both lengths
     difference: str = ""
+
+    def lines(self) -> list[str]:
+        """What to say of it at the end of a run."""
+        lines = []
+        if self.num_checked:
+            lines.append(f"verified: {_samples(self.num_checked)} in the full processor, none differs")
+        if self.num_unchecked:
+            lines.append(f"not verified: {_samples(self.num_unchecked)} with media: {self.note}")
+        return lines
+
+
+def _samples(number: int) -> str:
+    return f"{number:,} sample{'s' * (number != 1)}"
 
 
 def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[tuple[list[Shard], Chunk, list[int]]]:
@@ -128,8 +142,16 @@ def _full_processor(folder: str, template: Template) -> tuple[Any, str]:
         try:
             return AutoProcessor.from_pretrained(folder, **kwargs), ""
         except ImportError as error:
-            note = f"samples with media were not verified: {' '.join(str(error).split())[:120]}"
+            note = what_is_missing(error)
     return AutoTokenizer.from_pretrained(folder, **kwargs), note
+
+
+def what_is_missing(error: ImportError) -> str:
+    """The package that a full processor asks for, in a few words."""
+    text = " ".join(str(error).split())
+    if name := re.search(r"requires the (\w+) library", text):
+        return f"the full processor needs {name[1].lower()} (pip install {name[1].lower()})"
+    return text[:120]
 
 
 def _full_len(

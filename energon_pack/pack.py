@@ -210,8 +210,8 @@ def pack(config: PackConfig) -> dict[str, Any]:
             with progress.measured("check"):
                 publish(staging, final, overwrite)
     report.print_stages(progress)
-    if audit.num_checked or audit.num_unchecked:
-        report.say(f"verified: {audit.num_checked:,} samples in the full processor, none differs. {audit.note}".strip())
+    for line in audit.lines():
+        report.say(line)
     report.say(f"packed into {final}")
     report.say(f'load it with megatron.energon.get_train_dataset("{final}", ...)')
     return figures

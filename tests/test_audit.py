@@ -14,7 +14,7 @@ import pytest
 from conftest import REAL, need_torchvision
 
 import energon_pack.pack
-from energon_pack.audit import Audit, AuditJob, audit, draw, finish
+from energon_pack.audit import Audit, AuditJob, audit, draw, finish, what_is_missing
 from energon_pack.config import PackConfig
 from energon_pack.executor import LocalExecutor
 from energon_pack.lengths import LengthsWrong, MeasuredShard, index_shards, measure_shards
@@ -99,6 +99,19 @@ def test_a_run_says_what_was_verified(
     assert "verified: 4 samples in the full processor, none differs" in capsys.readouterr().out
     run.output.overwrite = True
     assert pack(run)["samples_verified"] == 4  # from the cache
+
+
+def test_what_could_not_be_verified_is_one_short_line() -> None:
+    """It was the first 120 characters of transformers' advice, cut within a word."""
+    error = ImportError(
+        "\nQwen2VLVideoProcessor requires the Torchvision library but it was not found in your environment. Check out "
+        "the instructions on the\ninstallation page: https://pytorch.org/get-started/locally/ and follow the ones that"
+    )
+    assert Audit(2, 1, what_is_missing(error)).lines() == [
+        "verified: 2 samples in the full processor, none differs",
+        "not verified: 1 sample with media: the full processor needs torchvision (pip install torchvision)",
+    ]
+    assert Audit(0, 0).lines() == []
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="../shared/real is not here")

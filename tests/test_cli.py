@@ -97,7 +97,7 @@ def test_a_refused_run_leaves_nothing(tmp_path: Path, demo: tuple[Path, Path]) -
 def test_the_demo(tmp_path: Path) -> None:
     code, out, errors = run("+model=qwen2_5_vl", "measure.verify=0.002", cwd=tmp_path)
     assert (code, errors) == (0, "")
-    assert "verified: 1 samples in the full processor" in out
+    assert "verified: 1 sample in the full processor" in out
     assert out.splitlines()[0].startswith("built-in demo")
     assert "packed into packed/demo-qwen2_5_vl-neat-8192" in out
     config = json.loads((tmp_path / "packed/demo-qwen2_5_vl-neat-8192/report.json").read_text())["config"]

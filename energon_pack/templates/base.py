@@ -217,6 +217,11 @@ class Template:
             for encoding, (_, spans, runs) in zip(encodings, squeezed, strict=True)
         ]
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of `tokenizers`; not to be changed."""
+        return self._tokenizer
+
     def token_id(self, token: str) -> int | None:
         """The id of one token; None where there is no such token."""
         return self._tokenizer.token_to_id(token)

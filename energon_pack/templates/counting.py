@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from energon_pack.templates.added import AddedTokens
 from energon_pack.templates.doubts import doubtful
@@ -50,7 +51,7 @@ class TokenCounter:
         Raises:
             CountingError: an engine that is asked for by name is not installed, or not right for this tokenizer.
         """
-        settings = json.loads(tokenizer.to_str())
+        settings = _settings_of(tokenizer)
         pattern = word_pattern(settings)
         self.engine = "tokenizers"
         if pattern is None or engine == "tokenizers":
@@ -177,6 +178,21 @@ class TokenCounter:
         if len(self._headers) < _MOST_HEADERS and self._added.stands_alone(token) and not self._added.may_go_on(plain):
             self._headers[token + plain] = words
         return words
+
+
+def _settings_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What its JSON says of it, without the vocabulary, which would take longer than counting a small set."""
+    empty = Tokenizer(models.BPE())
+    for name in ("normalizer", "pre_tokenizer"):
+        if (step := getattr(tokenizer, name)) is not None:
+            setattr(empty, name, step)
+    settings: dict[str, Any] = json.loads(empty.to_str())
+    model = {
+        name: getattr(tokenizer.model, name, value) for name, value in settings["model"].items() if name != "vocab"
+    }
+    flags = ("content", "single_word", "lstrip", "rstrip", "normalized")
+    added = [{flag: getattr(t, flag) for flag in flags} for t in tokenizer.get_added_tokens_decoder().values()]
+    return {**settings, "model": {**model, "type": type(tokenizer.model).__name__}, "added_tokens": added}
 
 
 def _gigatoken(tokenizer: Tokenizer) -> Count:

@@ -42,6 +42,9 @@ FAMILIES: dict[str, type[MediaRules]] = {
     "hf": HuggingFace,
 }
 
+#: The tokenizer of the template that this process built last, by its folder: reading it takes a while.
+_built: dict[str, Tokenizer] = {}
+
 _SAVED_VERSION = 2  # raised when `Template.save` writes other files
 _SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.py")
 
@@ -100,7 +103,14 @@ def prepare_template(settings: ModelSettings, cache_dir: Path) -> str:
     """
     folder = local_folder(settings)
     saved = _saved(settings, cache_dir, folder)
-    make_once(saved, lambda built: _build(settings, folder).save(built))
+
+    def make(built: Path) -> None:
+        template = _build(settings, folder)
+        template.save(built)
+        _built.clear()
+        _built[os.fspath(saved)] = template.tokenizer
+
+    make_once(saved, make)
     return os.fspath(saved)
 
 
@@ -114,7 +124,7 @@ def load_saved(folder: str) -> Template:
     """The template that `Template.save` wrote; in workers, once a process."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     spec = TemplateSpec(**{**values, "processor": ProcessorSettings(**values["processor"])})
-    tokenizer = Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
+    tokenizer = _built.pop(folder, None) or Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     return Template(spec, FAMILIES[spec.family](spec.processor), tokenizer)
 
 
