@@ -21,8 +21,9 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack import __version__
-from energon_pack.config import PackConfig, conf_dir, packaged_model, packaged_models
+from energon_pack.config import ModelConfig, PackConfig, conf_dir
 from energon_pack.errors import PackError
+from energon_pack.models import packaged_models, read_model
 from energon_pack.naming import output_name
 from energon_pack.validate import nearest_key, to_config
 
@@ -117,7 +118,7 @@ def _defaults(ours: DictConfig) -> PackConfig:
     with flag_override(composed, ["readonly", "struct"], False):
         del composed["hydra"]
         if ours.model.name in packaged_models():  # a YAML of the user's own may build upon it, and keep its name
-            composed.model = packaged_model(ours.model.name)
+            composed.model = OmegaConf.merge(OmegaConf.structured(ModelConfig), read_model(ours.model.name))
         elif "model" not in choices:  # spelled out in a config of the user's own
             composed.model = ours.model
     return to_config(composed, [])

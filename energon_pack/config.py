@@ -248,18 +248,6 @@ def _schema() -> DictConfig:
 ConfigStore.instance().store(name="pack_schema", node=_schema(), provider="energon_pack")
 
 
-def packaged_models() -> list[str]:
-    """Names of the models that come with the package."""
-    return sorted(path.stem for path in (conf_dir() / "model").glob("*.yaml"))
-
-
-def packaged_model(name: str) -> DictConfig:
-    """The `model` node of one of `packaged_models`."""
-    node = OmegaConf.merge(OmegaConf.structured(ModelConfig), OmegaConf.load(conf_dir() / "model" / f"{name}.yaml"))
-    assert isinstance(node, DictConfig)
-    return node
-
-
 def plain(node: Any) -> dict[str, Any]:
     """A config or a node of it, as JSON has it."""
 

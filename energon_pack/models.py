@@ -15,6 +15,11 @@ def conf_dir() -> Path:
     raise FileNotFoundError(f"no conf/config.yaml in {package} or beside it: the installation is broken")
 
 
+def packaged_models() -> list[str]:
+    """Names of the models that come with the package."""
+    return sorted(file.stem for file in (conf_dir() / "model").glob("*.yaml"))
+
+
 def read_model(name: str) -> dict[str, Any]:
     """The `model` node of packing with `+model=NAME`; what its YAML does not set is left out.
 
@@ -27,8 +32,7 @@ def read_model(name: str) -> dict[str, Any]:
     folder = conf_dir() / "model"
     path = Path(name).expanduser() if name.endswith(".yaml") else folder / f"{name}.yaml"
     if not path.is_file():
-        there = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
-        raise ValueError(f"model={name}: there are {there}; or name a YAML file")
+        raise ValueError(f"model={name}: there are {', '.join(packaged_models())}; or name a YAML file")
     node = yaml.safe_load(path.read_text())
     if not isinstance(node, dict) or not {"name", "template"} <= node.keys():
         raise ValueError(f"model={name}: {path} is no model's YAML: it has no name and template of its own")

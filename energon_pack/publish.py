@@ -61,8 +61,12 @@ def losses(figures: Mapping[str, Any], max_skipped: float) -> str | None:
     """Why a dataset of these figures is not published; None: it is."""
     if not figures["samples_in"]:
         left_out = figures["samples_excluded"]
-        why = f"{left_out} samples are there, and the settings leave out every one" if left_out else "there are none in it"
-        return f"the source has no samples ({why})"
+        others = (
+            f"{left_out} samples are there, and the settings leave out every one"
+            if left_out
+            else "there are none in it"
+        )
+        return f"the source has no samples ({others})"
     if why := bad_data(figures, max_skipped):
         return why
     if lost := lost_modalities(figures):

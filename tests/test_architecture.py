@@ -91,7 +91,7 @@ ALLOWED: dict[str, set[str]] = {
         "report", "shards", "sources", "splits", "templates",
     },
     "completion": set(),
-    "cli": {"completion", "config", "errors", "naming", "pack", "validate"},
+    "cli": {"completion", "config", "errors", "models", "naming", "pack", "validate"},
     "tool": {"errors"},
     "findings": set(),
     "packed": {

@@ -4,10 +4,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-from energon_pack.config import conf_dir, packaged_models
 from energon_pack.errors import PackError
+from energon_pack.models import packaged_models, read_model
 from energon_pack.templates import ModelSettings, load_template
 
 #: Real processors, and the models they may be used with. `text` takes any, and `hf` any with images.
@@ -30,9 +29,9 @@ def test_another_familys_processor_is_refused_at_once(real: Path, processor: str
     """All images were measured first, and each was in the ledger for a token that the processor does not know."""
     taken = set()
     for model in set(packaged_models()) - {"text", "hf"}:
-        node = OmegaConf.load(conf_dir() / "model" / f"{model}.yaml")
+        node = read_model(model)
         settings = ModelSettings(
-            node.template,
+            node["template"],
             str(real / "processors" / processor),
             factor=node.get("factor"),
             add_special_tokens=node.get("add_special_tokens", False),

@@ -354,7 +354,7 @@ def test_a_disk_that_fills_publishes_nothing(config: Make, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr("energon_pack.tar_writer.os.write", full)
         patch.setattr("energon_pack.tar_writer.os.copy_file_range", None, raising=False)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(PackError, match=r"/out: No space left on device; .* another output\.dir"):
             pack(run)
     assert not output(run).exists()
     assert pack(run)["samples_packed"] == 320
@@ -503,17 +503,17 @@ def test_a_killed_run_publishes_nothing_and_leaves_no_workers(config: Make, tmp_
     """SIGKILL of the parent: workers notice, and the next run starts clean."""
     import psutil
 
-    run = config()
+    run = config(cache_dir=None)
     process = start(run, tmp_path, "executor.num_workers=2")
     children: list[psutil.Process] = []
     for _ in range(600):
         children = [
             p for p in psutil.Process(process.pid).children() if "multiprocessing.spawn" in " ".join(p.cmdline())
         ]
-        if len(children) == 2:
+        if children:
             break
         time.sleep(0.02)
-    assert len(children) == 2
+    assert children
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert not output(run).exists()
