@@ -20,7 +20,7 @@ from contextlib import suppress
 from itertools import chain, islice
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ Result = TypeVar("Result")
 
 #: One thread a worker; the processes are the parallelism, and threads that wait for each other use the cores, too.
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _JOBS_PER_WORKER = 2  # one at work, one waiting
 _START_SECONDS = 0.3  # about what starting a worker takes
@@ -109,7 +110,7 @@ class LocalExecutor:
         waiting: deque[Future[Result]] = deque()
         try:
             for job in jobs:
-                waiting.append(self._pool.submit(function, job))
+                waiting.append(_submit(self._pool, function, job))
                 if len(waiting) >= _JOBS_PER_WORKER * self.num_workers:
                     yield self.result(waiting.popleft())
             while waiting:
@@ -126,9 +127,9 @@ class LocalExecutor:
         if self.num_workers > 1:
             if self._beside is None:
                 self._beside = self._start_pool(1)
-            self._last = self._beside.submit(function, job)
-            return self._last
-        future: Future[Result] = Future()
+            self._last = future = _submit(self._beside, function, job)
+            return future
+        future = Future()
         try:
             future.set_result(function(job))
         except Exception as error:  # `result` raises it
@@ -204,6 +205,21 @@ class LocalExecutor:
         )
 
 
+def _submit(pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
+    """Hand a job to a pool, which may start a process for it: one that an interrupt cut short would complain."""
+    if current_thread() is not main_thread():
+        return pool.submit(function, job)
+    came: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _INTERRUPTS}
+    try:
+        return pool.submit(function, job)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for interrupt in came:
+            signal.raise_signal(interrupt)
+
+
 class _Busy:
     """Tells how long processes have done nothing at all."""
 
@@ -235,7 +251,7 @@ class _Busy:
 
 def _start_worker(life: Connection, parent: int) -> None:
     """A worker leaves interrupts to its parent, and lives until the parent closes its end of the pipe, or dies."""
-    for interrupt in (signal.SIGINT, signal.SIGTERM):
+    for interrupt in _INTERRUPTS:
         signal.signal(interrupt, signal.SIG_IGN)
 
     def follow() -> None:
