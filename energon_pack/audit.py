@@ -1,23 +1,28 @@
 """A draw of the samples goes through transformers' full processor: decoded, resized, tokenized.
 
-Samples whose lengths come from the cache are drawn too: the source may have changed, and not its size and time.
+Samples whose lengths come from the cache are drawn too: the source may have changed, and not its size and time. Where
+the full processor has agreed with these very lengths before, they are measured again, without it: it takes seconds to
+import, and would say the same.
 
 It runs in a process of its own while the packs are written; a single difference stops the run before anything is
 published. Without torchvision, which most full processors need, samples of text alone are checked.
 """
 
 import io
+import json
 import math
 import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from energon_pack.executor import LocalExecutor
+from energon_pack.files import write_whole
 from energon_pack.heavy import importing
 from energon_pack.lengths import LengthsWrong, MeasuredShard
 from energon_pack.media import open_image, probe, with_frames
@@ -31,6 +36,8 @@ from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.timestamps import stamped
 
+_KNOWN = "known.json"
+
 
 @dataclass(frozen=True)
 class AuditJob:
@@ -40,6 +47,8 @@ class AuditJob:
     template_folder: str
     processor_folder: str
     settings: ReadSettings
+    #: the full processor has agreed with these lengths: they are measured again
+    is_known: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,12 +61,15 @@ class Audit:
     note: str = ""
     #: of the first sample that differs: which, and both lengths
     difference: str = ""
+    #: the full processor was not asked again
+    is_known: bool = False
 
     def lines(self) -> list[str]:
         """What to say of it at the end of a run."""
         lines = []
         if self.num_checked:
-            lines.append(f"verified: {_samples(self.num_checked)} in the full processor, none differs")
+            how = "measured again (the full processor agreed before)" if self.is_known else "in the full processor"
+            lines.append(f"verified: {_samples(self.num_checked)} {how}, none differs")
         if self.num_unchecked:
             lines.append(f"not verified: {_samples(self.num_unchecked)} with media: {self.note}")
         return lines
@@ -83,6 +95,32 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[tup
         for chunk, rows, mine, start in zip(chunks, good, of_chunks, starts, strict=True)
         if len(mine)
     ]
+
+
+def is_known(measured: Sequence[MeasuredShard], template_folder: str, share: float) -> bool:
+    """Whether the full processor has agreed with as large a share of just these lengths."""
+    known = _known(template_folder)
+    return all(known.get(name, 0.0) >= share for name in _files(measured))
+
+
+def remember(audit: Audit, measured: Sequence[MeasuredShard], template_folder: str, share: float) -> None:
+    """Note that the full processor agreed; not where it could not be asked about media."""
+    if audit.num_checked and not audit.note and not audit.is_known:
+        known = _known(template_folder) | dict.fromkeys(_files(measured), share)
+        write_whole(Path(template_folder, _KNOWN), json.dumps(known).encode())
+
+
+def _known(template_folder: str) -> dict[str, float]:
+    """Files of lengths, which are named by their bytes, and the share of them that was compared."""
+    try:
+        values = json.loads(Path(template_folder, _KNOWN).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _files(measured: Sequence[MeasuredShard]) -> list[str]:
+    return sorted({Path(piece.path).name for item in measured for piece in item.pieces})
 
 
 def start(job: AuditJob, executor: LocalExecutor) -> "Future[Audit] | None":
@@ -112,7 +150,7 @@ def finish(running: "Future[Audit] | None", template_folder: str, executor: Loca
 def audit(job: AuditJob) -> Audit:
     """Check the samples of a job; runs in a process of its own."""
     template = load_saved(job.template_folder)
-    processor, note = _full_processor(job.processor_folder, template)
+    processor, note = (None, "") if job.is_known else _full_processor(job.processor_folder, template)
     num_checked = num_unchecked = 0
     for shards, chunk, indices in job.rows:
         piece_of_rows = np.repeat(np.arange(len(shards)), [piece.num_rows for piece in chunk.pieces])
@@ -124,10 +162,11 @@ def audit(job: AuditJob) -> Audit:
                     continue
                 full_len = _full_len(processor, template, reader, shards[piece], row, job.settings)
                 if full_len != row["token_len"]:
-                    difference = f"{shards[piece].sample_id(row['key'])} has {full_len} tokens in the full processor,"
+                    where = "measured again" if job.is_known else "in the full processor"
+                    difference = f"{shards[piece].sample_id(row['key'])} has {full_len} tokens {where},"
                     return Audit(num_checked, num_unchecked, note, f"{difference} {row['token_len']} as measured")
                 num_checked += 1
-    return Audit(num_checked, num_unchecked, note)
+    return Audit(num_checked, num_unchecked, note, is_known=job.is_known)
 
 
 def _full_processor(folder: str, template: Template) -> tuple[Any, str]:
@@ -171,6 +210,8 @@ def _full_len(
         positions = reader.positions(shard, record, kinds.count("image"), row["key"], arrays)
         messages = stamped(messages, reader.marks(shard, record, positions, kinds.count("image")))
         media = with_frames([probe(io.BytesIO(d)) for d in data], record.fields.get("video_frames"))
+        if processor is None:
+            return len(template.encode(Sample(messages, media, record.tools)).ids)
         images = [template.prepare_image(open_image(d)) for d, kind in zip(data, kinds, strict=True) if kind == "image"]
         videos = [clip(template, d, m) for d, m in zip(data, media, strict=True) if m.kind == "video"]
         text = processor.apply_chat_template(

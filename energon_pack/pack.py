@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from energon_pack import report
-from energon_pack.audit import AuditJob, draw, finish, start
+from energon_pack.audit import AuditJob, draw, finish, is_known, remember, start
 from energon_pack.bins import Ints
 from energon_pack.check import check, get_ready, reconcile
 from energon_pack.check import job_of as check_job
@@ -172,7 +172,9 @@ def pack(config: PackConfig) -> dict[str, Any]:
             return figures
 
         drawn = draw(measured, config.measure.verify, config.seed)
-        job = AuditJob(drawn, template_folder, model.processor, read)
+        share = config.measure.verify
+        known = is_known(measured, template_folder, share)
+        job = AuditJob(drawn, template_folder, model.processor, read, known)
         sizes, split = pack_bytes(lengths, plan), split_of_packs(lengths.items, plan)
         bounds = shard_bounds(sizes, split, config.output.max_shard_packs, config.output.max_shard_bytes)
         prefix = key_prefix(lengths, plan, [config.seed, config.source.slice, template.fingerprint])
@@ -200,6 +202,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
                 )
             with progress.measured("verify"):
                 audit = finish(auditing, template_folder, executor)
+                remember(audit, measured, template_folder, share)
             with progress.measured("check"), discarding_shards(staging):
                 check_media([item.shard for item in measured], [item.pieces for item in measured], executor, progress)
                 reconcile(written, plan.num_packs, len(plan.items))

@@ -41,8 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "processor_inputs": {"media", "templates", "video"},
     "audit": {
-        "executor", "heavy", "lengths", "media", "processor_inputs", "record", "sample", "sources", "table_cache",
-        "templates", "timestamps",
+        "executor", "files", "heavy", "lengths", "media", "processor_inputs", "record", "sample", "sources",
+        "table_cache", "templates", "timestamps",
     },
     "items": {"bins", "lengths", "packs", "sample", "splits", "table_cache"},
     "order": {"bins"},

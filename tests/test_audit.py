@@ -14,7 +14,7 @@ import pytest
 from conftest import REAL, need_torchvision
 
 import energon_pack.pack
-from energon_pack.audit import Audit, AuditJob, audit, draw, finish, what_is_missing
+from energon_pack.audit import Audit, AuditJob, audit, draw, finish, is_known, remember, what_is_missing
 from energon_pack.config import PackConfig
 from energon_pack.executor import LocalExecutor
 from energon_pack.lengths import LengthsWrong, MeasuredShard, index_shards, measure_shards
@@ -22,7 +22,7 @@ from energon_pack.pack import pack
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
 from energon_pack.sources.find import find_shards
-from energon_pack.templates import ModelSettings, prepare_template
+from energon_pack.templates import ModelSettings, Template, Tokens, prepare_template
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +80,31 @@ def test_lengths_that_are_wrong_are_forgotten(
     assert pack(run)["cache"] == {"shards_reused": 0, "shards_measured": 3}
 
 
+def test_a_length_in_the_cache_that_is_wrong_is_noticed_without_the_full_processor(
+    measured: tuple[list[MeasuredShard], str], demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked about these lengths before; the source has changed since, and kept its size and time."""
+    shards, folder = measured
+    monkeypatch.setattr("energon_pack.audit._full_processor", lambda *_: pytest.fail("it takes seconds to import"))
+    job = replace(job_of(shards, folder, demo[1]), is_known=True)
+    assert audit(job) == Audit(16, 0, is_known=True)
+    monkeypatch.setattr(Template, "encode", lambda *_: Tokens([1, 2], []))
+    assert "has 2 tokens measured again" in audit(job).difference
+
+
+def test_what_is_known_is_of_these_lengths_and_of_this_share(measured: tuple[list[MeasuredShard], str]) -> None:
+    shards, folder = measured
+    Path(folder, "known.json").unlink(missing_ok=True)
+    assert not is_known(shards, folder, 0.01)
+    remember(Audit(3, 1, "no torchvision"), shards, folder, 0.01)
+    assert not is_known(shards, folder, 0.01)
+    remember(Audit(3, 0), shards[:1], folder, 0.01)
+    assert is_known(shards[:1], folder, 0.01)
+    assert not is_known(shards[:1], folder, 0.02)
+    Path(folder, "known.json").write_text("[")
+    assert not is_known(shards[:1], folder, 0.01)
+
+
 def test_the_draw_is_seeded_and_of_samples_in_the_cache_too(measured: tuple[list[MeasuredShard], str]) -> None:
     """A source may change and keep its size and time: what is in the cache is no truer than what was measured now."""
     shards, _ = measured
@@ -99,6 +124,12 @@ def test_a_run_says_what_was_verified(
     assert "verified: 4 samples in the full processor, none differs" in capsys.readouterr().out
     run.output.overwrite = True
     assert pack(run)["samples_verified"] == 4  # from the cache
+    assert (
+        "verified: 4 samples measured again (the full processor agreed before), none differs" in capsys.readouterr().out
+    )
+    run.measure.verify = 0.02
+    assert pack(run)["samples_verified"] == 7  # more than it was asked before
+    assert "verified: 7 samples in the full processor" in capsys.readouterr().out
 
 
 def test_what_could_not_be_verified_is_one_short_line() -> None:
