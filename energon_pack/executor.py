@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as NoResultYet
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -149,18 +149,18 @@ class LocalExecutor:
         Raises:
             PackError: a worker was killed, or all are stuck.
         """
-        busy = _Busy(self._context)
+        busy: _Busy | None = None  # looking costs more than most waits
+        seconds = min(_LOOK_SECONDS, self._patience / 2)
         while True:
             try:
-                return future.result(min(_LOOK_SECONDS, self._patience / 2))
-            except BrokenProcessPool:
-                raise PackError(
-                    "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
-                ) from None
+                with _kills_named():
+                    return future.result(seconds)
             except NoResultYet:
                 if future.done():  # it came just now, or the error is the job's own
-                    return future.result()
-                if busy.seconds_without_work() > self._patience:
+                    with _kills_named():
+                        return future.result()
+                busy = busy or _Busy(self._context)
+                if busy.seconds_without_work(seconds) > self._patience:
                     pids = ", ".join(str(process.pid) for process in self._context.started)
                     raise PackError(
                         f"for {self._patience:,.0f} s the worker processes {pids} have read nothing and done nothing: a"
@@ -202,18 +202,31 @@ class LocalExecutor:
             num_workers,
             mp_context=self._context,
             initializer=_start_worker,
-            initargs=(self._life, os.getpid()),
+            # The kernel takes the end of the thread that started a worker for that of its parent.
+            initargs=(self._life, os.getpid() if current_thread() is main_thread() else None),
         )
+
+
+@contextmanager
+def _kills_named() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool:
+        raise PackError(
+            "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
+        ) from None
 
 
 def _submit(pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
     """Hand a job to a pool, which may start a process for it: one that an interrupt cut short would complain."""
     if current_thread() is not main_thread():
-        return pool.submit(function, job)
+        with _kills_named():
+            return pool.submit(function, job)
     came: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _INTERRUPTS}
     try:
-        return pool.submit(function, job)
+        with _kills_named():
+            return pool.submit(function, job)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -226,16 +239,20 @@ class _Busy:
 
     def __init__(self, context: _Context):
         self._context = context
-        self._since = time.monotonic()
+        self._idle = 0.0  # seconds that were waited: by the clock, all of a job that is suspended would be
         self._done = self._work()
 
-    def seconds_without_work(self) -> float:
-        """Since the last look at which any had used the processor, or had read or written a byte."""
-        now, done = time.monotonic(), self._work()
-        seconds = now - self._since
-        if done[1] != self._done[1] or done[0] - self._done[0] > _IDLE * seconds:
-            self._since, self._done, seconds = now, done, 0.0
-        return seconds
+    def seconds_without_work(self, waited: float) -> float:
+        """Since the last look at which any had used the processor, or had read or written a byte.
+
+        Args:
+            waited: seconds since the look before.
+        """
+        self._idle += waited
+        done = self._work()
+        if done[1] != self._done[1] or done[0] - self._done[0] > _IDLE * self._idle:
+            self._idle, self._done = 0.0, done
+        return self._idle
 
     def _work(self) -> tuple[float, int]:
         """Seconds of the processor, bytes read and written."""
@@ -245,12 +262,12 @@ class _Busy:
                 process = psutil.Process(started.pid)
                 seconds += sum(process.cpu_times()[:2])
                 if hasattr(process, "io_counters"):  # not on macOS
-                    counters = process.io_counters()
-                    num_bytes += counters.read_chars + counters.write_chars
+                    io = process.io_counters()
+                    num_bytes += io.read_chars + io.write_chars + io.read_bytes  # these of mapped files
         return seconds, num_bytes
 
 
-def _start_worker(life: Connection, parent: int) -> None:
+def _start_worker(life: Connection, parent: int | None) -> None:
     """A worker leaves interrupts to its parent, and lives until the parent closes its end of the pipe, or dies."""
     for interrupt in _INTERRUPTS:
         signal.signal(interrupt, signal.SIG_IGN)
@@ -262,7 +279,8 @@ def _start_worker(life: Connection, parent: int) -> None:
         os._exit(1)
 
     Thread(target=follow, daemon=True).start()
-    if sys.platform == "linux":  # a thread can't end a process whose GIL is held for ever; the kernel can
+    # A thread can't end a process whose GIL is held for ever; the kernel can.
+    if parent is not None and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)

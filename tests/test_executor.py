@@ -7,14 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from conftest import ROOT
 
 from energon_pack.errors import PackError
-from energon_pack.executor import LocalExecutor
+from energon_pack.executor import LocalExecutor, _Busy
 
 
 def _double(number: int) -> int:
@@ -42,6 +45,15 @@ def _busy(seconds: float) -> bool:
 def _late_error(_: int) -> None:
     time.sleep(0.3)
     raise TimeoutError("the disk")
+
+
+def _nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def _pid(_: int) -> int:
+    return os.getpid()
 
 
 def _die(_: int) -> None:
@@ -175,3 +187,53 @@ def test_a_killed_worker_is_an_error_that_names_the_knob() -> None:
     """Without it the run would hang or show a traceback."""
     with LocalExecutor(2) as executor, pytest.raises(PackError, match=r"executor\.num_workers"):
         list(executor.map(_die, range(2)))
+
+
+def test_a_worker_killed_while_a_result_is_used_is_that_error(tmp_path: Path) -> None:
+    """The next job then meets a broken pool before any wait does; it was a traceback."""
+    with LocalExecutor(2) as executor:
+        pids = executor.map(_pid, range(100))
+        victim = psutil.Process(next(pids))
+        victim.kill()
+        psutil.wait_procs([victim], timeout=10)
+        time.sleep(0.5)  # for the pool to see it
+        with pytest.raises(PackError, match=r"executor\.num_workers"):
+            list(pids)
+
+
+def test_workers_outlive_the_thread_that_started_them() -> None:
+    """To the kernel that thread is their parent: it killed them, and the error told of memory."""
+    results: list[float] = []
+    with LocalExecutor(2) as executor:
+        naps = executor.map(_nap, [0.05] * 20)
+        thread = Thread(target=lambda: results.append(next(naps)))
+        thread.start()
+        thread.join()
+        assert results + list(naps) == [0.05] * 20
+
+
+def test_workers_that_answer_at_once_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two thirds of the parent's time went into looking, more with more workers."""
+    monkeypatch.setattr(psutil, "Process", None)
+    with LocalExecutor(2) as executor:
+        assert list(executor.map(_double, range(20))) == [2 * number for number in range(20)]
+
+
+def test_a_suspended_job_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler may stop a job for hours: no worker of it has done anything when it goes on."""
+    clock = count(step=3600.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with LocalExecutor(2, patience=2.0) as executor:
+        assert executor.result(executor.start(_nap, 2.4)) == 2.4
+
+
+def test_reading_a_mapped_file_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JSONL file on slow storage costs hardly any time of the processor, and no call that reads."""
+    pages = count(step=4096)
+    process = SimpleNamespace(
+        cpu_times=lambda: (0.0, 0.0),
+        io_counters=lambda: SimpleNamespace(read_chars=0, write_chars=0, read_bytes=next(pages), write_bytes=0),
+    )
+    monkeypatch.setattr(psutil, "Process", lambda _: process)
+    busy = _Busy(SimpleNamespace(started=[SimpleNamespace(pid=1)]))  # type: ignore[arg-type]
+    assert busy.seconds_without_work(60.0) == 0.0
