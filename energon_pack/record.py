@@ -24,7 +24,7 @@ _ROLES = {
     "function": "tool",
     "observation": "tool",
 }
-_MESSAGE_KEYS = ("messages", "conversations", "texts")
+MESSAGE_KEYS = ("messages", "conversations", "texts")
 _MEDIA_KEYS = ("name", "media_files")
 _KIND_KEYS = ("media", "media_type")
 _MANY_BRACKETS = 200
@@ -142,7 +142,7 @@ def caption_record(caption: str, settings: ReadSettings) -> Record:
 def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[list[Message], set[str]]:
     """The messages of a sample and the keys they came from."""
     if settings.sample_type in ("auto", "chat"):
-        for key in (settings.messages_key,) if settings.messages_key else _MESSAGE_KEYS:
+        for key in (settings.messages_key,) if settings.messages_key else MESSAGE_KEYS:
             if value.get(key):
                 return _messages(value[key]), {key}
         if settings.messages_key:
@@ -165,7 +165,7 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
             several = isinstance(value[answer_key], list) and len(value[answer_key]) > 1
             used = {question} if several else {question, answer_key}  # the others travel along
             return [_turn("user", value[question]), _turn("assistant", answer)], used
-    wanted = " or ".join(_MESSAGE_KEYS) if settings.sample_type in ("auto", "chat") else settings.sample_type
+    wanted = " or ".join(MESSAGE_KEYS) if settings.sample_type in ("auto", "chat") else settings.sample_type
     raise Skip(Reason.NO_MESSAGES, f"no {wanted} among {sorted(value)[:8]} (source.messages_key names the field)")
 
 

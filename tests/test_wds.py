@@ -153,6 +153,9 @@ JSON, OTHER = chat("q", "a"), b'{"width": 1}'
         ([("1.jpg", b"1"), ("1.txt", b"t"), ("1.5.jpg", b"1"), ("1.5.txt", b"t")], 1),
         ([(name, JSON) for i in range(9) for name in (f"cam1.{i}.json", f"cam2.{i}.json")], 18),  # in turn
         ([("00.meta.json", OTHER), ("00.json", JSON), ("a.meta.json", OTHER), ("a.0.json", JSON)], 1),
+        ([("1.json", JSON), ("1.jpg", b"1"), ("1.5.json", chat("q", "a", source="x")), ("1.5.jpg", b"1")], 1),
+        ([("a.jpg", b"1"), ("a.0.json", JSON), ("a.0.jpg", b"1")], 1),
+        ([("a.jpg", b"1"), ("a.0.json", JSON), ("a.1.json", JSON)], 2),
     ],
 )
 def test_keys_with_a_dot_stop_the_run(tmp_path: Path, members: list[tuple[str, bytes]], number: int) -> None:
@@ -190,6 +193,8 @@ def test_what_the_error_says_makes_samples_of_them(tmp_path: Path) -> None:
         [("a.json", JSON), ("a.ocr.txt", b"t"), ("a.txt", b"t"), ("a.jpg", b"1")],
         [("a.txt", b"t"), ("a.jpg", b"1"), ("a.ocr.txt", b"t"), ("a.meta.json", OTHER)],
         [("a.json", chat("q", "a", x=1)), ("a.list.json", b"[1]")],
+        [("a.json", JSON), ("a.0.jpg", b"1"), ("a.0.json", b'{"caption": "c"}'), ("a.0.txt", b"c")],
+        [("a.json", JSON), ("a.ocr.json", b'{"text": "w"}'), ("b.json", JSON), ("b.ocr.json", b'{"text": "w"}')],
     ],
 )
 def test_a_further_part_is_no_sample(tmp_path: Path, members: list[tuple[str, bytes]]) -> None:
@@ -201,6 +206,20 @@ def test_a_sample_without_its_json_is_one_sample(tmp_path: Path) -> None:
     members = {"a.meta.json": OTHER, "b.json": JSON, "b.meta.json": OTHER, "c.meta.json": OTHER, "c.json": JSON}
     rows = index(write_tar(tmp_path / "x.tar", members))
     assert [(row["key"], row["reason"]) for row in rows] == [("a", "missing_json"), ("b", None), ("c", None)]
+
+
+def test_a_caption_that_is_lost_is_one_sample(tmp_path: Path) -> None:
+    members = {"a.txt": b"t", "a.en.txt": b"t", "a.jpg": b"1", "b.en.txt": b"t", "b.jpg": b"1"}
+    rows = index(write_tar(tmp_path / "x.tar", members))
+    assert [(row["key"], row["reason"]) for row in rows] == [("a", None), ("b", "missing_json")]
+    rows = index(write_tar(tmp_path / "y.tar", {"a.en.txt": b"t", "b.en.txt": b"t", "b.txt": b"t", "b.wav": b"1"}))
+    assert [row["reason"] for row in rows] == ["missing_json", None]
+
+
+def test_a_medium_without_its_json_is_one_sample(tmp_path: Path) -> None:
+    """The only one of its shard with that further part: it ended the run."""
+    rows = index(write_tar(tmp_path / "x.tar", {"a.json": JSON, "b.jpg": b"1", "b.ocr.json": OTHER}))
+    assert [(row["key"], row["reason"]) for row in rows] == [("a", None), ("b", "missing_json")]
 
 
 def test_a_part_before_its_own_json_far_away_is_no_sample(tmp_path: Path) -> None:

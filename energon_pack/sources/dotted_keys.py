@@ -4,16 +4,18 @@ A key ends at the first dot of a name. So `scene.0001.json`, `scene.0002.json` â
 and all but one line of them would be lost. What tells them from a sample with a further part, `0001.json` and
 `0001.meta.json`, is asked of the data, of each part whose name ends as a record's does:
 
-    where its key has a record     it has the form of that record, or media of its own beside a caption's
-    where its key has none         no other key of its shard has this part beside a record
+    where its key has a record     it is read as that record is, or has media of its own beside a caption's
+    where its key has none         no other key of its shard has this part beside a record; and it is not the only one
+                                   of a key that has its own medium (`0001.jpg`), and so lost its record
 """
 
 import shlex
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
 from energon_pack.errors import PackError
-from energon_pack.record import load_json
+from energon_pack.record import MESSAGE_KEYS, ReadSettings, load_json, parse_record
 from energon_pack.sample import Skip, kind_by_name
 
 Member = tuple[str, int, int]  # part, offset, size
@@ -60,7 +62,7 @@ class DottedKeys:
             for part in like_records:
                 if self._is_sample(part, record, parts):
                     self._samples.append(f"{key}.{part[0]}")
-        elif len(like_records) > may_lack_record:
+        elif len(like_records) > (may_lack_record or _has_its_own_media(like_records, parts)):
             for name, *_ in like_records:
                 doubt = self._doubts.setdefault(name, _Doubt(f"{key}.{name}"))
                 doubt.number += 1
@@ -81,7 +83,7 @@ class DottedKeys:
         raise PackError(
             f"{path}: {names[0]}{others} can't be read as a sample: a key ends at the first dot of a name, as in"
             f" Energon, so its key is {key!r} and its part {part!r}, where a sample has {part.rpartition('.')[2]!r}."
-            f" Write the tar anew, with no dot in its names but the last: python -c {shlex.quote(_RENAME)}"
+            f" If it is none, leave it out; else write the tar anew, with no dot in its names but the last: python -c {shlex.quote(_RENAME)}"
             f" {shlex.quote(path)} NEW.tar"
         )
 
@@ -89,10 +91,10 @@ class DottedKeys:
         """Whether a part beside a record is another one's."""
         name = part[0]
         stem, _, ending = name.rpartition(".")
-        if record[0] == "txt" and ending == "txt":  # two captions, each with its medium
-            media = [other for other, *_ in parts if kind_by_name(other)]
-            return any("." not in other for other in media) and any(other.startswith(f"{stem}.") for other in media)
         asked = self._beside_a_record.setdefault(name, 0)
+        if record[0] == "txt" and ending == "txt":  # two captions, each with its medium
+            media = _media(parts)
+            return any("." not in other for other in media) and any(other.startswith(f"{stem}.") for other in media)
         if record[0] != "json" or ending != "json" or min(part[2], record[2]) < 0 or asked >= _MOST_ASKED:
             return False
         form = _form(self._read(record))
@@ -102,11 +104,28 @@ class DottedKeys:
         return True
 
 
+def _media(parts: Collection[Member]) -> list[str]:
+    return [name for name, *_ in parts if kind_by_name(name)]
+
+
+def _has_its_own_media(like_records: Collection[Member], parts: Collection[Member]) -> bool:
+    """Whether a key has a medium, and no part that is like a record has one."""
+    stems = tuple(f"{name.rpartition('.')[0]}." for name, *_ in like_records)
+    media = _media(parts)
+    return any("." not in name for name in media) and not any(name.startswith(stems) for name in media)
+
+
 def _form(raw: bytes) -> list[str] | None:
-    """The fields of a JSON, those of the first message where it is a list of messages."""
+    """The fields of a JSON, those of the first message where it is a list of messages; of a conversation its own."""
     try:
         value = load_json(raw)
     except Skip:
         return None
     value = value[0] if isinstance(value, list) and value else value
-    return sorted(value) if isinstance(value, dict) and value else None
+    if not isinstance(value, dict) or not value:
+        return None
+    with suppress(Skip):
+        others = parse_record(value, ReadSettings()).fields
+        if conversation := [key for key in MESSAGE_KEYS if key in value and key not in others]:
+            return conversation  # whatever else is said of it
+    return sorted(value)
