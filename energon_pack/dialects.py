@@ -11,7 +11,7 @@ from typing import Any
 from energon_pack.sample import Message, Reason, Skip, kind_by_name
 
 _MEDIUM = re.compile(r"<img>([^<>\n]+)</img>")  # HTML's img has no end, and a text about it names no file in one
-#: field → what stands in the text for its values, why such a sample can't be packed
+#: field → what stands in the text for its values, unless a tag ends it (HTML, `<bbox>1,2,3,4</bbox>`); what is wrong
 _FIELDS = {
     "objects": (("<ref-object>", "<bbox>"), Reason.BAD_MESSAGE),
     "audios": (("<audio>",), Reason.UNSUPPORTED_MEDIA),
@@ -31,7 +31,8 @@ def refuse_unrendered(messages: Sequence[Message], fields: Mapping[str, Any]) ->
     """
     for field, (marks, reason) in _FIELDS.items():
         if fields.get(field):
-            found = next((mark for _, text in _texts(messages) for mark in marks if mark in text), None)
+            whole = "".join(text for _, text in _texts(messages))
+            found = next((mark for mark in marks if mark in whole and mark.replace("<", "</") not in whole), None)
             if found:
                 raise Skip(reason, f"{found} stands for a value of {field!r}, which is not put in its place")
     for role, text in _texts(messages):

@@ -36,6 +36,8 @@ def reason(*texts: str, **fields: Any) -> str | None:
         (("What is <bbox> in ms-swift?", "A place for a box."), {"objects": {}}, None),
         (("<audio>What is said?", "hello"), {"audios": ["a.wav"]}, UNSUPPORTED),
         (("How do I write <audio> in HTML?", "<audio controls>"), {}, None),
+        (("Write HTML with <audio>", "<audio></audio>"), {"audio": True}, None),
+        (("Where? As <bbox>…</bbox>", "<bbox>1,2,3,4</bbox>"), {"objects": BOXES}, None),  # the box is written
         (("Picture 1: <img>a.png</img>\nWhat is it?", "a dog"), {}, UNSUPPORTED),
         (("<img>https://a.b/c.JPG?size=2</img>What?", "a dog"), {}, UNSUPPORTED),
         (("<image>\n<img>/data/my pictures/a.jpeg</img>", "a dog"), {"images": ["a.png"]}, UNSUPPORTED),

@@ -83,8 +83,8 @@ class DottedKeys:
         raise PackError(
             f"{path}: {names[0]}{others} can't be read as a sample: a key ends at the first dot of a name, as in"
             f" Energon, so its key is {key!r} and its part {part!r}, where a sample has {part.rpartition('.')[2]!r}."
-            f" If it is none, leave it out; else write the tar anew, with no dot in its names but the last: python -c {shlex.quote(_RENAME)}"
-            f" {shlex.quote(path)} NEW.tar"
+            " If it is none, leave it out; else write the tar anew, with no dot in its names but the last: python -c"
+            f" {shlex.quote(_RENAME)} {shlex.quote(path)} NEW.tar"
         )
 
     def _is_sample(self, part: Member, record: Member, parts: Collection[Member]) -> bool:
