@@ -31,9 +31,11 @@ def adopt(folder: Path) -> tuple[str, list[str]]:
     Raises:
         PackError: no packs that are known, packs of two flavours, or a damaged shard.
     """
+    if not folder.is_dir():
+        raise PackError(f"{folder}: no such folder")
     if is_packed_here(folder):
         raise PackError(f"{folder}: energon_pack packed it, it is loadable as it is")
-    paths = shard_paths(folder) if folder.is_dir() else []
+    paths = shard_paths(folder)
     found = {path: _scanned(path) for path in paths}
     flavors = {flavor for flavor, _ in found.values()}
     if len(flavors) != 1:
@@ -41,8 +43,11 @@ def adopt(folder: Path) -> tuple[str, list[str]]:
             f"{folder}: {'packs of several flavours' if flavors else 'no tar'}, where one flavour is loaded"
         )
     meta = folder / META_FOLDER
-    meta.mkdir(exist_ok=True)
-    name = "typed.yaml" if (meta / "dataset.yaml").exists() else "dataset.yaml"
+    typed = _yaml(dataset_yamls(flavors.pop(), "typed")["dataset.yaml"])
+    places = [meta / "dataset.yaml", meta / "typed.yaml"]
+    place = next((path for path in places if not path.exists() or path.read_bytes() == typed), None)
+    if place is None:
+        raise PackError(f"{places[-1]} is there, and is another: rename it")
     missing: dict[Path, bytes] = {}
     for path, (_, starts) in found.items():
         if not path.with_suffix(".tar.idx").exists():
@@ -53,12 +58,12 @@ def adopt(folder: Path) -> tuple[str, list[str]]:
     if not _has_split(meta):
         parts: dict[str, list[str]] = {split: [] for split in SPLITS} | {"train": [path.name for path in paths]}
         missing[meta / "split.yaml"] = _yaml({"split_parts": parts, "exclude": []})
-    missing[meta / name] = _yaml(dataset_yamls(flavors.pop(), "typed")["dataset.yaml"])
-    if (meta / name).exists() and (meta / name).read_bytes() != missing[meta / name]:
-        raise PackError(f"{meta / name} is there, and is another: rename it")
+    if not place.exists():
+        missing[place] = typed
+    meta.mkdir(exist_ok=True)
     for path, data in missing.items():
         write_whole(path, data)
-    return name, [path.relative_to(folder).as_posix() for path in missing]
+    return place.name, [path.relative_to(folder).as_posix() for path in missing]
 
 
 def _scanned(path: Path) -> tuple[str, list[int]]:
@@ -103,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     made.add_argument("dataset", metavar="DIR", help="folder of packs that another tool wrote")
     given = made.parse_args(arguments)
     name, written = adopt(Path(given.dataset))
-    say(f"written: {', '.join(written)}")
+    say(f"written: {', '.join(written) or 'nothing, all is there'}")
     config = "" if name == "dataset.yaml" else f', dataset_config="{name}"'
     say(f'load it with megatron.energon.get_train_dataset("{given.dataset}"{config}, ...)')
     return 0

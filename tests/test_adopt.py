@@ -1,5 +1,6 @@
 """Packs that LLaVA-OneVision-2 or LoongForge wrote are made loadable, measured and trained on as they lie."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,13 @@ def test_llava_onevisions_packs_are_adopted_measured_and_trained_on(
     assert not (batch["cu_seqlens_q_padded"] % 8).any()
 
 
+def test_adopting_twice_writes_nothing(llava: Path) -> None:
+    """A second YAML of the same content, and another command to load the same packs, would be all of it."""
+    shutil.rmtree(llava / ".nv-meta")
+    assert adopt(llava)[0] == "dataset.yaml"
+    assert adopt(llava) == ("dataset.yaml", [])
+
+
 def test_what_is_not_to_be_adopted(config: Make, llava: Path, tmp_path: Path) -> None:
     folder = run_of(config, None, Flavor.packed_multi_mix_qa, source__limit=5)
     with pytest.raises(PackError, match="energon_pack packed it, it is loadable as it is"):
@@ -95,8 +103,10 @@ def test_what_is_not_to_be_adopted(config: Make, llava: Path, tmp_path: Path) ->
     write_tar(tmp_path / "plain" / "x.tar", {"a.json": chat("a", "b"), "a.jpg": picture()})
     with pytest.raises(PackError, match=r"x\.tar: a: .*: no pack that LLaVA-OneVision-2 or LoongForge writes"):
         adopt(tmp_path / "plain")
-    with pytest.raises(PackError, match="nowhere: no tar"):
+    with pytest.raises(PackError, match="nowhere: no such folder"):
         adopt(tmp_path / "nowhere")
+    with pytest.raises(PackError, match=r"x\.tar: no such folder"):
+        adopt(tmp_path / "plain" / "x.tar")
     (llava / ".nv-meta" / "typed.yaml").write_text("mine")
     with pytest.raises(PackError, match=r"typed\.yaml is there, and is another"):
         adopt(llava)

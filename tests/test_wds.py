@@ -289,6 +289,7 @@ NAMES = [
     (["/d/m"], ["/e/f/1.jsonl", "/d/m/1.jsonl"], ["f/1.jsonl", "m/1.jsonl"]),  # a meta file's, elsewhere
     (["/t", "/p/t", "/q/t"], ["/t/1.tar", "/p/t/1.tar", "/q/t/1.tar"], ["t/1.tar", "p/t/1.tar", "q/t/1.tar"]),
     (["/a/t", "/b/a/t", "/a"], ["/a/t/1.tar", "/b/a/t/1.tar"], ["a/t/1.tar", "t/1.tar"]),
+    (["/d/t", "/d/x/t"], ["/d/t/1.tar", "/d/x/t/1.tar"], ["t/1.tar", "x/t/1.tar"]),  # not of /d, which may be moved
     (["/x/a", "/y/a/b", "/z/b"], ["/x/a/b/1", "/y/a/b/1", "/z/b/1"], ["x/a/b/1", "y/a/b/1", "z/b/1"]),
 ]
 
@@ -309,6 +310,12 @@ def test_names_tell_files_apart(roots: set[str], rest: set[str]) -> None:
     names = names_of(roots, files)
     assert len(set(names)) == len(files)
     assert all(file.endswith(name) for file, name in zip(files, names, strict=True))
+
+
+@given(roots=st.sets(FOLDER, min_size=1), rest=FOLDER, above=FOLDER)
+def test_folders_that_are_moved_together_keep_their_names(roots: set[str], rest: str, above: str) -> None:
+    files = [root + rest for root in sorted(roots)]
+    assert names_of(roots, files) == names_of([above + root for root in roots], [above + file for file in files])
 
 
 @given(parents=st.lists(FOLDER, min_size=2, max_size=4), rest=FOLDER)

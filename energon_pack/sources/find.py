@@ -171,7 +171,7 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
     """What each file is called in sample ids: the same wherever its root lies.
 
     One root: the path from there. Several: each under the name of its root, with as many of the folders above it as
-    tell the roots apart. A root inside another is no root.
+    tell the roots apart, and none above the folder that holds them all. A root inside another is no root.
 
     Args:
         roots: folders the files lie in, in any order; of a file that lies in none of them, its own folder is one.
@@ -184,9 +184,10 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
     in_root = [path[len(root) :].lstrip("/") for path, root in zip(paths, root_of, strict=True)]
     if len(folders) == 1:
         return in_root
+    common = os.path.commonpath(folders)
     depths = dict.fromkeys(folders, 1)
     while True:
-        tails = {root: "/".join(root.strip("/").split("/")[-depth:]) for root, depth in depths.items()}
+        tails = {root: "/".join(root[len(common) :].strip("/").split("/")[-depth:]) for root, depth in depths.items()}
         names = [f"{tails[root]}/{rest}" for root, rest in zip(root_of, in_root, strict=True)]
         times, times_of_tails = Counter(names), Counter(tails.values())
         unclear = {root for root, tail in tails.items() if times_of_tails[tail] > 1}
