@@ -27,13 +27,16 @@ def read_model(name: str) -> dict[str, Any]:
         name: as in `+model=NAME`, or the path of a YAML file.
 
     Raises:
-        ValueError: there is none of that name; says which there are.
+        ValueError: there is none of that name, then it says which there are; or its file is no model's YAML.
     """
     folder = conf_dir() / "model"
     path = Path(name).expanduser() if name.endswith(".yaml") else folder / f"{name}.yaml"
     if not path.is_file():
         raise ValueError(f"model={name}: there are {', '.join(packaged_models())}; or name a YAML file")
-    node = yaml.safe_load(path.read_text())
+    try:
+        node = yaml.safe_load(path.read_bytes())
+    except yaml.YAMLError as error:
+        raise ValueError(f"model={name}: {path} is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(node, dict) or not {"name", "template"} <= node.keys():
         raise ValueError(f"model={name}: {path} is no model's YAML: it has no name and template of its own")
     return {"hub_id": None, "mask": "positions", "rope": "none", **node}

@@ -127,6 +127,13 @@ def test_what_an_encoder_has_to_know_of_theirs(
         PackedTaskEncoder(llava, str(demo[1]), **arguments)
 
 
+def test_a_model_that_is_no_yaml_is_one_line(llava: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("name: [1")
+    with pytest.raises(ValueError, match=r"mine\.yaml is no YAML: while parsing") as error:
+        PackedTaskEncoder(llava, str(demo[1]), model=str(tmp_path / "mine.yaml"))
+    assert "\n" not in str(error.value)
+
+
 def test_packs_of_ours_say_themselves_what_they_are_for(config: Make, demo: tuple[Path, Path]) -> None:
     folder = run_of(config, None, Flavor.packed_multi_mix_qa, source__limit=5)
     with pytest.raises(ValueError, match="says itself how it was packed: model=qwen2_5_vl is for packs of other tools"):
