@@ -18,7 +18,7 @@ from energon_pack.sources.lmdb_file import open_value, split_name
 from energon_pack.timestamps import load_positions, position_names, time_marks
 
 #: Raised when the index of a shard would come out differently.
-INDEX_VERSION = 6
+INDEX_VERSION = 7
 
 _MOST_OPEN = 64
 #: Bytes at each end of a medium that tell whether it is still the same.
