@@ -159,8 +159,9 @@ class LocalExecutor:
                 if future.done():  # it came just now, or the error is the job's own
                     with _kills_named():
                         return future.result()
-                busy = busy or _Busy(self._context)
-                if busy.seconds_without_work(seconds) > self._patience:
+                if busy is None:
+                    busy = _Busy(self._context)
+                elif busy.seconds_without_work(seconds) > self._patience:
                     pids = ", ".join(str(process.pid) for process in self._context.started)
                     raise PackError(
                         f"for {self._patience:,.0f} s the worker processes {pids} have read nothing and done nothing: a"
