@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 from threading import Thread, current_thread, main_thread
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import psutil
 
@@ -37,6 +37,7 @@ _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENB
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _JOBS_PER_WORKER = 2  # one at work, one waiting
+_KILLED = "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
 _START_SECONDS = 0.3  # about what starting a worker takes
 
 
@@ -79,6 +80,7 @@ class LocalExecutor:
         self._beside: ProcessPoolExecutor | None = None
         self._context = _Context()
         self._life, self._hand = self._context.Pipe(duplex=False)  # workers live while the hand is on the pipe
+        self._ends: list[Connection] = []  # of the pipes between pools and workers: those that workers use
         self._last: Future[Any] | None = None  # of the jobs beside
         self._settings_before: dict[str, str | None] = {}
 
@@ -159,6 +161,8 @@ class LocalExecutor:
                 if future.done():  # it came just now, or the error is the job's own
                     with _kills_named():
                         return future.result()
+                if any(process.exitcode is not None for process in self._context.started):
+                    raise PackError(_KILLED) from None  # half a result may be waited for, of one that was killed
                 if busy is None:
                     busy = _Busy(self._context)
                 elif busy.seconds_without_work(seconds) > self._patience:
@@ -189,6 +193,8 @@ class LocalExecutor:
         if kind is not None or ending.is_alive():  # what is at work after an error is not waited for
             for process in self._context.started:
                 process.kill()
+            for end in self._ends:  # else the pools wait for the rest of a message of which a half was sent
+                end.close()
             ending.join(_END_SECONDS)
         self._hand.close()
         self._life.close()
@@ -199,13 +205,15 @@ class LocalExecutor:
                 pool.shutdown(cancel_futures=True)
 
     def _start_pool(self, num_workers: int) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(
+        pool: Any = ProcessPoolExecutor(
             num_workers,
             mp_context=self._context,
             initializer=_start_worker,
             # The kernel takes the end of the thread that started a worker for that of its parent.
             initargs=(self._life, os.getpid() if current_thread() is main_thread() else None),
         )
+        self._ends += [pool._result_queue._writer, pool._call_queue._reader]
+        return cast(ProcessPoolExecutor, pool)
 
 
 @contextmanager
@@ -213,9 +221,7 @@ def _kills_named() -> Iterator[None]:
     try:
         yield
     except BrokenProcessPool:
-        raise PackError(
-            "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
-        ) from None
+        raise PackError(_KILLED) from None
 
 
 def _submit(pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: Job) -> "Future[Result]":

@@ -3,14 +3,17 @@
 import ctypes
 import os
 import signal
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -54,6 +57,15 @@ def _nap(seconds: float) -> float:
 
 def _pid(_: int) -> int:
     return os.getpid()
+
+
+def _half_a_result(_: int) -> None:
+    """Ends in the middle of writing its result, as a worker that is killed may."""
+    frame: Any = sys._getframe()
+    while "result_queue" not in frame.f_locals:
+        frame = frame.f_back
+    os.write(frame.f_locals["result_queue"]._writer.fileno(), struct.pack("!i", 1000) + b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _die(_: int) -> None:
@@ -173,6 +185,16 @@ def test_a_worker_that_never_returns_is_an_error(tmp_path: Path) -> None:
         pytest.raises(PackError, match="have read nothing and done nothing"),
     ):
         executor.result(executor.start(_hold, tmp_path / "began"))
+
+
+def test_half_a_result_of_a_killed_worker_is_not_waited_for() -> None:
+    """Without it the run, or the interpreter at its exit, waits for the other half for ever."""
+    before = set(threading.enumerate())
+    with LocalExecutor(2, patience=2.0) as executor, pytest.raises(PackError, match="was killed"):
+        executor.result(executor.start(_half_a_result, 0))
+    with pytest.raises(PackError, match="was killed"), LocalExecutor(2, patience=2.0) as executor:
+        executor.result(executor.start(_half_a_result, 0))
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_worker_at_work_is_waited_for() -> None:
