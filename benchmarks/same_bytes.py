@@ -47,7 +47,7 @@ def runs() -> dict[str, list[str]]:
     found["caps"] = [*qwen, f"source.path={REAL}/wds/image_mathv", "packing.max_images=3", "packing.max_members=9"]
     found["qwen_vl_utils"] = [*qwen, video, "media=qwen_vl_utils"]
     internvl = ["+model=internvl3", f"model.processor={REAL}/processors/internvl3_hf", "max_skipped=1"]
-    found["internvl3-video"] = [*internvl, video, "packing.max_token_len=16384"]
+    found["internvl3-video"] = [*internvl, video, "media=uniform"]
     return found
 
 
