@@ -104,8 +104,8 @@ def is_known(measured: Sequence[MeasuredShard], template_folder: str, share: flo
 
 
 def remember(audit: Audit, measured: Sequence[MeasuredShard], template_folder: str, share: float) -> None:
-    """Note that the full processor agreed; not where it could not be asked about media."""
-    if audit.num_checked and not audit.note and not audit.is_known:
+    """Note that the full processor agreed; not where it could not be asked about some."""
+    if audit.num_checked and not audit.num_unchecked and not audit.is_known:
         known = _known(template_folder) | dict.fromkeys(_files(measured), share)
         write_whole(Path(template_folder, _KNOWN), json.dumps(known).encode())
 
