@@ -193,8 +193,10 @@ class LocalExecutor:
         if kind is not None or ending.is_alive():  # what is at work after an error is not waited for
             for process in self._context.started:
                 process.kill()
-            for end in self._ends:  # else the pools wait for the rest of a message of which a half was sent
-                end.close()
+            for end in self._ends:  # a pool may wait for the rest of a message of which a half was sent
+                ending.join(_END_SECONDS / len(self._ends))
+                if ending.is_alive():  # else it closes them itself
+                    end.close()
             ending.join(_END_SECONDS)
         self._hand.close()
         self._life.close()
