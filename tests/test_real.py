@@ -64,7 +64,9 @@ def truth(real: Path, name: str) -> dict[str, dict[str, Any]]:
     return {f"{row['shard']}/{row['key']}": row for row in rows}
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "text_sharegpt_zh")) for name in SETS]
+)
 def test_every_length_is_the_full_processors(real: Path, packed: Callable[[str], Path], name: str) -> None:
     expected = {sample_id: row["token_len"] for sample_id, row in truth(real, name).items()}
     folder = packed(name)
