@@ -41,9 +41,9 @@ _KNOWN = "known.json"
 
 @dataclass(frozen=True)
 class AuditJob:
-    """Samples to be checked: the shards of some pieces of lengths, and some rows of them."""
+    """Samples to be checked: some rows of chunks of lengths, with the shards of a chunk by number."""
 
-    rows: list[tuple[list[Shard], Chunk, list[int]]]
+    rows: list[tuple[dict[int, Shard], Chunk, list[int]]]
     template_folder: str
     processor_folder: str
     settings: ReadSettings
@@ -79,7 +79,7 @@ def _samples(number: int) -> str:
     return f"{number:,} sample{'s' * (number != 1)}"
 
 
-def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[tuple[list[Shard], Chunk, list[int]]]:
+def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[tuple[dict[int, Shard], Chunk, list[int]]]:
     """Rows of samples that have a length: `share` of them, at least one, the same for the same seed."""
     chunks = list(in_chunks(enumerate(item.pieces for item in measured))) if share else []
     good = [np.flatnonzero(chunk.read(["reason"])["reason"].is_null().to_numpy()) for chunk in chunks]
@@ -91,7 +91,7 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[tup
     of_chunks = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
     starts = ends - [len(rows) for rows in good]
     return [
-        ([measured[number].shard for number in chunk.numbers], chunk, rows[mine - start].tolist())
+        ({number: measured[number].shard for number in chunk.numbers}, chunk, rows[mine - start].tolist())
         for chunk, rows, mine, start in zip(chunks, good, of_chunks, starts, strict=True)
         if len(mine)
     ]
@@ -153,17 +153,16 @@ def audit(job: AuditJob) -> Audit:
     processor, note = (None, "") if job.is_known else _full_processor(job.processor_folder, template)
     num_checked = num_unchecked = 0
     for shards, chunk, indices in job.rows:
-        piece_of_rows = np.repeat(np.arange(len(shards)), [piece.num_rows for piece in chunk.pieces])
         table = chunk.read().take(indices)
         with Reader() as reader:
-            for piece, row in zip(piece_of_rows[indices].tolist(), table.to_pylist(), strict=True):
+            for number, row in zip(chunk.numbers_of_rows[indices].tolist(), table.to_pylist(), strict=True):
                 if row["parts"] and note:
                     num_unchecked += 1
                     continue
-                full_len = _full_len(processor, template, reader, shards[piece], row, job.settings)
+                full_len = _full_len(processor, template, reader, shards[number], row, job.settings)
                 if full_len != row["token_len"]:
                     where = "measured again" if job.is_known else "in the full processor"
-                    difference = f"{shards[piece].sample_id(row['key'])} has {full_len} tokens {where},"
+                    difference = f"{shards[number].sample_id(row['key'])} has {full_len} tokens {where},"
                     return Audit(num_checked, num_unchecked, note, f"{difference} {row['token_len']} as measured")
                 num_checked += 1
     return Audit(num_checked, num_unchecked, note, is_known=job.is_known)

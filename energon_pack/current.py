@@ -16,7 +16,7 @@ from energon_pack.table_cache import Chunk, Piece, in_chunks
 _MAY_BE_MENDED = {reason.value for reason in (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)}
 _JOB_ROWS = 50_000
 
-_Job = tuple[list[Shard], Chunk]
+_Job = tuple[dict[int, Shard], Chunk]  # the shards of a chunk by number
 _Found = list[tuple[int, str]]  # of the rows of a chunk, which, and the medium that changed
 
 
@@ -69,7 +69,7 @@ def _chunks(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]]) -> Itera
 
 
 def _job(shards: Sequence[Shard], chunk: Chunk) -> _Job:
-    return [shards[number] for number in chunk.numbers], chunk
+    return {number: shards[number] for number in chunk.numbers}, chunk
 
 
 def _stale(job: _Job) -> _Found:
@@ -78,8 +78,7 @@ def _stale(job: _Job) -> _Found:
     table = chunk.read(["reason", "files"])
     states: dict[str, tuple[int, int] | None] = {}  # by path
     found: _Found = []
-    of_rows = np.repeat(np.arange(len(shards)), [piece.num_rows for piece in chunk.pieces]).tolist()
-    rows = zip(of_rows, table["reason"].to_pylist(), table["files"].to_pylist(), strict=True)
+    rows = zip(chunk.numbers_of_rows.tolist(), table["reason"].to_pylist(), table["files"].to_pylist(), strict=True)
     for row, (number, reason, files) in enumerate(rows):
         why = reason if reason in _MAY_BE_MENDED else None
         for name, size, mtime_ns in (file.values() for file in files or ()):

@@ -171,9 +171,8 @@ def pack(config: PackConfig) -> dict[str, Any]:
             foresee(losses(figures, config.max_skipped))
             return figures
 
-        drawn = draw(measured, config.measure.verify, config.seed)
         share = config.measure.verify
-        known = is_known(measured, template_folder, share)
+        drawn, known = draw(measured, share, config.seed), is_known(measured, template_folder, share)
         job = AuditJob(drawn, template_folder, model.processor, read, known)
         sizes, split = pack_bytes(lengths, plan), split_of_packs(lengths.items, plan)
         bounds = shard_bounds(sizes, split, config.output.max_shard_packs, config.output.max_shard_bytes)

@@ -246,13 +246,8 @@ def padded_picture(width: int, height: int) -> bytes:
 # ------------------------------------------------------------------------------------- finished shards of a killed run
 
 
-@pytest.mark.parametrize("place", [0, 600, 0.3, 0.6, 0.9, -1])
-def test_a_byte_that_changed_in_a_finished_shard(
-    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: float
-) -> None:
-    """Between a kill and the next run: in a header, a JSON, an image, or what fills up the end."""
-    pack(config(output__name="undisturbed", output__max_shard_packs=3, packing__max_token_len=4096))
-    run = config(output__max_shard_packs=3, packing__max_token_len=4096)
+def pack_until_killed(run: PackConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All shards are written, and nothing after them."""
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -261,6 +256,16 @@ def test_a_byte_that_changed_in_a_finished_shard(
         patch.setattr("energon_pack.pack.write_metadata", killed)
         with pytest.raises(KeyboardInterrupt):
             pack(run)
+
+
+@pytest.mark.parametrize("place", [0, 600, 0.3, 0.6, 0.9, -1])
+def test_a_byte_that_changed_in_a_finished_shard(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: float
+) -> None:
+    """Between a kill and the next run: in a header, a JSON, an image, or what fills up the end."""
+    pack(config(output__name="undisturbed", output__max_shard_packs=3, packing__max_token_len=4096))
+    run = config(output__max_shard_packs=3, packing__max_token_len=4096)
+    pack_until_killed(run, monkeypatch)
     shards = sorted((tmp_path / "out" / ".staging" / "packed").glob("*.tar"))
     assert len(shards) > 2
     inodes = {path.name: path.stat().st_ino for path in shards}
@@ -279,14 +284,7 @@ def test_an_index_that_was_cut_beside_a_finished_shard(
 ) -> None:
     pack(config(output__name="undisturbed"))
     run = config()
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.pack.write_metadata", killed)
-        with pytest.raises(KeyboardInterrupt):
-            pack(run)
+    pack_until_killed(run, monkeypatch)
     [index] = (tmp_path / "out" / ".staging" / "packed").glob("*.idx")
     index.write_bytes(index.read_bytes()[:-3])
     pack(run)

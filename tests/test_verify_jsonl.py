@@ -120,12 +120,12 @@ def test_relative_paths_are_those_of_the_run(
 ) -> None:
     """Of source, media and processor: else verify compares from one folder only, and does not say which."""
     monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
-    (tmp_path / "work" / "media").mkdir(parents=True)
-    (tmp_path / "work" / "media" / "a.jpg").write_bytes(picture(56, 56))
+    (tmp_path / "project" / "media").mkdir(parents=True)
+    (tmp_path / "project" / "media" / "a.jpg").write_bytes(picture(56, 56))
     line = {"images": ["a.jpg"], "prompts": ["<image>?"], "captions": ["yes"]}
-    (tmp_path / "work" / "a.jsonl").write_text(json.dumps(line))
-    shutil.copytree(demo[1], tmp_path / "work" / "processor")
-    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "project" / "a.jsonl").write_text(json.dumps(line))
+    shutil.copytree(demo[1], tmp_path / "project" / "processor")
+    monkeypatch.chdir(tmp_path / "project")
     run = config("a.jsonl", source__format=Format.jsonl, source__media_root="media", model__processor="processor")
     pack(run)
     folder = Path(run.output.dir) / "packed"
@@ -134,8 +134,8 @@ def test_relative_paths_are_those_of_the_run(
     again = found(folder, source=[], lengths=1)
     assert lines(again) == ""
     assert (again.num_looked_at["source media"], again.num_looked_at["lengths"]) == (1, 1)
-    assert lines(found(folder, source=["../work/a.jsonl"])) == ""  # its media where they were
-    assert lines(found(folder, source=["../work/a.jsonl"], media_root="../work/media")) == ""
+    assert lines(found(folder, source=["../project/a.jsonl"])) == ""  # its media where they were
+    assert lines(found(folder, source=["../project/a.jsonl"], media_root="../project/media")) == ""
 
 
 def test_images_of_an_lmdb(config: Callable[..., PackConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
