@@ -39,8 +39,6 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 _JOBS_PER_WORKER = 2  # one at work, one waiting
 _KILLED = "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
 _START_SECONDS = 0.3  # about what starting a worker takes
-
-
 _LOOK_SECONDS = 10.0  # how often workers are looked at that give no result
 _IDLE = 0.01  # of the time: workers that wait for the GIL for ever wake up, and use less
 _END_SECONDS = 5.0  # for workers to end by themselves, and then for the system to end them
@@ -63,6 +61,15 @@ class _Context(SpawnContext):
     @property
     def started(self) -> list[SpawnProcess]:
         return [process for process in self._made if process.pid is not None]
+
+
+@contextmanager
+def _kills_named() -> Iterator[None]:
+    """Say what happened to a pool, and which knob to turn."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise PackError(_KILLED) from None
 
 
 class LocalExecutor:
@@ -145,6 +152,7 @@ class LocalExecutor:
             return function(job)
         return self.result(self.start(function, job))
 
+    @_kills_named()
     def result(self, future: "Future[Result]") -> Result:
         """Wait for a job.
 
@@ -155,12 +163,10 @@ class LocalExecutor:
         seconds = min(_LOOK_SECONDS, self._patience / 2)
         while True:
             try:
-                with _kills_named():
-                    return future.result(seconds)
+                return future.result(seconds)
             except NoResultYet:
                 if future.done():  # it came just now, or the error is the job's own
-                    with _kills_named():
-                        return future.result()
+                    return future.result()
                 if any(process.exitcode is not None for process in self._context.started):
                     raise PackError(_KILLED) from None  # half a result may be waited for, of one that was killed
                 if busy is None:
@@ -218,24 +224,15 @@ class LocalExecutor:
         return cast(ProcessPoolExecutor, pool)
 
 
-@contextmanager
-def _kills_named() -> Iterator[None]:
-    try:
-        yield
-    except BrokenProcessPool:
-        raise PackError(_KILLED) from None
-
-
+@_kills_named()
 def _submit(pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
     """Hand a job to a pool, which may start a process for it: one that an interrupt cut short would complain."""
     if current_thread() is not main_thread():
-        with _kills_named():
-            return pool.submit(function, job)
+        return pool.submit(function, job)
     came: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _INTERRUPTS}
     try:
-        with _kills_named():
-            return pool.submit(function, job)
+        return pool.submit(function, job)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
