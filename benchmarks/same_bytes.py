@@ -1,21 +1,55 @@
-"""Do two checkouts pack the same bytes? Run before and after a change that should not change any:
+"""Do two checkouts pack the same bytes, and read the same from them? Run before and after a change that should not:
 
     git worktree add /tmp/before REV
-    python benchmarks/same_bytes.py /tmp/before
+    python benchmarks/same_bytes.py /tmp/before                   # six minutes a checkout
+    python benchmarks/same_bytes.py /tmp/before --save before.json
+    python benchmarks/same_bytes.py before.json --only demo caps  # hashes from above, two of the runs
 
-Packs the demo and, where it is, all of ../shared/real with both, in both flavours, with videos, cuts, splits and
-aligned members, and prints each file that differs. Exit code 1 where any does. Five minutes a checkout.
+Packs the demo and, where it is, all of ../shared/real, in both flavours, with videos, cuts, caps, splits and aligned
+members; kills a run and goes on; unpacks; reads packs in the layouts of LoongForge and LLaVA-OneVision-2. Prints each
+file that differs. Exit code 1 where any does.
 """
 
+import argparse
 import hashlib
+import io
+import json
 import os
+import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parents[1]
 REAL = HERE.parent / "shared" / "real"
+FLAVORS = ("packed_multi_mix_qa", "packed_captioning")
+
+Hashes = dict[str, str]
+
+#: What a loader makes of the packs of a folder; run with the package of a checkout.
+LOAD = """
+import hashlib, sys, tarfile
+from energon_pack.loading import make_sample_loader
+
+def plain(value):
+    if hasattr(value, "getexif"):
+        return hashlib.sha256(value.convert("RGB").tobytes()).hexdigest()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else repr(value)
+
+parts = {}
+for member in (tar := tarfile.open(sys.argv[2])):
+    key, _, part = member.name.partition(".")
+    parts.setdefault(key, {"__key__": key})[part] = tar.extractfile(member).read()
+print([plain(make_sample_loader(sys.argv[1])(pack)) for pack in parts.values()])
+"""
 
 
 def runs() -> dict[str, list[str]]:
@@ -34,12 +68,14 @@ def runs() -> dict[str, list[str]]:
         return found
     qwen = ["+model=qwen2_5_vl", f"model.processor={REAL}/processors/qwen2_5_vl", "max_skipped=1"]
     for folder in sorted((REAL / "wds").iterdir()):
-        found[f"wds-{folder.name}"] = [*qwen, f"source.path={folder}", "packing.max_token_len=4096"]
+        for flavor in FLAVORS:
+            source = [f"source.path={folder}", "packing.max_token_len=4096", f"output.flavor={flavor}"]
+            found[f"wds-{folder.name}-{flavor}"] = [*qwen, *source]
     for file in sorted((REAL / "jsonl").glob("*.jsonl")):
         media_root = [f"source.media_root={REAL}/data/{file.stem}"] if (REAL / "data" / file.stem).is_dir() else []
-        source = ["source=jsonl", f"source.path={file}", *media_root]
-        for flavor in ("packed_multi_mix_qa", "packed_captioning"):
-            found[f"jsonl-{file.stem}-{flavor}"] = [*qwen, *source, f"output.flavor={flavor}"]
+        for flavor in FLAVORS:
+            source = ["source=jsonl", f"source.path={file}", *media_root, f"output.flavor={flavor}"]
+            found[f"jsonl-{file.stem}-{flavor}"] = [*qwen, *source]
     text, video = f"source.path={REAL}/wds/text_sharegpt_zh", f"source.path={REAL}/wds/video_demo"
     cut = ["packing.max_token_len=1024", "packing.overlong=split_turns"]
     found["split_turns"] = [*qwen, text, *cut]
@@ -51,27 +87,147 @@ def runs() -> dict[str, list[str]]:
     return found
 
 
-def packed(checkout: Path, out: Path) -> dict[str, str]:
-    """Hashes of all files that a checkout packs, but of reports; the exit code of each run among them."""
-    hashes: dict[str, str] = {}
-    for name, overrides in runs().items():
-        places = [f"output.dir={out}", f"output.name={name}", f"cache_dir={out}/.cache", "measure.verify=0"]
+class Checkout:
+    """The package of one checkout, run as a user would."""
+
+    def __init__(self, folder: Path, out: Path):
+        self._folder, self._out = folder, out
+
+    def packed(self, name: str, overrides: list[str]) -> Hashes:
+        """Pack once."""
+        return self._finished(name, self._started(name, overrides))
+
+    def unpacked(self, name: str, overrides: list[str]) -> Hashes:
+        """Pack, and unpack again."""
+        self.packed(name, overrides)
+        done = self._python(["-m", "energon_pack.unpack", f"{self._out}/{name}", f"{self._out}/{name}-samples"])
+        return self._hashes(f"{name}-samples") | {f"{name}: exit code": str(done.returncode)}
+
+    def resumed(self, name: str, overrides: list[str]) -> Hashes:
+        """Kill a run that has written some shards, and run it again."""
+        process = self._started(name, overrides)
+        while process.poll() is None and len(list(self._out.glob(".staging/*/*.tar.idx"))) < 3:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        return self._finished(name, self._started(name, overrides))
+
+    def read(self, name: str, flavor: str, parts: dict[str, bytes]) -> Hashes:
+        """Load packs of another tool, make them loadable by Energon, and check them."""
+        folder = self._out / name
+        folder.mkdir()
+        with tarfile.open(folder / "pack-000000.tar", "w") as tar:
+            for part, data in parts.items():
+                info = tarfile.TarInfo(part)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+        loaded = self._python(["-c", LOAD, flavor, str(folder / "pack-000000.tar")])
+        adopted = self._python(["-m", "energon_pack.adopt", str(folder)])
+        verified = self._python(["-m", "energon_pack.verify", str(folder)])
+        said = {"loaded": loaded.stdout, "adopted": adopted.stdout, "verified": verified.stdout}
+        return self._hashes(name) | {
+            f"{name}: {what}": hashlib.sha256(text.replace(str(self._out), "").encode()).hexdigest()
+            for what, text in said.items()
+        }
+
+    def _started(self, name: str, overrides: list[str]) -> "subprocess.Popen[str]":
+        places = [f"output.dir={self._out}", f"output.name={name}", f"cache_dir={self._out}/.cache", "measure.verify=0"]
         command = [sys.executable, "-m", "energon_pack", *overrides, *places]
-        environment = {**os.environ, "PYTHONPATH": str(checkout), "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
-        hashes[f"{name}: exit code"] = str(done.returncode)
-        for path in sorted((out / name).rglob("*")):
-            if path.is_file() and path.name != "report.json":
-                hashes[str(path.relative_to(out))] = hashlib.sha256(path.read_bytes()).hexdigest()
-        print(
-            f"{checkout} {name} {done.returncode} {done.stderr.strip()[-200:] if done.returncode else ''}", flush=True
-        )
-    return hashes
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **self._where())
+
+    def _python(self, arguments: list[str]) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, **self._where())
+
+    def _where(self) -> dict[str, Any]:
+        environment = {**os.environ, "PYTHONPATH": str(self._folder), "HF_HUB_OFFLINE": "1"}
+        return {"cwd": self._folder, "env": environment}
+
+    def _finished(self, name: str, process: "subprocess.Popen[str]") -> Hashes:
+        _, errors = process.communicate()
+        if process.returncode:
+            print(f"{name} ended with {process.returncode}: {errors.strip()[-200:]}", flush=True)
+        return self._hashes(name) | {f"{name}: exit code": str(process.returncode)}
+
+    def _hashes(self, name: str) -> Hashes:
+        paths = [path for path in (self._out / name).rglob("*") if path.is_file() and path.name != "report.json"]
+        return {str(path.relative_to(self._out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def foreign() -> dict[str, tuple[str, dict[str, bytes]]]:
+    """Two packs in the layout of each peer, by name: the flavour to read them as, and their files."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (70, 50), "navy").save(file, "JPEG")
+    chat = [
+        {"messages": [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "Blue."}]},
+        {"messages": [{"role": "user", "content": "And?"}, {"role": "assistant", "content": "Nothing."}]},
+    ]
+    meta = {"sample_ids": ["a", "b"], "token_lens": [30, 20], "total_token_len": 50}
+    mix = {"messages": chat, "media_files": [["s000.jpg"], []], "media_type": "image"}
+    texts = {"prompts": ["<image>What?", "And?"], "captions": ["Blue.", "Nothing."]}
+    qa = {"texts": texts, "media_files": [["s000_jpg"], []], "media_type": "image"}
+    captioning = {
+        "images": [["0.jpg"], []],
+        "prompts": [["What?"], ["And?"]],
+        "captions": [["Blue."], ["Nothing."]],
+        "sample_count": 2,
+    }
+
+    def packs(value: dict[str, Any], image: str) -> dict[str, bytes]:
+        parts: dict[str, bytes] = {}
+        for key in ("ps_00000000", "ps_00000001"):
+            with_meta = value if "images" in value else {**value, "_meta": {"pack_id": key, **meta}}
+            parts |= {f"{key}.json": json.dumps(with_meta).encode(), f"{key}.{image}": file.getvalue()}
+        return parts
+
+    return {
+        "chat-mix": ("packed_multi_mix_qa", packs(mix, "s000.jpg")),
+        "mix-qa": ("packed_multi_mix_qa", packs(qa, "s000_jpg")),
+        "captioning": ("packed_captioning", packs(captioning, "img0_0.jpg")),
+    }
+
+
+def steps() -> dict[str, Callable[[Checkout], Hashes]]:
+    """All that is compared, by name."""
+    found: dict[str, Callable[[Checkout], Hashes]] = {
+        name: partial(Checkout.packed, name=name, overrides=overrides) for name, overrides in runs().items()
+    }
+    small = ["+model=qwen2_5_vl", "output.max_shard_packs=1", "packing.max_token_len=1024"]
+    found["resume"] = partial(Checkout.resumed, name="resume", overrides=small)
+    for flavor in FLAVORS:
+        name = f"unpack-{flavor}"
+        found[name] = partial(Checkout.unpacked, name=name, overrides=[*small, f"output.flavor={flavor}"])
+    for peer, (flavor, parts) in foreign().items():
+        found[f"read-{peer}"] = partial(Checkout.read, name=f"read-{peer}", flavor=flavor, parts=parts)
+    return found
+
+
+def hashes_of(checkout: Path, chosen: dict[str, Callable[[Checkout], Hashes]]) -> dict[str, Hashes]:
+    """What each step makes with a checkout."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = {}
+        for name, step in chosen.items():
+            start = time.perf_counter()
+            found[name] = step(Checkout(checkout, Path(folder)))
+            print(f"{checkout} {name} {time.perf_counter() - start:.0f} s", flush=True)
+        return found
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        before, after = (packed(Path(c), Path(folder, str(i))) for i, c in enumerate((sys.argv[1], HERE)))
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("before", type=Path, help="a checkout, or hashes saved before")
+    arguments.add_argument("--only", nargs="+", metavar="NAME", help="steps to compare; default: all")
+    arguments.add_argument("--save", type=Path, help="keep the hashes of the checkout here, and compare nothing")
+    given = arguments.parse_args()
+    chosen = {name: step for name, step in steps().items() if given.only is None or name in given.only}
+    if given.save:
+        given.save.write_text(json.dumps(hashes_of(given.before.resolve(), chosen)))
+        return
+    is_saved = given.before.suffix == ".json"
+    before = json.loads(given.before.read_text()) if is_saved else hashes_of(given.before.resolve(), chosen)
+    after = hashes_of(HERE, chosen)
+    before, after = ({k: v for name in chosen for k, v in side[name].items()} for side in (before, after))
     different = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     print(f"{len(before)} files before, {len(after)} after, {len(different)} differ")
     print("\n".join(different))
