@@ -5,33 +5,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import chat, command, picture, train, write_tar
-from damage import read_shard
-from test_interchange import (
-    NAMES,
-    Damage,
-    Make,
-    as_under_energon_7,
-    changed,
-    in_json,
-    of_llava_onevision,
-    of_loongforge,
-    run_of,
-)
-from test_verify_jsonl import found, lines
-from test_video import video
 
 from energon_pack.adopt import adopt
 from energon_pack.config import Flavor
 from energon_pack.errors import PackError
 from energon_pack.task_encoder import PackedTaskEncoder
+from support.damage import found, lines, read_shard
+from support.packed import Make, pack_into, train
+from support.peers import NAMES, Damage, as_under_energon_7, changed, in_json, write_llava_onevision, write_loongforge
+from support.running import command
+from support.samples import chat, picture, video, write_tar
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
 def llava(tmp_path: Path) -> Path:
-    return of_llava_onevision(tmp_path / "llava")
+    return write_llava_onevision(tmp_path / "llava")
 
 
 def encoded(folder: Path, encoder: PackedTaskEncoder, **settings: Any) -> dict[str, dict[str, int]]:
@@ -45,7 +35,7 @@ def encoded(folder: Path, encoder: PackedTaskEncoder, **settings: Any) -> dict[s
 @pytest.mark.parametrize("name", NAMES)
 def test_loongforges_packs_are_measured_and_trained_on(tmp_path: Path, demo: tuple[Path, Path], name: str) -> None:
     """By the model and the processor that are given; verify measures as training does, member for member."""
-    folder = of_loongforge(tmp_path / "theirs", NAMES[name])
+    folder = write_loongforge(tmp_path / "theirs", NAMES[name])
     changed("s000_mp4" if name == "without dots" else "s000_0.mp4", video())(folder)
     rename = {"without dots": "s000_mp4", "with dots": "s000_0.mp4"}[name]
     assert any(member.endswith(rename) for member, _ in read_shard(folder / "pretrain-000000.tar"))
@@ -97,7 +87,7 @@ def test_adopting_twice_writes_nothing(llava: Path) -> None:
 
 
 def test_what_is_not_to_be_adopted(config: Make, llava: Path, tmp_path: Path) -> None:
-    folder = run_of(config, None, Flavor.packed_multi_mix_qa, source__limit=5)
+    folder = pack_into(config, None, Flavor.packed_multi_mix_qa, source__limit=5)
     with pytest.raises(PackError, match="energon_pack packed it, it is loadable as it is"):
         adopt(folder)
     write_tar(tmp_path / "plain" / "x.tar", {"a.json": chat("a", "b"), "a.jpg": picture()})
@@ -135,7 +125,7 @@ def test_a_model_that_is_no_yaml_is_one_line(llava: Path, demo: tuple[Path, Path
 
 
 def test_packs_of_ours_say_themselves_what_they_are_for(config: Make, demo: tuple[Path, Path]) -> None:
-    folder = run_of(config, None, Flavor.packed_multi_mix_qa, source__limit=5)
+    folder = pack_into(config, None, Flavor.packed_multi_mix_qa, source__limit=5)
     with pytest.raises(ValueError, match="says itself how it was packed: model=qwen2_5_vl is for packs of other tools"):
         PackedTaskEncoder(folder, str(demo[1]), model="qwen2_5_vl")
     with pytest.raises(PackError, match=r"--as qwen2_5_vl: .* says itself what it was packed for"):

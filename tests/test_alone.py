@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import FAMILIES, alone, make_batch, make_members, make_model
 
 from energon_pack.batch import PackedBatch, weighted_loss
 from energon_pack.layout import IGNORE
 from energon_pack.members import Encoded
+from support.tiny import FAMILIES, alone, make_batch, make_members, make_model
 
 CASES = [
     (name, attention)

@@ -1,10 +1,12 @@
 """Arrows between modules point one way, and a training job can import what it needs in any environment."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, command
+
+from support.running import ROOT, command
 
 PACKAGE = ROOT / "energon_pack"
 
@@ -130,6 +132,15 @@ def imports(path: Path) -> set[str]:
             if parts[0] == "energon_pack" and len(parts) > 1 and parts[1] != "__version__":
                 found.add(parts[1])
     return found
+
+
+def test_no_test_leans_on_another() -> None:
+    """What two tests need is in tests/support, and tests may move from folder to folder."""
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    names = "|".join(path.stem for path in tests if path.parent.name != "support")
+    leans = re.compile(rf"^\s*(from|import) ({names})\b|Path\(__file__\)", re.MULTILINE)
+    homes = [ROOT / "tests" / "support" / "running.py", ROOT / "tests" / "test_architecture.py"]
+    assert [path.name for path in tests if path not in homes and leans.search(path.read_text())] == []
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -11,7 +11,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import REAL, need_torchvision
 
 import energon_pack.pack
 from energon_pack.audit import Audit, AuditJob, audit, draw, finish, is_known, remember, what_is_missing
@@ -23,6 +22,7 @@ from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.templates import ModelSettings, Template, Tokens, prepare_template
+from support.running import REAL, need_torchvision
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT, chat, files, picture, write_tar
 
 from energon_pack import measuring
 from energon_pack.config import Format, PackConfig, Stage
 from energon_pack.demo import make_demo
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
+from support.packed import files
+from support.running import ROOT
+from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
 

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from conftest import chat, command, json_lines, picture, train, write_tar
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.flavors import PackedCaptioningSample
@@ -19,6 +18,9 @@ from energon_pack.pack import pack
 from energon_pack.packs import captioning_messages, named_parts, not_captioning
 from energon_pack.templates import Sample
 from energon_pack.verify import verify
+from support.packed import json_lines, train
+from support.running import command
+from support.samples import chat, picture, write_tar
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -123,7 +125,7 @@ def test_parts_of_a_long_conversation_fit_too(config: Make, tmp_path: Path) -> N
 
 
 def test_the_recipe_reads_it(config: Make, demo: tuple[Path, Path]) -> None:
-    from conftest import ROOT
+    from support.running import ROOT
 
     figures, folder = packed(config)
     result = command(ROOT / "recipes" / "read_packs.py", folder, "--processor", demo[1], cwd=ROOT)

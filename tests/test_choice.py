@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import chat, write_tar
 
 from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import SamplesLost
 from energon_pack.pack import pack
+from support.samples import chat, write_tar
 
 
 def test_what_is_said_comes_true(config: Callable[..., PackConfig], capsys: pytest.CaptureFixture[str]) -> None:

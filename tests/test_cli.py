@@ -8,10 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, chat, command, write_tar
 
 from energon_pack.config import conf_dir
 from energon_pack.demo import make_demo
+from support.running import ROOT, command
+from support.samples import chat, write_tar
 
 
 def run(*arguments: str, cwd: Path) -> tuple[int, str, str]:

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import command, json_lines, picture, train
 
 from energon_pack.config import Format, PackConfig
 from energon_pack.convert import convert
 from energon_pack.errors import PackError
 from energon_pack.flavors import MultiMixQASample
 from energon_pack.pack import pack
+from support.packed import json_lines, train
+from support.running import command
+from support.samples import picture
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import chat, json_lines, picture, train, write_tar
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,8 @@ from energon_pack.media import Media
 from energon_pack.pack import pack
 from energon_pack.record import Record
 from energon_pack.templates import Sample
+from support.packed import json_lines, train
+from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
 LETTERS = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import chat, json_lines, picture, write_tar
 
 from energon_pack.config import PackConfig
 from energon_pack.pack import pack
 from energon_pack.record import ReadSettings, load_json, parse_record
 from energon_pack.sample import Skip
+from support.packed import json_lines
+from support.samples import chat, picture, write_tar
 
 BOXES = {"ref": ["dog"], "bbox": [[1, 2, 3, 4]]}
 UNSUPPORTED, BAD = "unsupported_media", "bad_message"

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, chat, command, picture, train, write_tar
 from megatron.energon import (
     DefaultTaskEncoder,
     SampleDecoder,
@@ -33,6 +32,9 @@ from energon_pack.loading import cookers, load_packed_multi_mix_qa, load_templat
 from energon_pack.media import Media
 from energon_pack.pack import pack
 from energon_pack.templates import Sample
+from support.packed import prepare, train, typed
+from support.running import ROOT, command
+from support.samples import chat, picture, write_tar
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -274,25 +276,6 @@ def test_the_two_dataset_yamls_may_swap_roles(config: Callable[..., PackConfig])
 # ------------------------------------------------------------------------------------------------- other flavours
 
 
-def prepare(folder: Path, dataset_yaml: dict[str, Any]) -> Path:
-    """What a user does to a source by hand: `energon prepare` and a dataset.yaml."""
-    shards = sorted(path.name for path in folder.glob("*.tar"))
-    BaseWebdatasetFactory.prepare_dataset(
-        folder, shards, split_parts_ratio=[("train", 1.0)], shuffle_seed=None, workers=1
-    )
-    (folder / ".nv-meta" / "dataset.yaml").write_text(yaml.safe_dump(dataset_yaml))
-    return folder
-
-
-def typed(sample_class: str, flavor: str) -> dict[str, Any]:
-    return {
-        "sample_type": {"__module__": "energon_pack.flavors", "__class__": sample_class},
-        "sample_loader": {"__module__": "energon_pack.loading", "__function__": "make_sample_loader", "flavor": flavor},
-        "part_filter": {"__module__": "energon_pack.loading", "__function__": "make_part_filter"},
-        "decoder": None,
-    }
-
-
 @pytest.mark.parametrize("crude", [False, True])
 def test_unpacked_sources_load_as_multi_mix_qa(
     demo: tuple[Path, Path], packed: Path, tmp_path: Path, crude: bool
@@ -315,7 +298,7 @@ def test_unpacked_sources_load_as_multi_mix_qa(
         assert sum(m["content"].count("<image>") for m in sample.messages) == len(sample.image or [])
 
 
-def test_packs_of_llava_onevision_load_as_packed_captioning(tmp_path: Path) -> None:
+def test_packs_write_llava_onevision_load_as_packed_captioning(tmp_path: Path) -> None:
     """Its layout by FORMATS §3.2: members by number, JSON last, PNG bytes under .jpg, optional patch positions."""
     positions = np.arange(6).reshape(2, 3)
     file = tmp_path / "p.npy"

@@ -1,6 +1,5 @@
 """Processes: results in order, and an end that neither waits nor complains, whatever the workers do."""
 
-import ctypes
 import os
 import signal
 import struct
@@ -17,25 +16,15 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import ROOT
 
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor, _Busy
+from support.jobs import hold, sleep
+from support.running import ROOT
 
 
 def _double(number: int) -> int:
     return 2 * number
-
-
-def _sleep(path: Path) -> None:
-    path.write_text(str(os.getpid()))
-    time.sleep(600)
-
-
-def _hold(path: Path) -> None:
-    """A deadlock as natural as it gets: no thread of this process can run Python any more, and none ever returns."""
-    path.write_text(str(os.getpid()))
-    ctypes.PyDLL(None).pause()
 
 
 def _busy(seconds: float) -> bool:
@@ -111,7 +100,7 @@ def _slow(_: int) -> int:
 def test_one_job_does_not_wait_for_a_long_one_beside(tmp_path: Path) -> None:
     """The shard of a small set is written while its samples are verified."""
     with LocalExecutor(2) as executor:
-        executor.start(_sleep, tmp_path / "began")
+        executor.start(sleep, tmp_path / "began")
         assert list(executor.map(_process, range(1))) == [os.getpid()]
 
 
@@ -140,7 +129,7 @@ def _fail_beside_work(executor: LocalExecutor, work: Callable[[Path], None], beg
         raise ValueError("mistake")
 
 
-@pytest.mark.parametrize("work", [_sleep, _hold])
+@pytest.mark.parametrize("work", [sleep, hold])
 def test_an_error_ends_the_jobs_at_work(tmp_path: Path, work: Callable[[Path], None]) -> None:
     """Without it a failed run would wait for its longest job, or leave workers to fail after it."""
     began = tmp_path / "began"
@@ -153,20 +142,21 @@ def test_a_run_ends_where_a_worker_does_not(tmp_path: Path) -> None:
     """Without it a finished run would wait for a worker that hangs at its exit."""
     began = tmp_path / "began"
     with LocalExecutor(2) as executor:
-        executor.start(_hold, began)
+        executor.start(hold, began)
         pid = _wait_for(began)
     assert not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize("work", ["_sleep", "_hold"])
+@pytest.mark.parametrize("work", ["sleep", "hold"])
 def test_workers_die_with_a_killed_parent(tmp_path: Path, work: str) -> None:
     """Without it the process that verifies lengths stayed alive for ever after a SIGKILL of the run."""
-    began, tests = tmp_path / "began", str(Path(__file__).parent)
+    began, tests = tmp_path / "began", str(ROOT / "tests")
     script = f"""
 if __name__ == "__main__":
     import sys; sys.path[:0] = [{tests!r}, {str(ROOT)!r}]
     from pathlib import Path
-    from test_executor import LocalExecutor, {work}
+    from energon_pack.executor import LocalExecutor
+    from support.jobs import {work}
     with LocalExecutor(2) as executor:
         executor.result(executor.start({work}, Path({str(began)!r})))
 """
@@ -184,7 +174,7 @@ def test_a_worker_that_never_returns_is_an_error(tmp_path: Path) -> None:
         LocalExecutor(2, patience=1.0) as executor,
         pytest.raises(PackError, match="have read nothing and done nothing"),
     ):
-        executor.result(executor.start(_hold, tmp_path / "began"))
+        executor.result(executor.start(hold, tmp_path / "began"))
 
 
 def test_half_a_result_of_a_killed_worker_is_not_waited_for() -> None:

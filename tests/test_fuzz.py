@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import chat, picture, write_tar
 
 from energon_pack.errors import PackError
 from energon_pack.measuring import LENGTHS_SCHEMA, MeasureJob, measure
@@ -20,6 +19,7 @@ from energon_pack.sample import Part, Reason, Skip, place_media
 from energon_pack.sources.find import Shard
 from energon_pack.sources.wds import index_shard
 from energon_pack.templates import ModelSettings, prepare_template
+from support.samples import chat, picture, write_tar
 
 REASONS = {reason.value for reason in Reason}
 VALUES: list[Any] = [None, True, -1, 0.5, 10**30, "", "<image>", "<video>", "0.jpg", "user", "assistant", [], {}, [[]]]

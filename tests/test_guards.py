@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import FAMILIES, make_batch, make_members, make_model, tf
 
 from energon_pack import guards
 from energon_pack.guards import MixingError, check_inputs, guard
 from energon_pack.probe import probe, shrink, text_members
+from support.tiny import FAMILIES, make_batch, make_members, make_model, tf
 
 
 def bad_inputs(inputs: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:

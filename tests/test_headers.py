@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import picture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
@@ -17,6 +16,7 @@ from PIL import Image, PngImagePlugin
 from energon_pack.headers import plain_image
 from energon_pack.media import Media, probe, probe_part
 from energon_pack.sample import Part, Skip
+from support.samples import picture
 
 MODES = {
     "JPEG": ["L", "RGB", "CMYK"],

@@ -14,15 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import chat, picture, train, write_tar
-from damage import read_shard, write_index, write_shard
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SampleDecoder, basic_sample_keys, edataclass, stateless
-from test_energon import typed
-from test_timestamps import npy
-from test_verify_jsonl import found, lines, write_source
-from test_video import video
 
-from energon_pack.config import Flavor, Format, GroupBy, PackConfig
+from energon_pack.config import Flavor, GroupBy
 from energon_pack.errors import PackError
 from energon_pack.flavors import PackedCaptioningSample, PackedMultiMixQASample
 from energon_pack.loading import cookers
@@ -30,10 +24,23 @@ from energon_pack.metadata import sample_loader_py
 from energon_pack.pack import pack
 from energon_pack.packs import captioning_messages
 from energon_pack.task_encoder import sources_of
+from support.damage import found, lines
+from support.packed import Make, pack_into, train, typed
+from support.peers import (
+    LOONGFORGE,
+    NAMES,
+    VIDEO,
+    Damage,
+    as_under_energon_7,
+    changed,
+    in_json,
+    write_llava_onevision,
+    write_loongforge,
+    write_theirs,
+)
+from support.samples import chat, picture, video, write_source, write_tar
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-Make = Callable[..., PackConfig]
 
 
 @edataclass
@@ -73,20 +80,13 @@ class Ours(DefaultTaskEncoder[Any, Any, Any, Any]):
     cookers = cookers()
 
 
-def run_of(make: Make, source: Path | None, flavor: Flavor, **settings: Any) -> Path:
-    format = Format.jsonl if source is not None else Format.wds
-    run = make(source, source__format=format, output__flavor=flavor, max_skipped=0.5, **settings)
-    pack(run)
-    return Path(run.output.dir) / str(run.output.name)
-
-
 # ------------------------------------------------------------------------------------------------ ours, read by them
 
 
 def test_llava_onevision_reads_ours(config: Make, tmp_path: Path) -> None:
     """By its field names and a loader that is in the dataset; times and patch positions in the fields for them."""
     sample_type = {"output__sample_loader_py": True, "output__sample_type": f"{__name__}:TheirCaptioning"}
-    folder = run_of(config, write_source(tmp_path / "source"), Flavor.packed_captioning, **sample_type)
+    folder = pack_into(config, write_source(tmp_path / "source"), Flavor.packed_captioning, **sample_type)
     ours = {sample.__key__: sample for sample in read_typed(folder, "PackedCaptioningSample", "packed_captioning")}
     theirs = list(train(folder, encoder=WithPixels()))
     assert {sample.__key__ for sample in theirs} == ours.keys()
@@ -130,7 +130,7 @@ def members_as_loongforge_encodes(sample: TheirChatMix) -> list[tuple[Any, list[
 def test_a_class_with_loongforges_names_reads_ours(config: Make, group_by: GroupBy) -> None:
     """With lists in place of None, its encoder loses every pack, `cannot mix images and videos`."""
     sample_type = {"output__sample_loader_py": True, "output__sample_type": f"{__name__}:TheirChatMix"}
-    folder = run_of(config, None, Flavor.packed_multi_mix_qa, packing__group_by=group_by, **sample_type)
+    folder = pack_into(config, None, Flavor.packed_multi_mix_qa, packing__group_by=group_by, **sample_type)
     num = {"members": 0, "images": 0, "text packs": 0}
     for sample in train(folder, encoder=WithPixels()):
         assert isinstance(sample, TheirChatMix)
@@ -193,7 +193,7 @@ class TheirEncoder(WithPixels):
 
 def test_loongforge_reads_ours_through_crude_yaml(config: Make) -> None:
     """Names with dots are found, and decoded; no member loses an image."""
-    folder = run_of(config, None, Flavor.packed_multi_mix_qa)
+    folder = pack_into(config, None, Flavor.packed_multi_mix_qa)
     num_images = num_members = 0
     for sample in train(folder, encoder=TheirEncoder(), dataset_config="crude.yaml"):
         images = sample.packed_images or [[] for _ in sample.packed_messages]
@@ -222,7 +222,7 @@ def test_a_loader_that_is_not_ours_is_found(
     source = tmp_path / "s.jsonl"
     source.write_text(json.dumps({"prompts": ["a"], "captions": ["b"]}))
     sample_type = {"output__sample_loader_py": True, "output__sample_type": f"{__name__}:TheirCaptioning"}
-    folder = run_of(config, source, Flavor.packed_captioning, **sample_type)
+    folder = pack_into(config, source, Flavor.packed_captioning, **sample_type)
     damage(folder / ".nv-meta")
     assert words in lines(found(folder))
 
@@ -233,26 +233,6 @@ def change_yaml(path: Path, **values: Any) -> None:
 
 # -------------------------------------------------------------------------------------------- theirs, read by us
 
-VIDEO = b"\x00\x00\x00\x18ftypmp42" + b"\x00" * 90
-
-
-def write_theirs(folder: Path, shards: dict[str, dict[str, bytes]], dataset_yaml: dict[str, Any]) -> Path:
-    """Tars and what Energon 5 wrote beside them."""
-    meta = folder / ".nv-meta"
-    for name, members in shards.items():
-        write_tar(folder / name, members)
-        write_index(folder / name)
-    meta.mkdir()
-    counts = {name: len({member.partition(".")[0] for member in members}) for name, members in shards.items()}
-    splits = {"exclude": [], "split_parts": {"train": list(shards), "val": [], "test": []}}
-    for name, value in (
-        (".info.yaml", {"shard_counts": counts}),
-        ("split.yaml", splits),
-        ("dataset.yaml", dataset_yaml),
-    ):
-        (meta / name).write_text(yaml.safe_dump(value))
-    return folder
-
 
 def read_typed(folder: Path, sample_class: str, flavor: str) -> list[Any]:
     """Through our loader: a dataset.yaml beside theirs."""
@@ -262,37 +242,7 @@ def read_typed(folder: Path, sample_class: str, flavor: str) -> list[Any]:
 
 @pytest.fixture
 def llava(tmp_path: Path) -> Path:
-    return of_llava_onevision(tmp_path / "llava")
-
-
-def of_llava_onevision(folder: Path) -> Path:
-    """LLaVA-OneVision-2's: media first, then the JSON, no `_meta`; names in the JSON are not those in the tar."""
-    value = {
-        "images": [["img000_sub000.jpg", "img000_sub001.jpg"], ["img001_sub000.jpg"], []],
-        "prompts": [["<image>\n<image>\nq1", "q2"], ["no placeholder"], ["text q"]],
-        "captions": [["a1", "a2"], ["a"], ["text a"]],
-        "sample_count": 3,
-        "patch_positions": [["img000_sub000.npy", ""], [""], []],
-        "fps": [[2], None, None],
-        "timestamp_decimal": [1, 1, 1],
-    }
-    one = {
-        "ps_00000000.img0_0.jpg": picture(10, 20),
-        "ps_00000000.img0_0.npy": npy(6),
-        "ps_00000000.img0_1.jpg": picture(30, 20, "PNG"),
-        "ps_00000000.img1_0.jpg": picture(50, 20),
-        "ps_00000000.json": json.dumps(value).encode(),
-    }
-    text = {"images": [[]], "prompts": [["q"]], "captions": [["a"]], "sample_count": 1, "patch_positions": [[]]}
-    dataset_yaml = {
-        "sample_type": {"__module__": "aiak_training_llm.data.multimodal", "__class__": "PackedCaptioningSample"},
-        "part_filter": "sample_loader.py:part_filter",
-        "sample_loader": "sample_loader.py:sample_loader",
-    }
-    shards = {"mine-000000.tar": one, "mine-000001.tar": {"ps_00000001.json": json.dumps(text).encode()}}
-    folder = write_theirs(folder, shards, dataset_yaml)
-    (folder / ".nv-meta" / "sample_loader.py").write_bytes(sample_loader_py("packed_captioning"))
-    return folder
+    return write_llava_onevision(tmp_path / "llava")
 
 
 def test_llava_onevisions_packs_are_read(llava: Path) -> None:
@@ -319,62 +269,11 @@ def test_llava_onevisions_packs_are_verified(llava: Path) -> None:
     assert lines(found(llava, reader="energon_pack")) == ""
 
 
-LOONGFORGE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
-
-
-def of_loongforge(folder: Path, name: Callable[[str], str]) -> Path:
-    """`packed_chat_mix`: the JSON first, what a source member said of its media still in it, roles as spelled there."""
-    turns = [{"from": "human", "value": "<image>\nq"}, {"from": "gpt", "value": "a"}]
-    chats = json.loads(chat("<image>or<image>", "b", "c", "d"))["messages"]
-    tools = [{"role": "system", "content": "s"}, *json.loads(chat("t", "u"))["messages"]]
-    names = [[name("s000_jpg")], [name("s001_jpeg"), name("s001_png")]]
-    image = {
-        "messages": [{"media": "image", "name": ["jpg"], "messages": turns}, {"messages": chats, "tools": []}],
-        "media_files": names,
-        "media_type": "image",
-        "_meta": {
-            "pack_id": "image_pack_00000000",
-            "sample_ids": ["p-000001__94d1", "p-000001__94d2"],
-            "token_lens": [240, 239],
-            "total_token_len": 479,
-        },
-    }
-    text = {
-        "messages": [{"media": "text", "messages": tools, "tools": [{"type": "function"}]}],
-        "media_files": [[]],
-        "media_type": "text",
-        "_meta": {"pack_id": "text_pack_00000000", "sample_ids": ["p-0__1"], "token_lens": [9], "total_token_len": 9},
-    }
-    video = {
-        "messages": [{"messages": json.loads(chat("<video>v", "w"))["messages"]}],
-        "media_files": [[name("s000_mp4")]],
-        "media_type": "video",
-        "_meta": {"pack_id": "video_pack_00000000", "sample_ids": ["p-0__2"], "token_lens": [7], "total_token_len": 7},
-    }
-    members = {
-        "text_pack_00000000.json": json.dumps(text).encode(),
-        "image_pack_00000000.json": json.dumps(image).encode(),
-        f"image_pack_00000000.{names[0][0]}": picture(10, 20),
-        f"image_pack_00000000.{names[1][0]}": picture(30, 20),
-        f"image_pack_00000000.{names[1][1]}": picture(50, 20, "PNG"),
-        "video_pack_00000000.json": json.dumps(video).encode(),
-        f"video_pack_00000000.{name('s000_mp4')}": VIDEO,
-    }
-    dataset_yaml = {**LOONGFORGE, "subflavors": {"sample_type": "packed_chat_mix"}}
-    return write_theirs(folder, {"pretrain-000000.tar": members}, dataset_yaml)
-
-
-NAMES: dict[str, Callable[[str], str]] = {
-    "without dots": lambda name: name,
-    "with dots": lambda name: name.replace("_", "_0.", 1),
-}
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("crude", [False, True])
 def test_loongforges_packs_are_read(tmp_path: Path, name: str, crude: bool) -> None:
     """With and without dots in the names of media, typed and by our cookers on its own dataset.yaml."""
-    folder = of_loongforge(tmp_path / "theirs", NAMES[name])
+    folder = write_loongforge(tmp_path / "theirs", NAMES[name])
     if crude:
         samples = list(train(folder, encoder=Ours()))
     else:
@@ -418,7 +317,7 @@ def test_loongforges_packs_are_verified(tmp_path: Path, name: str) -> None:
     (loongforge/data/multimodal/vlm_task_encoder.py, `_resize_image`) asks those for their height: no pack of images
     that its own tool writes is ever trained on.
     """
-    folder = of_loongforge(tmp_path / "theirs", NAMES[name])
+    folder = write_loongforge(tmp_path / "theirs", NAMES[name])
     good = found(folder, reader="energon_pack")
     assert lines(good) == ""
     assert "3 of LoongForge's packed_chat_mix" in good.notes[0]
@@ -438,7 +337,7 @@ def test_loongforges_packs_are_verified(tmp_path: Path, name: str) -> None:
 
 
 def test_a_mixed_pack_is_none_for_loongforge(tmp_path: Path) -> None:
-    folder = of_loongforge(tmp_path / "theirs", NAMES["with dots"])
+    folder = write_loongforge(tmp_path / "theirs", NAMES["with dots"])
     in_json("image_pack_00000000", lambda value: value.update(media_type="mix"))(folder)
     assert "image_pack_00000000: media_type is mix, and LoongForge's cooker takes" in lines(found(folder))
 
@@ -446,38 +345,6 @@ def test_a_mixed_pack_is_none_for_loongforge(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ what is wrong with theirs
 
 
-def changed(part: str, data: bytes | None) -> Callable[[Path], None]:
-    """Other bytes in a part of the first shard, or none of it."""
-
-    def damage(folder: Path) -> None:
-        path = sorted(folder.glob("*.tar"))[0]
-        members = [(n, d if data is None or not n.endswith(part) else data) for n, d in read_shard(path)]
-        write_shard(path, [m for m in members if data is not None or not m[0].endswith(part)])
-
-    return damage
-
-
-def in_json(key: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        path = sorted(folder.glob("*.tar"))[0]
-        members = dict(read_shard(path))
-        value = json.loads(members[f"{key}.json"])
-        change(value)
-        members[f"{key}.json"] = json.dumps(value).encode()
-        write_shard(path, list(members.items()))
-
-    return damage
-
-
-def as_under_energon_7(folder: Path) -> None:
-    """What LLaVA-OneVision-2's finalizing leaves there: no counts, no index, splits in a form that is not read."""
-    (folder / ".nv-meta" / ".info.yaml").unlink()
-    for path in folder.glob("*.idx"):
-        path.unlink()
-    (folder / ".nv-meta" / "split.yaml").write_text("split: {train: [mine-000000.tar], val: [], test: []}\n")
-
-
-Damage = Callable[[Path], Any]
 OF_LLAVA: list[tuple[Damage, list[str]]] = [
     (changed("img0_1.jpg", None), ["parts: mine-000000.tar: ps_00000000: img0_1.jpg is named, but not there"]),
     (changed("img0_1.jpg", b"x" * 50), ["kinds: ", "img0_1.jpg begins with"]),
@@ -518,7 +385,7 @@ def test_damage_in_llava_onevisions_is_named(llava: Path, damage: Damage, words:
 
 @pytest.mark.parametrize(("damage", "words"), OF_LOONGFORGE)
 def test_damage_in_loongforges_is_named(tmp_path: Path, damage: Damage, words: list[str]) -> None:
-    folder = of_loongforge(tmp_path / "theirs", NAMES["without dots"])
+    folder = write_loongforge(tmp_path / "theirs", NAMES["without dots"])
     damage(folder)
     text = lines(found(folder))
     assert [word for word in words if word not in text] == [], text
@@ -538,7 +405,7 @@ def test_what_cannot_be_asked_of_theirs_is_said(llava: Path, tmp_path: Path) -> 
 def test_our_dataset_without_its_manifest_is_not_taken_for_theirs(config: Make, tmp_path: Path) -> None:
     source = tmp_path / "s.jsonl"
     source.write_text(json.dumps({"prompts": ["a"], "captions": ["b"]}))
-    folder = run_of(config, source, Flavor.packed_captioning)
+    folder = pack_into(config, source, Flavor.packed_captioning)
     with tarfile.open(folder / "packed-000000.tar") as tar:
         assert len(tar.getnames()) == 1
     (folder / ".nv-meta" / "energon_pack.json").unlink()

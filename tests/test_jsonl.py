@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import write_tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from energon_pack.sources.find import Lines, find_shards, shard_of
 from energon_pack.sources.lines import index_lines, is_unchanged
 from energon_pack.sources.listing import parse_line
 from energon_pack.sources.meta import find_lines
+from support.samples import write_tar
 
 
 def index(path: Path, data: bytes) -> list[tuple[str, bytes, str | None]]:

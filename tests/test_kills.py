@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, files
 from hydra import compose, initialize_config_dir
 
 from energon_pack.config import conf_dir
 from energon_pack.pack import pack
 from energon_pack.validate import to_config
+from support.packed import files
+from support.running import ROOT
 
 SETTINGS = (
     "output.name=packed",

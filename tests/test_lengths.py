@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import chat, picture, write_tar
 
 from energon_pack import lengths, measuring
 from energon_pack.config import PackConfig, Stage
@@ -21,6 +20,7 @@ from energon_pack.record import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.table_cache import in_chunks
 from energon_pack.templates import ModelSettings, prepare_template
+from support.samples import chat, picture, write_tar
 
 
 @pytest.fixture

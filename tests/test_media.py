@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import picture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin
 
 from energon_pack.media import open_image, open_part, probe, video_extension
 from energon_pack.sample import Reason, Skip
+from support.samples import picture
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

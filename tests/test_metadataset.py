@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import chat, command, write_tar
 from hypothesis import given
 from hypothesis import strategies as st
 from megatron.energon import (
@@ -27,6 +26,8 @@ from energon_pack.loading import cookers
 from energon_pack.manifest import read_manifest
 from energon_pack.metadataset import main, read_subflavor, to_yaml
 from energon_pack.pack import pack
+from support.running import command
+from support.samples import chat, write_tar
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import chat, need_torchvision, write_tar
-from tiny import TEXT, tf
 
 from energon_pack.checks import model as model_check
 from energon_pack.checks.model import check_model
@@ -16,6 +14,9 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.probe import probe
 from energon_pack.verify import verify
+from support.running import need_torchvision
+from support.samples import chat, write_tar
+from support.tiny import TEXT, tf
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Make = Callable[..., PackConfig]

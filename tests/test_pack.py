@@ -15,7 +15,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT, chat, files, json_lines, need_torchvision, picture, write_tar
 
 from energon_pack import shards
 from energon_pack.config import OnDamaged, Overlong, PackConfig, Stage
@@ -23,6 +22,9 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.publish import staging_folder
 from energon_pack.tar_writer import tar_header
+from support.packed import files, json_lines
+from support.running import ROOT, need_torchvision
+from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import REAL, files, json_lines, picture, train
 
 from energon_pack.config import Format, PackConfig
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
+from support.packed import files, json_lines, train
+from support.running import REAL
+from support.samples import picture
 
 Make = Callable[..., PackConfig]
 

@@ -11,7 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+
+from support.running import ROOT
 
 PACKAGE = ROOT / "energon_pack"
 TOOLS = sorted(path.stem for path in PACKAGE.glob("[!_]*.py") if '__name__ == "__main__"' in path.read_text())

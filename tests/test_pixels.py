@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import need_torchvision, picture
-from test_video import video
 
 from energon_pack.media import LazyImage, Media
 from energon_pack.members import MemberEncoder, Source
@@ -14,6 +12,8 @@ from energon_pack.pixels import join
 from energon_pack.rope import Rope
 from energon_pack.sample import Skip
 from energon_pack.templates import ModelSettings, Sample, load_template
+from support.running import need_torchvision
+from support.samples import picture, video
 
 
 def test_patches_follow_each_other() -> None:

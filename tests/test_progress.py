@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from rich.console import Console
 
 from energon_pack import progress
 from energon_pack.progress import Progress, seconds_left
+from support.running import ROOT
 
 RUN = ("-m", "energon_pack", "+model=qwen2_5_vl", "executor.num_workers=1", "measure.verify=0")
 

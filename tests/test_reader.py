@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import picture, write_tar
 
 from energon_pack.errors import PackError
 from energon_pack.record import ReadSettings, Record
 from energon_pack.sample import Part, Skip
 from energon_pack.sources.find import Lines, Shard, shard_of
 from energon_pack.sources.reader import Reader
+from support.samples import picture, write_tar
 
 
 def lines_in(folder: Path, *lines: bytes) -> Shard:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, chat, command, need_torchvision
 from hydra import compose, initialize_config_dir
-from test_interchange import of_llava_onevision
 
 from energon_pack.config import conf_dir
 from energon_pack.metadata import dataset_yamls
 from energon_pack.validate import to_config
+from support.peers import write_llava_onevision
+from support.running import ROOT, command, need_torchvision
+from support.samples import chat
 
 README = (ROOT / "README.md").read_text()
 DEMO = "packed/demo-qwen2_5_vl-neat-8192"
@@ -91,7 +92,8 @@ def test_a_tool_runs_as_its_row_says(folder: Path, tmp_path: Path, tool: str) ->
     lines.write_bytes(chat("a?", "b"))
     names = {
         "DIR[=WEIGHT] …": DEMO, "DIR": DEMO, "SOURCE…": lines, "OUT.yaml": tmp_path / "out.yaml",
-        "OUT": tmp_path / "out", "--batch-size N": "--batch-size 4", "THEIRS": of_llava_onevision(tmp_path / "theirs"),
+        "OUT": tmp_path / "out", "--batch-size N": "--batch-size 4",
+        "THEIRS": write_llava_onevision(tmp_path / "theirs"),
     }  # fmt: skip
     typed(re.sub("|".join(map(re.escape, names)), lambda found: str(names[found[0]]), tool), folder)
 

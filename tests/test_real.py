@@ -13,11 +13,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import files, json_lines, need_torchvision, structure, train, write_tar
 
 from energon_pack.config import OnDamaged, PackConfig
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
+from support.packed import files, json_lines, train
+from support.running import need_torchvision
+from support.samples import structure, write_tar
 
 Make = Callable[..., PackConfig]
 

@@ -26,11 +26,9 @@ import torch
 import train_ddp
 import train_tiny
 import yaml
-from conftest import ROOT, chat, need_torchvision, write_tar
 from megatron.energon import WorkerConfig
 from megatron.energon.errors import FatalSampleError
 from megatron_lm import one_token_per_image
-from test_video import video
 
 from energon_pack import metadataset
 from energon_pack.batch import PackedBatch
@@ -38,6 +36,8 @@ from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, Sou
 from energon_pack.manifest import read_manifest
 from energon_pack.pack import pack
 from energon_pack.task_encoder import PackedTaskEncoder
+from support.running import ROOT, need_torchvision
+from support.samples import chat, video, write_tar
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, need_torchvision
-from rank import NUM_RANKS, SAVED_AFTER
-from test_energon import prepare
 
 from energon_pack.config import ModelConfig, PackConfig, Rope
 from energon_pack.pack import pack
+from support.packed import prepare
+from support.rank import NUM_RANKS, SAVED_AFTER
+from support.running import ROOT, need_torchvision
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 NUM_STEPS = 14
@@ -24,7 +24,7 @@ NUM_STEPS = 14
 def start(*arguments: str) -> list["subprocess.Popen[bytes]"]:
     """All ranks, each with a folder, a rank and the other arguments of `rank.py`."""
     blend, packed, processor, folder, *more = arguments
-    script = str(ROOT / "tests" / "rank.py")
+    script = str(ROOT / "tests" / "support" / "rank.py")
     return [
         subprocess.Popen([sys.executable, script, blend, packed, processor, folder, str(rank), *more])
         for rank in range(NUM_RANKS)

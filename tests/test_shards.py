@@ -6,12 +6,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import write_tar
 from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
 from energon_pack.tar_writer import TarWriter, tar_header
+from support.samples import write_tar
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=120), st.integers(0, 2**35))

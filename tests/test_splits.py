@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import chat, write_tar
 from hypothesis import given
 from hypothesis import strategies as st
 from megatron.energon import WorkerConfig, get_loader, get_val_dataset
@@ -17,6 +16,7 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.splits import split_numbers, split_shares
 from energon_pack.verify import verify
+from support.samples import chat, write_tar
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Make = Callable[..., PackConfig]

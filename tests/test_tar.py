@@ -5,11 +5,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import write_tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.sources.tar import NO_DATA, TarScan, compression, is_header_of
+from support.samples import write_tar
 
 MEMBERS = {"a.jpg": b"x" * 700, "a.json": b"{}", "b.jpg": b"", "b.json": b"y" * 512}
 

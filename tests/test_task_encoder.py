@@ -10,12 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import need_torchvision, picture, train
 from megatron.energon import SkipSample, WorkerConfig, get_loader, get_savable_loader, get_train_dataset
 from megatron.energon.errors import FatalSampleError
-from test_energon import prepare
-from test_video import video
-from tiny import tf
 
 from energon_pack import guards
 from energon_pack.batch import PackedBatch, touch_vision
@@ -25,6 +21,10 @@ from energon_pack.layout import IGNORE
 from energon_pack.media import LazyImage
 from energon_pack.pack import pack
 from energon_pack.task_encoder import PackedTaskEncoder
+from support.packed import prepare, train
+from support.running import need_torchvision
+from support.samples import picture, video
+from support.tiny import tf
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import need_torchvision, structure
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -20,6 +19,8 @@ from energon_pack.preprocess import smart_resize
 from energon_pack.sample import Reason, Skip, place_media
 from energon_pack.templates import ModelSettings, Sample, Template, load_saved, load_template, prepare_template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
+from support.running import need_torchvision
+from support.samples import structure
 
 
 def turns(*texts: Any) -> list[dict[str, Any]]:

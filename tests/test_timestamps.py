@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import json_lines, picture, train, write_tar
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.convert import convert
@@ -22,14 +21,10 @@ from energon_pack.task_encoder import sources_of
 from energon_pack.templates import Sample
 from energon_pack.timestamps import load_positions, stamped, time_marks
 from energon_pack.verify import verify
+from support.packed import json_lines, train
+from support.samples import npy, picture, write_tar
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def npy(t: int, num: int = 4) -> bytes:
-    file = io.BytesIO()
-    np.save(file, np.full((num, 3), t))
-    return file.getvalue()
 
 
 def test_marks_of_frames() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REAL, ROOT, json_lines, need_torchvision
 from omegaconf import OmegaConf
 
 from energon_pack.media import Media, probe_part
@@ -20,6 +19,8 @@ from energon_pack.sources import wds
 from energon_pack.sources.find import find_shards
 from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
 from energon_pack.templates.rules import MediaRules
+from support.packed import json_lines
+from support.running import REAL, ROOT, need_torchvision
 
 #: processor of the tables → model of conf/model
 MODELS = {

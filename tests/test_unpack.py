@@ -13,16 +13,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT, chat, command, files, picture, write_tar
 
 from energon_pack.config import Overlong, PackConfig
 from energon_pack.errors import PackError
-from energon_pack.pack import pack
 from energon_pack.record import ReadSettings, media_parts, parse_record
 from energon_pack.sample import Part
 from energon_pack.single import record_of
 from energon_pack.unpack import unpack
 from energon_pack.verify import verify
+from support.packed import files, lengths, packed, samples
+from support.running import ROOT, command
+from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
 WORDS = "one two three four five six seven eight nine ten " * 8
@@ -33,35 +34,6 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 def no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Energon's own look at what is packed is tested elsewhere, and slow to start."""
     monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
-
-
-def packed(run: PackConfig) -> Path:
-    pack(run)
-    return Path(run.output.dir) / str(run.output.name)
-
-
-def samples(folder: Path) -> dict[str, dict[str, bytes]]:
-    """`<shard>/<key>` → part → bytes, in the order of the tars."""
-    found: dict[str, dict[str, bytes]] = {}
-    for path in sorted(folder.rglob("*.tar")):
-        with tarfile.open(path) as tar:
-            for member in tar:
-                key, _, part = member.name.partition(".")
-                parts = found.setdefault(f"{path.relative_to(folder).as_posix()}/{key}", {})
-                assert part not in parts
-                parts[part] = tar.extractfile(member).read()  # type: ignore[union-attr]
-    return found
-
-
-def lengths(dataset: Path) -> dict[tuple[str, str, str], tuple[int, int, list[str]]]:
-    """What the plan says of every member, by shard, key and part of a sample that was cut."""
-    rows = pq.read_table(dataset / "pack_plan.parquet").to_pylist()
-    found = {}
-    for row in rows:
-        name = row["shard"], row["key"], row["cut"]["part"] if row["cut"] else ""
-        found[name] = row["token_len"], row["num_supervised"], [part["name"] for part in row["parts"]]
-    assert len(found) == len(rows)
-    return found
 
 
 @pytest.fixture

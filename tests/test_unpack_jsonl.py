@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import chat, picture, write_tar
-from test_timestamps import npy
-from test_unpack import lengths, packed, samples
-from test_verify_jsonl import write_source
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.unpack import unpack
 from energon_pack.verify import verify
+from support.packed import lengths, packed, samples
+from support.samples import chat, npy, picture, write_source, write_tar
 
 Make = Callable[..., PackConfig]
 

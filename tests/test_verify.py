@@ -9,25 +9,12 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT, chat, command, json_lines, picture, write_tar
-from corruptions import CORRUPTIONS, cut_short, duplicate_pack, flip
-from damage import (
-    change_file,
-    change_files,
-    found,
-    grown,
-    lines,
-    read_shard,
-    set_at,
-    write_shard,
-)  # fmt: skip
 
 from energon_pack import findings as findings_module
 from energon_pack.checks.packs import capacity
@@ -38,6 +25,22 @@ from energon_pack.pack import pack
 from energon_pack.packed.contents import Pack
 from energon_pack.packed.files import PackFiles
 from energon_pack.verify import main, verify
+from support.corruptions import CORRUPTIONS, cut_short, duplicate_pack, flip
+from support.damage import (
+    HOSTILE,
+    change_file,
+    change_files,
+    found,
+    grown,
+    lines,
+    places,
+    read_shard,
+    set_at,
+    write_shard,
+)
+from support.packed import json_lines
+from support.running import ROOT, command
+from support.samples import chat, picture, write_tar
 
 Members = list[tuple[str, bytes]]
 WORDS = "one two three four five six seven eight nine ten " * 8
@@ -155,17 +158,6 @@ def test_capacity(lens: list[int], packing: dict[str, Any], expected: list[str])
     defects = list(capacity(one, {"max_token_len": 512, "pad_to_multiple_of": 1, **packing}))
     assert len(defects) == len(expected)
     assert all(what.endswith(words) for what, words in zip(defects, expected, strict=True))
-
-
-HOSTILE = [None, True, -1, 0, 1.5, 10**30, "", "\ud800", "a\nb", [], [[]], [None], [{}], {}, {"a": None}, [1, "1"]]
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a JSON."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield (*path, key)
-        yield from places(item, (*path, key))
 
 
 @pytest.mark.parametrize("seed", range(6))

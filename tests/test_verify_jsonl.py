@@ -12,46 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import picture
-from damage import Members, change_file, found, grown, lines, read_shard, set_at, write_shard
-from test_timestamps import npy
 
 from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
 from energon_pack.errors import PackError
 from energon_pack.findings import CHECKS
 from energon_pack.pack import pack
 from energon_pack.verify import verify
-
-WORDS = "one two three four five six seven eight nine ten " * 4
-
-
-def write_source(folder: Path) -> Path:
-    """Images as files, frames with times, several turns, text, drawn by a ratio; three are no samples."""
-    folder.mkdir()
-    for i in range(6):
-        (folder / f"f{i}.jpg").write_bytes(picture(40 + 28 * i, 60))
-        (folder / f"f{i}.npy").write_bytes(npy(15 * i))
-    (folder / "p.png").write_bytes(picture(50, 50, "PNG"))
-    (folder / "no name").write_bytes(picture(33, 44))
-    frames, names = ([f"f{i}.{end}" for i in range(6)] for end in ("jpg", "npy"))
-    video = {"images": [frames], "prompts": ["<video>what?"], "captions": ["this"]}
-    two = {"images": ["f0.jpg", "p.png"], "prompts": ["<image>a", "<image>b"], "captions": ["1", "2"]}
-    lines: list[Any] = [
-        {**video, "patch_positions": [names], "fps": 30, "id": 7},
-        {**video, "patch_positions": [*names[:5], ""], "fps": [2], "timestamp_decimal": 2},
-        {**two, "patch_positions": ["f0.npy", None]},
-        *({**two, "id": i} for i in range(8)),
-        {"images": ["no name"], "prompts": ["<image>?"], "captions": [WORDS]},
-        {"prompts": [f"{i} {WORDS}" for i in range(9)], "captions": [f"{i} {WORDS}" for i in range(9)], "id": "long"},
-        {"messages": [{"role": r, "content": "x"} for r in ("system", "user", "assistant")]},
-        {"images": ["gone.jpg"], "prompts": ["<image>?"], "captions": ["yes"]},
-    ]
-    texts = [{"prompts": [f"{i} {WORDS}"], "captions": [f"{i} {WORDS}"]} for i in range(20)]
-    for name, values in (("media", lines), ("text", texts)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in values) + "{\n")
-    meta = {"media": {"file_name": "media.jsonl"}, "text": {"file_name": "text.jsonl", "sample_ratio": 1.5}}
-    (folder / "meta.json").write_text(json.dumps(meta))
-    return folder / "meta.json"
+from support.damage import Members, change_file, found, grown, lines, read_shard, set_at, write_shard
+from support.samples import npy, picture, write_source
 
 
 def pack_as(flavor: Flavor, folder: Path, processor: Path, cache: Path) -> Path:
@@ -392,7 +360,7 @@ def test_an_index_that_is_wrong(both: dict[Flavor, Path], tmp_path: Path, statem
 
 def test_any_json_is_survived(captioning: Path, demo: tuple[Path, Path]) -> None:
     """Wrong types anywhere in the packs: found, and never a traceback."""
-    from test_verify import HOSTILE, places
+    from support.damage import HOSTILE, places
 
     rng = np.random.default_rng(0)
     for path in sorted(captioning.glob("*.tar")):

@@ -13,7 +13,6 @@ from typing import IO, cast
 
 import numpy as np
 import pytest
-from conftest import ROOT, need_torchvision, write_tar
 from PIL import Image
 
 from energon_pack.checks.videos import decoded_by_energon, decoded_by_us
@@ -26,6 +25,8 @@ from energon_pack.templates.llava import LlavaOneVision
 from energon_pack.templates.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.rules import ProcessorSettings
 from energon_pack.verify import verify
+from support.running import ROOT, need_torchvision
+from support.samples import video, write_tar
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 
@@ -42,19 +43,6 @@ LLAVA = ProcessorSettings(
     video={"do_sample_frames": True, "num_frames": 7},
     processor={"num_image_tokens": 729},
 )
-
-
-def video(num_frames: int = 30, width: int = 64, height: int = 48, fps: int = 10, format: str = "mp4") -> bytes:
-    """A video whose nth frame is n grey."""
-    file = io.BytesIO()
-    with av.open(file, "w", format=format) as container:
-        stream = container.add_stream("mpeg4", rate=fps)
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for i in range(num_frames):
-            frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), 8 * i, np.uint8), "rgb24")
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return file.getvalue()
 
 
 @pytest.mark.parametrize(("format", "extension"), [("mp4", "mp4"), ("avi", "avi"), ("matroska", "mkv")])

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import chat, picture, write_tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
 from energon_pack.sources.find import Shard, find_shards, names_of
 from energon_pack.sources.wds import damage_of, index_shard, parts_of
+from support.samples import chat, picture, write_tar
 
 
 def index(path: Path) -> list[dict[str, object]]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from damage import (
+
+from support.damage import (
     Members,
     change,
     change_file,
@@ -18,7 +19,7 @@ from damage import (
     read_shard,
     set_at,
     write_shard,
-)  # fmt: skip
+)
 
 
 def flip(members: Members, index: int) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +127,15 @@ def found(folder: Path, **options: Any) -> Findings:
 def lines(findings: Findings) -> str:
     """A line a defect, as a user sees them."""
     return "\n".join(map(str, findings.first(1000)))
+
+
+#: Values that a JSON may have where another type belongs.
+HOSTILE = [None, True, -1, 0, 1.5, 10**30, "", "\ud800", "a\nb", [], [[]], [None], [{}], {}, {"a": None}, [1, "1"]]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a JSON."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from places(item, (*path, key))

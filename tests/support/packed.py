@@ -1,0 +1,100 @@
+"""What a test reads of a dataset: its files, its samples, its lengths, what Energon makes of it."""
+
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import yaml
+
+from energon_pack.config import Flavor, Format, PackConfig
+from energon_pack.pack import pack
+
+Make = Callable[..., PackConfig]
+
+
+def packed(run: PackConfig) -> Path:
+    """Pack; the folder of the dataset."""
+    pack(run)
+    return Path(run.output.dir) / str(run.output.name)
+
+
+def pack_into(make: Make, source: Path | None, flavor: Flavor, **settings: Any) -> Path:
+    """Pack the lines of a JSONL, or with no source the demo, in this flavor."""
+    format = Format.jsonl if source is not None else Format.wds
+    run = make(source, source__format=format, output__flavor=flavor, max_skipped=0.5, **settings)
+    return packed(run)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file of a packed dataset but the report, which holds facts of the run."""
+    names = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "report.json")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in names}
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def samples(folder: Path) -> dict[str, dict[str, bytes]]:
+    """`<shard>/<key>` → part → bytes, in the order of the tars."""
+    found: dict[str, dict[str, bytes]] = {}
+    for path in sorted(folder.rglob("*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                key, _, part = member.name.partition(".")
+                parts = found.setdefault(f"{path.relative_to(folder).as_posix()}/{key}", {})
+                assert part not in parts
+                parts[part] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    return found
+
+
+def lengths(dataset: Path) -> dict[tuple[str, str, str], tuple[int, int, list[str]]]:
+    """What the plan says of every member, by shard, key and part of a sample that was cut."""
+    rows = pq.read_table(dataset / "pack_plan.parquet").to_pylist()
+    found = {}
+    for row in rows:
+        name = row["shard"], row["key"], row["cut"]["part"] if row["cut"] else ""
+        found[name] = row["token_len"], row["num_supervised"], [part["name"] for part in row["parts"]]
+    assert len(found) == len(rows)
+    return found
+
+
+def train(path: Path, num_workers: int = 0, encoder: Any = None, **settings: Any) -> Iterator[Any]:
+    """Every pack of a dataset once, through Energon."""
+    from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+
+    dataset = get_train_dataset(
+        path,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=num_workers),
+        batch_size=None,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        repeat=False,
+        task_encoder=encoder or DefaultTaskEncoder(),
+        **settings,
+    )
+    return iter(get_savable_loader(dataset))
+
+
+def prepare(folder: Path, dataset_yaml: dict[str, Any]) -> Path:
+    """What a user does to a source by hand: `energon prepare` and a dataset.yaml."""
+    from megatron.energon.flavors import BaseWebdatasetFactory
+
+    shards = sorted(path.name for path in folder.glob("*.tar"))
+    BaseWebdatasetFactory.prepare_dataset(
+        folder, shards, split_parts_ratio=[("train", 1.0)], shuffle_seed=None, workers=1
+    )
+    (folder / ".nv-meta" / "dataset.yaml").write_text(yaml.safe_dump(dataset_yaml))
+    return folder
+
+
+def typed(sample_class: str, flavor: str) -> dict[str, Any]:
+    return {
+        "sample_type": {"__module__": "energon_pack.flavors", "__class__": sample_class},
+        "sample_loader": {"__module__": "energon_pack.loading", "__function__": "make_sample_loader", "flavor": flavor},
+        "part_filter": {"__module__": "energon_pack.loading", "__function__": "make_part_filter"},
+        "decoder": None,
+    }
