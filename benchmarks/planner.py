@@ -32,7 +32,8 @@ def mixture(num: int, chance: np.random.Generator) -> Ints:
     kind = chance.choice(4, num, p=[0.35, 0.44, 0.15, 0.06])
     text, image = chance.lognormal(5.5, 1.0, num), chance.integers(200, 1400, num) + chance.lognormal(5, 0.8, num)
     document, several = chance.lognormal(7.5, 0.8, num), chance.lognormal(8.5, 0.6, num)
-    return np.clip(np.choose(kind, [text, image, document, several]), 12, 16e3)
+    lengths: Ints = np.clip(np.choose(kind, [text, image, document, several]), 12, 16e3)
+    return lengths
 
 
 def real_like(num: int, chance: np.random.Generator) -> Ints:

@@ -225,9 +225,9 @@ def main() -> None:
         given.save.write_text(json.dumps(hashes_of(given.before.resolve(), chosen)))
         return
     is_saved = given.before.suffix == ".json"
-    before = json.loads(given.before.read_text()) if is_saved else hashes_of(given.before.resolve(), chosen)
-    after = hashes_of(HERE, chosen)
-    before, after = ({k: v for name in chosen for k, v in side[name].items()} for side in (before, after))
+    saved = json.loads(given.before.read_text()) if is_saved else hashes_of(given.before.resolve(), chosen)
+    sides = (saved, hashes_of(HERE, chosen))
+    before, after = ({k: v for name in chosen for k, v in side[name].items()} for side in sides)
     different = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     print(f"{len(before)} files before, {len(after)} after, {len(different)} differ")
     print("\n".join(different))

@@ -8,6 +8,8 @@ from typing import Any, Optional  # Energon's reader of dataset.yaml wants Optio
 
 from megatron.energon import Sample, edataclass
 
+__all__ = ["MultiMixQASample", "PackedCaptioningSample", "PackedMultiMixQASample"]
+
 
 @edataclass
 class MultiMixQASample(Sample):

@@ -24,6 +24,8 @@ from energon_pack.templates import ModelSettings, Template
 from energon_pack.templates import load_template as load_model_template
 from energon_pack.timestamps import position_names, stamped, time_marks
 
+__all__ = ["cookers", "load_template", "make_part_filter", "make_sample_loader"]
+
 Parts = Mapping[str, Any]
 
 

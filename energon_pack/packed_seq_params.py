@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+__all__ = ["packed_seq_params"]
+
 
 def packed_seq_params(batch: Mapping[str, Any], make: Any = None) -> Any:
     """What `GPTModel.forward(packed_seq_params=…)` takes.

@@ -32,6 +32,8 @@ from energon_pack.pixels import MEDIA_KEYS, join
 from energon_pack.rope import ROPE_KINDS, Rope
 from energon_pack.templates import Template
 
+__all__ = ["EncodedPack", "PackedTaskEncoder"]
+
 _log = logging.getLogger(__name__)
 
 _CHOICES = {

@@ -124,7 +124,7 @@ def train_valid_test_dataloaders_provider(
     if parallel_state.get_tensor_model_parallel_rank() > 0 or not is_end:
         return None, None, None
     if task_encoder is None:
-        form = {"layout": "mlm", "pad_to": "max_token_len" if num_stages > 1 else "longest"}
+        form: dict[str, Any] = {"layout": "mlm", "pad_to": "max_token_len" if num_stages > 1 else "longest"}
         if args.packed_keep_feature_tokens:
             task_encoder = PackedTaskEncoder(path, args.packed_processor, **form)
         else:

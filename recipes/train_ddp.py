@@ -106,14 +106,16 @@ def restore(checkpoint: Path, model: Any, optimizer: Any, loader: Any) -> int:
 def train(arguments: argparse.Namespace) -> None:
     """All steps of this rank."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    device = torch.device(arguments.device, int(os.environ["LOCAL_RANK"]) if arguments.device == "cuda" else None)
+    device = torch.device(arguments.device)
     if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.append(number))
 
     encoder = PackedTaskEncoder(arguments.dataset, arguments.processor, layout="neat", dummy_image=True)
+    model: Any
     if arguments.model:
         from transformers import AutoModelForImageTextToText
 

@@ -33,18 +33,26 @@ class Unpacked(PackedTaskEncoder):
         (pack,) = samples
         rows = [EncodedPack.derive_from(pack, members=[member], media={}, dropped=[]) for member in pack.members]
         rows[0].media = pack.media  # all of them, in the order of the rows
-        return super().batch(rows)
+        batch: PackedBatch = super().batch(rows)
+        return batch
 
 
 def tiny_model(encoder: PackedTaskEncoder, attention: str = "sdpa") -> Any:
     """A Qwen2.5-VL of four layers that knows the template's tokens."""
     import transformers
 
-    text = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+    text: dict[str, Any] = {
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    }
     text |= {"num_key_value_heads": 2, "vocab_size": encoder.template.vocabulary_size, "pad_token_id": 0}
     text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}}
     vision = {"depth": 1, "hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128, "num_heads": 4}
-    kinds = {f"{kind}_token_id": encoder.template.token_id(f"<|{kind}_pad|>") for kind in ("image", "video")}
+    kinds: dict[str, Any] = {
+        f"{kind}_token_id": encoder.template.token_id(f"<|{kind}_pad|>") for kind in ("image", "video")
+    }
     config = transformers.Qwen2_5_VLConfig(
         text_config=text, vision_config={**vision, "fullatt_block_indexes": [0], "tokens_per_second": 2}, **kinds
     )

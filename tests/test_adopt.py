@@ -10,7 +10,7 @@ from energon_pack.adopt import adopt
 from energon_pack.config import Flavor
 from energon_pack.errors import PackError
 from energon_pack.task_encoder import PackedTaskEncoder
-from support.damage import found, lines, read_shard
+from support.damage import found, lines, read_shard, set_at
 from support.packed import Make, pack_into, train
 from support.peers import NAMES, Damage, as_under_energon_7, changed, in_json, write_llava_onevision, write_loongforge
 from support.running import command
@@ -51,8 +51,8 @@ def test_loongforges_packs_are_measured_and_trained_on(tmp_path: Path, demo: tup
         assert f"lengths: {sample}: {mine[sample]} tokens measured again, {stated} in the pack" in lines(wrong)
     for key, members in lens.items():
         numbers = list(members.values())
-        meta = {"token_lens": numbers, "total_token_len": sum(numbers)}
-        in_json(key, lambda value, meta=meta: value["_meta"].update(meta))(folder)
+        in_json(key, set_at("_meta", "token_lens", to=numbers))(folder)
+        in_json(key, set_at("_meta", "total_token_len", to=sum(numbers)))(folder)
     assert lines(found(folder, **options)) == ""
 
 
@@ -111,7 +111,7 @@ def test_what_is_not_to_be_adopted(config: Make, llava: Path, tmp_path: Path) ->
     ],
 )
 def test_what_an_encoder_has_to_know_of_theirs(
-    llava: Path, demo: tuple[Path, Path], arguments: dict[str, str], said: str
+    llava: Path, demo: tuple[Path, Path], arguments: dict[str, Any], said: str
 ) -> None:
     with pytest.raises((FileNotFoundError, ValueError), match=said):
         PackedTaskEncoder(llava, str(demo[1]), **arguments)

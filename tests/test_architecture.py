@@ -1,6 +1,7 @@
 """Arrows between modules point one way, and a training job can import what it needs in any environment."""
 
 import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -148,6 +149,13 @@ def test_imports_follow_the_order(path: Path) -> None:
     room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     if room != "__init__":
         assert imports(path) <= ALLOWED[room]
+
+
+@pytest.mark.parametrize("face", ["flavors", "loading", "packed_seq_params", "task_encoder"])
+def test_a_public_face_says_what_is_public(face: str) -> None:
+    module = importlib.import_module(f"energon_pack.{face}")
+    assert module.__all__ == sorted(module.__all__)
+    assert all(getattr(module, name).__doc__ for name in module.__all__)
 
 
 @pytest.mark.parametrize(

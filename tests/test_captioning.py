@@ -108,7 +108,7 @@ def test_it_is_read_by_the_path_of_all_packs(config: Make, demo: tuple[Path, Pat
         folder, encoder=Cooked() if dataset_config == "crude.yaml" else None, dataset_config=dataset_config
     ):
         assert isinstance(sample, PackedCaptioningSample)
-        for index, (images, token_len) in enumerate(zip(sample.images, sample.token_lens, strict=True)):
+        for index, (images, token_len) in enumerate(zip(sample.images, sample.token_lens or [], strict=True)):
             messages = captioning_messages(sample, index)
             tokens = template.encode(Sample(messages, [Media("image", *image.size) for image in images]))
             assert len(tokens.ids) == token_len

@@ -228,7 +228,7 @@ def test_every_choice_of_groups_composes() -> None:
 
     from energon_pack.validate import to_config
 
-    options = {path.parent.name: [] for path in conf_dir().glob("*/*.yaml")}
+    options: dict[str, list[str]] = {path.parent.name: [] for path in conf_dir().glob("*/*.yaml")}
     for path in conf_dir().glob("*/*.yaml"):
         options[path.parent.name].append(path.stem)
     assert set(options) == {"model", "media", "packing", "source", "executor"}

@@ -173,7 +173,7 @@ def test_few_texts_set_no_engine_up(template: Template, monkeypatch: pytest.Monk
     """It would take longer than counting a small set by its words, in every process."""
     from energon_pack.templates import counting
 
-    asked = []
+    asked: list[int] = []
     monkeypatch.setattr(counting, "_FAST", {"gigatoken": asked.append})
     counter = TokenCounter(template._tokenizer, "auto")
     counter.count([("a " * 1000, [])])

@@ -325,8 +325,9 @@ def test_packs_write_llava_onevision_load_as_packed_captioning(tmp_path: Path) -
     assert sample.prompts == [["<image><image>a", "b"], ["c"]]
     assert sample.captions == [["1", "2"], ["3"]]
     assert sample.fps == [[2], None]
-    assert sample.patch_positions[0][0].tolist() == positions.tolist()
-    assert sample.patch_positions[0][1] is None
+    [arrays, _] = sample.patch_positions or []
+    assert arrays[0].tolist() == positions.tolist()
+    assert arrays[1] is None
 
 
 def test_an_unknown_flavor_is_named() -> None:

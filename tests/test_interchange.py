@@ -249,6 +249,7 @@ def test_llava_onevisions_packs_are_read(llava: Path) -> None:
     first, second = sorted(read_typed(llava, "PackedCaptioningSample", "packed_captioning"), key=lambda s: s.__key__)
     assert isinstance(first, PackedCaptioningSample)
     assert [[image.size for image in of] for of in first.images] == [[(10, 20), (30, 20)], [(50, 20)], []]
+    assert first.patch_positions is not None
     assert first.patch_positions[0][0].tolist() == [[6, 6, 6]] * 4
     assert (first.token_lens, first.sample_ids, second.captions) == (None, None, [["a"]])
     texts = [captioning_messages(first, i)[0]["content"] for i in range(3)]
@@ -392,7 +393,8 @@ def test_damage_in_loongforges_is_named(tmp_path: Path, damage: Damage, words: l
 
 
 def test_what_cannot_be_asked_of_theirs_is_said(llava: Path, tmp_path: Path) -> None:
-    for options in ({"source": []}, {"model": "x"}):
+    asked: list[dict[str, Any]] = [{"source": []}, {"model": "x"}]
+    for options in asked:
         with pytest.raises(PackError, match="--source and --model are for what energon_pack packed"):
             found(llava, **options)
     with pytest.raises(PackError, match="--lengths needs --as MODEL and --processor FOLDER"):

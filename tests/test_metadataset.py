@@ -44,7 +44,7 @@ def folders(config: Callable[..., PackConfig], tmp_path: Path) -> list[str]:
     return made
 
 
-class Cooking(DefaultTaskEncoder):  # type: ignore[type-arg]
+class Cooking(DefaultTaskEncoder[Any, Any, Any, Any]):
     decoder = None
     cookers = cookers()
 

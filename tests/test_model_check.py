@@ -72,7 +72,12 @@ def test_a_small_model_is_of_float32_and_has_few_logits(
 ) -> None:
     """Configs say bfloat16, whose rounding looks as if members were mixed; all logits would take gigabytes."""
     seen: list[Any] = []
-    monkeypatch.setattr(model_check, "probe", lambda model, *args: seen.append(model) or probe(model, *args))
+
+    def spy(model: Any, *members: Any) -> Any:
+        seen.append(model)
+        return probe(model, *members)
+
+    monkeypatch.setattr(model_check, "probe", spy)
     name = "PhiForCausalLM" if has_bias else "Qwen2ForCausalLM"
     config = getattr(tf, name)(tf.PhiConfig(**TEXT) if has_bias else tf.Qwen2Config(**TEXT)).config
     config.dtype = "bfloat16"

@@ -282,7 +282,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(config: Make) -> None:
 def stopped(config: Make, monkeypatch: pytest.MonkeyPatch) -> PackConfig:
     """A run of 6 shards that was killed after 3."""
     run = config(output__max_shard_packs=2)
-    written = []
+    written: list[shards.WrittenShard] = []
 
     def write(job: shards.ShardJob) -> shards.WrittenShard:
         if len(written) == 3:
@@ -432,7 +432,9 @@ def test_a_damaged_tar_may_be_kept(config: Make, demo: tuple[Path, Path], tmp_pa
 
 def test_unknown_fields_and_names_travel(config: Make, tmp_path: Path) -> None:
     """Fields that packing does not know, odd names, unicode: all in the pack's JSON as they were."""
-    record = {"conversations": [{"from": "human", "value": "<image> 什么"}, {"from": "gpt", "value": "方"}]}
+    record: dict[str, Any] = {
+        "conversations": [{"from": "human", "value": "<image> 什么"}, {"from": "gpt", "value": "方"}]
+    }
     record |= {
         "id": 7,
         "source": {"url": "x"},

@@ -144,7 +144,7 @@ def test_a_lost_medium_without_an_extension_is_no_text(config: Make, tmp_path: P
 
 def test_the_same_bytes_wherever_it_lies(config: Make, tmp_path: Path) -> None:
     """No path, time or worker is in the packs, the plan and the ledger."""
-    folders = []
+    folders: list[Path] = []
     for name in ("here", "there/deeper"):
         place = tmp_path / name
         values = [line(["a.jpg"], id=i) for i in range(30)] + [line(["gone.jpg"])]
@@ -161,7 +161,7 @@ def test_the_same_bytes_wherever_it_lies(config: Make, tmp_path: Path) -> None:
 
 def test_a_lists_roots_may_lie_anywhere(config: Make, tmp_path: Path) -> None:
     """A list that shares only `/` had the machine's folders in its ids: other bytes on every machine."""
-    folders = []
+    folders: list[Path] = []
     for name, places in (("one", ("p/left", "p/right")), ("two", ("q/left", "deep/er/right"))):
         sources = [write_lines(tmp_path / place / "s.jsonl", *(line([], id=i) for i in range(9))) for place in places]
         folders.append(packed(config, [str(source.parent) for source in sources], output__dir=str(tmp_path / name))[1])
@@ -195,8 +195,9 @@ def test_media_that_change_while_it_runs_are_noticed(
     config: Make, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from energon_pack import pack as module
+    from energon_pack import shards
 
-    write = module.write_shard
+    write = shards.write_shard
 
     def change_then_write(job: Any) -> Any:
         os.utime(source.parent / "a.jpg", ns=(1, 1))  # same size: only its time tells
@@ -277,7 +278,7 @@ def test_what_is_drawn_does_not_depend_on_the_cache(config: Make, tmp_path: Path
 
 @pytest.mark.parametrize("name", ["image_demo", "image_mathv", "text_alpaca", "text_toolcall"])
 def test_real_lengths_are_those_of_the_tables_and_of_the_tars(real: Path, cache: Path, config: Make, name: str) -> None:
-    run = {"source__media_root": str(real / "data" / name)} if (real / "data" / name).exists() else {}
+    run: dict[str, Any] = {"source__media_root": str(real / "data" / name)} if (real / "data" / name).exists() else {}
     run |= {"model__processor": str(real / "processors" / "qwen2_5_vl"), "model__factor": 28}
     figures, folder = packed(config, REAL / "jsonl" / f"{name}.jsonl", **run)
     ids = [json.loads(text)["id"] for text in (real / "jsonl" / f"{name}.jsonl").read_text().splitlines()]

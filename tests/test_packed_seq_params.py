@@ -109,9 +109,10 @@ def _segments() -> Any:
             padded = packed_seq_params.cu_seqlens_q_padded
             bounds = packed_seq_params.cu_seqlens_q if padded is None else padded
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+            q, k, v = (x.transpose(0, 1) for x in (q, k, v))
             out = [
-                scaled_dot_product_attention(*(x[a:b].transpose(0, 1) for x in (q, k, v)), is_causal=True)
-                for a, b in pairwise(bounds.tolist())
+                scaled_dot_product_attention(q[:, rows], k[:, rows], v[:, rows], is_causal=True)
+                for rows in (slice(a, b) for a, b in pairwise(bounds.tolist()))
             ]
             return torch.cat(out, 1).transpose(0, 1).flatten(1)
 
@@ -129,10 +130,10 @@ def test_packed_is_alone_in_megatron(gpt: Any, form: Form) -> None:
 
     logits = run(thd(members(), form))
     batch = thd(members(), form)
-    starts = batch.get("cu_seqlens_q_padded", batch["cu_seqlens_q"]).tolist()
+    bounds: Tensor = batch["cu_seqlens_q_padded" if "cu_seqlens_q_padded" in batch else "cu_seqlens_q"]
     differences = [
         float((logits[start : start + len(one)] - run(thd([one], Form()))).abs().max())
-        for start, one in zip(starts, members(), strict=False)
+        for start, one in zip(bounds.tolist(), members(), strict=False)
     ]
     print(f"megatron-core thd multiple={form.multiple}: logits {max(differences):.1e}")
     assert max(differences) <= 1e-5

@@ -111,7 +111,8 @@ def test_no_constraint_is_broken(
 ) -> None:
     lens, num_images, visual = (np.array(column) for column in zip(*values, strict=True))
     names = ("max_images", "max_visual_tokens", "max_members", "max_attention_cost")
-    settings = PackingSettings(32, multiple, **dict(zip(names, caps, strict=True)))
+    limits: dict[str, Any] = dict(zip(names, caps, strict=True))
+    settings = PackingSettings(32, multiple, **limits)
     plan = plan_packs(items(lens, num_images=num_images, num_visual_tokens=visual), settings)
     assert sorted(plan.items.tolist()) == np.flatnonzero(plan.left_out == 0).tolist()
     for pack in packs(plan):

@@ -84,7 +84,7 @@ def test_images_of_an_lmdb(tmp_path: Path, subdir: bool) -> None:
     shard = lines_in(tmp_path, b"{}")
     with Reader() as reader:
         (part,) = reader.media(shard, Record([], listed_media=["x.lmdb::k/1"]), "1", [])
-        (file,) = reader.files(shard, [part]) or ()
+        (file,) = reader.files(shard, [part]) or [{}]
         assert os.pread(reader.fd_of(shard, part), part.size, part.offset) == picture()
         assert (
             file["mtime_ns"] == (tmp_path / "x.lmdb" / "data.mdb" if subdir else tmp_path / "x.lmdb").stat().st_mtime_ns

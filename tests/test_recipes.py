@@ -171,8 +171,8 @@ def test_one_process_of_the_data_parallel_recipe_goes_on_where_it_was(
     packed: Path, demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str]
 ) -> None:
     """With bfloat16 computation; checkpoints hold model, step and place in the data."""
-    common = (packed, "--processor", demo[1], "--num-workers", "0", "--dtype", "bfloat16", "--val-every", "3")
-    common += ("--save", tmp_path / "save", "--ids", tmp_path / "ids")
+    common = [packed, "--processor", demo[1], "--num-workers", "0", "--dtype", "bfloat16", "--val-every", "3"]
+    common += ["--save", tmp_path / "save", "--ids", tmp_path / "ids"]
     first = run_main(train_ddp, *common, "--max-steps", "3")
     second = run_main(train_ddp, *common, "--max-steps", "6", "--resume")
     assert "goes on after step 3" in second
@@ -205,7 +205,7 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
 
 
-def torchrun(folder: Path, *arguments: str | Path) -> subprocess.Popen[str]:
+def torchrun(folder: Path, *arguments: str | Path) -> "subprocess.Popen[bytes]":
     """The recipe in two processes."""
     run = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
     command = [sys.executable, "-m", *run, ROOT / "recipes" / "train_ddp.py", *arguments]
@@ -249,9 +249,9 @@ def test_two_processes_killed_and_resumed_see_the_samples_of_an_undisturbed_run(
     assert any("pixel_values" in a != "pixel_values" in b for a, b in zip(*batches, strict=True))
 
     model = train_tiny.tiny_model(encoder)
-    counts = [train_tiny.num_trained(rank[0]) for rank in batches]
-    for rank, count in zip(batches, counts, strict=True):
-        (model(**rank[0].model_inputs(model)).loss * count / sum(counts)).backward()
+    counts = [train_tiny.num_trained(one[0]) for one in batches]
+    for one, count in zip(batches, counts, strict=True):
+        (model(**one[0].model_inputs(model)).loss * count / sum(counts)).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     state = torch.load(tmp_path / "whole" / "save" / "step_00000001" / "model.pt")["optimizer"]["state"]
     for index, parameter in enumerate(model.parameters()):

@@ -37,7 +37,9 @@ def test_positions_are_the_models_own(name: str) -> None:
         if name == "qwen2_5_vl" and grids[2]:
             given["second_per_grid_ts"] = torch.tensor([rng.choice((0.5, 1.0, 1.5, 2.3)) for _ in grids[2]])
         theirs, _ = model.get_rope_index(row[None], row[None], **given)
-        assert torch.equal(rope_positions(FAMILIES[name].rope, row, **given), theirs[:, 0])
+        rope = FAMILIES[name].rope
+        assert rope is not None
+        assert torch.equal(rope_positions(rope, row, **given), theirs[:, 0])
 
 
 def test_grids_that_are_not_those_of_the_tokens_are_refused() -> None:

@@ -98,11 +98,12 @@ def test_verify_counts_each_split(config: Make) -> None:
     pack(run)
     folder = Path(run.output.dir) / "packed"
     manifest, report = folder / ".nv-meta" / "energon_pack.json", folder / "report.json"
-    for path, change in (
+    changes: list[tuple[Path, Callable[[Any], None]]] = [
         (manifest, lambda value: value["splits"]["val"].update(samples=1)),
         (manifest, lambda value: value.update(mask="dict4d")),
         (report, lambda value: value["by_split"]["val"].update(packs=1)),
-    ):
+    ]
+    for path, change in changes:
         whole = path.read_text()
         value = json.loads(whole)
         change(value)

@@ -1,5 +1,6 @@
 """Tables that are kept: what was written last is found, in few files, and what was damaged is missing again."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -109,7 +110,12 @@ def test_a_file_is_read_once_for_all_its_keys(tmp_path: Path, monkeypatch: pytes
     cache.flush()
     reads: list[str] = []
     read = table_cache._read
-    monkeypatch.setattr(table_cache, "_read", lambda path, columns: (reads.append(path), read(path, columns))[1])
+
+    def spy(path: str, columns: Sequence[str] | None) -> pa.Table:
+        reads.append(path)
+        return read(path, columns)
+
+    monkeypatch.setattr(table_cache, "_read", spy)
     order = [*range(999, -1, -2), *range(0, 1000, 2)]
     [chunk] = in_chunks((key, cache.find(str(key), 1)[0]) for key in order)
     assert chunk.read()["x"].to_pylist() == chunk.numbers_of_rows.tolist() == order

@@ -67,7 +67,12 @@ def model(encoder: PackedTaskEncoder) -> Any:
 
 def tiny_model(encoder: PackedTaskEncoder) -> Any:
     tokens = {name: encoder.template.token_id(f"<|{name}_pad|>") for name in ("image", "video")}
-    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     text |= {"num_key_value_heads": 2, "vocab_size": 1100, "pad_token_id": 0, "initializer_range": 0.1}
     text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
     vision = {"depth": 1, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
@@ -344,7 +349,7 @@ def sample(**fields: Any) -> MultiMixQASample:
 def test_an_unpacked_sample_longer_than_the_width(packed: Path, demo: tuple[Path, Path], layout: str) -> None:
     """Packing had left it out as overlong; in a blend it comes from the source again."""
     long = sample(ask="hi " * 1600)
-    settings = {"layout": layout, "pad_to": "max_token_len"}
+    settings: dict[str, Any] = {"layout": layout, "pad_to": "max_token_len"}
     with pytest.raises(FatalSampleError, match=r"k in k: ValueError: \d+ tokens, more than .*on_bad_member=drop"):
         PackedTaskEncoder(packed, str(demo[1]), **settings).encode_sample(long)
     with pytest.raises(SkipSample):

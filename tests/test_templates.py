@@ -61,7 +61,10 @@ def test_sizes_are_transformers_own() -> None:
 
     rng = random.Random(0)
     for _ in range(2000):
-        budget = {"min_pixels": rng.choice([784, 3136, 200_704]), "max_pixels": rng.choice([401_408, 12_845_056])}
+        budget: dict[str, Any] = {
+            "min_pixels": rng.choice([784, 3136, 200_704]),
+            "max_pixels": rng.choice([401_408, 12_845_056]),
+        }
         height, width = (int(2 ** rng.uniform(0, 12.5)) for _ in range(2))
         processor = Qwen2VLImageProcessorPil(patch_size=14, merge_size=2, **budget)
         try:

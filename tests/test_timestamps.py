@@ -214,7 +214,7 @@ def test_what_a_tar_may_name(config: Callable[..., PackConfig], demo: tuple[Path
         "gone": {"patch_positions": ["0.npy", "2.npy"]},
         "spoilt": {"patch_positions": ["", "bad.npy"]},
     }
-    members = {}
+    members: dict[str, bytes] = {}
     for key, fields in records.items():
         members |= {f"{key}.0.npy": npy(30), f"{key}.0.jpg": picture(), f"{key}.1.jpg": picture(60, 60)}
         members |= {f"{key}.json": json.dumps({**two, "fps": 10, **fields}).encode(), f"{key}.1.npy": npy(45)}

@@ -447,7 +447,7 @@ def test_what_can_not_be_read_is_no_empty_source(tmp_path: Path, kind: str, monk
         (tmp_path / "b\udcff.tar").write_bytes(b"")
     else:
 
-        def walk(*_: object, onerror: Callable[[OSError], None], **__: object) -> object:
+        def walk(*_: object, onerror: Callable[[OSError], None], **__: object) -> None:
             onerror(PermissionError(13, "Permission denied", "sub"))
 
         monkeypatch.setattr(os, "walk", walk)

@@ -68,7 +68,7 @@ def change(change_json: Callable[[dict[str, Any]], None], media_type: str = "ima
     return damage
 
 
-def change_files(change_members: Callable[[Members, int], None]) -> Callable[[Path], None]:
+def change_files(change_members: Callable[[Members, int], object]) -> Callable[[Path], None]:
     """Other files in one shard; the function gets them all, and where the JSON of a pack with images is."""
 
     def damage(folder: Path) -> None:
@@ -130,7 +130,24 @@ def lines(findings: Findings) -> str:
 
 
 #: Values that a JSON may have where another type belongs.
-HOSTILE = [None, True, -1, 0, 1.5, 10**30, "", "\ud800", "a\nb", [], [[]], [None], [{}], {}, {"a": None}, [1, "1"]]
+HOSTILE: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    10**30,
+    "",
+    "\ud800",
+    "a\nb",
+    [],
+    [[]],
+    [None],
+    [{}],
+    {},
+    {"a": None},
+    [1, "1"],
+]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

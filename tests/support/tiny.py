@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from energon_pack.rope import Rope, rope_positions
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 prepare_torchvision()
-
-import transformers as tf  # noqa: E402
+#: transformers; its classes take their settings as keywords of every type
+tf: Any = import_module("transformers")
+Values = dict[str, Any]
 
 IMAGE, VIDEO, START, END, FIRST_WORD, VOCABULARY = 4, 5, 6, 7, 8, 64
-TEXT = {
+TEXT: Values = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -32,7 +34,7 @@ TEXT = {
     "eos_token_id": 2,
     "initializer_range": 0.2,
 }
-MROPE = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+MROPE: Values = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END}
 
 
@@ -49,7 +51,7 @@ class Family:
 
 
 def _qwen2_5_vl() -> Any:
-    vision = {"depth": 2, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
+    vision: Values = {"depth": 2, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
     vision |= {"patch_size": 2, "temporal_patch_size": 2, "window_size": 8, "fullatt_block_indexes": [1]}
     vision |= {"tokens_per_second": 2, "initializer_range": 0.2}
     return tf.Qwen2_5_VLConfig(text_config=MROPE, vision_config=vision, **TOKENS)
@@ -61,23 +63,23 @@ def _qwen2_vl() -> Any:
 
 
 def _qwen3_vl() -> Any:
-    vision = {"depth": 2, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
+    vision: Values = {"depth": 2, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
     vision |= {"patch_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 16, "initializer_range": 0.2}
     vision |= {"deepstack_visual_indexes": [0]}
     return tf.Qwen3VLConfig(text_config={**MROPE, "head_dim": 8}, vision_config=vision, **TOKENS)
 
 
 def _qwen3_5() -> Any:
-    vision = {"depth": 2, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
+    vision: Values = {"depth": 2, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
     vision |= {"patch_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 16}
-    text = {**MROPE, "head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}
+    text: Values = {**MROPE, "head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}
     text |= {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8}
     text |= {"linear_value_head_dim": 8}
     return tf.Qwen3_5Config(text_config=text, vision_config=vision, **TOKENS)
 
 
 def _internvl() -> Any:
-    vision = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    vision: Values = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     vision |= {"image_size": [8, 8], "patch_size": [2, 2]}
     text = {**TEXT, "model_type": "qwen2"}
     return tf.InternVLConfig(text_config=text, vision_config=vision, image_token_id=IMAGE, image_seq_length=4)
@@ -111,7 +113,7 @@ def _llava_onevision() -> Any:
 
 
 def _idefics3() -> Any:
-    vision = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    vision: Values = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     vision |= {"image_size": 8, "patch_size": 2}
     return tf.Idefics3Config(
         text_config={**TEXT, "model_type": "llama"}, vision_config=vision, image_token_id=IMAGE, scale_factor=2
@@ -119,7 +121,7 @@ def _idefics3() -> Any:
 
 
 def _gemma3() -> Any:
-    text = {**TEXT, "head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+    text: Values = {**TEXT, "head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
     text |= {"query_pre_attn_scalar": 8}
     vision = _clip_vision("siglip_vision_model")
     return tf.Gemma3Config(
