@@ -26,6 +26,7 @@ bench: $(VENV)/.dev
 	$(RUN) benchmarks/writer.py
 	$(RUN) -W ignore benchmarks/loading.py
 	$(RUN) benchmarks/jsonl.py
+	$(RUN) benchmarks/whole.py
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -16,7 +16,7 @@ import numpy as np
 from packers import best_fit, emptiest_bin, first_fit, trl
 from rich.console import Console
 from rich.table import Table
-from timing import cpu_seconds
+from timing import at_least, at_most, cpu_seconds
 
 from energon_pack.bins import Bins, Ints, lower_bound, lower_bound_l2, pack_bins
 
@@ -82,10 +82,6 @@ def lengths(name: str, num: int, capacity: int, multiple: int = 1) -> Ints:
 # ---------------------------------------------------------------------------------------------------------- measuring
 
 
-def holds(value: float, most: float) -> str:
-    return "yes" if value <= most else "no"
-
-
 def attention_cv(lens: Ints, bins: Bins) -> float:
     """How uneven Σ len² is between bins: standard deviation / mean."""
     cost = np.add.reduceat(lens[bins.items] ** 2, bins.starts[:-1])
@@ -134,7 +130,7 @@ def speed(num: int = 10**6) -> Rows:
                 packs: list[int] = []
                 theirs = cpu_seconds(lambda: packs.append(reference(lens, capacity)), 1)  # noqa: B023
                 what = f"{reference.__name__.replace('_', ' ')} {theirs:.2f} s, {packs[0] / bound:.5f} · L2"
-                wanted = f"{goal}× {holds(goal, theirs / ours)}" if goal and algorithm != "auto" else ""
+                wanted = at_least(theirs / ours, goal, "×") if goal and algorithm != "auto" else ""
                 name = f"P1 {algorithm}, {num // 10**6}M @ {capacity // K}k"
                 rows.append((name, f"{ours:.2f} s, {found:.5f} · L2", what, f"{theirs / ours:.0f}×", wanted))
     few = lengths("mixture", 20_000, 8 * K)
@@ -158,18 +154,18 @@ def quality(num: int = 10**6) -> Rows:
         bound = lower_bound(lens, capacity)
         auto, exact, greedy = (pack_bins(lens, capacity, a) for a in ("auto", "optimal", "best_fit_decreasing"))
         for algorithm, bins in (("optimal", exact), ("auto", auto)):
-            wanted = f"1.0001 · L1 + 1 {holds(bins.num_bins, 1.0001 * bound + 1)}"
+            wanted = at_most((bins.num_bins - 1) / bound, 1.0001, " · L1 + 1")
             packs = f"{bins.num_bins:,} packs"
             rows.append((f"P2 {algorithm}, {name}", packs, f"L1 {bound:,}", f"{bins.num_bins / bound:.5f}", wanted))
         ours, theirs = attention_cv(lens, auto), attention_cv(lens, greedy)
-        wanted = f"{most_cv} {holds(ours / theirs, most_cv)}"
+        wanted = at_most(ours / theirs, most_cv)
         rows.append((f"P4 CV Σ len², {name}", f"{ours:.3f}", f"best fit {theirs:.3f}", f"{ours / theirs:.2f}", wanted))
         ours, theirs = composition(lens, auto), composition(lens, greedy)
-        rows.append((f"P5 composition, {name}", f"{ours:.2f}", f"best fit {theirs:.1f}", "", f"1.5 {holds(ours, 1.5)}"))
+        rows.append((f"P5 composition, {name}", f"{ours:.2f}", f"best fit {theirs:.1f}", "", at_most(ours, 1.5)))
     lens = lengths("real-like", num, 8 * K)
     ours, theirs = (composition(lens, pack_bins(lens, 8 * K, a)) for a in ("auto", "best_fit_decreasing"))
     name = f"real-like {num // 10**6}M @ 8k"
-    rows.append((f"P5 composition, {name}", f"{ours:.2f}", f"best fit {theirs:.1f}", "", f"2.5 {holds(ours, 2.5)}"))
+    rows.append((f"P5 composition, {name}", f"{ours:.2f}", f"best fit {theirs:.1f}", "", at_most(ours, 2.5)))
     for name, capacity in (
         ("700-2600", 4 * K),
         ("700-2600", 8 * K),
@@ -182,7 +178,7 @@ def quality(num: int = 10**6) -> Rows:
             both = (pack_bins(lens, capacity, a).num_bins / bound - 1 for a in ("auto", "best_fit_decreasing"))
             ours, theirs = both
             what = f"P3 over L2, {name} {number // 1000}k @ {capacity // K}k"
-            wanted = f"1/5 {holds(ours, theirs / 5)}"
+            wanted = at_most(ours / theirs, 0.2)
             rows.append((what, f"{ours:.4%}", f"best fit {theirs:.3%}", f"{ours / theirs:.3f}", wanted))
     return rows
 
@@ -204,7 +200,7 @@ def image_cap() -> Rows:
         packs = pack_bins(costs, caps).num_bins
         name = f"P7 {num // 1000:,}k @ 32k, at most {caps[1]} images, {images.sum() / tokens / caps[1]:.1%} used"
         row = (name, f"{packs:,} packs, {seconds:.2f} s", f"LB of both {bound:,}", f"{packs / bound:.5f}")
-        rows.append((*row, f"1.001 {holds(packs / bound, 1.001)}"))
+        rows.append((*row, at_most(packs / bound, 1.001)))
     return rows
 
 
@@ -214,7 +210,7 @@ def in_a_process(num: int, capacity: int) -> Rows:
     seconds, peak, packs, bound = map(float, subprocess.check_output(command, text=True).split())
     name = f"P6 auto, {num // 10**6}M @ {capacity // K}k"
     ratio = f"{packs / bound:.5f} · L1"
-    goals = (f"4 s {holds(seconds, 4)}", f"1.2 GB {holds(peak, 1.2)}") if num <= 10**7 else ("", "")
+    goals = (at_most(seconds, 4, " s"), at_most(peak, 1.2, " GB")) if num <= 10**7 else ("", "")
     return [
         (name, f"{seconds:.2f} s", ratio, "", goals[0]),
         (name, f"{peak:.2f} GB peak", "with the lengths", "", goals[1]),

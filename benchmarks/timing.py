@@ -1,4 +1,7 @@
-"""How the benchmarks measure: the machines are shared, so what counts is CPU seconds of things run in turn."""
+"""How the benchmarks measure: the machines are shared, so what counts is CPU seconds of things run in turn.
+
+Each figure that has a goal is printed with it, and with whether it holds: `at_least`, `at_most`.
+"""
 
 import resource
 import time
@@ -26,6 +29,16 @@ def cpu_seconds_in_turn(works: Mapping[str, Callable[[], object]], times: int = 
     """Each once, then each again: what slows the machine down for a while slows down all of them."""
     rounds = [{name: cpu_seconds(work, 1) for name, work in works.items()} for _ in range(times)]
     return {name: min(each[name] for each in rounds) for name in works}
+
+
+def at_least(value: float, goal: float, unit: str = "") -> str:
+    """The goal of a figure that should be large, and whether it holds."""
+    return f"≥ {goal:g}{unit} {'yes' if value >= goal else 'NO'}"
+
+
+def at_most(value: float, goal: float, unit: str = "") -> str:
+    """The goal of a figure that should be small, and whether it holds."""
+    return f"≤ {goal:g}{unit} {'yes' if value <= goal else 'NO'}"
 
 
 def _used() -> float:

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import webdataset
 from rich.console import Console
 from rich.table import Table
-from timing import cpu_and_wall_seconds
+from timing import at_least, at_most, cpu_and_wall_seconds
 
 from energon_pack.demo import make_demo
 from energon_pack.executor import LocalExecutor
@@ -156,14 +156,14 @@ def throughput(folder: Path, table: Table) -> None:
     for name, goal in (("webdataset ShardWriter", 2.3), ("tarfile", 0.0), ("cp -r", 0.7)):
         ratio = others[name][0] / ours[0]
         beside = f"{name} {megabytes / others[name][0]:,.0f}"
-        asked = f"{goal:g} {'yes' if ratio >= goal else 'no'}" if goal else ""
+        asked = at_least(ratio, goal, "×") if goal else ""
         table.add_row("W1 MB per CPU second", f"{megabytes / ours[0]:,.0f}", beside, f"{ratio:.2f}×", asked)
     with LocalExecutor(2) as executor:
         write(out, plan, source, num_shards, executor)  # processes are up now
         _, wall = cpu_and_wall_seconds(lambda: write(out, plan, source, num_shards, executor))
     ratio = others["cp -r"][1] / wall
     beside = f"cp -r {megabytes / others['cp -r'][1]:,.0f}"
-    row = (f"{megabytes / wall:,.0f}", beside, f"{ratio:.2f}×", f"0.8 {'yes' if ratio >= 0.8 else 'no'}")
+    row = (f"{megabytes / wall:,.0f}", beside, f"{ratio:.2f}×", at_least(ratio, 0.8, "×"))
     table.add_row("W2 MB per wall second, 2 processes", *row)
 
 
@@ -212,9 +212,7 @@ def memory(folder: Path, table: Table) -> None:
         start = time.perf_counter()
         peak = largest_process([*arguments, *settings, "executor.num_workers=2"])
         wall = f"{time.perf_counter() - start:.0f} s"
-        table.add_row(
-            f"W3 memory, {num:,} samples", f"{peak / 1e6:.0f} MB", wall, "", f"300 MB {'yes' if peak < 3e8 else 'no'}"
-        )
+        table.add_row(f"W3 memory, {num:,} samples", f"{peak / 1e6:.0f} MB", wall, "", at_most(peak / 1e6, 300, " MB"))
         shutil.rmtree(source)
 
 
