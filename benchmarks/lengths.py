@@ -13,7 +13,6 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 from rich.console import Console
@@ -24,9 +23,11 @@ from energon_pack.executor import LocalExecutor
 from energon_pack.items import Lengths
 from energon_pack.lengths import index_shards, measure_shards
 from energon_pack.measuring import MeasureJob, measure
+from energon_pack.method import Method
 from energon_pack.plan import PackingSettings, plan_packs
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings, load_json, parse_record
+from energon_pack.run.context import Run
 from energon_pack.sample import Skip
 from energon_pack.sources.find import Shard, find_shards
 from energon_pack.sources.wds import index_shard
@@ -44,7 +45,8 @@ Rows = list[tuple[str, str, str, str, str]]
 def jobs(shards: list[Shard], template_folder: str, engine: str) -> list[MeasureJob]:
     indices = ((shard, index_shard(shard)) for shard in shards if shard.size)
     return [
-        MeasureJob([shard] * index.num_rows, index, template_folder, ReadSettings(), engine) for shard, index in indices
+        MeasureJob([shard] * index.num_rows, index, Method(template_folder, "", ReadSettings(), engine))
+        for shard, index in indices
     ]
 
 
@@ -212,18 +214,18 @@ def runs(folder: Path, template_folder: str) -> Rows:
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data.encode()))
     shards = find_shards(str(source)).shards
-    progress = Progress(quiet=True)
+    progress, method = Progress(quiet=True), Method(template_folder, "", ReadSettings(), "words")
     rows: Rows = []
     seconds = {}
     peak = 0
     for num_workers in (1, 2):
         cache = folder / f"cache{num_workers}"
         with LocalExecutor(num_workers) as executor:
-            indexed = index_shards(shards, False, cache, executor, progress)
-            arguments: Any = (template_folder, ReadSettings(), "words", cache, executor, progress)
-            measure_shards(indexed[:2], *arguments)  # processes are up now
+            run = Run(executor, progress, cache)
+            indexed = index_shards(shards, False, run)
+            measure_shards(indexed[:2], method, run)  # processes are up now
             start = time.perf_counter()
-            measure_shards(indexed, *arguments)
+            measure_shards(indexed, method, run)
             seconds[num_workers] = time.perf_counter() - start
             workers = psutil.Process().children(recursive=True)
             peak = max([peak, *(child.memory_info().rss for child in workers)])
@@ -240,8 +242,8 @@ def runs(folder: Path, template_folder: str) -> Rows:
     rows.append(("M5 memory of a process", f"{peak / 1e6:.0f} MB", "", "", at_most(peak / 1e6, 400, " MB")))
     with LocalExecutor(1) as executor:
         start = time.perf_counter()
-        indexed = index_shards(shards, False, cache, executor, progress)
-        measured = measure_shards(indexed, template_folder, ReadSettings(), "words", cache, executor, progress)
+        run = Run(executor, progress, cache)
+        measured = measure_shards(index_shards(shards, False, run), method, run)
         lengths = Lengths(measured, {}, None)
         plan_packs(lengths.items, PackingSettings(16384))
         again = time.perf_counter() - start

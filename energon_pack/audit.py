@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.executor import LocalExecutor
 from energon_pack.files import write_whole
 from energon_pack.heavy import importing
 from energon_pack.lengths import LengthsWrong, MeasuredShard
 from energon_pack.media import open_image, probe, with_frames
+from energon_pack.method import Method
 from energon_pack.processor_inputs import clip, media_inputs
 from energon_pack.record import ReadSettings
+from energon_pack.run.context import Run
 from energon_pack.sample import Part, Skip, place_media
 from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import Reader, record_of
@@ -44,9 +45,7 @@ class AuditJob:
     """Samples to be checked: some rows of chunks of lengths, with the shards of a chunk by number."""
 
     rows: list[tuple[dict[int, Shard], Chunk, list[int]]]
-    template_folder: str
-    processor_folder: str
-    settings: ReadSettings
+    method: Method
     #: the full processor has agreed with these lengths: they are measured again
     is_known: bool = False
 
@@ -97,23 +96,23 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[tup
     ]
 
 
-def is_known(measured: Sequence[MeasuredShard], template_folder: str, share: float) -> bool:
+def is_known(measured: Sequence[MeasuredShard], method: Method, share: float) -> bool:
     """Whether the full processor has agreed with as large a share of just these lengths."""
-    known = _known(template_folder)
+    known = _known(method)
     return all(known.get(name, 0.0) >= share for name in _files(measured))
 
 
-def remember(audit: Audit, measured: Sequence[MeasuredShard], template_folder: str, share: float) -> None:
+def remember(audit: Audit, measured: Sequence[MeasuredShard], method: Method, share: float) -> None:
     """Note that the full processor agreed; not where it could not be asked about some."""
     if audit.num_checked and not audit.num_unchecked and not audit.is_known:
-        known = _known(template_folder) | dict.fromkeys(_files(measured), share)
-        write_whole(Path(template_folder, _KNOWN), json.dumps(known).encode())
+        known = _known(method) | dict.fromkeys(_files(measured), share)
+        write_whole(Path(method.template_folder, _KNOWN), json.dumps(known).encode())
 
 
-def _known(template_folder: str) -> dict[str, float]:
+def _known(method: Method) -> dict[str, float]:
     """Files of lengths, which are named by their bytes, and the share of them that was compared."""
     try:
-        values = json.loads(Path(template_folder, _KNOWN).read_bytes())
+        values = json.loads(Path(method.template_folder, _KNOWN).read_bytes())
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
@@ -123,34 +122,46 @@ def _files(measured: Sequence[MeasuredShard]) -> list[str]:
     return sorted({Path(piece.path).name for item in measured for piece in item.pieces})
 
 
-def start(job: AuditJob, executor: LocalExecutor) -> "Future[Audit] | None":
-    """Begin the audit beside the run; None where nothing was drawn."""
-    return executor.start(audit, job) if job.rows else None
+@dataclass(frozen=True)
+class Auditing:
+    """An audit at work, and which share of which lengths it is of."""
+
+    measured: Sequence[MeasuredShard]
+    method: Method
+    share: float
+    future: "Future[Audit] | None"  # None: nothing was drawn
 
 
-def finish(running: "Future[Audit] | None", template_folder: str, executor: LocalExecutor) -> Audit:
-    """Wait for the audit.
+def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run) -> Auditing:
+    """Begin the audit of a share of the samples beside the run."""
+    job = AuditJob(draw(measured, share, seed), method, is_known(measured, method, share))
+    return Auditing(measured, method, share, run.executor.start(audit, job) if job.rows else None)
+
+
+def finish(auditing: Auditing, run: Run) -> Audit:
+    """Wait for the audit, and have the next run know what came of it.
 
     Raises:
         LengthsWrong: a length differs.
         PackError: its process was killed, or is stuck.
     """
-    if running is None:
+    if auditing.future is None:
         return Audit(0, 0)
-    result = executor.result(running)
+    result = run.executor.result(auditing.future)
     if result.difference:
-        template = load_saved(template_folder)
+        template = load_saved(auditing.method.template_folder)
         raise LengthsWrong(
             f"measure.verify: {result.difference}, by model.template={template.spec.family} with"
             f" {template.rules.settings}; nothing is published, +model=hf asks the processor itself"
         )
+    remember(result, auditing.measured, auditing.method, auditing.share)
     return result
 
 
 def audit(job: AuditJob) -> Audit:
     """Check the samples of a job; runs in a process of its own."""
-    template = load_saved(job.template_folder)
-    processor, note = (None, "") if job.is_known else _full_processor(job.processor_folder, template)
+    template = load_saved(job.method.template_folder)
+    processor, note = (None, "") if job.is_known else _full_processor(job.method.processor_folder, template)
     num_checked = num_unchecked = 0
     for shards, chunk, indices in job.rows:
         table = chunk.read().take(indices)
@@ -159,7 +170,7 @@ def audit(job: AuditJob) -> Audit:
                 if row["parts"] and note:
                     num_unchecked += 1
                     continue
-                full_len = _full_len(processor, template, reader, shards[number], row, job.settings)
+                full_len = _full_len(processor, template, reader, shards[number], row, job.method.read)
                 if full_len != row["token_len"]:
                     where = "measured again" if job.is_known else "in the full processor"
                     difference = f"{shards[number].sample_id(row['key'])} has {full_len} tokens {where},"

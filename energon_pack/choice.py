@@ -4,7 +4,7 @@ The planner itself says so, from lengths that were measured once; nothing is wri
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.table import Table
@@ -14,7 +14,35 @@ from energon_pack.plan import PackingSettings, plan_packs
 from energon_pack.report import console, spread
 
 
-def try_lens(lengths: Lengths, settings: PackingSettings, lens: Sequence[int]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Choice:
+    """What becomes of the samples with one pack length."""
+
+    max_token_len: int
+    dropped: int  # samples
+    dropped_share: float  # of the samples that were measured
+    dropped_tokens_share: float
+    packs: int
+    fill: float
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The figures of `stage=lengths`."""
+
+    samples_in: int
+    samples_measured: int
+    tokens: int
+    skipped_by_reason: dict[str, int]
+    token_len: dict[str, int]  # of a sample: min, p50, p90, p99, max
+    lens: list[Choice]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, as `pack` returns them."""
+        return asdict(self)
+
+
+def try_lens(lengths: Lengths, settings: PackingSettings, lens: Sequence[int]) -> Choices:
     """The spread of the samples' lengths, and for each pack length what becomes of them.
 
     Args:
@@ -28,38 +56,37 @@ def try_lens(lengths: Lengths, settings: PackingSettings, lens: Sequence[int]) -
         plan = plan_packs(items, replace(settings, max_token_len=max_token_len, overlong="drop", hard_limit=None))
         num_packed, packed = len(plan.items), int(items.lens[plan.items].sum())
         choices.append(
-            {
-                "max_token_len": max_token_len,
-                "dropped": len(tokens) - num_packed,
-                "dropped_share": round(1 - num_packed / max(1, len(tokens)), 6),
-                "dropped_tokens_share": round(1 - packed / max(1, int(tokens.sum())), 6),
-                "packs": plan.num_packs,
-                "fill": round(packed / max(1, plan.num_packs * max_token_len), 6),
-            }
+            Choice(
+                max_token_len=max_token_len,
+                dropped=len(tokens) - num_packed,
+                dropped_share=round(1 - num_packed / max(1, len(tokens)), 6),
+                dropped_tokens_share=round(1 - packed / max(1, int(tokens.sum())), 6),
+                packs=plan.num_packs,
+                fill=round(packed / max(1, plan.num_packs * max_token_len), 6),
+            )
         )
-    return {
-        "samples_in": lengths.num_samples,
-        "samples_measured": len(tokens),
-        "tokens": int(tokens.sum()),
-        "skipped_by_reason": dict(sorted(lengths.reasons.items())),
-        "token_len": spread(tokens),
-        "lens": choices,
-    }
+    return Choices(
+        samples_in=lengths.num_samples,
+        samples_measured=len(tokens),
+        tokens=int(tokens.sum()),
+        skipped_by_reason=dict(sorted(lengths.reasons.items())),
+        token_len=spread(tokens),
+        lens=choices,
+    )
 
 
-def print_choices(figures: dict[str, Any]) -> None:
+def print_choices(choices: Choices) -> None:
     """The table of `try_lens`."""
     say = console().print
-    lens = ", ".join(f"{name} {value:,}" for name, value in figures["token_len"].items())
-    say(f"{figures['samples_measured']:,} samples, {figures['tokens']:,} tokens; of a sample: {lens}", soft_wrap=True)
-    for reason, number in figures["skipped_by_reason"].items():
+    lens = ", ".join(f"{name} {value:,}" for name, value in choices.token_len.items())
+    say(f"{choices.samples_measured:,} samples, {choices.tokens:,} tokens; of a sample: {lens}", soft_wrap=True)
+    for reason, number in choices.skipped_by_reason.items():
         say(f"skipped: {number:,} {reason}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("packing.max_token_len", "dropped", "of samples", "of tokens", "packs", "fill"):
         table.add_column(name, justify="right")
-    for row in figures["lens"]:
-        shares = (f"{row[name]:.2%}" for name in ("dropped_share", "dropped_tokens_share"))
-        table.add_row(
-            f"{row['max_token_len']:,}", f"{row['dropped']:,}", *shares, f"{row['packs']:,}", f"{row['fill']:.2%}"
-        )
+    for row in choices.lens:
+        numbers = (f"{row.max_token_len:,}", f"{row.dropped:,}")
+        shares = (f"{row.dropped_share:.2%}", f"{row.dropped_tokens_share:.2%}")
+        table.add_row(*numbers, *shares, f"{row.packs:,}", f"{row.fill:.2%}")
     say(table)

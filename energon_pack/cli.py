@@ -32,13 +32,32 @@ _EXIT_INTERRUPTED = 130
 #: Which keys a sweep is over: for its jobs, wherever a launcher runs them.
 _SWEPT = "ENERGON_PACK_SWEPT"
 
-#: Errors of the jobs of a sweep that run in this process: the others go on.
-_errors: list[PackError] = []
-_driver: int | None = None  # the process that was called, and ends with the exit code
+
+class _Refusals:
+    """The errors of a run, or of the jobs of a sweep, of which the others go on."""
+
+    def __init__(self) -> None:
+        self._errors: list[PackError] = []
+        self._process = os.getpid()
+
+    def add(self, error: PackError) -> None:
+        """One line on stderr; once, where all jobs of a sweep have the same to say."""
+        if str(error) not in map(str, self._errors):
+            print(f"energon-pack: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        self._errors.append(error)
+
+    @property
+    def are_here(self) -> bool:
+        """Whether this is the process that was called, which ends with the exit code."""
+        return os.getpid() == self._process
+
+    @property
+    def exit_code(self) -> int:
+        return max((error.exit_code for error in self._errors), default=0)
 
 
-@hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
-def _run(composed: DictConfig) -> None:
+def _run(composed: DictConfig, refusals: _Refusals) -> None:
+    """One job: a run, or one of a sweep."""
     try:
         if any(override.startswith("+model=[") for override in HydraConfig.get().overrides.task):
             raise PackError("+model takes one model; sweep over several with -m +model=A,B")
@@ -48,8 +67,8 @@ def _run(composed: DictConfig) -> None:
 
         pack(config)
     except (PackError, OSError) as error:
-        _report(refused := error if isinstance(error, PackError) else _of_system(error))
-        if os.getpid() != _driver:
+        refusals.add(refused := error if isinstance(error, PackError) else _of_system(error))
+        if not refusals.are_here:
             raise refused from None  # Hydra takes it to the process that called the launcher
         if HydraConfig.get().mode is not RunMode.MULTIRUN:
             sys.exit(refused.exit_code)
@@ -57,8 +76,12 @@ def _run(composed: DictConfig) -> None:
 
 def main() -> NoReturn:
     """Entry point of `energon-pack` and of `python -m energon_pack`."""
-    global _driver
-    _driver = os.getpid()
+    refusals = _Refusals()
+
+    @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+    def run(composed: DictConfig) -> None:
+        _run(composed, refusals)
+
     if sys.argv[1:] == ["--version"]:
         print(f"energon-pack {__version__}")
         sys.exit(0)
@@ -73,28 +96,21 @@ def main() -> NoReturn:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
         os.environ[_SWEPT] = " ".join(_swept_keys(get_args_parser().parse_known_args()[0].overrides))
-        _run()
+        run()
     except PackError as error:  # of a job in another process
-        _report(error)
+        refusals.add(error)
     except (HydraException, OmegaConfBaseException) as error:
-        _report(PackError(_one_line(error)))
+        refusals.add(PackError(_one_line(error)))
     except OSError as error:
-        _report(_of_system(error))
+        refusals.add(_of_system(error))
     except KeyboardInterrupt:
         print("energon-pack: interrupted; the same command goes on from the lengths it has", file=sys.stderr)
         sys.exit(_EXIT_INTERRUPTED)
-    sys.exit(max((error.exit_code for error in _errors), default=0))
+    sys.exit(refusals.exit_code)
 
 
 def _interrupt() -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _report(error: PackError) -> None:
-    """One line on stderr; once, where all jobs of a sweep have the same to say."""
-    if str(error) not in map(str, _errors):
-        print(f"energon-pack: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
-    _errors.append(error)
 
 
 def _of_system(error: OSError) -> PackError:

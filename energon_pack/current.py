@@ -6,8 +6,8 @@ import numpy as np
 
 from energon_pack.bins import Ints
 from energon_pack.errors import PackError
-from energon_pack.executor import LocalExecutor
-from energon_pack.progress import Progress
+from energon_pack.run.context import Run
+from energon_pack.run.executors import Executor
 from energon_pack.sample import Reason
 from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import path_of, state_of
@@ -20,7 +20,7 @@ _Job = tuple[dict[int, Shard], Chunk]  # the shards of a chunk by number
 _Found = list[tuple[int, str]]  # of the rows of a chunk, which, and the medium that changed
 
 
-def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], executor: LocalExecutor) -> dict[int, Ints]:
+def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], executor: Executor) -> dict[int, Ints]:
     """Samples to be measured again: a medium changed, or could not be read then.
 
     Args:
@@ -42,9 +42,7 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
     return stale
 
 
-def check_media(
-    shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], executor: LocalExecutor, progress: Progress
-) -> None:
+def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], run: Run) -> None:
     """Compare the media of samples that were measured with what is there now.
 
     Raises:
@@ -52,8 +50,8 @@ def check_media(
     """
     chunks = list(_chunks(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
-    with progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:
-        for chunk, found in zip(chunks, executor.map(_stale, jobs, are_short=True), strict=True):
+    with run.progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:
+        for chunk, found in zip(chunks, run.executor.map(_stale, jobs, are_short=True), strict=True):
             advance(chunk.num_rows)
             changed = next(((place, why) for place, why in found if why not in _MAY_BE_MENDED), None)
             if changed is not None:

@@ -18,14 +18,13 @@ import pyarrow.compute as pc
 
 from energon_pack.bins import Ints
 from energon_pack.cut import Cut, exchanges, messages_of, num_media_before
-from energon_pack.executor import LocalExecutor
 from energon_pack.items import Lengths
 from energon_pack.lengths import MeasuredShard
 from energon_pack.measuring import LENGTHS_SCHEMA, num_tar_bytes
 from energon_pack.media import Media, probe_part, with_frames
+from energon_pack.method import Method
 from energon_pack.plan import PackingSettings
-from energon_pack.progress import Progress
-from energon_pack.record import ReadSettings
+from energon_pack.run.context import Run
 from energon_pack.sample import Part, Skip, media_type, place_media
 from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import Reader, SourceChanged, record_of
@@ -45,30 +44,18 @@ class CutJob:
 
     shards: list[Shard]
     rows: pa.Table
-    template_folder: str
-    read: ReadSettings
-    engine: str
+    method: Method
     settings: PackingSettings
 
 
-def cut_overlong(
-    lengths: Lengths,
-    measured: Sequence[MeasuredShard],
-    template_folder: str,
-    read: ReadSettings,
-    engine: str,
-    settings: PackingSettings,
-    cache_dir: Path,
-    executor: LocalExecutor,
-    progress: Progress,
-) -> None:
-    """Put parts in place of the samples that are too long, as far as these can be cut."""
-    items = lengths.items
+def cut_overlong(lengths: Lengths, method: Method, settings: PackingSettings, run: Run) -> Lengths:
+    """The lengths with parts in place of the samples that are too long, as far as these can be cut."""
+    items, measured = lengths.items, lengths.shards
     overlong = settings.padded(items.lens) > settings.max_token_len
     if settings.overlong == "truncate_text":
         overlong &= items.media == 0
     limits = {name: value for name, value in asdict(settings).items() if name.startswith(("max_", "pad_", "overlong"))}
-    cache = TableCache(cache_dir / "cuts" / key_of(limits, _VERSION))
+    cache = TableCache(run.cache("cuts", key_of(limits, _VERSION)))
     keys = {
         number: key_of([(Path(path).stem, *rows) for path, *rows in measured[number].pieces])
         for number in np.unique(items.shard[overlong]).tolist()
@@ -83,11 +70,11 @@ def cut_overlong(
             for start in range(0, len(numbers), _SLICE):
                 at_work.append(numbers[start : start + _SLICE])
                 shards = [measured[number].shard for number in at_work[-1]]
-                yield CutJob(shards, rows.slice(start, _SLICE), template_folder, read, engine, settings)
+                yield CutJob(shards, rows.slice(start, _SLICE), method, settings)
 
-    with progress.stage("cut", num_left.total(), "samples") as advance:
+    with run.progress.stage("cut", num_left.total(), "samples") as advance:
         try:
-            for table, sizes in executor.map(cut, jobs()):
+            for table, sizes in run.executor.map(cut, jobs()):
                 records = []
                 for number, size in zip(at_work[0].tolist(), sizes, strict=True):
                     records.append(Record(keys[number], num_parts[number], size))
@@ -99,7 +86,7 @@ def cut_overlong(
                 advance(len(at_work.pop(0)))
         finally:
             cache.flush()
-    _take_in(lengths, {number: _known(cache, key) or [] for number, key in keys.items()}, overlong)
+    return _with_parts(lengths, {number: _known(cache, key) or [] for number, key in keys.items()}, overlong)
 
 
 def _known(cache: TableCache, key: str) -> list[Piece] | None:
@@ -121,8 +108,8 @@ def _overlong(
         yield chunk.numbers_of_rows[is_overlong], table.filter(pa.array(is_overlong))
 
 
-def _take_in(lengths: Lengths, parts: dict[int, list[Piece]], overlong: npt.NDArray[np.bool_]) -> None:
-    """The parts of those samples alone that this run is about: what is kept has all of a shard."""
+def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], overlong: npt.NDArray[np.bool_]) -> Lengths:
+    """The lengths with parts of those samples alone that this run is about: what is kept has all of a shard."""
     chunks = list(in_chunks(parts.items()))
     ids = [_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
     known = pa.chunked_array(ids, pa.large_string())
@@ -135,7 +122,7 @@ def _take_in(lengths: Lengths, parts: dict[int, list[Piece]], overlong: npt.NDAr
             wanted.append(_ids(numbers, table).filter(pa.array(is_cut[here])))
     ours = pa.chunked_array(wanted, pa.large_string())
     rows = [np.flatnonzero(pc.is_in(mine, ours).to_numpy(zero_copy_only=False)) for mine in ids]
-    lengths.add_parts(zip(chunks, rows, strict=True), is_cut)
+    return lengths.with_parts(zip(chunks, rows, strict=True), is_cut)
 
 
 def _ids(numbers: Ints, table: pa.Table) -> pa.Array:
@@ -146,7 +133,7 @@ def _ids(numbers: Ints, table: pa.Table) -> pa.Array:
 
 def cut(job: CutJob) -> tuple[pa.Table, list[int]]:
     """The parts of overlong samples, as a table of `LENGTHS_SCHEMA`, and how many each has: 0 where it can't be cut."""
-    template = load_saved(job.template_folder)
+    template = load_saved(job.method.template_folder)
     parts: list[list[dict[str, Any]]] = []
     with Reader() as reader:
         for shard, row in zip(job.shards, job.rows.to_pylist(), strict=True):
@@ -169,7 +156,7 @@ class _Conversation:
         kinds = [part[3] for part in self._parts]
         place = row["record_part"], row["record_offset"], row["record_size"]
         self._raw = reader.raw(shard, place)
-        record = record_of(shard, self._raw, row["record_part"], bool(kinds), job.read)
+        record = record_of(shard, self._raw, row["record_part"], bool(kinds), job.method.read)
         messages, _, _ = place_media(record.messages, kinds)
         num_images = kinds.count("image")
         arrays = [Part(**part) for part in row["positions"]]
@@ -219,7 +206,7 @@ class _Conversation:
             rendered = self._template.render(sample)
         except Skip:  # a template may refuse some turns without those before
             return None
-        [(token_len, num_supervised)] = self._template.count([rendered], self._job.engine)
+        [(token_len, num_supervised)] = self._template.count([rendered], self._job.method.engine)
         kinds = [medium.kind for medium in media]
         num_images = kinds.count("image")
         limits = (

@@ -1,16 +1,21 @@
 """Files and folders that are whole or not there at all, and how to tell those that were damaged later."""
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from energon_pack.errors import PackError
 
 #: In a folder of `make_once`: its files, and the hash of each.
 _SUMS = "sums.json"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
@@ -85,3 +90,21 @@ def sync_file_system(path: Path) -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), os.fspath(path))
     finally:
         os.close(fd)
+
+
+@contextmanager
+def naming_place(knob: str, folder: Path) -> Iterator[None]:
+    """Say where: the system names no file when a disk is full.
+
+    Raises:
+        PackError: instead of an `OSError` of a full disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise PackError(
+            f"{folder}: {os.strerror(error.errno)}; make room, or choose another {knob}: the same command goes on from"
+            " what is there"
+        ) from None

@@ -3,6 +3,7 @@
 About 44 bytes a sample are held; all else stays in files and is read again, many rows at a time, where it is needed.
 """
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
@@ -85,18 +86,16 @@ class Lengths:
         seed: int = 0,
     ):
         #: source shards by number
+        self.shards = measured
         self.shard_names = [item.shard.name for item in measured]
-        self._shards = [item.shard for item in measured]
         #: samples by the reason they are out for
         self.reasons: Counter[str] = Counter()
         #: samples with what `NOTES` names
         self.notes: Counter[str] = Counter()
-        #: samples that are packed as their parts
-        self.is_cut: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         folders = [name.rpartition("/")[0] for name in self.shard_names]
         number_of = {folder: number for number, folder in enumerate(sorted(set(folders)))}
         self._datasets = np.array([number_of[folder] for folder in folders], np.int32)
-        self._flavor, self._shares, self._seed = flavor, shares, seed
+        self.flavor, self._shares, self._seed = flavor, shares, seed
         self._is_split = max(shares) < 1
         self._excluded = [(excluded or {}).get(name, frozenset()) for name in self.shard_names]
         self._rows: list[_Rows] = []
@@ -104,24 +103,27 @@ class Lengths:
         self._columns: dict[str, list[AnyInts]] = {}
         for chunk in in_chunks(enumerate(item.pieces for item in measured)):
             self._add_samples(chunk, limit)
+        self.num_samples = self._num_items
+        #: samples that are packed as their parts
+        self.is_cut = np.zeros(self.num_samples, np.bool_)
         self._join()
-        self.num_samples = len(self.items)
         #: tokens of each sample, cut or not
         self.sample_lens = self.items.lens
-        self.is_cut = np.zeros(self.num_samples, np.bool_)
 
-    def add_parts(self, parts: Iterable[tuple[Chunk, Ints]], is_cut: npt.NDArray[np.bool_]) -> None:
-        """Parts in place of samples.
+    def with_parts(self, parts: Iterable[tuple[Chunk, Ints]], is_cut: npt.NDArray[np.bool_]) -> "Lengths":
+        """These lengths with parts in place of some samples.
 
         Args:
             parts: where parts are, and the rows of them that count.
             is_cut: bool[num_samples], the samples they are of.
         """
+        cut = copy.copy(self)
+        cut._rows, cut._columns = [*self._rows], {name: [*values] for name, values in self._columns.items()}
+        cut.is_cut = is_cut
         for chunk, rows in parts:
-            self._add(chunk, rows, len(rows), self._read(chunk, self._is_split))
-        self._join()
-        self.is_cut = is_cut
-        self.items.lens[: self.num_samples][is_cut] = 0
+            cut._add(chunk, rows, len(rows), cut._read(chunk, cut._is_split))
+        cut._join()
+        return cut
 
     def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, Ints, pa.Table]]:
         """All rows, many at a time: the number of the first among the items, of each its shard, and the columns."""
@@ -132,11 +134,11 @@ class Lengths:
     def sample_ids(self, numbers: Ints, table: pa.Table) -> list[str]:
         """The id of each of some rows, as in the ledger, by their shards and the column `key`."""
         keys = table["key"].to_pylist()
-        return [self._shards[number].sample_id(key) for number, key in zip(numbers.tolist(), keys, strict=True)]
+        return [self.shards[number].shard.sample_id(key) for number, key in zip(numbers.tolist(), keys, strict=True)]
 
     def reason(self, table: pa.Table) -> pa.ChunkedArray:
         """Why each row is in no pack, whatever the plan; null: it may be in one."""
-        if self._flavor != CAPTIONING:
+        if self.flavor != CAPTIONING:
             return table["reason"]
         does_not_fit = pc.if_else(pc.is_valid(table["not_captioning"]), Reason.NOT_IN_FLAVOR.value, None)
         return pc.coalesce(table["reason"], does_not_fit)
@@ -202,6 +204,7 @@ class Lengths:
             name: np.concatenate([np.zeros(0, types.get(name, np.int32)), *self._columns.get(name, [])])
             for name in names
         }
+        joined["lens"][: self.num_samples][self.is_cut] = 0
         self._columns = {name: [values] for name, values in joined.items()}
         #: bytes of each item as members of a tar, its supervised tokens, and what tells whether it is as measured
         self.num_bytes, self.num_supervised = joined.pop("num_bytes"), joined.pop("num_supervised")

@@ -20,14 +20,13 @@ from energon_pack.bins import Ints
 from energon_pack.current import stale_rows
 from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.errors import PackError
-from energon_pack.executor import LocalExecutor
 from energon_pack.measuring import MeasureJob, measure
-from energon_pack.progress import Progress
-from energon_pack.record import ReadSettings
+from energon_pack.method import Method
+from energon_pack.run.context import Run
 from energon_pack.sources import reader, wds
 from energon_pack.sources.find import Shard
 from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of, write_tables
-from energon_pack.templates import identity_of, load_saved
+from energon_pack.templates import load_saved
 from energon_pack.templates.counting import CountingError
 
 #: Raised when measuring the same sample gives other columns or values.
@@ -65,20 +64,22 @@ class IndexedShard:
 class MeasuredShard:
     """A shard, and where its rows of `LENGTHS_SCHEMA` are."""
 
-    shard: Shard
+    indexed: IndexedShard
     pieces: list[Piece]
     was_cached: bool  # some of it, or all
 
+    @property
+    def shard(self) -> Shard:
+        return self.indexed.shard
 
-def index_shards(
-    shards: list[Shard], keep_damaged: bool, cache_dir: Path, executor: LocalExecutor, progress: Progress
-) -> list[IndexedShard]:
+
+def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[IndexedShard]:
     """Index every shard that is not in the cache yet.
 
     Raises:
         PackError: a tar is compressed, or damaged and `keep_damaged` is off.
     """
-    cache = _index_cache(cache_dir)
+    cache = _index_cache(run)
     keys = [_key(shard) for shard in shards]
     found = [_indexed(cache, shard, key) for shard, key in zip(shards, keys, strict=True)]
     todo = [number for number, item in enumerate(found) if item is None]
@@ -86,8 +87,8 @@ def index_shards(
         (cache.folder, cache.number, [shards[number] for number in some], [keys[number] for number in some])
         for some in _batches(todo, shards)
     )
-    with progress.stage("index", len(todo), "shards") as advance:
-        for num_shards, paths in executor.map(_index_some, jobs, are_short=True):
+    with run.progress.stage("index", len(todo), "shards") as advance:
+        for num_shards, paths in run.executor.map(_index_some, jobs, are_short=True):
             for path in paths:
                 cache.take_in(path)
             advance(num_shards)
@@ -136,33 +137,25 @@ def first_samples(indexed: list[IndexedShard], limit: int | None, num_excluded: 
     return [item for item, count in zip(indexed, before, strict=False) if count < limit + num_excluded]
 
 
-def measure_shards(
-    indexed: list[IndexedShard],
-    template_folder: str,
-    settings: ReadSettings,
-    engine: str,
-    cache_dir: Path,
-    executor: LocalExecutor,
-    progress: Progress,
-) -> list[MeasuredShard]:
+def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> list[MeasuredShard]:
     """Measure every sample that is not in the cache yet, or whose media are no longer what was measured.
 
     Raises:
         PackError: `measure.engine` can't be used.
     """
-    cache = _lengths_cache(cache_dir, template_folder, settings)
+    cache = _lengths_cache(method, run)
     keys = [_lengths_key(item) for item in indexed]
     found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
     pieces = [pieces for pieces, _ in found]
     was_cached = [bool(there) or not item.num_samples for there, item in zip(pieces, indexed, strict=True)]
     todo = {number: missing for number, (_, missing) in enumerate(found) if len(missing)}
-    for number, stale in stale_rows([item.shard for item in indexed], pieces, executor).items():
+    for number, stale in stale_rows([item.shard for item in indexed], pieces, run.executor).items():
         missing = found[number][1]
         there = np.delete(np.arange(indexed[number].num_samples), missing)
         todo[number] = np.union1d(missing, there[stale])
-    if todo and engine != "auto":
+    if todo and method.engine != "auto":
         try:
-            load_saved(template_folder).counter(engine)
+            load_saved(method.template_folder).counter(method.engine)
         except CountingError as error:
             raise PackError(str(error)) from None
 
@@ -175,11 +168,11 @@ def measure_shards(
                 slices.append((numbers[here], rows[here]))
                 shards = [indexed[number].shard for number in numbers[here].tolist()]
                 part = samples.slice(start, _SLICE).combine_chunks()
-                yield MeasureJob(shards, part, template_folder, settings, engine)
+                yield MeasureJob(shards, part, method)
 
-    with progress.stage("measure", sum(map(len, todo.values())), "samples") as advance:
+    with run.progress.stage("measure", sum(map(len, todo.values())), "samples") as advance:
         try:
-            for table in executor.map(measure, jobs()):
+            for table in run.executor.map(measure, jobs()):
                 cache.add(table, _records(keys, *slices.pop(0)))
                 advance(table.num_rows)
         finally:
@@ -187,7 +180,7 @@ def measure_shards(
     for number in todo:
         pieces[number], missing = cache.find(keys[number], indexed[number].num_samples)
         assert not len(missing)
-    return [MeasuredShard(indexed[n].shard, pieces[n], was_cached[n]) for n in range(len(indexed))]
+    return list(map(MeasuredShard, indexed, pieces, was_cached))
 
 
 def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[tuple[Ints, Ints, pa.Table]]:
@@ -233,36 +226,30 @@ class LengthsWrong(PackError):
 
 
 @contextmanager
-def forgetting_wrong(
-    indexed: Sequence[IndexedShard], template_folder: str, settings: ReadSettings, cache_dir: Path
-) -> Iterator[None]:
+def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run) -> Iterator[None]:
     """Have the next run measure anew what turns out to be wrong: a shard that changed, or all of these."""
     try:
         yield
     except (reader.SourceChanged, LengthsWrong) as error:
-        wrong = indexed
+        wrong = [item.indexed for item in measured]
         if isinstance(error, reader.SourceChanged):
-            wrong = [item for item in indexed if item.shard.path == error.path]
-            _index_cache(cache_dir).forget(item.key for item in wrong)
-        _lengths_cache(cache_dir, template_folder, settings).forget(map(_lengths_key, wrong))
+            wrong = [item for item in wrong if item.shard.path == error.path]
+            _index_cache(run).forget(item.key for item in wrong)
+        _lengths_cache(method, run).forget(map(_lengths_key, wrong))
         raise
 
 
-def check_unchanged(
-    indexed: Sequence[IndexedShard], measured: Sequence[MeasuredShard], executor: LocalExecutor, progress: Progress
-) -> None:
+def check_unchanged(measured: Sequence[MeasuredShard], run: Run) -> None:
     """Compare the headers of shards that were not read in this run with those they were measured with.
 
     Raises:
         SourceChanged: a shard was written anew, with size and time as before.
     """
-    cached = [number for number, item in enumerate(measured) if item.was_cached]
-    jobs = (
-        [(indexed[number].shard, indexed[number].about) for number in some]
-        for some in _batches(cached, [item.shard for item in indexed])
-    )
-    with progress.stage("compare", len(cached), "shards") as advance:
-        for num_same, changed in executor.map(_first_changed, jobs, are_short=True):
+    cached = [item.indexed for item in measured if item.was_cached]
+    batches = _batches(range(len(cached)), [item.shard for item in cached])
+    jobs = ([(cached[number].shard, cached[number].about) for number in batch] for batch in batches)
+    with run.progress.stage("compare", len(cached), "shards") as advance:
+        for num_same, changed in run.executor.map(_first_changed, jobs, are_short=True):
             advance(num_same)
             if changed is not None:
                 raise reader.SourceChanged(changed.path)
@@ -330,14 +317,14 @@ def _batches(numbers: Sequence[int], shards: Sequence[Shard]) -> Iterator[list[i
         yield batch
 
 
-def _index_cache(cache_dir: Path) -> TableCache:
-    return TableCache(cache_dir / "index" / f"v{reader.INDEX_VERSION}")
+def _index_cache(run: Run) -> TableCache:
+    return TableCache(run.cache("index", f"v{reader.INDEX_VERSION}"))
 
 
-def _lengths_cache(cache_dir: Path, template_folder: str, settings: ReadSettings) -> TableCache:
-    template = identity_of(template_folder)
-    how = key_of(template.fingerprint, template.train_on, asdict(settings), LENGTHS_VERSION, reader.INDEX_VERSION)
-    return TableCache(cache_dir / "lengths" / how)
+def _lengths_cache(method: Method, run: Run) -> TableCache:
+    template = method.identity
+    how = key_of(template.fingerprint, template.train_on, asdict(method.read), LENGTHS_VERSION, reader.INDEX_VERSION)
+    return TableCache(run.cache("lengths", how))
 
 
 def _key(shard: Shard) -> str:

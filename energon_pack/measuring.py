@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from energon_pack.cut import CUT_TYPE
 from energon_pack.media import probe_part, with_frames
+from energon_pack.method import Method
 from energon_pack.packs import not_captioning
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Reason, Skip, media_type, media_type_by_name, num_placeholders, place_media
@@ -68,33 +69,31 @@ LENGTHS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class MeasureJob:
-    """A slice of the index, and what measuring needs."""
+    """A slice of the index, and how it is measured."""
 
     shards: list[Shard]  # of each sample
     samples: pa.Table  # of `wds.INDEX_SCHEMA`
-    template_folder: str
-    settings: ReadSettings
-    engine: str = "auto"
+    method: Method
 
 
 def measure(job: MeasureJob) -> pa.Table:
     """Lengths of a slice of samples, as a table of `LENGTHS_SCHEMA`; runs in a worker."""
-    template = load_saved(job.template_folder)
+    template = load_saved(job.method.template_folder)
     rows = _Row.of_index(job.samples)
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like; what can't be opened is in the ledger
     with Reader() as reader:
         waiting: list[tuple[_Row, Rendered]] = []
         num_characters = 0
         for row, shard in zip(rows, job.shards, strict=True):
-            rendered = row.render(reader, shard, template, job.settings) if row.reason is None else None
+            rendered = row.render(reader, shard, template, job.method.read) if row.reason is None else None
             if rendered is None:
                 continue
             waiting.append((row, rendered))
             num_characters += len(rendered.text)
             if len(waiting) == _BATCH or num_characters > _BATCH_CHARACTERS:
-                _count(template, waiting, job.engine)
+                _count(template, waiting, job.method.engine)
                 num_characters = 0
-        _count(template, waiting, job.engine)
+        _count(template, waiting, job.method.engine)
     return _table(rows)
 
 

@@ -10,10 +10,13 @@ import numpy as np
 import yaml
 
 from energon_pack.files import write_whole
+from energon_pack.items import Lengths
 from energon_pack.manifest import FLAVORS, FORMAT, MANIFEST, META_FOLDER
+from energon_pack.plan import PackPlan, split_counts
 from energon_pack.shards import WrittenShard
 from energon_pack.sources.tar import TarScan
 from energon_pack.splits import SPLITS
+from energon_pack.templates import Identity
 
 #: The Energon version whose layout this is; readers only show it.
 _ENERGON_VERSION = "7.4.1"
@@ -48,6 +51,29 @@ def write_metadata(
         _write_sqlite(folder, shards)
         derived = uuid.uuid5(uuid.NAMESPACE_OID, f"{content}{json.dumps(info)}")
         write_whole(meta / "index.uuid", str(derived).encode())
+
+
+def manifest_of(
+    lengths: Lengths, plan: PackPlan, template: Identity, content: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The content of energon_pack.json, its format beside.
+
+    Args:
+        content: the settings that the bytes of the dataset depend on.
+    """
+    packing = ("layout", "max_token_len", "pad_to_multiple_of")
+    return {
+        "flavor": lengths.flavor,
+        "fingerprint": template.fingerprint,
+        "fingerprints": template.fingerprints,
+        **{name: content["packing"][name] for name in packing},
+        "mask": content["model"]["mask"],
+        "num_packs": plan.num_packs,
+        "num_samples": len(plan.items),
+        "num_tokens": int(lengths.items.lens[plan.items].sum()),
+        "splits": split_counts(lengths.items, plan),
+        "content": content,
+    }
 
 
 def write_energon(

@@ -7,6 +7,7 @@ source shards or one output shard at a time, however many samples there are.
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +22,7 @@ from energon_pack.errors import PackError
 from energon_pack.items import AnyInts, Lengths
 from energon_pack.measuring import LENGTHS_SCHEMA
 from energon_pack.packs import CAPTIONING
-from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan, split_counts
+from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan, split_counts, split_of_packs
 from energon_pack.sample import Reason
 from energon_pack.splits import SPLITS
 
@@ -93,6 +94,13 @@ def ledger(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> Itera
             }
 
 
+def write_ledger(path: Path, lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> None:
+    """skipped.jsonl: a line an entry."""
+    with open(path, "w", encoding="utf-8") as file:
+        for entry in ledger(lengths, plan, settings):
+            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+
 def _policy(row: dict[str, Any], reason: Reason | None, settings: PackingSettings) -> tuple[str, str]:
     assert reason is not None
     token_len = row["token_len"]
@@ -114,6 +122,30 @@ def _policy(row: dict[str, Any], reason: Reason | None, settings: PackingSetting
         if (cap := getattr(settings, name)) and value > cap
     )
     return reason.value, ", ".join(over)
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Which packs each output shard holds, and how packs are called: `<key_prefix>_<number of the pack>`."""
+
+    bounds: Ints  # the first pack of each shard, and the end
+    splits: AnyInts  # index into SPLITS of each shard
+    key_prefix: str
+    num_bytes: int  # of all shards, about
+
+
+def plan_shards(
+    lengths: Lengths, plan: PackPlan, max_packs: int, max_bytes: float, identity: Sequence[Any]
+) -> ShardPlan:
+    """Deal the packs of a plan to shards.
+
+    Args:
+        max_packs, max_bytes: of a shard.
+        identity: what tells this dataset from another with the same lengths and the same plan.
+    """
+    sizes, split = pack_bytes(lengths, plan), split_of_packs(lengths.items, plan)
+    bounds = shard_bounds(sizes, split, max_packs, max_bytes)
+    return ShardPlan(bounds, split[bounds[:-1]], key_prefix(lengths, plan, identity), int(sizes.sum()))
 
 
 def shard_bounds(pack_bytes: Ints, split: AnyInts, max_packs: int, max_bytes: float) -> Ints:
@@ -148,15 +180,15 @@ def pack_bytes(lengths: Lengths, plan: PackPlan) -> Ints:
     return plan.per_pack(lengths.num_bytes) + 2 * _BLOCK
 
 
-def key_prefix(lengths: Lengths, plan: PackPlan, settings: list[Any]) -> str:
+def key_prefix(lengths: Lengths, plan: PackPlan, identity: Sequence[Any]) -> str:
     """What the keys of this dataset's packs begin with: the same for the same, another for another."""
-    digest = hashlib.sha256(json.dumps([settings, lengths.shard_names]).encode())
+    digest = hashlib.sha256(json.dumps([identity, lengths.shard_names]).encode())
     for array in (lengths.items.lens, plan.starts, plan.items):
         digest.update(array.astype("<i8").tobytes())
     return digest.hexdigest()[:8]
 
 
-def write_plan(path: Path, lengths: Lengths, plan: PackPlan, bounds: Ints, prefix: str) -> None:
+def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan) -> None:
     """pack_plan.parquet: a row a member in the order of writing, a row group an output shard."""
     temporary = path.with_suffix(".tmp")
     try:
@@ -164,12 +196,12 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, bounds: Ints, prefi
             open(temporary, "w+b") as file,
             pq.ParquetWriter(path, PLAN_SCHEMA, compression="zstd") as writer,
         ):
-            chunks = _deal(file, lengths, plan, plan.starts[bounds])
-            for (first, end), mine in zip(pairwise(bounds), chunks, strict=True):
+            chunks = _deal(file, lengths, plan, plan.starts[shards.bounds])
+            for (first, end), mine in zip(pairwise(shards.bounds), chunks, strict=True):
                 table = pa.concat_tables([_read_chunk(file, *place) for place in mine])
                 table = table.take(pc.sort_indices(table["place"])).combine_chunks()
                 sizes = np.diff(plan.starts[first : end + 1])
-                keys = pa.array([f"{prefix}_{pack:08d}" for pack in range(first, end)])
+                keys = pa.array([f"{shards.key_prefix}_{pack:08d}" for pack in range(first, end)])
                 table = table.drop_columns("place").add_column(
                     0, "pack", keys.take(pa.array(np.repeat(np.arange(end - first), sizes)))
                 )

@@ -33,7 +33,7 @@ class Progress:
         self.peak_rss_bytes: dict[str, int] = {}
 
     @contextmanager
-    def measured(self, stage: str) -> Iterator[None]:
+    def timed(self, stage: str) -> Iterator[None]:
         """Time a stage, watch its memory, and show that it is at work."""
         done = Event()
         watcher = Thread(target=self._watch, args=(stage, done), daemon=True)

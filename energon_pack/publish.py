@@ -1,23 +1,22 @@
 """Where a dataset appears: what is refused before any work, a staging folder meanwhile, one rename at the end."""
 
-import errno
 import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from energon_pack.choice import Choices
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.files import sync_file_system, write_whole
 from energon_pack.manifest import MANIFEST, META_FOLDER
-from energon_pack.report import lost_modalities, num_lost_to_bad_data
+from energon_pack.report import Report, num_lost_to_bad_data
 from energon_pack.sources.find import Source
 
 _IDENTITY = ".identity"
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def refuse_source(final: Path, cache_dir: Path, source: Source) -> None:
@@ -49,29 +48,29 @@ def refuse_existing(final: Path, overwrite: bool) -> None:
         raise PackError(f"{final} is not a packed dataset, output.overwrite does not replace it: choose another name")
 
 
-def bad_data(figures: Mapping[str, Any], max_skipped: float) -> str | None:
+def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
     """Says that bad data cost too much; None: it did not."""
-    num_lost, num_samples = num_lost_to_bad_data(figures), figures["samples_in"]
+    num_lost, num_samples = num_lost_to_bad_data(figures.skipped_by_reason), figures.samples_in
     if num_lost <= max_skipped * num_samples:
         return None
     return f"bad data cost {num_lost} of {num_samples} samples, max_skipped={max_skipped:g} allows fewer"
 
 
-def losses(figures: Mapping[str, Any], max_skipped: float) -> str | None:
+def losses(report: Report, max_skipped: float) -> str | None:
     """Why a dataset of these figures is not published; None: it is."""
-    if not figures["samples_in"]:
-        left_out = figures["samples_excluded"]
+    if not report.samples_in:
+        left_out = report.samples_excluded
         others = (
             f"{left_out} samples are there, and the settings leave out every one"
             if left_out
             else "there are none in it"
         )
         return f"the source has no samples ({others})"
-    if why := bad_data(figures, max_skipped):
+    if why := bad_data(report, max_skipped):
         return why
-    if lost := lost_modalities(figures):
-        return f"every {' and every '.join(lost)} sample was skipped"
-    return None if figures["samples_packed"] else "no sample is left to pack"
+    if report.lost_modalities:
+        return f"every {' and every '.join(report.lost_modalities)} sample was skipped"
+    return None if report.samples_packed else "no sample is left to pack"
 
 
 def refuse_unwritable(knob: str, folder: Path) -> None:
@@ -89,24 +88,6 @@ def refuse_unwritable(knob: str, folder: Path) -> None:
         raise PackError(f"{knob}={folder}: {there} can't be written: {error.strerror}; choose another {knob}") from None
 
 
-@contextmanager
-def naming_place(knob: str, folder: Path) -> Iterator[None]:
-    """Say where: the system names no file when a disk is full.
-
-    Raises:
-        PackError: instead of an `OSError` of a full disk.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise PackError(
-            f"{folder}: {os.strerror(error.errno)}; make room, or choose another {knob}: the same command goes on from"
-            " what is there"
-        ) from None
-
-
 def foresee(why: str | None) -> None:
     """End a run that writes no dataset as one that does would end.
 
@@ -117,16 +98,16 @@ def foresee(why: str | None) -> None:
         raise SamplesLost(f"{why}: stage=all would publish nothing")
 
 
-def refuse_losses(figures: Mapping[str, Any], max_skipped: float, skipped: Path, final: Path) -> None:
+def refuse_losses(report: Report, max_skipped: float, skipped: Path, final: Path) -> None:
     """Publish nothing where too much was lost; the ledger is kept beside where the dataset would have been.
 
     Raises:
         SamplesLost: bad data cost more than `max_skipped`, or a modality is lost whole, or there is nothing at all.
     """
-    why = losses(figures, max_skipped)
+    why = losses(report, max_skipped)
     if why is None:
         return
-    if not figures["samples_in"]:
+    if not report.samples_in:
         raise SamplesLost(f"{why}: nothing is published")
     kept = _kept_ledger(final)
     shutil.move(skipped, kept)

@@ -4,6 +4,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,87 @@ from energon_pack.sample import Reason
 _UNKNOWN = "unknown"  # media type of samples that could not be read
 
 
+@dataclass(frozen=True)
+class MediaFigures:
+    """What becomes of the samples of one media type; packs are of the type of all their members together."""
+
+    samples_in: int
+    samples: int  # packed
+    packs: int
+    tokens: int
+    fill: float
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is true of a run and not of its data: report.json alone has it."""
+
+    format: int  # of report.json
+    config: dict[str, Any]  # as it was composed
+    cwd: str  # what relative paths of the config are relative to
+    fingerprint: str  # of the template
+    seconds: dict[str, float]  # by stage
+    peak_rss_bytes: int  # resident memory of the run and its workers together
+    peak_rss_bytes_by_stage: dict[str, int]
+    bytes_read: int
+    bytes_written: int
+    cache: dict[str, int]  # shards_reused, shards_measured
+    samples_verified: int  # by `measure.verify`
+    samples_not_verified: int  # drawn for it, but their media can't be read by the full processor here
+
+
+@dataclass(frozen=True)
+class Report:
+    """The figures of report.json.
+
+    samples_in = samples_packed + samples_skipped, and fill = tokens / (packs × packing.max_token_len).
+    """
+
+    samples_in: int  # what the source settings select, a sample as often as it is drawn
+    samples_excluded: int  # by split, exclude, slice, sample_ratio or limit
+    samples_repeated: int  # draws of samples that were drawn before
+    samples_packed: int  # whole, or as their parts
+    samples_skipped: int  # each is in skipped.jsonl
+    samples_cut: int  # packed as their parts
+    parts: int  # members of packs: whole samples, and parts of those that were cut
+    skipped_by_reason: dict[str, int]
+    packs: int
+    packs_lower_bound: int  # no plan has fewer
+    packs_without_window: int | None  # None, and not in the file: there is no packing.window
+    fill: float
+    tokens: int  # in packs
+    num_supervised: int  # those of them that are trained on
+    samples_with_control_tokens: int  # spelled out in their messages
+    samples_with_placeholders_put_in: int
+    samples_with_placeholders_as_text: int
+    samples_with_tools_left_out: int  # the chat template writes nothing of them
+    by_media: dict[str, MediaFigures]
+    by_split: dict[str, dict[str, int]]  # packs, samples, tokens
+    members_per_pack: dict[str, int]  # this and the next two: min, p50, p90, p99, max
+    token_len: dict[str, int]  # of samples that were measured, cut or not
+    visual_tokens_per_pack: dict[str, int]
+    attention_cost: dict[str, Any]  # Σ len² of a pack: mean, max, cv
+    steps: dict[str, Any] | None  # None, and not in the file: packing.data_parallel_size is 1
+    run: RunFacts | None = None  # in the file its facts stand beside the figures
+
+    @property
+    def lost_modalities(self) -> list[str]:
+        """Media types that are in the source and in no pack."""
+        return [
+            name for name, media in self.by_media.items() if name != _UNKNOWN and media.samples_in and not media.samples
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of report.json."""
+        figures = asdict(self)
+        facts = figures.pop("run") or {}
+        return {name: value for name, value in figures.items() if value is not None} | facts
+
+
 def summarize(
     lengths: Lengths, plan: PackPlan, settings: PackingSettings, num_found: int, num_repeated: int = 0
-) -> dict[str, Any]:
-    """The figures of a plan, as report.json has them.
+) -> Report:
+    """The figures of a plan.
 
     Args:
         num_found: samples in the source, those that its settings leave out among them.
@@ -61,55 +139,55 @@ def summarize(
             f" {num_parts} of {len(items) - num_samples} parts packed: a bug"
         )
     capacity = settings.max_token_len
-    return {
-        "samples_in": num_samples,
-        "samples_excluded": num_found + num_repeated - num_samples,
-        "samples_repeated": num_repeated,
-        "samples_packed": int(is_packed.sum()),
-        "samples_skipped": reasons.total(),
-        "samples_cut": int(lengths.is_cut.sum()),
-        "parts": len(plan.items),
-        "skipped_by_reason": dict(sorted(reasons.items())),
-        "packs": plan.num_packs,
-        "packs_lower_bound": plan.lower_bound,
-        **({"packs_without_window": without_window(items, settings)} if settings.window else {}),
-        "fill": _fill(tokens.sum(), plan.num_packs, capacity),
-        "tokens": int(tokens.sum()),
-        "num_supervised": int(lengths.num_supervised[plan.items].sum()),
-        **{f"samples_with_{note}": lengths.notes[note] for note in NOTES},
-        "by_media": {
-            name: {
-                "samples_in": int((media == code).sum()),
-                "samples": int(((media == code) & is_packed).sum()),
-                "packs": int((pack_media == code).sum()),
-                "tokens": int(tokens[item_media == code].sum()),
-                "fill": _fill(tokens_of_pack[pack_media == code].sum(), int((pack_media == code).sum()), capacity),
-            }
+    return Report(
+        samples_in=num_samples,
+        samples_excluded=num_found + num_repeated - num_samples,
+        samples_repeated=num_repeated,
+        samples_packed=int(is_packed.sum()),
+        samples_skipped=reasons.total(),
+        samples_cut=int(lengths.is_cut.sum()),
+        parts=len(plan.items),
+        skipped_by_reason=dict(sorted(reasons.items())),
+        packs=plan.num_packs,
+        packs_lower_bound=plan.lower_bound,
+        packs_without_window=without_window(items, settings) if settings.window else None,
+        fill=_fill(tokens.sum(), plan.num_packs, capacity),
+        tokens=int(tokens.sum()),
+        num_supervised=int(lengths.num_supervised[plan.items].sum()),
+        samples_with_control_tokens=lengths.notes["control_tokens"],
+        samples_with_placeholders_put_in=lengths.notes["placeholders_put_in"],
+        samples_with_placeholders_as_text=lengths.notes["placeholders_as_text"],
+        samples_with_tools_left_out=lengths.notes["tools_left_out"],
+        by_media={
+            name: MediaFigures(
+                samples_in=int((media == code).sum()),
+                samples=int(((media == code) & is_packed).sum()),
+                packs=int((pack_media == code).sum()),
+                tokens=int(tokens[item_media == code].sum()),
+                fill=_fill(tokens_of_pack[pack_media == code].sum(), int((pack_media == code).sum()), capacity),
+            )
             for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
             if (media == code).any() or (pack_media == code).any()
         },
-        "by_split": split_counts(items, plan),
-        "members_per_pack": spread(np.diff(plan.starts)),
-        "token_len": spread(lengths.sample_lens[lengths.sample_lens > 0]),
-        "visual_tokens_per_pack": spread(features["visual_tokens"]),
-        "attention_cost": _evenness(features["attention_cost"]),
-        **_steps(features, settings),
-    }
+        by_split=split_counts(items, plan),
+        members_per_pack=spread(np.diff(plan.starts)),
+        token_len=spread(lengths.sample_lens[lengths.sample_lens > 0]),
+        visual_tokens_per_pack=spread(features["visual_tokens"]),
+        attention_cost=_evenness(features["attention_cost"]),
+        steps=_steps(features, settings.data_parallel_size),
+    )
 
 
-def _steps(features: Mapping[str, Ints], settings: PackingSettings) -> dict[str, Any]:
+def _steps(features: Mapping[str, Ints], size: int) -> dict[str, Any] | None:
     """How unequal the packs of a step are, in this order and in one by chance."""
-    if settings.data_parallel_size == 1:
-        return {}
-    size = settings.data_parallel_size
+    if size == 1:
+        return None
     return {
-        "steps": {
-            name: {
-                "in_order": spread_of_steps(features[name], size),
-                "by_chance": spread_of_steps(features[name][np.argsort(random_keys(len(features[name]), 0))], size),
-            }
-            for name in ("attention_cost", "visual_tokens")
+        name: {
+            "in_order": spread_of_steps(features[name], size),
+            "by_chance": spread_of_steps(features[name][np.argsort(random_keys(len(features[name]), 0))], size),
         }
+        for name in ("attention_cost", "visual_tokens")
     }
 
 
@@ -118,54 +196,46 @@ def _evenness(cost: Ints) -> dict[str, Any]:
     return {"mean": mean, "max": int(cost.max(initial=0)), "cv": float(cost.std() / mean) if mean else 0.0}
 
 
-def lost_modalities(figures: Mapping[str, Any]) -> list[str]:
-    """Media types that are in the source and in no pack."""
-    return [
-        name
-        for name, media in figures["by_media"].items()
-        if name != _UNKNOWN and media["samples_in"] and not media["samples"]
-    ]
-
-
-def num_lost_to_bad_data(figures: Mapping[str, Any]) -> int:
+def num_lost_to_bad_data(skipped_by_reason: Mapping[str, int]) -> int:
     """Samples skipped for what is wrong with them, not by a policy of the settings."""
-    return sum(n for reason, n in figures["skipped_by_reason"].items() if not Reason(reason).is_policy)
+    return sum(n for reason, n in skipped_by_reason.items() if not Reason(reason).is_policy)
 
 
-def print_plan(figures: Mapping[str, Any]) -> None:
+def print_plan(report: Report) -> None:
     """Samples, packs and fill by media, what was skipped, and how long samples are."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for name in ("samples in", "packed", "skipped", "packs", "at least", "fill", "tokens"):
         table.add_column(name, justify="right")
-    for name, media in figures["by_media"].items():
-        skipped = media["samples_in"] - media["samples"]
-        row = (media["samples_in"], media["samples"], skipped, media["packs"], "", media["fill"], media["tokens"])
+    for name, media in report.by_media.items():
+        skipped = media.samples_in - media.samples
+        row = (media.samples_in, media.samples, skipped, media.packs, "", media.fill, media.tokens)
         table.add_row(name, *_cells(row))
     keys = ("samples_in", "samples_packed", "samples_skipped", "packs", "packs_lower_bound", "fill", "tokens")
-    table.add_row("total", *_cells(tuple(figures[key] for key in keys)), style="bold")
+    table.add_row("total", *_cells(tuple(getattr(report, key) for key in keys)), style="bold")
     out = console()
     out.print(table)
-    if len(figures["by_split"]) > 1:
-        for name, of in figures["by_split"].items():
-            out.print(f"split: {name} {of['samples']:,} samples in {of['packs']:,} packs, {of['tokens']:,} tokens")
-    if figures["samples_excluded"]:
-        out.print(f"excluded: {figures['samples_excluded']:,} by split, exclude, slice, sample_ratio or source.limit")
-    if figures["samples_repeated"]:
-        out.print(f"repeated: {figures['samples_repeated']:,} draws by sample_ratio")
-    for reason, number in figures["skipped_by_reason"].items():
+    if len(report.by_split) > 1:
+        for name, split in report.by_split.items():
+            numbers = f"{split['samples']:,} samples in {split['packs']:,} packs, {split['tokens']:,} tokens"
+            out.print(f"split: {name} {numbers}")
+    if report.samples_excluded:
+        out.print(f"excluded: {report.samples_excluded:,} by split, exclude, slice, sample_ratio or source.limit")
+    if report.samples_repeated:
+        out.print(f"repeated: {report.samples_repeated:,} draws by sample_ratio")
+    for reason, number in report.skipped_by_reason.items():
         out.print(f"skipped: {number:,} {reason}")
-    if figures["samples_cut"]:
-        out.print(f"cut: {figures['samples_cut']:,} samples, packed as their parts")
-    for what in NOTES:
-        if number := figures[f"samples_with_{what}"]:
-            out.print(f"noted: {number:,} samples with {what.replace('_', ' ')}")
-    if "packs_without_window" in figures:
-        out.print(f"window: {figures['packs']:,} packs, {figures['packs_without_window']:,} without packing.window")
-    for name, steps in figures.get("steps", {}).items():
+    if report.samples_cut:
+        out.print(f"cut: {report.samples_cut:,} samples, packed as their parts")
+    for note in NOTES:
+        if number := getattr(report, f"samples_with_{note}"):
+            out.print(f"noted: {number:,} samples with {note.replace('_', ' ')}")
+    if report.packs_without_window is not None:
+        out.print(f"window: {report.packs:,} packs, {report.packs_without_window:,} without packing.window")
+    for name, steps in (report.steps or {}).items():
         ours, chance = (steps[order]["max_over_mean"] for order in ("in_order", "by_chance"))
         out.print(f"steps: max/mean of {name.replace('_', ' ')} {ours:.3f}, by chance {chance:.3f}")
-    lens = ", ".join(f"{name} {value:,}" for name, value in figures["token_len"].items())
+    lens = ", ".join(f"{name} {value:,}" for name, value in report.token_len.items())
     if lens:
         out.print(f"tokens of a sample: {lens}")
 

@@ -7,6 +7,8 @@ defect never hides another: all that can be looked at is, whatever else is damag
 
 import argparse
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from energon_pack.checks import dataset as checks
 from energon_pack.checks.foreign import verify_foreign
 from energon_pack.checks.lengths import measured_again, packed_with
 from energon_pack.checks.packs import samples_of
-from energon_pack.checks.shard import VerifiedShard, VerifyJob, packs_of, verify_shard
+from energon_pack.checks.shard import VerifiedShard, VerifyJob, packs_of, verify_shards
 from energon_pack.checks.source import drawn_of, find_source, read_settings, unaccounted
 from energon_pack.checks.videos import is_read_as_bytes
 from energon_pack.errors import PackError
@@ -28,117 +30,109 @@ from energon_pack.packed.files import LEDGER, PLAN, REPORT, PlanFile, at, read_o
 from energon_pack.packs import CAPTIONING, MULTI_MIX_QA
 from energon_pack.progress import Progress
 from energon_pack.report import console, say
+from energon_pack.run.context import Run
 from energon_pack.sources.find import Source
 from energon_pack.splits import split_shares
 from energon_pack.tool import count, parser, run
 
 
-def verify(
-    folder: Path,
-    decode: bool = False,
-    source: list[str] | None = None,
-    lengths: int = 0,
-    model: str | None = None,
-    processor: str | None = None,
-    trust_remote_code: bool = False,
-    max_errors: int = 20,
-    num_workers: int | None = None,
-    media_root: str | None = None,
-    packs_as: str | None = None,
-    reader: str = "own",
-) -> Findings:
-    """Everything that is wrong with a packed dataset.
+@dataclass(frozen=True)
+class Options:
+    """What is looked at beside what always is, named as on the command line."""
 
-    Args:
-        source: compare with the source at these paths; an empty list: where it was when it was packed.
-        lengths: measure so many members again.
-        model: probe this class of models, or the one of this folder.
-        media_root: where the media of a JSONL source are now; None: as when it was packed.
-        packs_as: of another tool's packs, for `lengths`: a model as in `+model=NAME`.
-        reader: of another tool's packs: whose loader has to read them, that of its `own` stack or `energon_pack`'s.
+    decode: bool = False  # pixels, too
+    source: list[str] | None = None  # compare with the source, at these paths; none of them: where it was when packed
+    media_root: str | None = None  # where the media of a JSONL source are now; None: as when it was packed
+    lengths: int = 0  # measure so many members again
+    model: str | None = None  # probe this class of models, or the one of this folder
+    packs_as: str | None = None  # of another tool's packs, for `lengths`: a model as in `+model=NAME`
+    reader: str = "own"  # of another tool's packs: the loader of its `own` stack, or `energon_pack`'s, has to read them
+    processor: str | None = None  # for `lengths` and `model`; None: as when it was packed
+    trust_remote_code: bool = False
+    max_errors: int = 20  # defects that are kept of each check
+    num_workers: int | None = None  # None: all cores
+
+
+_DEFAULTS = Options()
+
+
+def verify(folder: Path, options: Options = _DEFAULTS) -> Findings:
+    """Everything that is wrong with a packed dataset.
 
     Raises:
         PackError: the folder is no packed dataset, or the source is not there.
     """
-    if media_root is not None and source is None:
-        raise PackError(f"--media-root {media_root} is for --source, which compares with the source")
-    if not (folder / META_FOLDER / MANIFEST).is_file():
-        if source is not None or model:
-            raise PackError(
-                f"{folder} has no {META_FOLDER}/{MANIFEST}: --source and --model are for what energon_pack packed"
-            )
-        if lengths and not (packs_as and processor):
-            raise PackError(
-                f"{folder} has no {META_FOLDER}/{MANIFEST}: --lengths needs --as MODEL and --processor FOLDER to know"
-                " what its packs are for"
-            )
-        foreign = verify_foreign(folder, decode, max_errors, num_workers, reader == "own")
-        if lengths:
-            _add_lengths(
-                foreign.findings, lengths, folder, None, foreign.shards, processor, trust_remote_code, packs_as
-            )
-        return foreign.findings
-    if packs_as is not None:
-        raise PackError(f"--as {packs_as}: {folder} says itself what it was packed for")
-    findings = Findings(max_errors)
-    manifest = _read(folder / META_FOLDER / MANIFEST, "metadata", findings)
-    flavor = manifest["flavor"] if manifest.get("flavor") in (MULTI_MIX_QA, CAPTIONING) else MULTI_MIX_QA
-    report = _read(folder / REPORT, "totals", findings)
-    found = None if source is None else find_source(folder, report, source, media_root)
-    plan = _plan(folder / PLAN, findings)
-    paths = shard_paths(folder)
-    shares, seed = _splits(manifest)
-    packing = at(manifest, "content", "packing")
-    jobs = (
-        VerifyJob(
-            path=path,
-            flavor=flavor,
-            plan=plan,
-            packing=packing if isinstance(packing, dict) else {},
-            fingerprint=manifest.get("fingerprint"),
-            decode=decode,
-            is_read_as_bytes=is_read_as_bytes(folder),
-            source=None if found is None else {shard.name: shard for shard in found.shards},
-            read=read_settings(manifest),
-            shares=shares,
-            seed=seed,
-            max_defects=max_errors,
-        )
-        for path in paths
-    )
-    progress = Progress()
-    num_jobs = max(len(paths), len(found.shards) if found else 0)
-    with LocalExecutor(1 if num_jobs < 2 else num_workers) as executor:
-        shards = []
-        with progress.stage("verify", len(paths), "shards") as advance:
-            for shard in executor.map(verify_shard, jobs):
-                findings.merge(shard.findings)
-                shards.append(shard)
-                advance(1)
-        ledger = checks.Ledger(folder)
-        _check_dataset(folder, manifest, report, plan, shards, ledger, findings)
-        if found is not None:
-            _check_accounts(folder, found, report, shards, ledger, findings, executor, progress)
-    if lengths:
-        with_what = processor or packed_with(folder, report)
-        _add_lengths(findings, lengths, folder, flavor, shards, with_what, trust_remote_code, None)
-    if model:
-        from energon_pack.checks.model import check_model  # torch and the model's own code
-
-        processor = processor or packed_with(folder, report)
-        with progress.stage("model", 1, "model") as advance:
-            checked = check_model(folder, model, processor, trust_remote_code)
-            advance(1)
-        findings.add("model", model, checked.defects, checked.num_members)
-        findings.notes.append(str(checked))
+    if options.media_root is not None and options.source is None:
+        raise PackError(f"--media-root {options.media_root} is for --source, which compares with the source")
+    findings = Findings(options.max_errors)
+    if (folder / META_FOLDER / MANIFEST).is_file():
+        _verify_ours(folder, options, findings)
+    else:
+        _verify_foreign(folder, options, findings)
     return findings
 
 
-def _add_lengths(findings: Findings, number: int, folder: Path, flavor: str | None, shards: Any, *how: Any) -> None:
-    with Progress().stage("lengths", number, "members") as advance:
-        for member, defects in measured_again(folder, flavor, shards, number, *how):
-            findings.add("lengths", member, defects)
+def _verify_ours(folder: Path, options: Options, findings: Findings) -> None:
+    if options.packs_as is not None:
+        raise PackError(f"--as {options.packs_as}: {folder} says itself what it was packed for")
+    stated = _stated(folder, findings)
+    given = options.source
+    source = None if given is None else find_source(folder, stated.report, given, options.media_root)
+    jobs = list(_jobs(stated, source, options))
+    with _working(max(len(jobs), len(source.shards) if source else 0), options) as run:
+        shards, ledger = verify_shards(jobs, findings, run), checks.Ledger(folder)
+        _check_dataset(stated, shards, ledger, findings)
+        if source is not None:
+            _check_accounts(stated, source, shards, ledger, findings, run)
+    if options.lengths:
+        processor = options.processor or packed_with(folder, stated.report)
+        _check_lengths(stated, shards, processor, options, findings)
+    if options.model:
+        from energon_pack.checks.model import check_model  # torch and the model's own code
+
+        processor = options.processor or packed_with(folder, stated.report)
+        with Progress().stage("model", 1, "model") as advance:
+            checked = check_model(folder, options.model, processor, options.trust_remote_code)
             advance(1)
+        findings.add("model", options.model, checked.defects, checked.num_members)
+        findings.notes.append(str(checked))
+
+
+def _verify_foreign(folder: Path, options: Options, findings: Findings) -> None:
+    unnamed = f"{folder} has no {META_FOLDER}/{MANIFEST}"
+    if options.source is not None or options.model:
+        raise PackError(f"{unnamed}: --source and --model are for what energon_pack packed")
+    if options.lengths and not (options.packs_as and options.processor):
+        raise PackError(f"{unnamed}: --lengths needs --as MODEL and --processor FOLDER to know what its packs are for")
+    with _working(len(shard_paths(folder)), options) as run:
+        shards = verify_foreign(folder, options.decode, options.reader == "own", findings, run)
+    if options.lengths:
+        _check_lengths(Stated(folder), shards, options.processor, options, findings)
+
+
+@contextmanager
+def _working(num_jobs: int, options: Options) -> Iterator[Run]:
+    """Processes for so many jobs; a single one needs none."""
+    with LocalExecutor(1 if num_jobs < 2 else options.num_workers) as executor:
+        yield Run(executor, Progress())
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What a dataset says of itself, as far as it can be read."""
+
+    folder: Path
+    flavor: str | None = None  # None: another tool packed it
+    manifest: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    plan: PlanFile | None = None
+
+
+def _stated(folder: Path, findings: Findings) -> Stated:
+    manifest = _read(folder / META_FOLDER / MANIFEST, "metadata", findings)
+    flavor = manifest["flavor"] if manifest.get("flavor") in (MULTI_MIX_QA, CAPTIONING) else MULTI_MIX_QA
+    report = _read(folder / REPORT, "totals", findings)
+    return Stated(folder, flavor, manifest, report, _plan(folder / PLAN, findings))
 
 
 def _read(path: Path, check: str, findings: Findings) -> dict[str, Any]:
@@ -151,15 +145,6 @@ def _read(path: Path, check: str, findings: Findings) -> dict[str, Any]:
         return {}
 
 
-def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
-    """Shares of the splits, and the seed by which samples are in them; none where the manifest is damaged."""
-    splits, seed = at(manifest, "content", "output", "splits"), at(manifest, "content", "plan", "seed")
-    try:
-        return split_shares(splits), int(seed)
-    except (PackError, AttributeError, TypeError, ValueError):
-        return (), 0
-
-
 def _plan(path: Path, findings: Findings) -> PlanFile | None:
     plan = PlanFile(path)
     try:
@@ -170,46 +155,78 @@ def _plan(path: Path, findings: Findings) -> PlanFile | None:
     return plan
 
 
-def _check_dataset(
-    folder: Path,
-    manifest: dict[str, Any],
-    report: dict[str, Any],
-    plan: PlanFile | None,
-    shards: list[VerifiedShard],
-    ledger: checks.Ledger,
-    findings: Findings,
-) -> None:
+def _jobs(stated: Stated, source: Source | None, options: Options) -> Iterator[VerifyJob]:
+    shares, seed = _splits(stated.manifest)
+    packing = at(stated.manifest, "content", "packing")
+    as_bytes = is_read_as_bytes(stated.folder)
+    by_name = None if source is None else {shard.name: shard for shard in source.shards}
+    for path in shard_paths(stated.folder):
+        yield VerifyJob(
+            path=path,
+            flavor=stated.flavor,
+            plan=stated.plan,
+            packing=packing if isinstance(packing, dict) else {},
+            fingerprint=stated.manifest.get("fingerprint"),
+            decode=options.decode,
+            is_read_as_bytes=as_bytes,
+            source=by_name,
+            read=read_settings(stated.manifest),
+            shares=shares,
+            seed=seed,
+            max_defects=options.max_errors,
+        )
+
+
+def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
+    """Shares of the splits, and the seed by which samples are in them; none where the manifest is damaged."""
+    splits, seed = at(manifest, "content", "output", "splits"), at(manifest, "content", "plan", "seed")
+    try:
+        return split_shares(splits), int(seed)
+    except (PackError, AttributeError, TypeError, ValueError):
+        return (), 0
+
+
+def _check_dataset(stated: Stated, shards: list[VerifiedShard], ledger: checks.Ledger, findings: Findings) -> None:
+    folder, manifest = stated.folder, stated.manifest
     prefix = at(manifest, "content", "output", "shard_prefix")
     packed = checks.packed_samples(shards)
     num_files = sum(not path.is_dir() for path in folder.rglob("*"))
     name = folder.name
     findings.add("files", name, checks.files(folder, prefix if isinstance(prefix, str) else "packed"), num_files)
-    findings.add("keys", name, checks.keys(folder, shards, plan), sum(len(shard.packs) for shard in shards))
+    findings.add("keys", name, checks.keys(folder, shards, stated.plan), sum(len(shard.packs) for shard in shards))
     findings.add("samples", name, checks.samples(folder, shards), len(packed))
     findings.add("ledger", LEDGER, ledger.check(packed), ledger.reasons.total())
     findings.add("metadata", META_FOLDER, checks.metadata(folder, manifest, shards), len(shards))
-    findings.add("totals", name, checks.totals(report, manifest, shards, ledger))
+    findings.add("totals", name, checks.totals(stated.report, manifest, shards, ledger))
 
 
 def _check_accounts(
-    folder: Path,
+    stated: Stated,
     source: Source,
-    report: dict[str, Any],
     shards: list[VerifiedShard],
     ledger: checks.Ledger,
     findings: Findings,
-    executor: LocalExecutor,
-    progress: Progress,
+    run: Run,
 ) -> None:
     packed = checks.packed_samples(shards)
-    names = chain(_samples(folder, shards), ledger.names())
-    for number, defects in unaccounted(source, drawn_of(report), packed, ledger.samples, names, executor, progress):
-        findings.add("source samples", folder.name, defects, number)
+    names = chain(_samples(stated.folder, shards), ledger.names())
+    for number, defects in unaccounted(source, drawn_of(stated.report), packed, ledger.samples, names, run):
+        findings.add("source samples", stated.folder.name, defects, number)
 
 
 def _samples(folder: Path, shards: Iterable[VerifiedShard]) -> Iterator[str]:
     packs = (pack for shard in shards for _, pack, _ in packs_of(folder / shard.name))
     return (sample for pack in packs for sample, _ in samples_of(pack, None))
+
+
+def _check_lengths(
+    stated: Stated, shards: list[VerifiedShard], processor: str | None, options: Options, findings: Findings
+) -> None:
+    number, how = options.lengths, (processor, options.trust_remote_code, options.packs_as)
+    with Progress().stage("lengths", number, "members") as advance:
+        for member, defects in measured_again(stated.folder, stated.flavor, shards, number, *how):
+            findings.add("lengths", member, defects)
+            advance(1)
 
 
 # ----------------------------------------------------------------------------------------------- what a user sees
@@ -239,22 +256,9 @@ def print_findings(findings: Findings, max_errors: int) -> None:
 
 def main() -> int:
     """Entry point; the exit code."""
-    arguments = _arguments()
-    findings = verify(
-        folder=Path(arguments.dataset),
-        decode=arguments.decode,
-        source=arguments.source,
-        lengths=arguments.lengths,
-        model=arguments.model,
-        processor=arguments.processor,
-        trust_remote_code=arguments.trust_remote_code,
-        max_errors=arguments.max_errors,
-        num_workers=arguments.num_workers,
-        media_root=arguments.media_root,
-        packs_as=arguments.packs_as,
-        reader=arguments.reader,
-    )
-    print_findings(findings, arguments.max_errors)
+    given = vars(_arguments())
+    findings = verify(Path(given.pop("dataset")), options := Options(**given))
+    print_findings(findings, options.max_errors)
     return 1 if findings.num_defects.total() else 0
 
 

@@ -13,13 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import energon_pack.pack
-from energon_pack.audit import Audit, AuditJob, audit, draw, finish, is_known, remember, what_is_missing
+from energon_pack.audit import Audit, Auditing, AuditJob, audit, draw, finish, is_known, remember, what_is_missing
 from energon_pack.config import PackConfig
 from energon_pack.executor import LocalExecutor
 from energon_pack.lengths import LengthsWrong, MeasuredShard, index_shards, measure_shards
+from energon_pack.method import Method
 from energon_pack.pack import pack
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
+from energon_pack.run.context import Run
 from energon_pack.sources.find import find_shards
 from energon_pack.templates import ModelSettings, Template, Tokens, prepare_template
 from support.running import REAL, need_torchvision
@@ -31,25 +33,25 @@ def full_processor() -> None:
 
 
 @pytest.fixture
-def measured(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> tuple[list[MeasuredShard], str]:
+def measured(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> tuple[list[MeasuredShard], Method]:
     folder = prepare_template(ModelSettings("qwen_vl", str(demo[1])), cache)
-    progress = Progress(quiet=True)
+    method = Method(folder, str(demo[1]), ReadSettings())
     with LocalExecutor(1) as executor:
-        indexed = index_shards(find_shards(str(demo[0])).shards, False, tmp_path, executor, progress)
-        return measure_shards(indexed, folder, ReadSettings(), "auto", tmp_path, executor, progress), folder
+        run = Run(executor, Progress(quiet=True), tmp_path)
+        return measure_shards(index_shards(find_shards(str(demo[0])).shards, False, run), method, run), method
 
 
-def job_of(measured: list[MeasuredShard], folder: str, processor: Path, share: float = 0.05) -> AuditJob:
-    return AuditJob(draw(measured, share, 0), folder, str(processor), ReadSettings())
+def job_of(measured: list[MeasuredShard], method: Method, share: float = 0.05) -> AuditJob:
+    return AuditJob(draw(measured, share, 0), method)
 
 
-def test_right_lengths_pass(measured: tuple[list[MeasuredShard], str], demo: tuple[Path, Path]) -> None:
-    assert audit(job_of(*measured, demo[1])) == Audit(16, 0)
+def test_right_lengths_pass(measured: tuple[list[MeasuredShard], Method]) -> None:
+    assert audit(job_of(*measured)) == Audit(16, 0)
 
 
-def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], str], demo: tuple[Path, Path]) -> None:
-    shards, folder = measured
-    job = job_of(shards, folder, demo[1])
+def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], Method], tmp_path: Path) -> None:
+    shards, method = measured
+    job = job_of(shards, method)
     _, chunk, rows = job.rows[-1]
     table = chunk.read()
     lens = table["token_len"].to_pylist()
@@ -63,7 +65,7 @@ def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], str
     running: Future[Audit] = Future()
     running.set_result(found)
     with pytest.raises(LengthsWrong, match=r"measure\.verify: .* as measured, by model\.template=qwen_vl"):
-        finish(running, folder, LocalExecutor())
+        finish(Auditing(shards, method, 0.05, running), Run(LocalExecutor(), Progress(), tmp_path))
 
 
 def test_lengths_that_are_wrong_are_forgotten(
@@ -74,38 +76,37 @@ def test_lengths_that_are_wrong_are_forgotten(
     running: Future[Audit] = Future()
     running.set_result(Audit(0, 0, "", "x has 2 tokens in the full processor, 1 as measured"))
     with monkeypatch.context() as patch:
-        patch.setattr(energon_pack.pack, "start", lambda *_: running)
+        patch.setattr(energon_pack.pack, "start", lambda shards, method, *_: Auditing(shards, method, 0.01, running))
         with pytest.raises(LengthsWrong):
             pack(run)
     assert pack(run)["cache"] == {"shards_reused": 0, "shards_measured": 3}
 
 
 def test_a_length_in_the_cache_that_is_wrong_is_noticed_without_the_full_processor(
-    measured: tuple[list[MeasuredShard], str], demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    measured: tuple[list[MeasuredShard], Method], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was asked about these lengths before; the source has changed since, and kept its size and time."""
-    shards, folder = measured
     monkeypatch.setattr("energon_pack.audit._full_processor", lambda *_: pytest.fail("it takes seconds to import"))
-    job = replace(job_of(shards, folder, demo[1]), is_known=True)
+    job = replace(job_of(*measured), is_known=True)
     assert audit(job) == Audit(16, 0, is_known=True)
     monkeypatch.setattr(Template, "encode", lambda *_: Tokens([1, 2], []))
     assert "has 2 tokens measured again" in audit(job).difference
 
 
-def test_what_is_known_is_of_these_lengths_and_of_this_share(measured: tuple[list[MeasuredShard], str]) -> None:
-    shards, folder = measured
-    Path(folder, "known.json").unlink(missing_ok=True)
-    assert not is_known(shards, folder, 0.01)
-    remember(Audit(3, 1, "no torchvision"), shards, folder, 0.01)
-    assert not is_known(shards, folder, 0.01)
-    remember(Audit(3, 0), shards[:1], folder, 0.01)
-    assert is_known(shards[:1], folder, 0.01)
-    assert not is_known(shards[:1], folder, 0.02)
-    Path(folder, "known.json").write_text("[")
-    assert not is_known(shards[:1], folder, 0.01)
+def test_what_is_known_is_of_these_lengths_and_of_this_share(measured: tuple[list[MeasuredShard], Method]) -> None:
+    shards, method = measured
+    Path(method.template_folder, "known.json").unlink(missing_ok=True)
+    assert not is_known(shards, method, 0.01)
+    remember(Audit(3, 1, "no torchvision"), shards, method, 0.01)
+    assert not is_known(shards, method, 0.01)
+    remember(Audit(3, 0), shards[:1], method, 0.01)
+    assert is_known(shards[:1], method, 0.01)
+    assert not is_known(shards[:1], method, 0.02)
+    Path(method.template_folder, "known.json").write_text("[")
+    assert not is_known(shards[:1], method, 0.01)
 
 
-def test_the_draw_is_seeded_and_of_samples_in_the_cache_too(measured: tuple[list[MeasuredShard], str]) -> None:
+def test_the_draw_is_seeded_and_of_samples_in_the_cache_too(measured: tuple[list[MeasuredShard], Method]) -> None:
     """A source may change and keep its size and time: what is in the cache is no truer than what was measured now."""
     shards, _ = measured
     drawn = draw(shards, 0.02, 7)

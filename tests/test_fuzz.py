@@ -14,6 +14,7 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.measuring import LENGTHS_SCHEMA, MeasureJob, measure
+from energon_pack.method import Method
 from energon_pack.record import ReadSettings, load_json, media_parts, parse_record
 from energon_pack.sample import Part, Reason, Skip, place_media
 from energon_pack.sources.find import Shard
@@ -113,7 +114,7 @@ def fuzz_tars(num: int, folder: Path, template_folder: str) -> int:
             if "compressed" in str(error):
                 continue
             raise
-        table = measure(MeasureJob([shard] * index.num_rows, index, template_folder, ReadSettings()))
+        table = measure(MeasureJob([shard] * index.num_rows, index, Method(template_folder, "", ReadSettings())))
         assert table.schema == LENGTHS_SCHEMA
         assert table.num_rows == index.num_rows
         for row in table.select(["key", "token_len", "reason"]).to_pylist():

@@ -15,9 +15,11 @@ from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.lengths import first_samples, index_shards, measure_shards
 from energon_pack.measuring import num_tar_bytes
+from energon_pack.method import Method
 from energon_pack.pack import pack
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
+from energon_pack.run.context import Run
 from energon_pack.sources.find import find_shards
 from energon_pack.table_cache import in_chunks
 from energon_pack.templates import ModelSettings, prepare_template
@@ -28,15 +30,13 @@ from support.samples import chat, picture, write_tar
 def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: ignore[no-untyped-def]
     folder = prepare_template(ModelSettings("qwen_vl", str(demo[1])), cache)
 
-    def run(source: Path, settings: ReadSettings | None = None, num_workers: int = 1, keep: bool = False):  # type: ignore[no-untyped-def]
+    def measure(source: Path, settings: ReadSettings | None = None, num_workers: int = 1, keep: bool = False):  # type: ignore[no-untyped-def]
         with LocalExecutor(num_workers) as executor:
-            progress = Progress(quiet=True)
-            indexed = index_shards(find_shards(str(source)).shards, keep, tmp_path / "cache", executor, progress)
-            return measure_shards(
-                indexed, folder, settings or ReadSettings(), "auto", tmp_path / "cache", executor, progress
-            )
+            run = Run(executor, Progress(quiet=True), tmp_path / "cache")
+            indexed = index_shards(find_shards(str(source)).shards, keep, run)
+            return measure_shards(indexed, Method(folder, str(demo[1]), settings or ReadSettings()), run)
 
-    return run
+    return measure
 
 
 def rows(measured: list[Any]) -> Any:
@@ -139,7 +139,8 @@ def test_a_damaged_tar_stops_before_anything_is_measured(measure, demo, tmp_path
 
 def test_first_samples_takes_whole_shards(measure, demo, tmp_path) -> None:  # type: ignore[no-untyped-def]
     with LocalExecutor(1) as executor:
-        indexed = index_shards(find_shards(str(demo[0])).shards, False, tmp_path, executor, Progress(quiet=True))
+        run = Run(executor, Progress(quiet=True), tmp_path)
+        indexed = index_shards(find_shards(str(demo[0])).shards, False, run)
     assert [item.num_samples for item in indexed] == [107, 107, 106]
     assert [len(first_samples(indexed, limit, 0)) for limit in (1, 107, 108, 320, None)] == [1, 1, 2, 3, 3]
     assert len(first_samples(indexed, 107, num_excluded=1)) == 2

@@ -292,7 +292,7 @@ def stopped(config: Make, monkeypatch: pytest.MonkeyPatch) -> PackConfig:
         return written[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.pack.write_shard", write)
+        patch.setattr("energon_pack.writing.write_shard", write)
         with pytest.raises(KeyboardInterrupt):
             pack(run)
     assert not output(run).exists()

@@ -73,7 +73,7 @@ def test_a_log_says_the_time_left_when_it_is_known(monkeypatch: pytest.MonkeyPat
 def test_a_stage_takes_the_place_of_the_one_around() -> None:
     shown = Progress()
     shown._console, shown._is_live = Console(file=io.StringIO(), force_terminal=True), True
-    with shown.measured("lengths"):
+    with shown.timed("lengths"):
         with shown.stage("measure", 2, "samples") as advance:
             advance(1)
             assert shown._bars is not None

@@ -2,35 +2,25 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from energon_pack.checks import dataset as checks
-from energon_pack.checks.shard import VerifiedShard, VerifyJob, verify_shard
+from energon_pack.checks.shard import VerifiedShard, VerifyJob, verify_shards
 from energon_pack.checks.videos import is_read_as_bytes
 from energon_pack.errors import PackError
-from energon_pack.executor import LocalExecutor
 from energon_pack.findings import Findings
 from energon_pack.manifest import MANIFEST, META_FOLDER
 from energon_pack.packed.files import PLAN, REPORT, shard_paths
-from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
+from energon_pack.run.context import Run
 
 _PREPARE = "`energon prepare --non-interactive --split-ratio 1,0,0 --skip-dataset-yaml` writes it anew"
 
 
-@dataclass(frozen=True)
-class Foreign:
-    """A dataset of another tool's, verified."""
-
-    findings: Findings
-    shards: list[VerifiedShard]
-
-
-def verify_foreign(folder: Path, decode: bool, max_errors: int, num_workers: int | None, for_stack: bool) -> Foreign:
-    """Everything that is wrong with a dataset of another tool's.
+def verify_foreign(folder: Path, decode: bool, for_stack: bool, findings: Findings, run: Run) -> list[VerifiedShard]:
+    """Verify a dataset of another tool's: its shards, and in the findings everything that is wrong with it.
 
     Args:
         for_stack: the loader of the stack that packed it has to read it, too.
@@ -41,22 +31,12 @@ def verify_foreign(folder: Path, decode: bool, max_errors: int, num_workers: int
     paths = shard_paths(folder) if folder.is_dir() else []
     if not paths or (folder / PLAN).exists() or (folder / REPORT).exists():  # with these, it is ours
         raise PackError(f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}")
-    findings = Findings(max_errors)
     as_bytes = is_read_as_bytes(folder) or not for_stack  # as our loader does
-    jobs = (
-        VerifyJob(path, None, None, {}, None, decode, as_bytes, None, ReadSettings(), max_errors, for_stack=for_stack)
-        for path in paths
-    )
-    shards = []
-    progress = Progress()
-    with (
-        LocalExecutor(1 if len(paths) < 2 else num_workers) as executor,
-        progress.stage("verify", len(paths), "shards") as advance,
-    ):
-        for shard in executor.map(verify_shard, jobs):
-            findings.merge(shard.findings)
-            shards.append(shard)
-            advance(1)
+    most, read = findings.max_defects, ReadSettings()
+    jobs = [
+        VerifyJob(path, None, None, {}, None, decode, as_bytes, None, read, most, for_stack=for_stack) for path in paths
+    ]
+    shards = verify_shards(jobs, findings, run)
     whose: Counter[str] = sum((shard.whose for shard in shards), Counter())
     if not whose:
         raise PackError(
@@ -79,7 +59,7 @@ def verify_foreign(folder: Path, decode: bool, max_errors: int, num_workers: int
     findings.add("metadata", META_FOLDER, [*_missing(folder), *checks.counts(folder, shards)], len(shards))
     if for_stack:
         findings.add("own loader", META_FOLDER, _missing_code(folder))
-    return Foreign(findings, shards)
+    return shards
 
 
 def _missing(folder: Path) -> Iterator[str]:

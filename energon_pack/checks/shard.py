@@ -21,6 +21,7 @@ from energon_pack.packed.contents import Pack, parse
 from energon_pack.packed.files import PackFiles, PlanFile, opened, packs_in
 from energon_pack.packs import MULTI_MIX_QA, member_value
 from energon_pack.record import ReadSettings
+from energon_pack.run.context import Run
 from energon_pack.sample import Part, Skip
 from energon_pack.shards import Member, Sources, conversation
 from energon_pack.sources.find import Shard
@@ -93,6 +94,17 @@ class _Seen:
             self.sums[name] += sum(pack.meta.get(name, ()))
         self.media_types[pack.media_type] += 1
         self.whose[pack.form.whose] += 1
+
+
+def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> list[VerifiedShard]:
+    """Verify shards; what is wrong with them joins the findings."""
+    shards = []
+    with run.progress.stage("verify", len(jobs), "shards") as advance:
+        for shard in run.executor.map(verify_shard, jobs):
+            findings.merge(shard.findings)
+            shards.append(shard)
+            advance(1)
+    return shards
 
 
 def verify_shard(job: VerifyJob) -> VerifiedShard:

@@ -11,11 +11,10 @@ import numpy as np
 from energon_pack.demo import make_demo
 from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
 from energon_pack.errors import PackError
-from energon_pack.executor import LocalExecutor
 from energon_pack.findings import Hashes, hashes, joined, named, short
 from energon_pack.packed.files import REPORT, at
-from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
+from energon_pack.run.context import Run
 from energon_pack.sources.find import Shard, Source, find_shards
 from energon_pack.sources.meta import find_lines
 from energon_pack.sources.reader import index_shard
@@ -96,13 +95,7 @@ def drawn_of(report: Mapping[str, Any]) -> Drawn:
 
 
 def unaccounted(
-    source: Source,
-    drawn: Drawn,
-    packed: Hashes,
-    skipped: Hashes,
-    names: Iterator[str],
-    executor: LocalExecutor,
-    progress: Progress,
+    source: Source, drawn: Drawn, packed: Hashes, skipped: Hashes, names: Iterator[str], run: Run
 ) -> Iterator[tuple[int, list[str]]]:
     """For each source shard its number of samples, and what is wrong; at the end, what is not of the source.
 
@@ -114,8 +107,8 @@ def unaccounted(
     jobs = [_Job(shard, source.excluded.get(shard.name, frozenset()), drawn.seed) for shard in source.shards]
     number, num_slices = drawn.slice_of
     start = 0  # of this shard, among all that are drawn
-    with progress.stage("source", len(jobs), "shards") as advance:
-        for job, values in zip(jobs, executor.map(_samples_of, jobs), strict=True):
+    with run.progress.stage("source", len(jobs), "shards") as advance:
+        for job, values in zip(jobs, run.executor.map(_samples_of, jobs), strict=True):
             if isinstance(values, str):
                 yield 0, [values]
                 continue

@@ -91,6 +91,7 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
     folders: list[str] = []
     excluded: dict[str, frozenset[str]] = {}  # by real path
     selection = Selection(split)
+    num_left_out = 0
     for entry in [path] if isinstance(path, str) else path:
         root, entry_folders, files = expand(os.path.expanduser(entry))
         roots.append(root)
@@ -103,11 +104,14 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
             raise PackError(f"source.path={entry}: {lines} is no tar; source=jsonl reads JSONL")
         for tar in tars:
             real = real_path(tar)
-            keys = None if real in found else selection.keys_left_out(tar)
-            if keys is not None:
-                found[real], excluded[real] = tar, keys
+            if real in found:
+                continue
+            left_out = selection.left_out(tar)
+            num_left_out += left_out.num_samples
+            if left_out.keys is not None:
+                found[real], excluded[real] = tar, left_out.keys
         for folder in entry_folders:
-            selection.check_complete(folder)
+            selection.check_complete(folder, tars)
     if not found:
         raise PackError(f"source.path={path}: every tar is left out by source.split={split} or by an exclude")
     compressed = sorted(tar for tar in found.values() if _COMPRESSED_NAMES.search(tar))
@@ -118,7 +122,7 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
         shards=sorted((shard_of(names[real], tar) for real, tar in found.items()), key=lambda shard: shard.name),
         folders=frozenset(Path(folder).resolve() for folder in folders),
         excluded={names[real]: keys for real, keys in excluded.items() if keys},
-        num_left_out=selection.num_left_out,
+        num_left_out=num_left_out,
     )
 
 

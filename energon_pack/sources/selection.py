@@ -5,9 +5,10 @@ Only `split.yaml` (or `split.json`) and `.info.json` are read; the other YAML of
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from braceexpand import braceexpand
@@ -31,37 +32,39 @@ class Prepared:
     shard_counts: dict[str, int] = field(default_factory=dict)
 
 
+class LeftOut(NamedTuple):
+    """What of a tar is left out."""
+
+    keys: frozenset[str] | None = frozenset()  # None: the whole tar is
+    num_samples: int = 0  # of a whole tar, as far as its folder says
+
+
 class Selection:
     """Asks, for each tar, the nearest prepared folder it lies in."""
 
     def __init__(self, split: str | None):
         self._split = split
         self._prepared: dict[str, Prepared | None] = {}
-        #: samples in shards that were left out whole
-        self.num_left_out = 0
-        self._seen: set[str] = set()
 
-    def keys_left_out(self, tar: str) -> frozenset[str] | None:
-        """Keys of a tar's samples that are left out; None where the whole tar is.
+    def left_out(self, tar: str) -> LeftOut:
+        """What of a tar is left out.
 
         Raises:
             PackError: a split is asked for, and there is no such split.
         """
         tar = os.path.abspath(tar)
-        self._seen.add(tar)
         prepared = self._of_folder(os.path.dirname(tar))
         if prepared is None:
             if self._split is not None:
                 raise PackError(f"source.split={self._split}: {tar} lies in no folder with {META_FOLDER}/split.yaml")
-            return frozenset()
+            return LeftOut()
         name = Path(os.path.relpath(tar, prepared.folder)).as_posix()
         if name in prepared.excluded_shards or (prepared.shards is not None and name not in prepared.shards):
-            self.num_left_out += prepared.shard_counts.get(name, 0)
-            return None
-        return prepared.excluded_keys.get(name, frozenset())
+            return LeftOut(None, prepared.shard_counts.get(name, 0))
+        return LeftOut(prepared.excluded_keys.get(name, frozenset()))
 
-    def check_complete(self, folder: str) -> None:
-        """Whether a prepared folder has every shard of the split.
+    def check_complete(self, folder: str, tars: Iterable[str]) -> None:
+        """Whether these tars are every shard of the split, where Energon has prepared their folder.
 
         Raises:
             PackError: it has not.
@@ -69,9 +72,8 @@ class Selection:
         prepared = self._of_folder(os.path.abspath(folder))
         if prepared is None or prepared.folder != os.path.abspath(folder):
             return
-        missing = sorted(
-            name for name in prepared.shards or () if os.path.join(prepared.folder, name) not in self._seen
-        )
+        paths = set(map(os.path.abspath, tars))
+        missing = sorted(name for name in prepared.shards or () if os.path.join(prepared.folder, name) not in paths)
         if missing:
             raise PackError(f"source.split={self._split}: {folder} lacks {len(missing)} of its shards: {missing[0]} …")
 

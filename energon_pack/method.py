@@ -1,0 +1,45 @@
+"""How samples are measured."""
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+
+from energon_pack.record import ReadSettings
+from energon_pack.run.context import Run
+from energon_pack.templates import (
+    Identity,
+    ModelSettings,
+    identity_of,
+    local_folder,
+    prepare_template,
+    saved_template,
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """All that lengths depend on beside the samples: one travels with every job that measures, cuts or audits."""
+
+    template_folder: str  # in the cache: `load_saved` takes the template from it
+    processor_folder: str  # whose full processor is asked by the audit
+    read: ReadSettings
+    engine: str = "auto"  # what counts tokens
+
+    @property
+    def identity(self) -> Identity:
+        """The fingerprints of its template."""
+        return identity_of(self.template_folder)
+
+
+def prepare(model: ModelSettings, read: ReadSettings, engine: str, run: Run) -> Method:
+    """Have the template of a model in the cache, built by a process beside, which imports transformers.
+
+    Raises:
+        PackError: no such processor, or one that the model's family can't use.
+    """
+    model = replace(model, processor=os.fspath(local_folder(model)))  # a hub id is looked up once
+    folder = saved_template(model, run.cache())
+    if folder is None:
+        build = partial(prepare_template, cache_dir=run.cache())
+        folder = run.executor.result(run.executor.start(build, model))
+    return Method(folder, model.processor, read, engine)

@@ -1,0 +1,78 @@
+"""Where a run reads and where it writes: all that a config says of places, looked at before any work."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from energon_pack.config import Format, PackConfig, Stage
+from energon_pack.demo import NUM_SAMPLES, make_demo
+from energon_pack.errors import PackError
+from energon_pack.files import naming_place
+from energon_pack.publish import refuse_existing, refuse_source, refuse_unwritable
+from energon_pack.report import say
+from energon_pack.sources.find import Source, find_shards
+from energon_pack.sources.meta import find_lines
+
+
+@dataclass(frozen=True)
+class Places:
+    """What a run reads, and where it writes."""
+
+    source: Source
+    processor: str  # folder or hub id
+    cache_dir: Path
+    output_dir: Path
+    final: Path  # in `output_dir`: the dataset, once it is published
+    overwrite: bool
+
+
+def resolve(config: PackConfig) -> Places:
+    """The places of a run; the built-in demo is made where no source is given.
+
+    Raises:
+        PackError: something is not there, or is there and would be lost, or can't be written.
+    """
+    if config.output.name is None:
+        raise PackError("output.name must be set")
+    output_dir = Path(config.output.dir).expanduser()
+    cache_dir = Path(config.cache_dir).expanduser() if config.cache_dir else output_dir / ".cache"
+    final = output_dir / config.output.name
+    overwrite = config.output.overwrite or config.source.path is None  # the demo may run again and again
+    if config.stage is Stage.all:
+        refuse_existing(final, overwrite)
+    source, processor = _source(config, cache_dir)
+    refuse_source(final, cache_dir, source)
+    refuse_unwritable("cache_dir" if config.cache_dir else "output.dir", cache_dir)
+    if config.stage is Stage.all:
+        refuse_unwritable("output.dir", output_dir)
+    return Places(source, processor, cache_dir, output_dir, final, overwrite)
+
+
+def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
+    """The files of the source, and the folder or hub id of the processor."""
+    path, processor = config.source.path, config.model.processor or config.model.hub_id
+    is_jsonl = config.source.format is Format.jsonl
+    if path is None and is_jsonl:
+        raise PackError(
+            "source=jsonl needs source.path: a *.jsonl file, a folder, a glob, a meta file, or a list of these"
+        )
+    if path is None:
+        path, processor = _demo(config, cache_dir)
+    if processor is None:
+        raise PackError(f"+model={config.model.name} needs model.processor, a folder or a hub id")
+    source = find_lines(path, config.source.media_root) if is_jsonl else find_shards(path, config.source.split)
+    return source, processor
+
+
+def _demo(config: PackConfig, cache_dir: Path) -> tuple[str, str]:
+    """Source and processor of the built-in demo; a processor that is given is used instead of the built-in one."""
+    given = config.model.processor
+    if given is None and config.model.template != "qwen_vl":
+        raise PackError(f"the built-in demo is for qwen2_5_vl; +model={config.model.name} needs source.path")
+    with naming_place("cache_dir", cache_dir):
+        source, built_in = make_demo(cache_dir / "demo")
+    with_processor = "with a small built-in processor" if given is None else f"with the processor {given}"
+    say(
+        f"built-in demo (no source.path given): {NUM_SAMPLES} samples made by energon_pack itself, {with_processor};"
+        " its lengths are no model's"
+    )
+    return source, given or built_in

@@ -1,0 +1,30 @@
+"""What travels with every stage of a run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from energon_pack.files import naming_place
+from energon_pack.progress import Progress
+from energon_pack.run.executors import Executor
+
+
+@dataclass(frozen=True)
+class Run:
+    """Who does the jobs, what is shown of them, and where results are kept for the next run."""
+
+    executor: Executor
+    progress: Progress
+    cache_dir: Path | None = None  # None: nothing is kept
+
+    def cache(self, *names: str) -> Path:
+        """The cache, or a folder in it."""
+        assert self.cache_dir is not None, "a stage that keeps results needs a cache"
+        return self.cache_dir.joinpath(*names)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Time a stage that writes into the cache alone: a full disk is that of `cache_dir`."""
+        with self.progress.timed(stage), naming_place("cache_dir", self.cache()):
+            yield
