@@ -110,8 +110,8 @@ ALLOWED: dict[str, set[str]] = {
         "splits", "task_encoder", "templates", "timestamps", "video",
     },
     "verify": {
-        "checks", "errors", "executor", "findings", "manifest", "packed", "packs", "progress", "report", "run", "sources",
-        "splits", "tool",
+        "checks", "errors", "executor", "findings", "manifest", "packed", "packs", "progress", "report", "run",
+        "sources", "splits", "tool",
     },
     "single": {"errors", "packed", "packs", "sample", "shards", "sources"},
     "adopt": {"errors", "files", "manifest", "metadata", "packed", "report", "sources", "splits", "tool"},

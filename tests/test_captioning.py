@@ -17,7 +17,7 @@ from energon_pack.media import Media
 from energon_pack.pack import pack
 from energon_pack.packs import captioning_messages, named_parts, not_captioning
 from energon_pack.templates import Sample
-from energon_pack.verify import verify
+from energon_pack.verify import Options, verify
 from support.packed import json_lines, train
 from support.running import command
 from support.samples import chat, picture, write_tar
@@ -148,7 +148,7 @@ def test_real_sets(real: Path, config: Make, name: str, num_skipped: int) -> Non
         path = real / format.value / (f"{name}.jsonl" if format is Format.jsonl else name)
         figures, folder = packed(config, path, **settings)
         assert figures["skipped_by_reason"].get("not_in_flavor", 0) == num_skipped
-        defects = verify(folder, source=[], num_workers=1).first(9)
+        defects = verify(folder, Options(source=[], num_workers=1)).first(9)
         assert defects == []
         rows = pq.read_table(folder / "pack_plan.parquet", columns=["key", "token_len"]).to_pylist()
         keys = {row["key"]: row["token_len"] for row in rows}

@@ -13,7 +13,7 @@ from energon_pack.config import ModelConfig, PackConfig, Rope
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.probe import probe
-from energon_pack.verify import verify
+from energon_pack.verify import Options, verify
 from support.running import need_torchvision
 from support.samples import chat, write_tar
 from support.tiny import TEXT, tf
@@ -60,7 +60,7 @@ def test_a_model_of_images_keeps_them_apart(images: Path, tmp_path: Path) -> Non
     text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
     config = tf.Qwen2_5_VLConfig(text_config=text)
     model = saved(tmp_path / "model", config, "Qwen2_5_VLForConditionalGeneration")
-    findings = verify(images, model=model)
+    findings = verify(images, Options(model=model))
     assert not findings.num_defects
     assert "made small: 3 members of" in findings.notes[0]
     assert "those of others by 0;" in findings.notes[0]

@@ -15,7 +15,7 @@ from energon_pack.config import Overlong, PackConfig, SplitsConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.splits import split_numbers, split_shares
-from energon_pack.verify import verify
+from energon_pack.verify import Options, verify
 from support.samples import chat, write_tar
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -76,7 +76,7 @@ def test_each_sample_is_in_its_split_and_energon_reads_both(config: Make) -> Non
     assert [figures["by_split"][name]["samples"] for name in ("train", "val")] == [len(train), len(val)]
     assert not split_numbers(train, (0.8, 0.2, 0.0), run.seed).any()
     assert all(split_numbers(val, (0.8, 0.2, 0.0), run.seed) == 1)
-    assert not verify(folder, source=[]).num_defects
+    assert not verify(folder, Options(source=[])).num_defects
 
 
 def test_verify_finds_shards_in_the_wrong_split(config: Make) -> None:

@@ -20,7 +20,7 @@ from energon_pack.record import ReadSettings, media_parts, parse_record
 from energon_pack.sample import Part
 from energon_pack.single import record_of
 from energon_pack.unpack import unpack
-from energon_pack.verify import verify
+from energon_pack.verify import Options, verify
 from support.packed import files, lengths, packed, samples
 from support.running import ROOT, command
 from support.samples import chat, picture, write_tar
@@ -148,9 +148,9 @@ def test_every_member_has_an_id_of_its_own(config: Make, source: Path) -> None:
     ids = [i for parts in samples(dataset).values() for i in json.loads(parts["json"])["_meta"]["sample_ids"]]
     assert len(ids) == len(set(ids)) == len(lengths(dataset))
     assert "a/b.tar/talk#1of9#1of1" in ids
-    assert verify(dataset, source=[], num_workers=1).first(9) == []
+    assert verify(dataset, Options(source=[], num_workers=1)).first(9) == []
     (dataset / "pack_plan.parquet").write_bytes(b"no")  # it tells wholes from parts; without it, ids do
-    assert verify(dataset, num_workers=1).num_defects.keys() == {"plan", "totals"}
+    assert verify(dataset, Options(num_workers=1)).num_defects.keys() == {"plan", "totals"}
 
 
 def test_a_messages_key_of_its_own(config: Make, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.unpack import unpack
-from energon_pack.verify import verify
+from energon_pack.verify import Options, verify
 from support.packed import lengths, packed, samples
 from support.samples import chat, npy, picture, write_source, write_tar
 
@@ -64,7 +64,7 @@ def test_lines_packed_unpacked_packed(config: Make, tmp_path: Path, flavor: Flav
     assert sum("@2" in name for name in found) == 10
     again = packed(run_of(config, tmp_path / "unpacked", flavor, "again"))
     assert sorted(row[:2] for row in lengths(again).values()) == sorted(row[:2] for row in lengths(first).values())
-    assert verify(again, source=[], num_workers=1).first(99) == []
+    assert verify(again, Options(source=[], num_workers=1)).first(99) == []
 
 
 def test_captioning_from_tars(config: Make, tmp_path: Path) -> None:

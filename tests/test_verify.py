@@ -24,7 +24,7 @@ from energon_pack.findings import CHECKS, Findings, printable
 from energon_pack.pack import pack
 from energon_pack.packed.contents import Pack
 from energon_pack.packed.files import PackFiles
-from energon_pack.verify import main, verify
+from energon_pack.verify import Options, main, verify
 from support.corruptions import CORRUPTIONS, cut_short, duplicate_pack, flip
 from support.damage import (
     HOSTILE,
@@ -230,7 +230,7 @@ def test_nothing_is_waited_for(copy: Path) -> None:
 
 def test_workers_find_the_same(copy: Path) -> None:
     duplicate_pack(copy)
-    one, two = found(copy), verify(copy, num_workers=2, max_errors=1000)
+    one, two = found(copy), verify(copy, Options(num_workers=2, max_errors=1000))
     assert lines(one) == lines(two)
     assert one.num_looked_at == two.num_looked_at
 

@@ -17,7 +17,7 @@ from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, Overl
 from energon_pack.errors import PackError
 from energon_pack.findings import CHECKS
 from energon_pack.pack import pack
-from energon_pack.verify import verify
+from energon_pack.verify import Options, verify
 from support.damage import Members, change_file, found, grown, lines, read_shard, set_at, write_shard
 from support.samples import npy, picture, write_source
 
@@ -80,7 +80,7 @@ def test_a_source_that_moved(packed: Path, tmp_path: Path) -> None:
     assert "'f0.jpg' is not there" in lines(found(packed, source=[str(source / "meta.json")]))
     assert lines(found(packed, source=[str(source / "meta.json")], media_root=str(media))) == ""
     with pytest.raises(PackError, match="--media-root"):  # else it would say that all is well, and look at no medium
-        verify(packed, media_root=str(media))
+        verify(packed, Options(media_root=str(media)))
 
 
 def test_relative_paths_are_those_of_the_run(

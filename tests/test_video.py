@@ -24,7 +24,7 @@ from energon_pack.templates import ModelSettings, Sample, load_saved, prepare_te
 from energon_pack.templates.llava import LlavaOneVision
 from energon_pack.templates.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.rules import ProcessorSettings
-from energon_pack.verify import verify
+from energon_pack.verify import Options, verify
 from support.running import ROOT, need_torchvision
 from support.samples import video, write_tar
 
@@ -309,7 +309,7 @@ def test_the_clip_that_energon_may_not_read(
         AVDecoder(io.BytesIO(avi)).get_video_clips([(240, 240)], video_unit="frames")
     for how in DatasetYaml:
         pack(config(source, output__name=how.value, output__dataset_yaml=how, packing__max_token_len=32768))
-        found = verify(tmp_path / "out" / how.value, decode=True)
+        found = verify(tmp_path / "out" / how.value, Options(decode=True))
         (line,) = [str(defect) for defect in found.defects.get("decode", [])] + found.notes
         assert "clips.tar/video_demo_000001: s000.v00.avi: Energon's AVDecoder, asked for frame 76" in line
         assert found.num_defects.total() == (how is DatasetYaml.crude)

@@ -15,7 +15,7 @@ from energon_pack.findings import Findings
 from energon_pack.packed.files import packs_in
 from energon_pack.sources.tar import TarScan
 from energon_pack.tar_writer import TarWriter
-from energon_pack.verify import verify
+from energon_pack.verify import Options, verify
 
 Members = list[tuple[str, bytes]]
 
@@ -121,7 +121,7 @@ def grown(*path: Any) -> Callable[[Any], None]:
 
 def found(folder: Path, **options: Any) -> Findings:
     """All that verify finds."""
-    return verify(folder, num_workers=1, max_errors=1000, **options)
+    return verify(folder, Options(num_workers=1, max_errors=1000, **options))
 
 
 def lines(findings: Findings) -> str:
