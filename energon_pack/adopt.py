@@ -18,8 +18,9 @@ from energon_pack.files import write_whole
 from energon_pack.manifest import META_FOLDER, is_packed_here
 from energon_pack.metadata import dataset_yamls
 from energon_pack.packed.contents import parse
-from energon_pack.packed.files import opened, packs_in, shard_paths
+from energon_pack.packed.files import packs_in, shard_paths
 from energon_pack.report import say
+from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.splits import SPLITS
 from energon_pack.tool import parser, run
@@ -72,16 +73,14 @@ def _scanned(path: Path) -> tuple[str, list[int]]:
     Raises:
         PackError: it is damaged, or its first pack is of no form that is known.
     """
-    with opened(path) as fd, open(path, "rb") as file:
-        scan = TarScan(fd, path.stat().st_size)
+    with open_file(path) as file:
+        scan = TarScan(file)
         packs = list(packs_in(scan))
         if scan.damage or not packs:
             what = f"{scan.damage[0].what} at byte {scan.damage[0].offset}" if scan.damage else "it holds no pack"
             raise PackError(f"{path}: {what}")
         place = next((part for part in packs[0].parts if part.name == "json"), None)
-        if place is not None:
-            file.seek(place.offset)
-        pack, defects = parse(packs[0], None if place is None else file.read(place.size), None)
+        pack, defects = parse(packs[0], None if place is None else file.read(place.offset, place.size), None)
     if not pack.form.whose:
         raise PackError(f"{path}: {packs[0].key}: {defects[0]}: no pack that LLaVA-OneVision-2 or LoongForge writes")
     return pack.form.flavor, [pack.start for pack in packs] + [packs[-1].end]

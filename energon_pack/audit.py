@@ -11,7 +11,6 @@ published. Without torchvision, which most full processors need, samples of text
 import io
 import json
 import math
-import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -211,7 +210,7 @@ def _full_len(
     place = (row["record_part"], row["record_offset"], row["record_size"])
     raw = reader.raw(shard, place)
     parts = [Part(part["name"], part["offset"], part["size"]) for part in row["parts"]]
-    data = [os.pread(reader.fd_of(shard, part), part.size, part.offset) for part in parts]
+    data = [reader.read(shard, part) for part in parts]
     kinds = [part["kind"] for part in row["parts"]]
     try:
         record = record_of(shard, raw, row["record_part"], bool(row["parts"]), settings)

@@ -25,7 +25,8 @@ from energon_pack.shards import WrittenShard
 from energon_pack.sources.find import Shard
 from energon_pack.sources.meta import find_lines
 from energon_pack.sources.reader import Reader, index_shard
-from energon_pack.tar_writer import TarWriter, tar_len
+from energon_pack.sources.tar import tar_len
+from energon_pack.tar_writer import TarWriter
 from energon_pack.tool import parser, run
 
 
@@ -116,7 +117,7 @@ def _sample(reader: Reader, shard: Shard, row: dict[str, Any]) -> Sample:
     place = row["record_part"], row["record_offset"], row["record_size"]
     record = reader.record(shard, place, False, ReadSettings())
     parts = reader.media(shard, record, row["key"], [])
-    media = [probe_part(reader.fd_of(shard, part), part) for part in parts]
+    media = [probe_part(reader.part_file(shard, part), part) for part in parts]
     messages, order, _ = place_media(record.messages, [medium.kind for medium in media])
     names = [f"{number}.{media[i].extension}" for number, i in enumerate(order)]
     positions = reader.positions(shard, record, sum(medium.kind == "image" for medium in media), row["key"], [])
@@ -134,7 +135,7 @@ def _sample(reader: Reader, shard: Shard, row: dict[str, Any]) -> Sample:
 def _write(tar: TarWriter, key: str, sample: Sample, reader: Reader) -> None:
     tar.add(f"{key}.json", json.dumps(sample.value, ensure_ascii=False, separators=(",", ":")).encode())
     for name, part in sample.media:
-        tar.copy(f"{key}.{name}", reader.fd_of(sample.shard, part), part.offset, part.size)
+        tar.copy(f"{key}.{name}", reader.part_file(sample.shard, part), part.offset, part.size)
 
 
 def main(arguments: list[str] | None = None) -> int:

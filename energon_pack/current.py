@@ -1,4 +1,4 @@
-"""Whether media that are files of their own are still what was measured: their size and time tell."""
+"""Whether media that are files of their own are still what was measured: their size and version tell."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,6 +11,7 @@ from energon_pack.run.executors import Executor
 from energon_pack.sample import Reason
 from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import path_of, state_of
+from energon_pack.sources.storage import State
 from energon_pack.table_cache import Chunk, Piece, in_chunks
 
 _MAY_BE_MENDED = {reason.value for reason in (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)}
@@ -74,16 +75,16 @@ def _stale(job: _Job) -> _Found:
     """Rows of a chunk with a medium that changed, or with a reason to be left out that may hold no longer."""
     shards, chunk = job
     table = chunk.read(["reason", "files"])
-    states: dict[str, tuple[int, int] | None] = {}  # by path
+    states: dict[str, State | None] = {}  # by path
     found: _Found = []
     rows = zip(chunk.numbers_of_rows.tolist(), table["reason"].to_pylist(), table["files"].to_pylist(), strict=True)
     for row, (number, reason, files) in enumerate(rows):
         why = reason if reason in _MAY_BE_MENDED else None
-        for name, size, mtime_ns in (file.values() for file in files or ()):
+        for name, size, version in (file.values() for file in files or ()):
             path = path_of(shards[number], name)
             if path not in states:
                 states[path] = state_of(path)
-            if states[path] != (size, mtime_ns):
+            if states[path] != (size, version):
                 why = name
                 break
         if why:

@@ -20,7 +20,7 @@ from energon_pack.bins import Ints
 from energon_pack.cut import Cut, exchanges, messages_of, num_media_before
 from energon_pack.items import Lengths
 from energon_pack.lengths import MeasuredShard
-from energon_pack.measuring import LENGTHS_SCHEMA, num_tar_bytes
+from energon_pack.measuring import LENGTHS_SCHEMA
 from energon_pack.media import Media, probe_part, with_frames
 from energon_pack.method import Method
 from energon_pack.plan import PackingSettings
@@ -28,6 +28,7 @@ from energon_pack.run.context import Run
 from energon_pack.sample import Part, Skip, media_type, place_media
 from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import Reader, SourceChanged, record_of
+from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.timestamps import stamped
@@ -164,7 +165,7 @@ class _Conversation:
         self._messages = stamped(messages, reader.marks(shard, record, positions, num_images))
         self._tools = record.tools
         self._files = [Part(*part[:3]) for part in self._parts]
-        media = [probe_part(reader.fd_of(shard, part), part) for part in self._files]
+        media = [probe_part(reader.part_file(shard, part), part) for part in self._files]
         self._media: list[Media] = with_frames(media, record.fields.get("video_frames"))
         self._num_before = num_media_before(self._messages, kinds)
 

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from energon_pack.errors import PackError
 
@@ -71,10 +72,15 @@ def _sums(folder: Path) -> dict[str, str]:
 
 def digest_of(path: Path) -> str:
     """The SHA-256 of a file's bytes."""
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+        return digest_of_rest(file)
+
+
+def digest_of_rest(file: BinaryIO) -> str:
+    """The SHA-256 of what an open file has from where it stands."""
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
     return digest.hexdigest()
 
 

@@ -4,10 +4,11 @@ Plain means: in order, whole, of one frame, and with nothing that could turn it 
 said here, and Pillow is asked.
 """
 
-import os
 from zlib import crc32
 
 from PIL import Image, WebPImagePlugin
+
+from energon_pack.samples.bytes import Bytes
 
 _HEAD = 4096  # bytes; all that comes before the pixels, in most files
 _int = int.from_bytes
@@ -36,17 +37,17 @@ _PNG_TOPICS = frozenset(
 )
 
 
-def plain_image(fd: int, offset: int, size: int) -> tuple[int, int, str] | None:
-    """Width, height and usual extension of the image in these bytes of a file; None: ask Pillow."""
-    head = os.pread(fd, min(size, _HEAD), offset)
+def plain_image(data: Bytes) -> tuple[int, int, str] | None:
+    """Width, height and usual extension of an image; None: ask Pillow."""
+    head = data.read(0, _HEAD)
     if head.startswith(b"\xff\xd8\xff"):
         found, extension = _jpeg(head), "jpg"
-        if found and os.pread(fd, 2, offset + size - 2) != b"\xff\xd9":
+        if found and data.read(data.size - 2, 2) != b"\xff\xd9":
             return None
     elif head.startswith(_PNG_BEGIN):
-        found, extension = _png(fd, offset, size, head), "png"
+        found, extension = _png(data, head), "png"
     elif head.startswith(b"RIFF") and head[8:15] == b"WEBPVP8":
-        found, extension = _webp(head, size), "webp"
+        found, extension = _webp(head, data.size), "webp"
     else:
         return None
     if found is None or not all(found) or found[0] * found[1] > (Image.MAX_IMAGE_PIXELS or 0):
@@ -84,7 +85,7 @@ def _jpeg(head: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _png(fd: int, offset: int, size: int, head: bytes) -> tuple[int, int] | None:
+def _png(data: Bytes, head: bytes) -> tuple[int, int] | None:
     if len(head) < 33:
         return None
     depth, color = head[24], head[25]
@@ -92,17 +93,17 @@ def _png(fd: int, offset: int, size: int, head: bytes) -> tuple[int, int] | None
         return None
     if crc32(head[12:29]) != _int(head[29:33], "big"):
         return None
-    position, kind, has_pixels = 33, b"IHDR", False
+    size, position, has_pixels = data.size, 33, False
     while position + 12 <= size:
         chunk = position
         begin = head[chunk : chunk + 8]
         if len(begin) < 8:
-            begin = os.pread(fd, 8, offset + chunk)
+            begin = data.read(chunk, 8)
         length, kind = _int(begin[:4], "big"), begin[4:]
         position += 12 + length
         if kind == b"IDAT" and position <= size:
             has_pixels = True
-        elif kind in _PNG_TURNS or (kind == b"tEXt" and not _is_about_else(fd, offset + chunk + 8, length)):
+        elif kind in _PNG_TURNS or (kind == b"tEXt" and not _is_about_else(data.read(chunk + 8, min(length, 80)))):
             return None
         elif not has_pixels:  # Pillow reads and checks what comes before them
             if kind not in _PNG_PASSED or position > len(head) or length != _PNG_LENGTHS.get(kind, length):
@@ -116,8 +117,8 @@ def _png(fd: int, offset: int, size: int, head: bytes) -> tuple[int, int] | None
     return None
 
 
-def _is_about_else(fd: int, offset: int, length: int) -> bool:
-    topic, zero, _ = os.pread(fd, min(length, 80), offset).partition(b"\0")
+def _is_about_else(text: bytes) -> bool:
+    topic, zero, _ = text.partition(b"\0")
     return bool(zero) and topic in _PNG_TOPICS
 
 

@@ -30,7 +30,7 @@ from energon_pack.templates import load_saved
 from energon_pack.templates.counting import CountingError
 
 #: Raised when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 9
+LENGTHS_VERSION = 10
 
 _SLICE = 2000  # samples a job: small enough that one shard uses all cores
 _JOB_SHARDS, _JOB_BYTES = 256, 64 << 20  # shards of a job that reads headers
@@ -329,7 +329,7 @@ def _lengths_cache(method: Method, run: Run) -> TableCache:
 
 def _key(shard: Shard) -> str:
     lines = None if shard.lines is None else asdict(shard.lines)
-    return key_of(shard.real_path, shard.size, shard.mtime_ns, lines)
+    return key_of(shard.real_path, shard.size, shard.version, lines)
 
 
 def _lengths_key(item: IndexedShard) -> str:

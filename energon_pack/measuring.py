@@ -1,7 +1,6 @@
 """Measuring a slice of samples in a worker: JSON, headers of media, chat template, counts."""
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -17,13 +16,13 @@ from energon_pack.sample import Part, Reason, Skip, media_type, media_type_by_na
 from energon_pack.sources import wds
 from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import Reader, record_of
+from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.templates.base import Rendered
 from energon_pack.timestamps import stamped
 
 _BATCH = 512  # texts tokenized at once
 _BATCH_CHARACTERS = 4_000_000
-_BLOCK = 512  # tar
 #: of samples that were never seen whole: no text, though no name tells a medium (a key of an LMDB, a URL)
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
@@ -38,7 +37,7 @@ _PART_TYPE = pa.list_(
         ]
     )
 )
-_FILES_TYPE = pa.list_(pa.struct([("name", pa.large_string()), ("size", pa.int64()), ("mtime_ns", pa.int64())]))
+_FILES_TYPE = pa.list_(pa.struct([("name", pa.large_string()), ("size", pa.int64()), ("version", pa.string())]))
 LENGTHS_SCHEMA = pa.schema(
     [
         ("key", pa.large_string()),
@@ -157,7 +156,7 @@ class _Row:
             self.media_type = record.declared or self.media_type or media_type_by_name(record.listed_media or ())
             parts = reader.media(shard, record, self.key, self.all_parts)
             media = with_frames(
-                [probe_part(reader.fd_of(shard, part), part) for part in parts], record.fields.get("video_frames")
+                [probe_part(reader.part_file(shard, part), part) for part in parts], record.fields.get("video_frames")
             )
             self.media_type = media_type([medium.kind for medium in media])
             messages, order, put_in = place_media(record.messages, [medium.kind for medium in media])
@@ -187,11 +186,6 @@ class _Row:
         self.num_control_tokens = rendered.num_control_tokens
         self.tools_left_out = rendered.leaves_out_tools
         return rendered
-
-
-def num_tar_bytes(sizes: Sequence[int]) -> int:
-    """Bytes that files of these sizes take in a tar, with their headers."""
-    return sum(_BLOCK - (-size // _BLOCK) * _BLOCK for size in sizes)
 
 
 def _table(rows: list[_Row]) -> pa.Table:

@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 
 from energon_pack.headers import plain_image
 from energon_pack.sample import Part, Reason, Skip
+from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.video import probe_video
 
 _ORIENTATION = 0x0112  # EXIF tag; 5..8 turn the image on its side
@@ -46,46 +47,14 @@ class Media:
     frames: tuple[int, ...] = ()  # those a sample lists for its video; none: the model's own choice
 
 
-class PartFile(io.RawIOBase):
-    """A member of an open tar as a file of its own; `os.pread` only, so the descriptor can be shared."""
-
-    def __init__(self, fd: int, offset: int, size: int):
-        self._fd, self._offset, self._size, self._position = fd, offset, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
-        wanted = max(0, min(len(buffer), self._size - self._position))
-        data = os.pread(self._fd, wanted, self._offset + self._position)
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-
-def open_part(fd: int, offset: int, size: int) -> BinaryIO:
-    """A buffered, seekable view of `size` bytes at `offset`; reads about as much as the caller looks at."""
-    return io.BufferedReader(PartFile(fd, offset, size), 4096)
-
-
-def probe_part(fd: int, part: Part) -> Media:
-    """As `probe`, of a member of an open tar; names it where it can't be read."""
-    plain = plain_image(fd, part.offset, part.size)
+def probe_part(file: Bytes, part: Part) -> Media:
+    """As `probe`, of a part of a file; names it where it can't be read."""
+    data = Range(file, part.offset, part.size)
+    plain = plain_image(data)
     if plain is not None:
         return Media("image", *plain)
     try:
-        return probe(open_part(fd, part.offset, part.size))
+        return probe(as_file(data))
     except Skip as skip:
         raise Skip(skip.reason, f"{part.name}: {skip.detail}") from None
 

@@ -14,6 +14,7 @@ from energon_pack.items import Lengths
 from energon_pack.manifest import FLAVORS, FORMAT, MANIFEST, META_FOLDER
 from energon_pack.plan import PackPlan, split_counts
 from energon_pack.shards import WrittenShard
+from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.splits import SPLITS
 from energon_pack.templates import Identity
@@ -147,8 +148,8 @@ def _write_sqlite(folder: Path, shards: Sequence[WrittenShard]) -> None:
             starts = np.fromfile(folder / f"{shard.name}.idx", "<u8").tolist()
             samples: list[Any] = []
             parts: list[Any] = []
-            with open(folder / shard.name, "rb") as tar:
-                for name, offset, size in TarScan(tar.fileno(), shard.num_bytes):
+            with open_file(folder / shard.name) as tar:
+                for name, offset, size in TarScan(tar):
                     key, _, part = name.partition(".")
                     if not samples or samples[-1].sample_key != key:
                         index = len(samples)

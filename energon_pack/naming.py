@@ -35,7 +35,7 @@ def shards_identity(config: PackConfig, key_prefix: str, source: Sequence[tuple[
     """A hash of all that the bytes of the packed shards depend on, so that a killed run's are used again or not.
 
     Args:
-        source: path, size and time of each source shard.
+        source: path, size and version of each source shard.
     """
     content = json.dumps([__version__, content_settings(config), key_prefix, source], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()

@@ -232,7 +232,7 @@ def _settings(kind: type[Settings], node: Any, **more: Any) -> Settings:
     return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
-def _state(item: MeasuredShard) -> tuple[str, int, int, str]:
+def _state(item: MeasuredShard) -> tuple[str, int, str, str]:
     """What tells whether a killed run read the same: a file of lengths is written anew where media changed."""
     files = json.dumps([Path(piece.path).name for piece in item.pieces]) if item.shard.lines else ""
-    return item.shard.path, item.shard.size, item.shard.mtime_ns, files
+    return item.shard.path, item.shard.size, item.shard.version, files

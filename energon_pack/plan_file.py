@@ -24,9 +24,9 @@ from energon_pack.measuring import LENGTHS_SCHEMA
 from energon_pack.packs import CAPTIONING
 from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan, split_counts, split_of_packs
 from energon_pack.sample import Reason
+from energon_pack.sources.tar import BLOCK
 from energon_pack.splits import SPLITS
 
-_BLOCK = 512  # tar
 _ROWS = 200_000  # dealt at once
 _COLUMNS = (
     "key", "media_type", "token_len", "num_supervised", "num_visual_tokens", "record_part", "record_offset",
@@ -177,7 +177,7 @@ def _bounds(pack_bytes: Ints, max_packs: int, max_bytes: float) -> Ints:
 
 def pack_bytes(lengths: Lengths, plan: PackPlan) -> Ints:
     """About how many bytes each pack takes in a tar."""
-    return plan.per_pack(lengths.num_bytes) + 2 * _BLOCK
+    return plan.per_pack(lengths.num_bytes) + 2 * BLOCK
 
 
 def key_prefix(lengths: Lengths, plan: PackPlan, identity: Sequence[Any]) -> str:

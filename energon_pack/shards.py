@@ -7,7 +7,6 @@ source alone: no time, owner or machine is in them.
 
 import json
 import os
-import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -30,10 +29,9 @@ from energon_pack.sources import wds
 from energon_pack.sources.find import Shard
 from energon_pack.sources.lines import LINE
 from energon_pack.sources.reader import END, Reader, SourceChanged, record_of
-from energon_pack.sources.tar import is_header_of
-from energon_pack.tar_writer import TarComparer, TarDiffers, TarWriter, tar_len
-
-_BLOCK = tarfile.BLOCKSIZE
+from energon_pack.sources.storage import File
+from energon_pack.sources.tar import BLOCK, is_header_of, tar_len
+from energon_pack.tar_writer import TarComparer, TarDiffers, TarWriter
 
 
 @dataclass(frozen=True)
@@ -175,8 +173,8 @@ def _write_pack(tar: TarWriter, key: str, rows: list[tuple[Member, int]], source
         found, num_media = crc32(data), len(member.parts)
         for number, (name, part) in enumerate(zip(names, sources.parts_of(member, own), strict=True)):
             lead = sources.lead(member)
-            fd = sources.fd_of(member, part)
-            header, ends = tar.copy(f"{key}.{name}", fd, part.offset, part.size, lead, END)
+            file = sources.file_of(member, part)
+            header, ends = tar.copy(f"{key}.{name}", file, part.offset, part.size, lead, END)
             sources.check_header(header, member, part.name, part.size)
             found = crc32(ends, found) if number < num_media else found  # as `Reader.checksum`
         if found != checksum:
@@ -220,7 +218,7 @@ class Sources:
 
     def lead(self, member: Member) -> int:
         """Bytes of the header that stands before each part of a member: a file of its own has none."""
-        return _BLOCK if self._shards[member.shard].lines is None else 0
+        return BLOCK if self._shards[member.shard].lines is None else 0
 
     def check_header(self, header: bytes, member: Member, part: str, size: int) -> None:
         """Compare what stands before the bytes of a part with the header it had when it was measured.
@@ -238,7 +236,7 @@ class Sources:
             PackError: the shard is not what was measured.
         """
         shard, lead = self._shards[member.shard], self.lead(member)
-        raw = os.pread(self._reader.fd(shard), lead + member.record_size, member.record_offset - lead)
+        raw = self._reader.shard_file(shard).read(member.record_offset - lead, lead + member.record_size)
         self.check_header(raw[:lead], member, member.record_part, member.record_size)
         return raw[lead:]
 
@@ -251,19 +249,19 @@ class Sources:
         has_media = bool(member.parts or (member.cut and member.cut.kinds))
         return record_of(self._shards[member.shard], raw, member.record_part, has_media, settings)
 
-    def fd_of(self, member: Member, part: Part) -> int:
-        """A descriptor in which a part of a member lies at its offset.
+    def file_of(self, member: Member, part: Part) -> File:
+        """The file in which a part of a member lies at its offset.
 
         Raises:
             PackError: its shard, or the file that it is, is not what was measured.
         """
-        return self._reader.fd_of(self._shards[member.shard], part)
+        return self._reader.part_file(self._shards[member.shard], part)
 
-    def checked_fd(self, member: Member, part: Part) -> int:
-        """As `fd_of`, after a look at the header that stands before the part."""
-        fd, lead = self.fd_of(member, part), self.lead(member)
-        self.check_header(os.pread(fd, lead, part.offset - lead), member, part.name, part.size)
-        return fd
+    def checked_file(self, member: Member, part: Part) -> File:
+        """As `file_of`, after a look at the header that stands before the part."""
+        file, lead = self.file_of(member, part), self.lead(member)
+        self.check_header(file.read(part.offset - lead, lead), member, part.name, part.size)
+        return file
 
     def marks_of(self, member: Member, record: Record) -> list[str]:
         """The times of the images of the whole sample that a member is, or is a part of."""

@@ -2,11 +2,11 @@
 
 import errno
 import os
-import tarfile
 
 from energon_pack.errors import PackError
+from energon_pack.sources.storage import File
+from energon_pack.sources.tar import BLOCK, tar_header, tar_len
 
-_BLOCK = tarfile.BLOCKSIZE
 _BUFFER = 4 << 20
 _CHUNK = 1 << 20
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
@@ -33,11 +33,9 @@ class TarWriter:
         """A member from memory."""
         self._put(tar_header(name, len(data)))
         self._put(data)
-        self._put(bytes(-len(data) % _BLOCK))
+        self._put(bytes(-len(data) % BLOCK))
 
-    def copy(
-        self, name: str, source_fd: int, offset: int, size: int, lead: int = 0, end: int = 0
-    ) -> tuple[bytes, bytes]:
+    def copy(self, name: str, source: File, offset: int, size: int, lead: int = 0, end: int = 0) -> tuple[bytes, bytes]:
         """A member whose bytes are in another file.
 
         Args:
@@ -51,22 +49,22 @@ class TarWriter:
             PackError: the file ends early.
         """
         header = tar_header(name, size)
-        padding = bytes(-size % _BLOCK)
+        padding = bytes(-size % BLOCK)
         whole = len(header) + size + len(padding)
         if whole > _BUFFER:
             self._put(header)
             self._flush()
-            self._copy(source_fd, offset, size, name)
+            self._copy(source, offset, size, name)
             self._num_written += size
             self._put(padding)
-            first = os.pread(source_fd, min(end, size), offset)
-            last = os.pread(source_fd, min(end, size), offset + max(0, size - end))
-            return os.pread(source_fd, lead, offset - lead), first + last
+            first = source.read(offset, min(end, size))
+            last = source.read(offset + max(0, size - end), min(end, size))
+            return source.read(offset - lead, lead), first + last
         if whole > _BUFFER - self._used:
             self._flush()
         start = self._used
         data = start + len(header)
-        _read_into(source_fd, self._buffer[data - lead : data + size], offset - lead, name)
+        _read_into(source, offset - lead, self._buffer[data - lead : data + size], name)
         before = bytes(self._buffer[data - lead : data])
         ends = bytes(self._buffer[data : data + min(end, size)]) + bytes(
             self._buffer[data + max(0, size - end) : data + size]
@@ -98,8 +96,8 @@ class TarWriter:
         while view:
             view = view[os.write(self._fd, view) :]
 
-    def _copy(self, source_fd: int, offset: int, size: int, name: str) -> None:
-        _copy(source_fd, offset, self._fd, size, name)
+    def _copy(self, source: File, offset: int, size: int, name: str) -> None:
+        _copy(source, offset, self._fd, size, name)
 
 
 class TarDiffers(Exception):
@@ -115,24 +113,18 @@ class TarComparer(TarWriter):
         if there[:num_read] != view:
             raise TarDiffers
 
-    def _copy(self, source_fd: int, offset: int, size: int, name: str) -> None:
+    def _copy(self, source: File, offset: int, size: int, name: str) -> None:
         wanted = memoryview(bytearray(_CHUNK))
         for start in range(0, size, _CHUNK):
             piece = wanted[: min(_CHUNK, size - start)]
-            _read_into(source_fd, piece, offset + start, name)
+            _read_into(source, offset + start, piece, name)
             if os.pread(self._fd, len(piece), self._num_written + start) != piece:
                 raise TarDiffers
 
 
-def tar_len(position: int) -> int:
-    """Bytes of a whole tar whose last member ends at `position`."""
-    end = position + 2 * _BLOCK
-    return end + -end % tarfile.RECORDSIZE
-
-
-def _read_into(fd: int, view: memoryview, offset: int, name: str) -> None:
+def _read_into(source: File, offset: int, view: memoryview, name: str) -> None:
     while view:
-        num_read = os.preadv(fd, [view], offset)
+        num_read = source.read_into(offset, view)
         if num_read == 0:
             raise _ends_early(name)
         view, offset = view[num_read:], offset + num_read
@@ -142,42 +134,20 @@ def _ends_early(name: str) -> PackError:
     return PackError(f"the source of {name} ends early: it changed since it was measured")
 
 
-def _copy(source_fd: int, offset: int, fd: int, size: int, name: str) -> None:
+def _copy(source: File, offset: int, fd: int, size: int, name: str) -> None:
     end = offset + size
-    copy_range = getattr(os, "copy_file_range", None)
+    copy_range = None if source.fd is None else getattr(os, "copy_file_range", None)
     while offset < end:
         if copy_range is not None:
             try:
-                copied = copy_range(source_fd, fd, end - offset, offset_src=offset)
+                copied = copy_range(source.fd, fd, end - offset, offset_src=offset)
             except OSError as error:
                 if error.errno not in _NO_KERNEL_COPY:
                     raise
                 copy_range = None
                 continue
         else:
-            copied = os.write(fd, os.pread(source_fd, min(end - offset, _CHUNK), offset))
+            copied = os.write(fd, source.read(offset, min(end - offset, _CHUNK)))
         if copied == 0:
             raise _ends_early(name)
         offset += copied
-
-
-_TEMPLATE = bytearray(tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT))
-_TEMPLATE[0] = 0
-_TEMPLATE[124:136] = bytes(12)
-_TEMPLATE[148:156] = b" " * 8
-_TEMPLATE_SUM = sum(_TEMPLATE)
-
-
-def tar_header(name: str, size: int) -> bytes:
-    """The header of a regular file, byte for byte what tarfile writes for mode 0644, no owner, time 0."""
-    encoded = name.encode()
-    digits = b"%011o\0" % size
-    if len(encoded) > 100 or len(digits) > 12:  # beyond USTAR
-        info = tarfile.TarInfo(name)
-        info.size = size
-        return info.tobuf(tarfile.PAX_FORMAT)
-    header = bytearray(_TEMPLATE)
-    header[: len(encoded)] = encoded
-    header[124:136] = digits
-    header[148:156] = b"%06o\0 " % (_TEMPLATE_SUM + sum(encoded) + sum(digits))
-    return bytes(header)

@@ -35,7 +35,7 @@ from energon_pack.publish import staging_folder
 from energon_pack.report import say
 from energon_pack.shards import Member
 from energon_pack.single import singles
-from energon_pack.sources.find import Shard
+from energon_pack.sources.find import Shard, shard_of
 from energon_pack.sources.reader import Reader
 from energon_pack.tar_writer import TarWriter
 from energon_pack.tool import count, parser, run
@@ -76,15 +76,15 @@ def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
         spill = _Spill(file)
         with progress.stage("read", len(paths), "shards") as advance:
             for path in paths:
-                for fd, pack, members in _packs(path, flavor, plan):
-                    spill.add_pack(fd, path.name, pack, members, messages_key)
+                for pack, members in _packs(path, flavor, plan):
+                    spill.add_pack(path.name, pack, members, messages_key)
                 advance(1)
             spill.deal()
         if spill.num_rows != plan.num_members():
             raise PackError(f"{folder} has {spill.num_rows} of the {plan.num_members()} members in {PLAN}; {_VERIFY}")
         tars = staging / "tars"
         taken = set(spill.places)
-        packed = {path.name: Shard(path.name, str(path), (s := path.stat()).st_size, s.st_mtime_ns) for path in paths}
+        packed = {path.name: shard_of(path.name, str(path)) for path in paths}
         with progress.stage("write", len(spill.places), "shards") as advance, Reader() as reader:
             for shard in sorted(spill.places):
                 rows = spill.rows_of(shard)
@@ -117,7 +117,7 @@ def _settings(folder: Path) -> tuple[str, str | None]:
     return flavor, read_settings(manifest).messages_key
 
 
-def _packs(path: Path, flavor: str, plan: PlanFile) -> Iterator[tuple[int, Pack, list[Member]]]:
+def _packs(path: Path, flavor: str, plan: PlanFile) -> Iterator[tuple[Pack, list[Member]]]:
     """The packs of a shard with their rows of the plan.
 
     Raises:
@@ -126,11 +126,11 @@ def _packs(path: Path, flavor: str, plan: PlanFile) -> Iterator[tuple[int, Pack,
     packs = packs_of(path, flavor)
     while some := list(islice(packs, _PACKS)):
         rows = plan.members({pack.files.key for _, pack, _ in some})
-        for fd, pack, defects in some:
+        for _, pack, defects in some:
             members = rows.get(pack.files.key)
             for defect in chain(defects, checks.parts(pack), checks.placeholders(pack), checks.plan(pack, members)):
                 raise PackError(f"{path}: {pack.files.key}: {printable(defect)}; {_VERIFY}")
-            yield fd, pack, members or []
+            yield pack, members or []
 
 
 # ---------------------------------------------------------------------------------------- dealt by source shard
@@ -147,7 +147,7 @@ class _Spill:
         #: source shard → offset and size of its pieces
         self.places: dict[str, list[tuple[int, int]]] = {}
 
-    def add_pack(self, fd: int, packed: str, pack: Pack, members: list[Member], messages_key: str | None) -> None:
+    def add_pack(self, packed: str, pack: Pack, members: list[Member], messages_key: str | None) -> None:
         for member, (record, parts) in zip(members, singles(pack, members, messages_key), strict=True):
             data = json.dumps(record, ensure_ascii=False).encode()
             row = {
@@ -224,7 +224,8 @@ def _write_tar(path: Path, rows: list[_Row], packed: dict[str, Shard], reader: R
         for row in rows:
             tar.add(f"{row['key']}.json", spill.read(row["offset"], row["size"]))
             for part in row["media"]:
-                tar.copy(f"{row['key']}.{part['name']}", reader.fd(packed[row["packed"]]), part["offset"], part["size"])
+                source = reader.shard_file(packed[row["packed"]])
+                tar.copy(f"{row['key']}.{part['name']}", source, part["offset"], part["size"])
         tar.end()
 
 

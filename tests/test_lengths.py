@@ -14,13 +14,13 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
 from energon_pack.lengths import first_samples, index_shards, measure_shards
-from energon_pack.measuring import num_tar_bytes
 from energon_pack.method import Method
 from energon_pack.pack import pack
 from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
 from energon_pack.sources.find import find_shards
+from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.table_cache import in_chunks
 from energon_pack.templates import ModelSettings, prepare_template
 from support.samples import chat, picture, write_tar

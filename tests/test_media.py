@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin
 
-from energon_pack.media import open_image, open_part, probe, video_extension
+from energon_pack.media import open_image, probe, video_extension
 from energon_pack.sample import Reason, Skip
+from energon_pack.samples.bytes import Range, as_file
+from energon_pack.sources.storage import open_file
 from support.samples import picture
 
 
@@ -125,10 +127,9 @@ def test_videos_are_known_by_their_first_bytes(head: bytes, extension: str) -> N
 
 def test_a_part_reads_nothing_beyond_itself(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"before" + picture() + b"after")
-    fd = os.open(tmp_path / "f", os.O_RDONLY)
-    part = open_part(fd, 6, len(picture()))
-    assert part.read() == picture()
-    assert part.seek(-2, os.SEEK_END) == len(picture()) - 2
-    assert part.read(10) == picture()[-2:]
-    assert probe(part).width == 40 if part.seek(0) == 0 else False
-    os.close(fd)
+    with open_file(tmp_path / "f") as file:
+        part = as_file(Range(file, 6, len(picture())))
+        assert part.read() == picture()
+        assert part.seek(-2, os.SEEK_END) == len(picture()) - 2
+        assert part.read(10) == picture()[-2:]
+        assert probe(part).width == 40 if part.seek(0) == 0 else False

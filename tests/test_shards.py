@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.tar_writer import TarWriter, tar_header
+from energon_pack.sources.storage import open_file
+from energon_pack.sources.tar import tar_header
+from energon_pack.tar_writer import TarWriter
 from support.samples import write_tar
 
 
@@ -27,14 +29,12 @@ def test_a_tar_is_what_tarfile_writes(tmp_path: Path, size: int) -> None:
     """Members from memory and from a file, on both sides of the size from which the kernel copies."""
     data = os.urandom(size)
     (tmp_path / "source").write_bytes(b"offset" + data)
-    source = os.open(tmp_path / "source", os.O_RDONLY)
-    with open(tmp_path / "ours.tar", "wb", buffering=0) as file:
+    with open_file(tmp_path / "source") as source, open(tmp_path / "ours.tar", "wb", buffering=0) as file:
         tar = TarWriter(file.fileno())
         tar.add("a.json", b"{}")
         tar.copy("a.jpg", source, 6, size)
         tar.add("b.json", data)
         tar.end()
-    os.close(source)
     write_tar(tmp_path / "theirs.tar", {"a.json": b"{}", "a.jpg": data, "b.json": data}, format=tarfile.USTAR_FORMAT)
     assert (tmp_path / "ours.tar").read_bytes() == (tmp_path / "theirs.tar").read_bytes()
 
@@ -42,10 +42,10 @@ def test_a_tar_is_what_tarfile_writes(tmp_path: Path, size: int) -> None:
 @pytest.mark.parametrize("size", [100, 3_000_000])
 def test_a_source_that_ends_early_is_noticed(tmp_path: Path, size: int) -> None:
     (tmp_path / "source").write_bytes(b"x" * (size - 1))
-    source = os.open(tmp_path / "source", os.O_RDONLY)
-    with open(tmp_path / "x.tar", "wb", buffering=0) as file, pytest.raises(PackError, match="ends early"):
-        TarWriter(file.fileno()).copy("a", source, 0, size)
-    os.close(source)
+    with open_file(tmp_path / "source") as source, open(tmp_path / "x.tar", "wb", buffering=0) as file:
+        tar = TarWriter(file.fileno())
+        with pytest.raises(PackError, match="ends early"):
+            tar.copy("a", source, 0, size)
 
 
 def test_copy_without_the_kernels_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, TarScan, compression, is_header_of
 from support.samples import write_tar
 
@@ -19,12 +20,9 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size
 
 
 def scan(path: Path) -> tuple[list[tuple[str, int, int]], list[str]]:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        found = TarScan(fd, path.stat().st_size)
+    with open_file(path) as file:
+        found = TarScan(file)
         return list(found), [damage.what for damage in found.damage]
-    finally:
-        os.close(fd)
 
 
 def by_tarfile(path: Path) -> list[tuple[str, int, int]]:
@@ -170,9 +168,8 @@ def test_a_pair_of_zero_blocks_is_the_end(tmp_path: Path) -> None:
 
 def test_a_name_that_begins_like_bzip2_is_no_compression(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", {"BZhou_1.json": b"{}"})
-    fd = os.open(path, os.O_RDONLY)
-    assert compression(fd) is None
-    os.close(fd)
+    with open_file(path) as file:
+        assert compression(file) is None
 
 
 def test_a_header_is_known_again(tmp_path: Path) -> None:

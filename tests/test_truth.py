@@ -4,7 +4,6 @@ A family's rule that is off by one token for one shape of image would overflow p
 """
 
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from energon_pack.record import ReadSettings, media_parts
 from energon_pack.sample import Part, Skip, place_media
 from energon_pack.sources import wds
 from energon_pack.sources.find import find_shards
+from energon_pack.sources.storage import File, open_file
 from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
 from energon_pack.templates.rules import MediaRules
 from support.packed import json_lines
@@ -66,16 +66,15 @@ def samples(real: Path, name: str) -> Iterator[tuple[str, str, Any]]:
     path = real / "bad" / f"{name[4:]}.tar" if name.startswith("bad_") else real / "wds" / name
     for shard in find_shards(str(path)).shards:
         table = wds.index_shard(shard)
-        fd = os.open(shard.path, os.O_RDONLY)
-        for row, parts in zip(table.to_pylist(), wds.parts_of(table), strict=True):
-            yield shard.name, row["key"], (fd, row, [Part(*part) for part in parts])
-        os.close(fd)
+        with open_file(shard.path) as file:
+            for row, parts in zip(table.to_pylist(), wds.parts_of(table), strict=True):
+                yield shard.name, row["key"], (file, row, [Part(*part) for part in parts])
 
 
-def as_sample(fd: int, row: dict[str, Any], parts: list[Part]) -> Sample:
-    where = (row["record_part"], row["record_offset"], row["record_size"])
-    record = wds.read_record(fd, *where, bool(parts), ReadSettings())
-    media = [probe_part(fd, part) for part in media_parts(record, row["key"], parts)]
+def as_sample(file: File, row: dict[str, Any], parts: list[Part]) -> Sample:
+    raw = file.read(row["record_offset"], row["record_size"])
+    record = wds.record_of(raw, row["record_part"], bool(parts), ReadSettings())
+    media = [probe_part(file, part) for part in media_parts(record, row["key"], parts)]
     messages, order, _ = place_media(record.messages, [medium.kind for medium in media])
     return Sample(messages, [media[i] for i in order])  # the tables were made without tools
 
@@ -135,9 +134,9 @@ def test_any_processor_can_be_asked_itself(real: Path, cache: Path) -> None:
 def test_a_tar_of_videos_is_told_apart(real: Path) -> None:
     """20_video_bad: cut videos, music and pictures under a video's name."""
     found = {}
-    for _, key, (fd, _, parts) in samples(real, "bad_20_video_bad"):
+    for _, key, (file, _, parts) in samples(real, "bad_20_video_bad"):
         try:
-            found[key] = ",".join(probe_part(fd, part).kind for part in parts)
+            found[key] = ",".join(probe_part(file, part).kind for part in parts)
         except Skip as skip:
             found[key] = skip.reason.value
     assert found == {

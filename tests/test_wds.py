@@ -24,7 +24,7 @@ from support.samples import chat, picture, write_tar
 
 
 def index(path: Path) -> list[dict[str, object]]:
-    table = index_shard(Shard(path.name, str(path), path.stat().st_size, 0))
+    table = index_shard(Shard(path.name, str(path), path.stat().st_size, ""))
     rows = table.select(["key", "record_part", "reason"]).to_pylist()
     return [{**row, "parts": [part[0] for part in parts]} for row, parts in zip(rows, parts_of(table), strict=True)]
 
@@ -248,7 +248,7 @@ def test_media_without_json(tmp_path: Path) -> None:
 def test_a_cut_tar_keeps_its_whole_samples(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", {"a.json": chat("q", "a"), "b.json": chat("q", "a"), "b.jpg": picture()})
     path.write_bytes(path.read_bytes()[:2700])
-    table = index_shard(Shard("x.tar", str(path), 2700, 0))
+    table = index_shard(Shard("x.tar", str(path), 2700, ""))
     assert table["key"].to_pylist() == ["a", "b"]
     assert table["reason"].to_pylist() == [None, "truncated_tar"]
     about = {"damage": table.schema.metadata[b"damage"].decode()}

@@ -17,8 +17,9 @@ from energon_pack.errors import PackError
 from energon_pack.findings import Hashes, hashed, joined, named, several, short
 from energon_pack.manifest import FLAVORS, MANIFEST, META_FOLDER
 from energon_pack.metadata import SAMPLE_LOADER, dataset_yamls, sample_loader_py
-from energon_pack.packed.files import LEDGER, PLAN, REPORT, PlanFile, at, opened, read_object
+from energon_pack.packed.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object
 from energon_pack.sample import Reason
+from energon_pack.sources.storage import open_file
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
@@ -140,7 +141,7 @@ def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
 def _sample_loader(path: Path, flavor: str) -> Iterator[str]:
     """Energon runs it: it is what packing wrote."""
     try:
-        with opened(path):
+        with open_file(path):
             if path.read_bytes() != sample_loader_py(flavor):
                 yield f"{path.name} is not what packing writes"
     except OSError as error:
@@ -150,7 +151,7 @@ def _sample_loader(path: Path, flavor: str) -> Iterator[str]:
 def _load(path: Path) -> Any:
     if path.suffix == ".json":
         return read_object(path)
-    with opened(path):
+    with open_file(path):
         pass
     try:
         return yaml.safe_load(path.read_bytes())
@@ -234,7 +235,7 @@ class Ledger:
         self.samples, self.in_no_pack = np.array(samples, np.uint64), np.array(alone, np.uint64)
 
     def _entries(self) -> Iterator[tuple[int, Any]]:
-        with opened(self._path), open(self._path, "rb") as file:
+        with open_file(self._path), open(self._path, "rb") as file:
             for number, line in enumerate(file, 1):
                 try:
                     yield number, json.loads(line)

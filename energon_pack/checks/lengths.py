@@ -12,11 +12,12 @@ from energon_pack.checks.shard import VerifiedShard, packs_of
 from energon_pack.checks.source import demo_of, when_packed
 from energon_pack.findings import short
 from energon_pack.loading import load_template
-from energon_pack.media import open_part, probe, with_frames
+from energon_pack.media import probe, with_frames
 from energon_pack.packed.contents import Pack
 from energon_pack.packed.files import at
 from energon_pack.record import ReadSettings, parse_record
 from energon_pack.sample import Skip, place_media
+from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.templates import Sample, Template
 from energon_pack.timestamps import load_positions
 
@@ -53,9 +54,9 @@ def measured_again(
     for shard, start, end in zip(shards, starts[:-1], starts[1:], strict=True):
         wanted = set((drawn[(drawn >= start) & (drawn < end)] - start).tolist())
         first = 0
-        for fd, pack, _ in packs_of(folder / shard.name, flavor) if wanted else ():
+        for file, pack, _ in packs_of(folder / shard.name, flavor) if wanted else ():
             for index in sorted(wanted & set(range(first, first + len(pack.ids)))):
-                yield pack.ids[index - first], list(_differs(fd, pack, index - first, template))
+                yield pack.ids[index - first], list(_differs(file, pack, index - first, template))
             first += len(pack.ids)
 
 
@@ -69,7 +70,7 @@ def packed_with(folder: Path, report: Mapping[str, Any]) -> str | None:
     return processor  # a hub id, or a folder that is given by its whole path
 
 
-def _differs(fd: int, pack: Pack, index: int, template: Template) -> Iterator[str]:
+def _differs(file: Bytes, pack: Pack, index: int, template: Template) -> Iterator[str]:
     try:
         member = (pack.members or [])[index]
         stated = [
@@ -81,10 +82,10 @@ def _differs(fd: int, pack: Pack, index: int, template: Template) -> Iterator[st
         yield f"it can't be measured: the pack lacks {error}"
         return
     try:
-        positions = [_positions(fd, pack, name) for name in names]
+        positions = [_positions(file, pack, name) for name in names]
         messages = pack.form.messages(member, positions)
         record = parse_record({"messages": messages, "tools": member.get("tools")}, ReadSettings())
-        media = [probe(open_part(fd, part.offset, part.size)) for part in files]
+        media = [probe(as_file(Range(file, part.offset, part.size))) for part in files]
         placed, order, _ = place_media(record.messages, [medium.kind for medium in media])
         media = with_frames([media[i] for i in order], member.get("video_frames"))
         tokens = template.encode(Sample(placed, media, record.tools))
@@ -101,7 +102,7 @@ def _differs(fd: int, pack: Pack, index: int, template: Template) -> Iterator[st
             yield f"{ours} {name} measured again, {theirs} in the pack"
 
 
-def _positions(fd: int, pack: Pack, image: str) -> Any:
+def _positions(file: Bytes, pack: Pack, image: str) -> Any:
     """The patch positions of an image of `packed_captioning`."""
     part = pack.parts.get(f"{image.removesuffix('.jpg')}.npy")
-    return None if part is None else load_positions(os.pread(fd, part.size, part.offset), part.name)
+    return None if part is None else load_positions(file.read(part.offset, part.size), part.name)

@@ -1,7 +1,7 @@
 """The checks of one shard, in a worker: its tar, its index, each of its packs, and their members in the source."""
 
+import io
 import json
-import os
 import warnings
 from array import array
 from collections import Counter
@@ -16,15 +16,17 @@ from energon_pack.checks import packs as checks
 from energon_pack.checks.videos import decoded_by_energon, decoded_by_us
 from energon_pack.errors import PackError
 from energon_pack.findings import Findings, Hashes, hashed, short
-from energon_pack.media import open_image, open_part, probe
+from energon_pack.media import open_image, probe
 from energon_pack.packed.contents import Pack, parse
-from energon_pack.packed.files import PackFiles, PlanFile, opened, packs_in
+from energon_pack.packed.files import PackFiles, PlanFile, packs_in
 from energon_pack.packs import MULTI_MIX_QA, member_value
 from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
 from energon_pack.sample import Part, Skip
+from energon_pack.samples.bytes import Bytes
 from energon_pack.shards import Member, Sources, conversation
 from energon_pack.sources.find import Shard
+from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import BLOCK, TarScan, compression
 from energon_pack.splits import SPLITS, split_numbers
 from energon_pack.timestamps import load_positions
@@ -112,24 +114,24 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like
     findings, seen = Findings(job.max_defects), _Seen()
     try:
-        with opened(job.path) as fd, Sources(job.source or {}) as sources:
-            scan = TarScan(fd, os.fstat(fd).st_size)
+        with open_file(job.path) as file, Sources(job.source or {}) as sources:
+            scan = TarScan(file)
             found = list(packs_in(scan))
-            findings.add("tar", job.path.name, _damage(fd, scan, found))
+            findings.add("tar", job.path.name, _damage(file, scan, found))
             findings.add("index", job.path.name, _index(job.path, found), len(found))
             for start in range(0, len(found), _PACKS):
                 some = found[start : start + _PACKS]
                 rows = _rows(job, some, findings)
                 for files in some:
-                    pack = _read(fd, job, files, findings)
+                    pack = _read(file, job, files, findings)
                     members = rows.get(files.key) if rows is not None else None
                     seen.add(pack, members, job)
                     _check(job, pack, members, findings)
-                    _check_media(fd, job, pack, findings)
+                    _check_media(file, job, pack, findings)
                     if rows is not None:
                         findings.add("plan", f"{job.path.name}: {files.key}", checks.plan(pack, members))
                     if members and job.source is not None:
-                        _check_source(fd, job, pack, members, sources, findings)
+                        _check_source(file, job, pack, members, sources, findings)
     except OSError as error:
         findings.add("tar", job.path.name, [f"it can't be read: {error.strerror or error}"])
     return VerifiedShard(
@@ -147,24 +149,24 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
     )
 
 
-def packs_of(path: Path, flavor: str | None = MULTI_MIX_QA) -> Iterator[tuple[int, Pack, list[str]]]:
-    """The packs of a shard: a descriptor to read them, each pack, and what its JSON lacks.
+def packs_of(path: Path, flavor: str | None = MULTI_MIX_QA) -> Iterator[tuple[Bytes, Pack, list[str]]]:
+    """The packs of a shard: the file to read them from, each pack, and what its JSON lacks.
 
     Args:
         flavor: it may be another's where only `meta` is asked for; None: another tool wrote them.
     """
-    with opened(path) as fd:
-        for files in packs_in(TarScan(fd, os.fstat(fd).st_size)):
-            yield fd, *parse(files, _json(fd, files), flavor)
+    with open_file(path) as file:
+        for files in packs_in(TarScan(file)):
+            yield file, *parse(files, _json(file, files), flavor)
 
 
-def _json(fd: int, files: PackFiles) -> bytes | None:
+def _json(file: Bytes, files: PackFiles) -> bytes | None:
     part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
-    return None if part is None else os.pread(fd, part.size, part.offset)
+    return None if part is None else file.read(part.offset, part.size)
 
 
-def _damage(fd: int, scan: TarScan, found: list[PackFiles]) -> Iterator[str]:
-    if command := compression(fd):
+def _damage(file: Bytes, scan: TarScan, found: list[PackFiles]) -> Iterator[str]:
+    if command := compression(file):
         yield f"it is compressed: {command}"
         return
     yield from (f"{damage.what} at byte {damage.offset}" for damage in scan.damage)
@@ -176,8 +178,8 @@ def _index(path: Path, found: list[PackFiles]) -> Iterator[str]:
     """Where each pack's first header is, and where the last pack ends, as Energon wants it."""
     wanted = [pack.start for pack in found] + [pack.end for pack in found[-1:]]
     try:
-        with opened(path.with_suffix(".tar.idx")) as fd:
-            data = os.read(fd, max(os.fstat(fd).st_size, 1))
+        with open_file(path.with_suffix(".tar.idx")) as file:
+            data = file.read(0, file.size)
     except OSError as error:
         yield f"its .tar.idx can't be read: {error.strerror or error}"
         return
@@ -202,8 +204,8 @@ def _rows(job: VerifyJob, some: list[PackFiles], findings: Findings) -> dict[str
         return None
 
 
-def _read(fd: int, job: VerifyJob, files: PackFiles, findings: Findings) -> Pack:
-    pack, defects = parse(files, _json(fd, files), job.flavor)
+def _read(file: Bytes, job: VerifyJob, files: PackFiles, findings: Findings) -> Pack:
+    pack, defects = parse(files, _json(file, files), job.flavor)
     findings.add("json", f"{job.path.name}: {files.key}", defects)
     return pack
 
@@ -222,21 +224,21 @@ def _check(job: VerifyJob, pack: Pack, members: list[Member] | None, findings: F
     findings.add("fingerprint", where, checks.fingerprint(pack, job.fingerprint))
 
 
-def _check_media(fd: int, job: VerifyJob, pack: Pack, findings: Findings) -> None:
+def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) -> None:
     for part in pack.files.parts:
         if part.name == "json" or part.size < 0:
             continue
         where = f"{job.path.name}: {pack.files.key}"
-        findings.add("kinds", where, checks.kind(pack, part.name, os.pread(fd, min(16, part.size), part.offset)))
+        findings.add("kinds", where, checks.kind(pack, part.name, file.read(part.offset, min(16, part.size))))
         if job.decode:
             origin = pack.origin(part.name)
             where += f": {origin}" * (origin is not None)
             beside: list[str] = []
-            findings.add("decode", where, _decoded(fd, part, beside if job.is_read_as_bytes else None))
+            findings.add("decode", where, _decoded(file, part, beside if job.is_read_as_bytes else None))
             findings.note(f"not by its dataset.yaml, but by crude.yaml: {where}: {what}" for what in beside)
 
 
-def _decoded(fd: int, part: Part, beside: list[str] | None) -> Iterator[str]:
+def _decoded(file: Bytes, part: Part, beside: list[str] | None) -> Iterator[str]:
     """What of a medium does not decode.
 
     Args:
@@ -244,10 +246,10 @@ def _decoded(fd: int, part: Part, beside: list[str] | None) -> Iterator[str]:
     """
     try:
         if part.name.endswith(".npy"):
-            load_positions(os.pread(fd, part.size, part.offset), part.name)
+            load_positions(file.read(part.offset, part.size), part.name)
             return
-        medium = probe(open_part(fd, part.offset, part.size))
-        data = os.pread(fd, part.size, part.offset)
+        data = file.read(part.offset, part.size)
+        medium = probe(io.BytesIO(data))
         if medium.kind == "image":
             open_image(data)
             return
@@ -268,7 +270,7 @@ def _decoded(fd: int, part: Part, beside: list[str] | None) -> Iterator[str]:
 
 
 def _check_source(
-    fd: int, job: VerifyJob, pack: Pack, members: list[Member], sources: Sources, findings: Findings
+    file: Bytes, job: VerifyJob, pack: Pack, members: list[Member], sources: Sources, findings: Findings
 ) -> None:
     """Each member is what its row of the plan makes of the source."""
     flavor = pack.form.flavor
@@ -289,7 +291,7 @@ def _check_source(
             found = next(iter((pack.members or [])[index : index + 1]), None)
             findings.add("source text", where, _text_differs(found, member_value(flavor, index, content)))
         for name, part in zip(next(iter((pack.named or [])[index : index + 1]), []), parts, strict=False):
-            findings.add("source media", where, _media_differ(fd, pack, name, member, part, sources))
+            findings.add("source media", where, _media_differ(file, pack, name, member, part, sources))
 
 
 def _is_within(member: Member, shard: Shard) -> bool:
@@ -334,19 +336,19 @@ def _excerpts(found: Any, wanted: Any) -> tuple[str, str]:
     return short(found), short(wanted)
 
 
-def _media_differ(fd: int, pack: Pack, name: str, member: Member, source: Part, sources: Sources) -> Iterator[str]:
+def _media_differ(file: Bytes, pack: Pack, name: str, member: Member, source: Part, sources: Sources) -> Iterator[str]:
     part = pack.parts.get(name)
     if part is None or part.size < 0:
         return  # `parts` says so
     its_name, offset, size = source
     try:
-        source_fd = sources.checked_fd(member, source)
+        source_file = sources.checked_file(member, source)
         if part.size != size:
             yield f"{name} has {part.size} bytes, {its_name} in the source {size}"
             return
         for start in range(0, size, _CHUNK):
             number = min(_CHUNK, size - start)
-            ours, theirs = os.pread(fd, number, part.offset + start), os.pread(source_fd, number, offset + start)
+            ours, theirs = file.read(part.offset + start, number), source_file.read(offset + start, number)
             if ours != theirs:
                 differs = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), 0)
                 yield f"{name} differs from {its_name} in the source at byte {start + differs}"

@@ -1,6 +1,5 @@
 """Whether `.nv-meta/index.sqlite` says where the packs and their parts are, as Energon asks it."""
 
-import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -9,7 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 from energon_pack.findings import short
-from energon_pack.packed.files import opened, packs_in
+from energon_pack.packed.files import packs_in
+from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 
 _SAMPLES = "SELECT sample_key, sample_index, byte_offset, byte_size FROM samples WHERE tar_file_id = ? ORDER BY 2"
@@ -23,7 +23,7 @@ _SHARDS = "SELECT tar_file_id FROM samples UNION SELECT tar_file_id FROM sample_
 def sqlite(path: Path, shards: Sequence[Path]) -> Iterator[str]:
     """What is wrong with an index of these shards."""
     try:
-        with opened(path), closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as index:
+        with open_file(path), closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as index:
             for number, shard in enumerate(shards):
                 yield from _shard(index, number, shard)
             more = sorted({row[0] for row in index.execute(_SHARDS)} - set(range(len(shards))), key=str)
@@ -33,8 +33,8 @@ def sqlite(path: Path, shards: Sequence[Path]) -> Iterator[str]:
 
 
 def _shard(index: sqlite3.Connection, number: int, shard: Path) -> Iterator[str]:
-    with opened(shard) as fd:
-        packs = list(packs_in(TarScan(fd, os.fstat(fd).st_size)))
+    with open_file(shard) as file:
+        packs = list(packs_in(TarScan(file)))
     samples = [(pack.key, place, pack.start, pack.end - pack.start) for place, pack in enumerate(packs)]
     parts = [(place, *part) for place, pack in enumerate(packs) for part in pack.parts]
     for what, wanted, query in (("packs", samples, _SAMPLES), ("parts", parts, _PARTS)):

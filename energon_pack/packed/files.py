@@ -4,10 +4,7 @@ Read with care: it may be damaged, and whoever reads it here wants to know how.
 """
 
 import json
-import os
-import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -22,6 +19,7 @@ from energon_pack.errors import PackError
 from energon_pack.plan_file import PLAN_SCHEMA
 from energon_pack.sample import Part
 from energon_pack.shards import Member, members_of
+from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import BLOCK, TarScan
 
 PLAN = "pack_plan.parquet"
@@ -59,22 +57,6 @@ def shard_paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """A descriptor of a regular file; of anything else, reading might never end.
-
-    Raises:
-        OSError: it can't be read.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(0, "not a regular file", str(path))
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object.
 
@@ -82,8 +64,8 @@ def read_object(path: Path) -> dict[str, Any]:
         OSError: it can't be read.
         ValueError: it is no JSON, or no object.
     """
-    with opened(path) as fd:
-        data = os.read(fd, os.fstat(fd).st_size)
+    with open_file(path) as file:
+        data = file.read(0, file.size)
     try:
         value = json.loads(data)
     except RecursionError:
@@ -120,7 +102,7 @@ class PlanFile:
     def check(self) -> None:
         """Raises PackError where it can't be read, or lacks a column."""
         try:
-            with opened(self.path), pq.ParquetFile(self.path) as file:
+            with open_file(self.path), pq.ParquetFile(self.path) as file:
                 schema = file.schema_arrow
         except _UNREADABLE as error:
             raise self._unreadable(error) from None

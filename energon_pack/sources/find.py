@@ -1,19 +1,18 @@
 """Which files a source is: folders, tars or JSONL, globs, less what Energon's split or excludes leave out."""
 
-import glob
 import os
 import re
 import shlex
-import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
 from energon_pack.errors import PackError
 from energon_pack.sources.selection import Selection
+from energon_pack.sources.storage import expand, open_file, real_path, state_of, walk
 from energon_pack.sources.tar import compression
 
 _TARS = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
@@ -42,7 +41,7 @@ class Shard:
     name: str  # as `names_of` gives it, with forward slashes
     path: str
     size: int
-    mtime_ns: int
+    version: str
     lines: Lines | None = None  # None: a tar
 
     @cached_property
@@ -126,27 +125,14 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
     )
 
 
-def real_path(path: str) -> str:
-    """As `os.path.realpath` of a file, asking once about its folder: of a hundred thousand files that is soon felt."""
-    if os.path.islink(path):
-        return os.path.realpath(path)
-    folder, name = os.path.split(path)
-    return os.path.join(_real_folder(folder, "" if os.path.isabs(folder) else os.getcwd()), name)
-
-
-@lru_cache(maxsize=1024)
-def _real_folder(folder: str, working: str) -> str:
-    return os.path.realpath(folder)
-
-
 def shard_of(name: str, path: str, lines: Lines | None = None) -> Shard:
     """A file as it is now.
 
     Raises:
         PackError: it is not a regular file, or its name can't stand in the ledger.
     """
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):
+    state = state_of(path)
+    if state is None:
         raise PackError(f"source.path: {path} is not a regular file")
     try:
         name = os.fsencode(name).decode()  # whatever the locale took the bytes for
@@ -154,21 +140,7 @@ def shard_of(name: str, path: str, lines: Lines | None = None) -> Shard:
         raise PackError(
             f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
         ) from None
-    return Shard(name, os.path.abspath(path), status.st_size, status.st_mtime_ns, lines)
-
-
-def expand(entry: str) -> tuple[str, list[str], list[str]]:
-    """What an entry's names are relative to, and the folders and files it stands for."""
-    if os.path.isdir(entry):
-        return entry, [entry], []
-    if os.path.isfile(entry):
-        return os.path.dirname(entry) or ".", [], [entry]
-    if not glob.has_magic(entry):
-        raise PackError(f"source.path={entry}: no such folder or file")
-    fixed = re.split(r"[*?\[]", entry, maxsplit=1)[0]
-    matches = sorted(glob.glob(entry, recursive=True))
-    files = [match for match in matches if os.path.isfile(match)]
-    return os.path.dirname(fixed) or ".", [match for match in matches if os.path.isdir(match)], files
+    return Shard(name, os.path.abspath(path), *state, lines)
 
 
 def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
@@ -217,30 +189,10 @@ def _above(path: str, folders: Collection[str]) -> str | None:
     return None
 
 
-def walk(folder: str, wanted: re.Pattern[str]) -> list[str]:
-    """Files of a folder, and of the folders in it, with names like that."""
-    found = []
-    seen = set()
-    for here, folders, files in os.walk(folder, followlinks=True, onerror=_raise):
-        status = os.stat(here)
-        if (status.st_dev, status.st_ino) in seen:  # a link back up
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [os.path.join(here, name) for name in files if not name.startswith(".") and wanted.search(name)]
-    return found
-
-
-def _raise(error: OSError) -> None:
-    """A folder that can't be read is no empty folder."""
-    raise error
-
-
 def compressed_error(path: str, number: int = 1) -> PackError:
     """What to do about a compressed file, with a command after which the same source is read."""
-    with open(path, "rb") as file:
-        command = compression(file.fileno())
+    with open_file(path) as file:
+        command = compression(file)
     stem = _ENDING.sub("", path)
     plain = f"{stem}.tar" if _COMPRESSED_NAMES.search(path) and not stem.endswith(".tar") else stem
     made = plain if plain != path else f"{path}.plain"

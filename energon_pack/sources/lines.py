@@ -4,24 +4,25 @@ The file is read in order, and memory holds 24 bytes a sample. Lines are numbere
 elements are.
 """
 
-import hashlib
 import json
 import mmap
-import os
 import re
 import shlex
 from array import array
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import contextmanager
 from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
 from energon_pack.errors import PackError
+from energon_pack.files import digest_of_rest
 from energon_pack.sample import Reason
+from energon_pack.samples.bytes import as_file
 from energon_pack.sources.find import Shard, compressed_error
-from energon_pack.sources.tar import compression
+from energon_pack.sources.storage import File, open_file
+from energon_pack.sources.tar import BLOCK, compression
 from energon_pack.sources.wds import INDEX_SCHEMA
 
 _Place = tuple[int, int, int]  # number, offset, size
@@ -31,7 +32,7 @@ _LONGEST_FIRST_LINE = 64 << 20  # where a file has a list on every line
 #: What tells the elements of an array apart. A string is whole, so that nothing in it counts.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]', re.DOTALL)
 
-_BLOCK = 512  # of a tar: a file begins with what it is
+_BUFFER = 1 << 20
 _LINES = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
 _OTHERS = (
     (b"PAR1", 0, f"Parquet: {_LINES}"),
@@ -53,8 +54,9 @@ def index_lines(shard: Shard) -> pa.Table:
     numbers, offsets, sizes = (array("q") for _ in range(3))
     bad: list[str] = []  # what ends an array before its end
     with _open(shard) as file:
-        digest = _digest(file)
-        for number, offset, size in _elements(file, bad) if _is_array(file) else _lines(file):
+        stream = as_file(file, _BUFFER)
+        digest = digest_of_rest(stream)
+        for number, offset, size in _elements(file, bad) if _is_array(stream) else _lines(stream):
             numbers.append(number)
             offsets.append(offset)
             sizes.append(size)
@@ -77,27 +79,25 @@ def index_lines(shard: Shard) -> pa.Table:
 def is_unchanged(shard: Shard, about: Mapping[str, str]) -> bool:
     """Whether a file still has the bytes it was indexed with; reads them all again."""
     with _open(shard) as file:
-        return about["digest"] == _digest(file)
+        return about["digest"] == digest_of_rest(as_file(file, _BUFFER))
 
 
-def _open(shard: Shard) -> BinaryIO:
+@contextmanager
+def _open(shard: Shard) -> Iterator[File]:
     try:
-        file = open(shard.path, "rb")  # noqa: SIM115 (the caller closes it)
+        file = open_file(shard.path)
     except OSError as error:
         raise PackError(f"{shard.path}: {error.strerror}") from None
-    with ExitStack() as on_error:
-        on_error.callback(file.close)
-        if compression(file.fileno()):
+    with file:
+        if compression(file):
             raise compressed_error(shard.path)
-        if what := _other_format(file):
+        if what := _other_format(file.read(0, BLOCK), shard.path):
             raise PackError(f"{shard.path} is {what}")
-        on_error.pop_all()
-    return file
+        yield file
 
 
-def _other_format(file: BinaryIO) -> str | None:
-    """What a file is that holds no JSON in UTF-8, and what to do about it; None: it may."""
-    head = os.pread(file.fileno(), _BLOCK, 0)
+def _other_format(head: bytes, path: str) -> str | None:
+    """What a file is that holds no JSON in UTF-8, by its first bytes, and what to do about it; None: it may."""
     for magic, offset, what in _OTHERS:
         if head.startswith(magic, offset):
             return what
@@ -105,23 +105,16 @@ def _other_format(file: BinaryIO) -> str | None:
     text = head[: len(head) // 4 * 4].decode(encoding, "ignore").strip()
     if encoding.startswith("utf-8") or text[:1] not in ("{", "["):
         return None
-    name, iconvs = shlex.quote(file.name), re.sub("-([lb]e)$", r"\1", encoding).upper()
+    name, iconvs = shlex.quote(path), re.sub("-([lb]e)$", r"\1", encoding).upper()
     return (
         f"{iconvs}, and lines are read in UTF-8: iconv -f {iconvs} -t UTF-8 < {name} > {name}.utf8"
         f" && mv {name}.utf8 {name}"
     )
 
 
-def _digest(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    file.seek(0)
-    return digest.hexdigest()
-
-
 def _is_array(file: BinaryIO) -> bool:
     """Whether a file is one array, and not a list of messages on every line."""
+    file.seek(0)
     first = next((line for line in iter(lambda: file.readline(_LONGEST_FIRST_LINE), b"") if line.strip(_BLANK)), b"")
     more = any(line.strip(_BLANK) for line in iter(lambda: file.readline(_LONGEST_FIRST_LINE), b""))
     file.seek(0)
@@ -142,9 +135,18 @@ def _lines(file: BinaryIO) -> Iterator[_Place]:
         offset += len(line)
 
 
-def _elements(file: BinaryIO, bad: list[str]) -> Iterator[_Place]:
+@contextmanager
+def _mapped(file: File) -> "Iterator[mmap.mmap | bytes]":
+    if file.fd is None:
+        yield file.read(0, file.size)
+        return
+    with mmap.mmap(file.fd, 0, access=mmap.ACCESS_READ) as data:
+        yield data
+
+
+def _elements(file: File, bad: list[str]) -> Iterator[_Place]:
     """The elements of an array; where it is not whole, one more for what follows the last whole one."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with _mapped(file) as data:
         depth = number = start = 0
         for match in _TOKEN.finditer(data):
             token = data[match.start() : match.start() + 1]

@@ -1,11 +1,11 @@
-"""Images in an LMDB, named `path.lmdb::key`: each as a file in memory, so that they are read like any other."""
+"""Images in an LMDB, named `path.lmdb::key`, each read whole."""
 
 import os
-import tempfile
 from functools import lru_cache
 from typing import Any
 
 from energon_pack.sample import Reason, Skip
+from energon_pack.sources.storage import InMemory, state_of
 
 _SEPARATOR = "::"
 
@@ -16,8 +16,8 @@ def split_name(path: str) -> tuple[str, str | None]:
     return (database, key) if separator and database.endswith(".lmdb") else (path, None)
 
 
-def open_value(database: str, key: str) -> tuple[int, int, int]:
-    """Descriptor of a file in memory with the value of a key, its size, and the time the LMDB was written.
+def open_value(database: str, key: str) -> InMemory:
+    """The value of a key; its version is that of the LMDB.
 
     Raises:
         FileNotFoundError: no such LMDB.
@@ -25,8 +25,10 @@ def open_value(database: str, key: str) -> tuple[int, int, int]:
         Skip: `unsupported_media` without lmdb, `unreadable_media` for a file that is none, or a key that can't be.
     """
     file = os.path.join(database, "data.mdb") if os.path.isdir(database) else database
-    mtime_ns = os.stat(file).st_mtime_ns
-    environment = _environment(database, mtime_ns)
+    state = state_of(file)
+    if state is None:
+        raise FileNotFoundError(file)
+    environment = _environment(database, state.version)
     import lmdb  # it is there, and has opened one
 
     try:
@@ -34,13 +36,13 @@ def open_value(database: str, key: str) -> tuple[int, int, int]:
             value = transaction.get(key.encode())
             if value is None:
                 raise KeyError(key)
-            return _in_memory(value), len(value), mtime_ns
+            return InMemory(bytes(value), state.version)
     except lmdb.Error as error:  # a damaged page, or a key that no LMDB can have
         raise Skip(Reason.UNREADABLE_MEDIA, f"the LMDB's {key!r}: {error}") from None
 
 
 @lru_cache(maxsize=16)
-def _environment(database: str, mtime_ns: int) -> Any:
+def _environment(database: str, version: str) -> Any:
     """An open LMDB; another one once it was written to."""
     try:
         import lmdb
@@ -51,15 +53,3 @@ def _environment(database: str, mtime_ns: int) -> Any:
     except lmdb.Error as error:
         what = str(error).removeprefix(f"{database}: ")  # the ledger names no machine's folder
         raise Skip(Reason.UNREADABLE_MEDIA, f"{os.path.basename(database)!r} is no LMDB: {what}") from None
-
-
-def _in_memory(value: Any) -> int:
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("energon_pack")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    view = memoryview(value)
-    while view:
-        view = view[os.write(fd, view) :]
-    return fd

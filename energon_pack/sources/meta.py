@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.sources.find import Lines, Source, expand, names_of, shard_of, walk
+from energon_pack.sources.find import Lines, Source, names_of, shard_of
+from energon_pack.sources.storage import expand, walk
 
 _JSONL = re.compile(r"\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
 _LARGEST_META = 16 << 20

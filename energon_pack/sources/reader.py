@@ -1,9 +1,8 @@
 """Samples by their places: bytes of a shard, and of media in files of their own. Both kinds of source meet here."""
 
 import os
-import stat
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import pyarrow as pa
@@ -15,6 +14,8 @@ from energon_pack.sources import lines, wds
 from energon_pack.sources.find import Shard
 from energon_pack.sources.listing import parse_line
 from energon_pack.sources.lmdb_file import open_value, split_name
+from energon_pack.sources.storage import File, State, open_file
+from energon_pack.sources.storage import state_of as state_of_file
 from energon_pack.timestamps import load_positions, position_names, time_marks
 
 #: Raised when the index of a shard would come out differently.
@@ -23,12 +24,6 @@ INDEX_VERSION = 7
 _MOST_OPEN = 64
 #: Bytes at each end of a medium that tell whether it is still the same.
 END = 1024
-
-
-class _File(NamedTuple):
-    fd: int
-    size: int
-    mtime_ns: int
 
 
 def index_shard(shard: Shard) -> pa.Table:
@@ -61,7 +56,7 @@ class Reader:
     """Open shards and media, the least recently used closed first."""
 
     def __init__(self) -> None:
-        self._open: dict[str, _File] = {}
+        self._open: dict[str, File] = {}
 
     def record(self, shard: Shard, place: tuple[str, int, int], has_media: bool, settings: ReadSettings) -> Record:
         """The record of a sample.
@@ -82,7 +77,7 @@ class Reader:
             PackError: the shard changed.
         """
         _, offset, size = place
-        return os.pread(self.fd(shard), size, offset)
+        return self.shard_file(shard).read(offset, size)
 
     def media(self, shard: Shard, record: Record, key: str, parts: list[Part]) -> list[Part]:
         """The media of a sample, in the order it lists them.
@@ -128,7 +123,7 @@ class Reader:
 
     def read(self, shard: Shard, part: Part) -> bytes:
         """The bytes of a part."""
-        return os.pread(self.fd_of(shard, part), part.size, part.offset)
+        return self.part_file(shard, part).read(part.offset, part.size)
 
     def checksum(self, shard: Shard, raw: bytes, parts: Sequence[Part]) -> int:
         """What tells whether a sample is still what was measured, at two short reads a medium.
@@ -139,37 +134,37 @@ class Reader:
         """
         value = crc32(raw)
         for part in parts:
-            fd, end = self.fd_of(shard, part), part.offset + part.size
-            value = crc32(os.pread(fd, min(part.size, END), part.offset), value)
-            value = crc32(os.pread(fd, min(part.size, END), max(part.offset, end - END)), value)
+            file, size = self.part_file(shard, part), min(part.size, END)
+            value = crc32(file.read(part.offset, size), value)
+            value = crc32(file.read(part.offset + part.size - size, size), value)
         return value
 
     def files(self, shard: Shard, parts: Sequence[Part | None]) -> list[dict[str, Any]] | None:
-        """Name, size and time of parts that are files of their own; None where they are in the shard."""
+        """Name, size and version of parts that are files of their own; None where they are in the shard."""
         if shard.lines is None:
             return None
         names = dict.fromkeys(part.name for part in parts if part is not None)
         files = [(name, self._medium(shard, name)) for name in names]
-        return [{"name": name, "size": file.size, "mtime_ns": file.mtime_ns} for name, file in files]
+        return [{"name": name, "size": file.size, "version": file.version} for name, file in files]
 
-    def fd_of(self, shard: Shard, part: Part) -> int:
-        """A descriptor in which a part lies at its offset.
+    def part_file(self, shard: Shard, part: Part) -> File:
+        """The file in which a part lies at its offset.
 
         Raises:
             PackError: the file changed.
         """
         if shard.lines is None:
-            return self.fd(shard)
+            return self.shard_file(shard)
         try:
             file = self._medium(shard, part.name)
         except Skip as skip:
             raise PackError(f"{shard.path}: {skip}; it was there when it was measured: run again") from None
         if file.size != part.size:
             raise PackError(f"{path_of(shard, part.name)} changed since it was measured: run again")
-        return file.fd
+        return file
 
-    def fd(self, shard: Shard) -> int:
-        """A descriptor of a shard whose size and time are still those that were indexed.
+    def shard_file(self, shard: Shard) -> File:
+        """A shard whose size and version are still those that were indexed.
 
         Raises:
             PackError: it changed, or can't be opened.
@@ -178,14 +173,14 @@ class Reader:
             file = self._opened(shard.path)
         except OSError as error:
             raise PackError(f"{shard.path}: {error.strerror}") from None
-        if (file.size, file.mtime_ns) != (shard.size, shard.mtime_ns):
+        if (file.size, file.version) != (shard.size, shard.version):
             raise SourceChanged(shard.path)
-        return file.fd
+        return file
 
     def _part(self, shard: Shard, name: str) -> Part:
         return Part(name, 0, self._medium(shard, name).size)
 
-    def _medium(self, shard: Shard, name: str) -> _File:
+    def _medium(self, shard: Shard, name: str) -> File:
         try:
             return self._opened(path_of(shard, name))
         except (FileNotFoundError, NotADirectoryError, KeyError, ValueError):  # ValueError: a zero byte in the name
@@ -193,11 +188,11 @@ class Reader:
         except OSError as error:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r}: {error.strerror}") from None
 
-    def _opened(self, path: str) -> _File:
+    def _opened(self, path: str) -> File:
         file = self._open.pop(path, None)
         if file is None:
             while len(self._open) >= _MOST_OPEN:
-                os.close(self._open.pop(next(iter(self._open))).fd)
+                self._open.pop(next(iter(self._open))).close()
             file = _open(path)
         self._open[path] = file
         return file
@@ -207,7 +202,7 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         while self._open:
-            os.close(self._open.popitem()[1].fd)
+            self._open.popitem()[1].close()
 
 
 def path_of(shard: Shard, name: str) -> str:
@@ -216,17 +211,15 @@ def path_of(shard: Shard, name: str) -> str:
     return os.path.join(shard.lines.media_root, name)
 
 
-def state_of(path: str) -> tuple[int, int] | None:
-    """Size and time of a medium as it is now; None where it can't be read."""
+def state_of(path: str) -> State | None:
+    """Size and version of a medium as it is now; None where it can't be read."""
     try:
         if split_name(path)[1] is None:
-            status = os.stat(path)
-            return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+            return state_of_file(path)
         file = _open(path)
     except (OSError, KeyError, ValueError, Skip):
         return None
-    os.close(file.fd)
-    return file.size, file.mtime_ns
+    return State(file.size, file.version)
 
 
 class SourceChanged(PackError):
@@ -241,14 +234,7 @@ class SourceChanged(PackError):
         return SourceChanged, (self.path, self.what)
 
 
-def _open(path: str) -> _File:
+def _open(path: str) -> File:
     """A file for reading, or an image of an LMDB as if it were one."""
     database, key = split_name(path)
-    if key is not None:
-        return _File(*open_value(database, key))
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(fd)
-        raise FileNotFoundError(path)
-    return _File(fd, status.st_size, status.st_mtime_ns)
+    return open_file(path) if key is None else open_value(database, key)

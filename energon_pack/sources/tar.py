@@ -1,20 +1,22 @@
-"""The members of an uncompressed tar, by reading its headers only.
+"""The members of an uncompressed tar by reading its headers only, and the headers and lengths of one that is written.
 
-One `pread` for many members where they are small, and few calls a member: several times as fast as tarfile, which
-builds an object for each. And stricter: every header's checksum is checked, and damage is reported where tarfile would
-just stop.
+One read for many members where they are small, and few calls a member: several times as fast as tarfile, which builds
+an object for each. And stricter: every header's checksum is checked, and damage is reported where tarfile would just
+stop.
 """
 
 import hashlib
-import os
 import struct
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from zlib import adler32
 
-BLOCK = 512
+from energon_pack.samples.bytes import Bytes
+
+BLOCK = tarfile.BLOCKSIZE  # headers, and what they describe, fill whole blocks
 #: Size of a member that is there but holds no bytes of its own: a link, a device, a sparse file.
 NO_DATA = -1
 
@@ -48,17 +50,16 @@ class Damage:
 class TarScan:
     """Iterate to get (name, data offset, size) of each whole member but folders; then see `damage` and `headers`."""
 
-    fd: int
-    size: int
+    file: Bytes
     damage: list[Damage] = field(default_factory=list)
     #: hash of all headers in order: other members, or others' times, give another
     headers: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
-        if self.size == 0:
+        if self.file.size == 0:
             self.damage.append(Damage(0, "the file is empty", hides=True))
             return
-        fd, pread, end, update = self.fd, os.pread, self.size, self.headers.update
+        read, end, update = self.file.read, self.file.size, self.headers.update
         offset: int | None = 0
         data = 0  # where the last member's bytes begin
         window, start, length = b"", 0, _SMALLEST_READ  # bytes read ahead, their offset, how many to ask for
@@ -67,7 +68,7 @@ class TarScan:
             header = window[offset - start : offset - start + BLOCK]
             if len(header) < BLOCK:  # read on: twice as far where members are small
                 length = min(2 * length, _LARGEST_READ) if offset - data <= _SMALL_MEMBER else _SMALLEST_READ
-                window, start = pread(fd, length, offset), offset
+                window, start = read(offset, length), offset
                 header = window[:BLOCK]
             if len(header) < BLOCK:
                 what = "cut inside a member's header" if header else "no end-of-archive blocks"
@@ -103,9 +104,9 @@ class TarScan:
             offset = data + (size + BLOCK - 1) // BLOCK * BLOCK
             if is_extended:
                 if kind == _LONG_NAME:
-                    extended["path"] = pread(fd, size, data).rstrip(b"\0").decode(errors="backslashreplace")
+                    extended["path"] = read(data, size).rstrip(b"\0").decode(errors="backslashreplace")
                 elif kind == _PAX:
-                    extended |= _pax(pread(fd, size, data))
+                    extended |= _pax(read(data, size))
                 continue
             if kind not in _REGULAR:
                 size = NO_DATA
@@ -119,7 +120,7 @@ class TarScan:
     def _after_end(self, offset: int) -> int | None:
         """After the first zero block there is only padding; else where another archive begins."""
         start = offset
-        while block := os.pread(self.fd, 1 << 20, offset):
+        while block := self.file.read(offset, 1 << 20):
             if block.strip(b"\0"):
                 self.damage.append(Damage(offset, "data after the end of the archive"))
                 return self._next_header(start)
@@ -130,13 +131,46 @@ class TarScan:
 
     def _next_header(self, offset: int) -> int | None:
         """The next block that is a valid header of a ustar or GNU tar."""
-        while len(header := os.pread(self.fd, BLOCK, offset)) == BLOCK:
+        while len(header := self.file.read(offset, BLOCK)) == BLOCK:
             if header[257:262] == b"ustar":
                 with suppress(ValueError):
                     _fields(header)
                     return offset
             offset += BLOCK
         return None
+
+
+def num_tar_bytes(sizes: Sequence[int]) -> int:
+    """Bytes that files of these sizes take in a tar, with their headers."""
+    return sum(BLOCK - (-size // BLOCK) * BLOCK for size in sizes)
+
+
+def tar_len(position: int) -> int:
+    """Bytes of a whole tar whose last member ends at `position`: two zero blocks, filled up to a record."""
+    end = position + 2 * BLOCK
+    return end + -end % tarfile.RECORDSIZE
+
+
+_TEMPLATE = bytearray(tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT))
+_TEMPLATE[0] = 0
+_TEMPLATE[124:136] = bytes(12)
+_TEMPLATE[148:156] = b" " * 8
+_TEMPLATE_SUM = sum(_TEMPLATE)
+
+
+def tar_header(name: str, size: int) -> bytes:
+    """The header of a regular file, byte for byte what tarfile writes for mode 0644, no owner, time 0."""
+    encoded = name.encode()
+    digits = b"%011o\0" % size
+    if len(encoded) > 100 or len(digits) > 12:  # beyond USTAR
+        info = tarfile.TarInfo(name)
+        info.size = size
+        return info.tobuf(tarfile.PAX_FORMAT)
+    header = bytearray(_TEMPLATE)
+    header[: len(encoded)] = encoded
+    header[124:136] = digits
+    header[148:156] = b"%06o\0 " % (_TEMPLATE_SUM + sum(encoded) + sum(digits))
+    return bytes(header)
 
 
 def is_header_of(header: bytes, name: str, size: int) -> bool:
@@ -153,9 +187,9 @@ def is_header_of(header: bytes, name: str, size: int) -> bool:
     return 0 <= its_size == size and (not short or its_name == name)
 
 
-def compression(fd: int) -> str | None:
+def compression(file: Bytes) -> str | None:
     """The command that unpacks this file, or None where it is not compressed."""
-    head = os.pread(fd, 10, 0)
+    head = file.read(0, 10)
     if head[:2] == b"\x1f\x8b":
         return "gunzip"
     if head[:3] == b"BZh" and head[4:] == b"1AY&SY":

@@ -5,7 +5,6 @@ members of a sample are adjacent. Nothing is unpacked and nothing is written bes
 """
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from itertools import pairwise
@@ -18,6 +17,7 @@ from energon_pack.record import ReadSettings, Record, caption_record, load_json,
 from energon_pack.sample import Reason, Skip
 from energon_pack.sources.dotted_keys import DottedKeys, Member
 from energon_pack.sources.find import Shard, compressed_error
+from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, Damage, TarScan, compression
 
 PART_TYPE = pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))
@@ -50,32 +50,27 @@ def index_shard(shard: Shard) -> pa.Table:
         PackError: the shard is compressed, can't be opened, or its files were meant to have other keys.
     """
     try:
-        fd = os.open(shard.path, os.O_RDONLY)
+        file = open_file(shard.path)
     except OSError as error:
         raise PackError(f"{shard.path}: {error.strerror}") from None
-    try:
-        if compression(fd):
+    with file:
+        if compression(file):
             raise compressed_error(shard.path)
-        scan = TarScan(fd, shard.size)
-        dotted = DottedKeys(lambda member: os.pread(fd, member[2], member[1]))
+        scan = TarScan(file)
+        dotted = DottedKeys(lambda member: file.read(member[1], member[2]))
         rows = _Rows(dotted)
         rows.add_all(scan)
         dotted.check(shard.path)
-    finally:
-        os.close(fd)
     damage = json.dumps([(item.offset, item.what) for item in scan.damage])
     return rows.table().replace_schema_metadata({"damage": damage, "headers": scan.headers.hexdigest()})
 
 
 def is_unchanged(shard: Shard, about: Mapping[str, str]) -> bool:
     """Whether a shard still has the headers it was indexed with; reads them all again."""
-    fd = os.open(shard.path, os.O_RDONLY)
-    try:
-        scan = TarScan(fd, shard.size)
+    with open_file(shard.path) as file:
+        scan = TarScan(file)
         for _ in scan:
             pass
-    finally:
-        os.close(fd)
     return about["headers"] == scan.headers.hexdigest()
 
 
@@ -209,17 +204,12 @@ def _key_of(name: str) -> str:
 # --------------------------------------------------------------------------------------------------- one sample
 
 
-def read_record(fd: int, part: str, offset: int, size: int, has_media: bool, settings: ReadSettings) -> Record:
+def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
     """The record of one sample from its JSON, or from the text that captions its media.
 
     Raises:
         Skip: as `parse_record`, and `missing_json` for a text that is no caption.
     """
-    return record_of(os.pread(fd, size, offset), part, has_media, settings)
-
-
-def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-    """As `read_record`, of bytes that were read."""
     if part == "json":
         return parse_record(load_json(raw), settings)
     if not has_media or settings.sample_type not in ("auto", "captioning"):

@@ -1,7 +1,6 @@
 """A packed dataset taken apart and put together again with one thing changed, all that belongs to it made anew."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import yaml
 
 from energon_pack.findings import Findings
 from energon_pack.packed.files import packs_in
+from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.tar_writer import TarWriter
 from energon_pack.verify import Options, verify
@@ -21,9 +21,8 @@ Members = list[tuple[str, bytes]]
 
 
 def read_shard(path: Path) -> Members:
-    with open(path, "rb") as file:
-        scan = TarScan(file.fileno(), path.stat().st_size)
-        return [(name, os.pread(file.fileno(), size, offset)) for name, offset, size in scan]
+    with open_file(path) as file:
+        return [(name, file.read(offset, size)) for name, offset, size in TarScan(file)]
 
 
 def write_shard(path: Path, members: Members) -> None:
@@ -37,8 +36,8 @@ def write_shard(path: Path, members: Members) -> None:
 
 
 def write_index(path: Path) -> None:
-    with open(path, "rb") as file:
-        packs = list(packs_in(TarScan(file.fileno(), path.stat().st_size)))
+    with open_file(path) as file:
+        packs = list(packs_in(TarScan(file)))
     starts = [p.start for p in packs] + [p.end for p in packs[-1:]]
     path.with_suffix(".tar.idx").write_bytes(np.array(starts, "<u8").tobytes())
 
