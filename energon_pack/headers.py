@@ -8,7 +8,7 @@ from zlib import crc32
 
 from PIL import Image, WebPImagePlugin
 
-from energon_pack.samples.bytes import Bytes
+from energon_pack.samples.bytes import Bytes, Range
 
 _HEAD = 4096  # bytes; all that comes before the pixels, in most files
 _int = int.from_bytes
@@ -37,17 +37,17 @@ _PNG_TOPICS = frozenset(
 )
 
 
-def plain_image(data: Bytes) -> tuple[int, int, str] | None:
-    """Width, height and usual extension of an image; None: ask Pillow."""
-    head = data.read(0, _HEAD)
+def plain_image(file: Bytes, offset: int, size: int) -> tuple[int, int, str] | None:
+    """Width, height and usual extension of the image in these bytes of a file; None: ask Pillow."""
+    head = file.read(offset, min(size, _HEAD))
     if head.startswith(b"\xff\xd8\xff"):
         found, extension = _jpeg(head), "jpg"
-        if found and data.read(data.size - 2, 2) != b"\xff\xd9":
+        if found and file.read(offset + size - 2, 2) != b"\xff\xd9":
             return None
     elif head.startswith(_PNG_BEGIN):
-        found, extension = _png(data, head), "png"
+        found, extension = _png(Range(file, offset, size), head), "png"
     elif head.startswith(b"RIFF") and head[8:15] == b"WEBPVP8":
-        found, extension = _webp(head, data.size), "webp"
+        found, extension = _webp(head, size), "webp"
     else:
         return None
     if found is None or not all(found) or found[0] * found[1] > (Image.MAX_IMAGE_PIXELS or 0):

@@ -49,12 +49,11 @@ class Media:
 
 def probe_part(file: Bytes, part: Part) -> Media:
     """As `probe`, of a part of a file; names it where it can't be read."""
-    data = Range(file, part.offset, part.size)
-    plain = plain_image(data)
+    plain = plain_image(file, part.offset, part.size)
     if plain is not None:
         return Media("image", *plain)
     try:
-        return probe(as_file(data))
+        return probe(as_file(Range(file, part.offset, part.size)))
     except Skip as skip:
         raise Skip(skip.reason, f"{part.name}: {skip.detail}") from None
 

@@ -14,7 +14,6 @@ from PIL import Image, PngImagePlugin
 from energon_pack.headers import plain_image
 from energon_pack.media import Media, probe, probe_part
 from energon_pack.sample import Part, Skip
-from energon_pack.samples.bytes import Range
 from energon_pack.sources.storage import InMemory
 from support.samples import picture
 
@@ -27,7 +26,7 @@ MODES = {
 
 def found_plain(data: bytes) -> Media | None:
     file = InMemory(b"before" + data + b"\xff\xd9 after", "")
-    found = plain_image(Range(file, 6, len(data)))
+    found = plain_image(file, 6, len(data))
     return Media("image", *found) if found else None
 
 
