@@ -23,12 +23,13 @@ import numpy as np
 from energon_pack.files import write_whole
 from energon_pack.heavy import importing
 from energon_pack.lengths import LengthsWrong, MeasuredShard
-from energon_pack.media import open_image, probe, with_frames
+from energon_pack.media import probe, with_frames
 from energon_pack.method import Method
 from energon_pack.processor_inputs import clip, media_inputs
 from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
 from energon_pack.sample import Part, Skip, place_media
+from energon_pack.samples.media.image import open_image
 from energon_pack.sources.find import Shard
 from energon_pack.sources.reader import Reader, record_of
 from energon_pack.table_cache import Chunk, in_chunks

@@ -16,10 +16,11 @@ from typing import Any, cast
 import numpy as np
 
 from energon_pack.manifest import FLAVORS, is_packed_here, read_manifest
-from energon_pack.media import LazyImage, video_extension
 from energon_pack.models import read_model
 from energon_pack.record import ReadSettings, Record, caption_record, listed_parts, load_json, media_parts, parse_record
-from energon_pack.sample import Part, kind_by_name, place_media
+from energon_pack.sample import Part, place_media
+from energon_pack.samples.media.formats import format_of, kind_by_name
+from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.templates import ModelSettings, Template
 from energon_pack.templates import load_template as load_model_template
 from energon_pack.timestamps import position_names, stamped, time_marks
@@ -281,7 +282,8 @@ def _kind(parts: Parts, name: str) -> str:
     """Content decides; of a part that is missing, or that a decoder was at, its name."""
     value = parts.get(name)
     if isinstance(value, bytes):
-        return "video" if video_extension(value[:16]) else "image"
+        format = format_of(value[:16])
+        return format.kind if format else "image"
     return kind_by_name(name) or "image"
 
 

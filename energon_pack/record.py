@@ -13,7 +13,8 @@ from functools import reduce
 from typing import Any
 
 from energon_pack.dialects import refuse_unrendered
-from energon_pack.sample import Message, Part, Reason, Skip, flat_content, kind_by_name, kind_of_parts, num_placeholders
+from energon_pack.sample import Message, Part, Reason, Skip, flat_content, kind_of_parts, num_placeholders
+from energon_pack.samples.media.formats import kind_by_name
 
 _ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},

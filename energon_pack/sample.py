@@ -10,13 +10,12 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
+from energon_pack.samples.media.formats import kind_by_name
+
 Message = dict[str, Any]
 
 PLACEHOLDERS = {"image": "<image>", "video": "<video>"}
 _PLACEHOLDER = re.compile("<(image|video)>")
-
-IMAGE_EXTENSIONS = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif"))
-VIDEO_EXTENSIONS = frozenset(("mp4", "avi", "mov", "mkv", "webm"))
 
 
 class Reason(str, Enum):
@@ -65,12 +64,6 @@ class Part(NamedTuple):
     name: str
     offset: int
     size: int
-
-
-def kind_by_name(part: str) -> str | None:
-    """`image`, `video` or None, by the extension."""
-    extension = part.rpartition(".")[2].lower()
-    return "image" if extension in IMAGE_EXTENSIONS else "video" if extension in VIDEO_EXTENSIONS else None
 
 
 def media_type_by_name(names: Sequence[str]) -> str | None:

@@ -6,7 +6,8 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.packed.contents import Pack
 from energon_pack.packs import CAPTIONING, own_values
-from energon_pack.sample import Part, kind_by_name, media_type
+from energon_pack.sample import Part, media_type
+from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.shards import Member
 from energon_pack.sources.lines import LINE
 

@@ -7,7 +7,6 @@ does not.
 import importlib
 import io
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO
 from PIL import Image
 
 from energon_pack.sample import Reason, Skip
+from energon_pack.samples.media.formats import format_of
 
 
 def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
@@ -25,7 +25,9 @@ def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
         Skip: `unreadable_media` where it is cut short or holds no video, `unsupported_media` without PyAV.
     """
     av = _av()
-    if not _is_whole(file):
+    file.seek(0)
+    container_format = format_of(file.read(16))
+    if container_format and container_format.is_whole and not container_format.is_whole(file):
         raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")
     file.seek(0)
     try:
@@ -108,30 +110,3 @@ def _av() -> Any:
     except ImportError:
         raise Skip(Reason.UNSUPPORTED_MEDIA, "videos need PyAV: pip install 'energon-pack[video]'") from None
     return av
-
-
-def _is_whole(file: BinaryIO) -> bool:
-    """Whether the outermost boxes of an mp4, or the RIFF chunk of an AVI, end within the file.
-
-    FFmpeg opens a file that was cut in the middle and promises all its frames.
-    """
-    end = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    head = file.read(12)
-    if head[:4] == b"RIFF":
-        return 8 + int.from_bytes(head[4:8], "little") <= end
-    if head[4:8] != b"ftyp":
-        return True  # FFmpeg will tell
-    position = 0
-    while position + 8 <= end:
-        file.seek(position)
-        head = file.read(16)
-        size = int.from_bytes(head[:4], "big")
-        if size == 1:
-            size = int.from_bytes(head[8:16], "big")
-        elif size == 0:  # to the end of the file
-            return True
-        if size < 8:
-            return False
-        position += size
-    return position == end

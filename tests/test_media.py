@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin
 
-from energon_pack.media import open_image, probe, video_extension
+from energon_pack.media import probe
 from energon_pack.sample import Reason, Skip
 from energon_pack.samples.bytes import Range, as_file
+from energon_pack.samples.media.formats import format_of
+from energon_pack.samples.media.image import open_image
 from energon_pack.sources.storage import open_file
 from support.samples import picture
 
@@ -122,7 +124,9 @@ def test_details_hold_no_addresses() -> None:
     [(b"\0\0\0\x18ftypmp42", "mp4"), (b"RIFF\0\0\0\0AVI LIST", "avi"), (b"\x1aE\xdf\xa3" + b"\0" * 9, "mkv")],
 )
 def test_videos_are_known_by_their_first_bytes(head: bytes, extension: str) -> None:
-    assert video_extension(head) == extension
+    found = format_of(head)
+    assert found is not None
+    assert (found.kind, found.extension) == ("video", extension)
 
 
 def test_a_part_reads_nothing_beyond_itself(tmp_path: Path) -> None:

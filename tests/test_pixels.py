@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.media import LazyImage, Media
+from energon_pack.media import Media
 from energon_pack.members import MemberEncoder, Source
 from energon_pack.pixels import join
 from energon_pack.rope import Rope
 from energon_pack.sample import Skip
+from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.templates import ModelSettings, Sample, load_template
 from support.running import need_torchvision
 from support.samples import picture, video

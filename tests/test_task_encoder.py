@@ -18,8 +18,8 @@ from energon_pack.batch import PackedBatch, touch_vision
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
 from energon_pack.layout import IGNORE
-from energon_pack.media import LazyImage
 from energon_pack.pack import pack
+from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.task_encoder import PackedTaskEncoder
 from support.packed import prepare, train
 from support.running import need_torchvision

@@ -3,30 +3,20 @@
 They are asked one after another, whatever those before them found, and take any JSON there can be.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack.cut import split_id
 from energon_pack.findings import short
-from energon_pack.media import video_extension
 from energon_pack.packed.contents import Pack
 from energon_pack.packed.forms import NAME
 from energon_pack.packs import part_names
 from energon_pack.record import ReadSettings, parse_record
 from energon_pack.sample import Skip, place_media
+from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, format_of
 from energon_pack.shards import Member
 
-_IMAGE_MAGIC = {
-    "jpg": re.compile(rb"\xff\xd8\xff"),
-    "png": re.compile(rb"\x89PNG\r\n\x1a\n"),
-    "gif": re.compile(rb"GIF8[79]a"),
-    "webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
-    "bmp": re.compile(rb"BM"),
-    "tif": re.compile(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"),
-    "avif": re.compile(rb"....ftyp(avi[fs]|mif1|msf1)", re.DOTALL),
-}
 _ARRAY_MAGIC = b"\x93NUMPY"
 
 
@@ -69,13 +59,14 @@ def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
         if not head.startswith(_ARRAY_MAGIC):
             yield f"{name} begins with {head[:8]!r}: no array"
         return
-    image = next((ext for ext, magic in _IMAGE_MAGIC.items() if magic.match(head)), None)
-    found = image or video_extension(head)
+    format = format_of(head)
+    usual, content = (format.extension, format.kind) if format else (None, None)
+    what = f"{name} begins with {head[:8]!r}: {usual or 'no medium that is known'}"
     if pack.form.names_content:
-        if found != extension and (found or extension in _IMAGE_MAGIC or wanted == "video"):
-            yield f"{name} begins with {head[:8]!r}: {found or 'no medium that is known'}"
-    elif wanted and wanted != (found and ("image" if image else "video")):
-        yield f"{name} begins with {head[:8]!r}: {found or 'no medium that is known'}, not of the kind {wanted}"
+        if usual != extension and (usual or extension in IMAGE_EXTENSIONS or wanted == "video"):
+            yield what
+    elif wanted and wanted != content:
+        yield f"{what}, not of the kind {wanted}"
 
 
 def placeholders(pack: Pack) -> Iterator[str]:

@@ -16,7 +16,7 @@ from energon_pack.checks import packs as checks
 from energon_pack.checks.videos import decoded_by_energon, decoded_by_us
 from energon_pack.errors import PackError
 from energon_pack.findings import Findings, Hashes, hashed, short
-from energon_pack.media import open_image, probe
+from energon_pack.media import probe
 from energon_pack.packed.contents import Pack, parse
 from energon_pack.packed.files import PackFiles, PlanFile, packs_in
 from energon_pack.packs import MULTI_MIX_QA, member_value
@@ -24,6 +24,7 @@ from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
 from energon_pack.sample import Part, Skip
 from energon_pack.samples.bytes import Bytes
+from energon_pack.samples.media.image import open_image
 from energon_pack.shards import Member, Sources, conversation
 from energon_pack.sources.find import Shard
 from energon_pack.sources.storage import open_file

@@ -19,7 +19,8 @@ from energon_pack.packs import (
     messages_of,
     timed_messages,
 )
-from energon_pack.sample import Message, kind_by_name, media_type
+from energon_pack.sample import Message, media_type
+from energon_pack.samples.media.formats import kind_by_name
 
 Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
 Fields = Mapping[str, Any]

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from energon_pack.errors import PackError
 from energon_pack.record import MESSAGE_KEYS, ReadSettings, load_json, parse_record
-from energon_pack.sample import Skip, kind_by_name
+from energon_pack.sample import Skip
+from energon_pack.samples.media.formats import kind_by_name
 
 Member = tuple[str, int, int]  # part, offset, size
 

@@ -1,0 +1,85 @@
+"""The formats of images and videos: how their files are called, begin and end. A new format is a row.
+
+Light: nothing is decoded here, and nothing imported that decodes.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from typing import BinaryIO, NamedTuple
+
+
+class Format(NamedTuple):
+    """A format of images, or a container of videos."""
+
+    kind: str  # image | video
+    extension: str  # the usual one, without a dot
+    magic: re.Pattern[bytes]  # what its first 16 bytes are
+    also: tuple[str, ...] = ()  # other extensions
+    in_pillow: tuple[str, ...] = ()  # what Pillow calls it, where that is not the usual extension
+    #: whether a video ends where its first bytes say; None: FFmpeg will tell
+    is_whole: Callable[[BinaryIO], bool] | None = None
+
+
+def _has_whole_boxes(file: BinaryIO) -> bool:
+    """Whether the outermost boxes of an mp4 end with it: FFmpeg opens one that was cut, and promises all its frames."""
+    end = file.seek(0, os.SEEK_END)
+    position = 0
+    while position + 8 <= end:
+        file.seek(position)
+        head = file.read(16)
+        size = int.from_bytes(head[:4], "big")
+        if size == 1:
+            size = int.from_bytes(head[8:16], "big")
+        elif size == 0:  # to the end of the file
+            return True
+        if size < 8:
+            return False
+        position += size
+    return position == end
+
+
+def _has_whole_riff(file: BinaryIO) -> bool:
+    """Whether the RIFF chunk that an AVI is ends within it."""
+    end = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    head = file.read(8)
+    return head[:4] != b"RIFF" or 8 + int.from_bytes(head[4:], "little") <= end
+
+
+def _begins(pattern: bytes) -> re.Pattern[bytes]:
+    return re.compile(pattern, re.DOTALL)
+
+
+_MP4 = rb"....ftyp(?!avi|hei|hev|mif|msf)"  # AVIF and HEIF are images in the same container
+FORMATS = (
+    Format("image", "jpg", _begins(rb"\xff\xd8\xff"), also=("jpeg",), in_pillow=("JPEG", "MPO")),
+    Format("image", "png", _begins(rb"\x89PNG\r\n\x1a\n")),
+    Format("image", "gif", _begins(rb"GIF8[79]a")),
+    Format("image", "webp", _begins(rb"RIFF....WEBP")),
+    Format("image", "bmp", _begins(rb"BM")),
+    Format("image", "tif", _begins(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), also=("tiff",), in_pillow=("TIFF",)),
+    Format("image", "avif", _begins(rb"....ftyp(avi[fs]|mif1|msf1)")),
+    Format("video", "mp4", _begins(_MP4), also=("mov",), is_whole=_has_whole_boxes),
+    Format("video", "avi", _begins(rb"........AVI "), is_whole=_has_whole_riff),
+    Format("video", "mkv", _begins(rb"\x1a\x45\xdf\xa3"), also=("webm",)),
+)
+#: extensions of the content of images
+IMAGE_EXTENSIONS = frozenset(format.extension for format in FORMATS if format.kind == "image")
+_KINDS = {name: format.kind for format in FORMATS for name in (format.extension, *format.also)}
+_IN_PILLOW = {name: format.extension for format in FORMATS for name in format.in_pillow}
+
+
+def format_of(head: bytes) -> Format | None:
+    """What a file is that begins with these 16 bytes; None: no format that is known."""
+    return next((format for format in FORMATS if format.magic.match(head)), None)
+
+
+def extension_of(name: str) -> str:
+    """The usual extension of an image's format, by its name in Pillow."""
+    return _IN_PILLOW.get(name, name.lower())
+
+
+def kind_by_name(part: str) -> str | None:
+    """`image`, `video` or None, by the extension."""
+    return _KINDS.get(part.rpartition(".")[2].lower())

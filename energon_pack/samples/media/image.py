@@ -1,0 +1,83 @@
+"""Images as transformers' `load_image` makes them: EXIF orientation is applied, then RGB."""
+
+import io
+import os
+from typing import BinaryIO
+
+from PIL import Image
+
+_ORIENTATION = 0x0112  # EXIF tag; 5..8 turn the image on its side
+_PNG_ORIENTATION_CHUNKS = frozenset((b"eXIf", b"tEXt", b"zTXt", b"iTXt"))
+#: EXIF orientation → what turns the stored picture upright
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def open_image(data: bytes) -> Image.Image:
+    """A decoded image: upright, RGB."""
+    image: Image.Image = Image.open(io.BytesIO(data))
+    image.load()
+    turn = _TURNS.get(_orientation(image))
+    return (image if turn is None else image.transpose(turn)).convert("RGB")
+
+
+def upright_size(image: Image.Image, png_chunks: set[bytes] | None) -> tuple[int, int]:
+    """Width and height of an open image, by its header.
+
+    Args:
+        png_chunks: of a PNG, as `png_chunks` returns them.
+    """
+    return image.size[::-1] if _orientation(image, png_chunks) >= 5 else image.size
+
+
+def is_whole(image: Image.Image, file: BinaryIO, chunks: set[bytes] | None) -> bool:
+    """Whether the end of the file looks like the end of an image; never for formats without an end mark."""
+    if chunks is not None:
+        return b"IEND" in chunks
+    if image.format in ("JPEG", "MPO"):
+        file.seek(-2, os.SEEK_END)
+        return file.read(2) == b"\xff\xd9"
+    if image.format == "WEBP":
+        file.seek(4)
+        claimed = int.from_bytes(file.read(4), "little") + 8
+        return file.seek(0, os.SEEK_END) >= claimed
+    return False
+
+
+def png_chunks(image: Image.Image, file: BinaryIO) -> set[bytes] | None:
+    """Names of a PNG's whole chunks, None for another format; leaves the file where it was."""
+    if image.format != "PNG":
+        return None
+    start, end = file.tell(), file.seek(0, os.SEEK_END)
+    names: set[bytes] = set()
+    position = 8
+    while position + 12 <= end:
+        file.seek(position)
+        head = file.read(8)
+        position += 12 + int.from_bytes(head[:4], "big")
+        if position <= end:
+            names.add(head[4:])
+    file.seek(start)
+    return names
+
+
+def _orientation(image: Image.Image, png_chunks: set[bytes] | None = None) -> int:
+    """EXIF orientation, 1..8, as Pillow's `exif_transpose` finds it.
+
+    Pillow decodes a whole PNG before it answers, because EXIF may follow the pixels: its chunk names are asked first.
+    Where the format has no end mark, the image has to be loaded: Pillow turns a TIFF itself, and then says 1.
+    """
+    if png_chunks is not None and not png_chunks & _PNG_ORIENTATION_CHUNKS:
+        return 1
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # damaged EXIF, of which Pillow raises anything: the picture is as it is stored
+        return 1
+    return value if value in range(1, 9) else 1
