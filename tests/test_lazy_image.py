@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import picture
 from PIL import Image, ImageChops, ImageOps, ImageStat
 
 from energon_pack.samples.media.image import open_image
 from energon_pack.samples.media.lazy_image import LazyImage
+from support.samples import picture
 
 ON_ITS_SIDE = Image.Exif()
 ON_ITS_SIDE[0x0112] = 6

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from conftest import chat, files, picture, write_tar
 from energon_pack.config import Format, PackConfig
 from energon_pack.pack import pack
 from energon_pack.samples.bytes import Range, as_file
 from energon_pack.sources import storage
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
+from support.packed import files
+from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
 
