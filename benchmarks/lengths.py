@@ -29,8 +29,8 @@ from energon_pack.progress import Progress
 from energon_pack.record import ReadSettings, load_json, parse_record
 from energon_pack.run.context import Run
 from energon_pack.sample import Skip
-from energon_pack.sources.find import Shard, find_shards
-from energon_pack.sources.wds import index_shard
+from energon_pack.sources.find import find_shards
+from energon_pack.sources.shard import Shard
 from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
 from energon_pack.templates.base import Rendered
 from energon_pack.templates.counting import CountingError
@@ -43,7 +43,7 @@ Rows = list[tuple[str, str, str, str, str]]
 
 
 def jobs(shards: list[Shard], template_folder: str, engine: str) -> list[MeasureJob]:
-    indices = ((shard, index_shard(shard)) for shard in shards if shard.size)
+    indices = ((shard, shard.index()) for shard in shards if shard.size)
     return [
         MeasureJob([shard] * index.num_rows, index, Method(template_folder, "", ReadSettings(), engine))
         for shard, index in indices
@@ -190,7 +190,7 @@ def index(folder: Path) -> Rows:
         with tarfile.open(path, "r:") as tar:
             assert sum(1 for _ in tar) == 100_000
 
-    ours, usual = 1e5 / cpu_seconds(lambda: index_shard(shard)), 1e5 / cpu_seconds(theirs)
+    ours, usual = 1e5 / cpu_seconds(lambda: shard.index()), 1e5 / cpu_seconds(theirs)
     path.unlink()
     ratio = ours / usual
     return [

@@ -39,7 +39,6 @@ from energon_pack.sample import Part
 from energon_pack.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.wds import index_shard
 
 FLAVOR = "packed_multi_mix_qa"
 NUM_SAMPLES, NUM_SOURCE_SHARDS, PACK_MEMBERS, SHARD_PACKS = 12_000, 24, 8, 250
@@ -70,7 +69,7 @@ def make_plan(source: Path, path: Path) -> int:
     rows: list[dict[str, Any]] = []
     with Reader() as reader:
         for shard in find_shards(str(source)).shards:
-            for row in index_shard(shard).to_pylist():
+            for row in shard.index().to_pylist():
                 raw = reader.raw(shard, (row["record_part"], row["record_offset"], row["record_size"]))
                 checksum = reader.checksum(shard, raw, [Part(**part) for part in row["parts"]])
                 parts = [{**part, "kind": "image", "extension": "jpg"} for part in row["parts"]]

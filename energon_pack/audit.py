@@ -30,8 +30,8 @@ from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
 from energon_pack.sample import Part, Skip, place_media
 from energon_pack.samples.media.image import open_image
-from energon_pack.sources.find import Shard
-from energon_pack.sources.reader import Reader, record_of
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.shard import Shard
 from energon_pack.table_cache import Chunk, in_chunks
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.templates.torchvision_shim import prepare_torchvision
@@ -214,7 +214,7 @@ def _full_len(
     data = [reader.read(shard, part) for part in parts]
     kinds = [part["kind"] for part in row["parts"]]
     try:
-        record = record_of(shard, raw, row["record_part"], bool(row["parts"]), settings)
+        record = shard.record(raw, row["record_part"], bool(row["parts"]), settings)
         messages, _, _ = place_media(record.messages, kinds)
         arrays = [Part(**part) for part in row["positions"]]
         positions = reader.positions(shard, record, kinds.count("image"), row["key"], arrays)

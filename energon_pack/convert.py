@@ -22,9 +22,9 @@ from energon_pack.metadata import write_energon
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Reason, Skip, place_media
 from energon_pack.shards import WrittenShard
-from energon_pack.sources.find import Shard
 from energon_pack.sources.meta import find_lines
-from energon_pack.sources.reader import Reader, index_shard
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import tar_len
 from energon_pack.tar_writer import TarWriter
 from energon_pack.tool import parser, run
@@ -106,8 +106,8 @@ def _samples(reader: Reader, shard: Shard, skipped: list[dict[str, Any]]) -> Ite
 
 def _drawn(shard: Shard) -> Iterator[dict[str, Any]]:
     """The rows of a shard's index, as often as `sample_ratio` draws them."""
-    table = index_shard(shard)
-    rows = drawn_rows(table.num_rows, shard.lines.ratio if shard.lines else 1.0, shard.name, 0)
+    table = shard.index()
+    rows = drawn_rows(table.num_rows, shard.ratio, shard.name, 0)
     keys = drawn_keys(table["key"].to_pylist(), rows, copy_numbers(rows))
     for key, row in zip(keys, table.take(pa.array(rows)).to_pylist(), strict=True):
         yield {**row, "key": key}

@@ -9,8 +9,8 @@ from energon_pack.errors import PackError
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
 from energon_pack.sample import Reason
-from energon_pack.sources.find import Shard
-from energon_pack.sources.reader import path_of, state_of
+from energon_pack.sources.reader import state_of
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import State
 from energon_pack.table_cache import Chunk, Piece, in_chunks
 
@@ -56,13 +56,13 @@ def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], run:
             advance(chunk.num_rows)
             changed = next(((place, why) for place, why in found if why not in _MAY_BE_MENDED), None)
             if changed is not None:
-                path = path_of(shards[chunk.numbers_of_rows[changed[0]]], changed[1])
+                path = shards[chunk.numbers_of_rows[changed[0]]].path_of(changed[1])
                 raise PackError(f"{path} changed since it was measured: run again; not published")
 
 
 def _chunks(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]]) -> Iterator[Chunk]:
     with_files: Iterable[tuple[int, Sequence[Piece]]] = (
-        (number, pieces[number]) for number, shard in enumerate(shards) if shard.lines is not None
+        (number, pieces[number]) for number, shard in enumerate(shards) if shard.media_root is not None
     )
     return in_chunks(with_files, _JOB_ROWS)
 
@@ -81,7 +81,7 @@ def _stale(job: _Job) -> _Found:
     for row, (number, reason, files) in enumerate(rows):
         why = reason if reason in _MAY_BE_MENDED else None
         for name, size, version in (file.values() for file in files or ()):
-            path = path_of(shards[number], name)
+            path = shards[number].path_of(name)
             if path not in states:
                 states[path] = state_of(path)
             if states[path] != (size, version):

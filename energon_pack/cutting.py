@@ -26,8 +26,8 @@ from energon_pack.method import Method
 from energon_pack.plan import PackingSettings
 from energon_pack.run.context import Run
 from energon_pack.sample import Part, Skip, media_type, place_media
-from energon_pack.sources.find import Shard
-from energon_pack.sources.reader import Reader, SourceChanged, record_of
+from energon_pack.sources.reader import Reader, SourceChanged
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.templates import Sample, Template, load_saved
@@ -157,7 +157,7 @@ class _Conversation:
         kinds = [part[3] for part in self._parts]
         place = row["record_part"], row["record_offset"], row["record_size"]
         self._raw = reader.raw(shard, place)
-        record = record_of(shard, self._raw, row["record_part"], bool(kinds), job.method.read)
+        record = shard.record(self._raw, row["record_part"], bool(kinds), job.method.read)
         messages, _, _ = place_media(record.messages, kinds)
         num_images = kinds.count("image")
         arrays = [Part(**part) for part in row["positions"]]

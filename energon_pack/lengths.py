@@ -24,7 +24,7 @@ from energon_pack.measuring import MeasureJob, measure
 from energon_pack.method import Method
 from energon_pack.run.context import Run
 from energon_pack.sources import reader, wds
-from energon_pack.sources.find import Shard
+from energon_pack.sources.shard import Shard
 from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of, write_tables
 from energon_pack.templates import load_saved
 from energon_pack.templates.counting import CountingError
@@ -45,7 +45,7 @@ class IndexedShard:
     key: str  # in the cache
     pieces: list[Piece]
     num_rows: int
-    #: of the whole shard: what `reader.is_unchanged` asks for
+    #: of the whole shard: what `Shard.is_unchanged` asks for
     about: dict[str, str]
     rows: Ints | None = None  # ascending, some several times; None: all
     copies: Ints | None = None  # of each of them how often it was drawn before, in this slice or in another
@@ -115,7 +115,7 @@ def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: i
     drawn = []
     start = 0
     for item in indexed:
-        ratio = item.shard.lines.ratio if item.shard.lines else 1.0
+        ratio = item.shard.ratio
         if ratio == num_slices == 1:
             drawn.append(item)
             continue
@@ -258,7 +258,7 @@ def check_unchanged(measured: Sequence[MeasuredShard], run: Run) -> None:
 def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, Shard | None]:
     """How many are unchanged, and the one after them."""
     for number, (shard, about) in enumerate(job):
-        if not reader.is_unchanged(shard, about):
+        if not shard.is_unchanged(about):
             return number, shard
     return len(job), None
 
@@ -279,7 +279,7 @@ def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, lis
         num_rows = 0
 
     for shard, key in zip(shards, keys, strict=True):
-        table = reader.index_shard(shard)
+        table = shard.index()
         about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
         about["num_rows"] = str(table.num_rows)
         for start in range(0, max(1, table.num_rows), _INDEX_ROWS):
@@ -328,8 +328,7 @@ def _lengths_cache(method: Method, run: Run) -> TableCache:
 
 
 def _key(shard: Shard) -> str:
-    lines = None if shard.lines is None else asdict(shard.lines)
-    return key_of(shard.real_path, shard.size, shard.version, lines)
+    return key_of(*shard.identity)
 
 
 def _lengths_key(item: IndexedShard) -> str:

@@ -14,8 +14,8 @@ from energon_pack.packs import not_captioning
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Part, Reason, Skip, media_type, media_type_by_name, num_placeholders, place_media
 from energon_pack.sources import wds
-from energon_pack.sources.find import Shard
-from energon_pack.sources.reader import Reader, record_of
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.templates.base import Rendered
@@ -152,7 +152,7 @@ class _Row:
         try:
             place = self.record_part, self.record_offset, self.record_size
             raw = reader.raw(shard, place)
-            record = record_of(shard, raw, self.record_part, self.media_type is not None, settings)
+            record = shard.record(raw, self.record_part, self.media_type is not None, settings)
             self.media_type = record.declared or self.media_type or media_type_by_name(record.listed_media or ())
             parts = reader.media(shard, record, self.key, self.all_parts)
             media = with_frames(
@@ -173,7 +173,7 @@ class _Row:
                 self.media_type = "text"
             return None
         self.parts = [(*parts[i], media[i].kind, media[i].extension) for i in order]
-        if shard.lines is None:
+        if shard.media_root is None:
             self.positions = [part._asdict() for part in dict.fromkeys(positions) if part is not None]
         self.placeholders_put_in = put_in
         self.placeholders_as_text = not media and num_placeholders(messages) > 0

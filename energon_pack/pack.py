@@ -234,5 +234,5 @@ def _settings(kind: type[Settings], node: Any, **more: Any) -> Settings:
 
 def _state(item: MeasuredShard) -> tuple[str, int, str, str]:
     """What tells whether a killed run read the same: a file of lengths is written anew where media changed."""
-    files = json.dumps([Path(piece.path).name for piece in item.pieces]) if item.shard.lines else ""
+    files = json.dumps([Path(piece.path).name for piece in item.pieces]) if item.shard.media_root else ""
     return item.shard.path, item.shard.size, item.shard.version, files

@@ -14,7 +14,7 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.files import sync_file_system, write_whole
 from energon_pack.manifest import MANIFEST, META_FOLDER
 from energon_pack.report import Report, num_lost_to_bad_data
-from energon_pack.sources.find import Source
+from energon_pack.sources.shard import Source
 
 _IDENTITY = ".identity"
 
@@ -28,7 +28,7 @@ def refuse_source(final: Path, cache_dir: Path, source: Source) -> None:
     for knob, path in (("output.dir", final), ("cache_dir", cache_dir)):
         if inside := source.around(path):
             raise PackError(f"{knob}: {path} lies in the source {inside}, which is never written to: choose another")
-    media = {Path(shard.lines.media_root).resolve() for shard in source.shards if shard.lines is not None}
+    media = {Path(shard.media_root).resolve() for shard in source.shards if shard.media_root is not None}
     around = next((folder for folder in sorted(source.beside | media) if folder.is_relative_to(final.resolve())), None)
     if around is not None:
         raise PackError(f"the source {around} lies in {final}: choose another output.dir or output.name")

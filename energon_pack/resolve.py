@@ -9,8 +9,9 @@ from energon_pack.errors import PackError
 from energon_pack.files import naming_place
 from energon_pack.publish import refuse_existing, refuse_source, refuse_unwritable
 from energon_pack.report import say
-from energon_pack.sources.find import Source, find_shards
+from energon_pack.sources.find import find_shards
 from energon_pack.sources.meta import find_lines
+from energon_pack.sources.shard import Source
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ from energon_pack.packs import CAPTIONING, MULTI_MIX_QA, Conversation, media_nam
 from energon_pack.record import ReadSettings, Record
 from energon_pack.sample import Part, Skip
 from energon_pack.sources import wds
-from energon_pack.sources.find import Shard
 from energon_pack.sources.lines import LINE
-from energon_pack.sources.reader import END, Reader, SourceChanged, record_of
+from energon_pack.sources.reader import END, Reader, SourceChanged
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
-from energon_pack.sources.tar import BLOCK, is_header_of, tar_len
+from energon_pack.sources.tar import is_header_of, tar_len
 from energon_pack.tar_writer import TarComparer, TarDiffers, TarWriter
 
 
@@ -218,7 +218,7 @@ class Sources:
 
     def lead(self, member: Member) -> int:
         """Bytes of the header that stands before each part of a member: a file of its own has none."""
-        return BLOCK if self._shards[member.shard].lines is None else 0
+        return self._shards[member.shard].lead
 
     def check_header(self, header: bytes, member: Member, part: str, size: int) -> None:
         """Compare what stands before the bytes of a part with the header it had when it was measured.
@@ -247,7 +247,7 @@ class Sources:
             Skip: it is not what was measured.
         """
         has_media = bool(member.parts or (member.cut and member.cut.kinds))
-        return record_of(self._shards[member.shard], raw, member.record_part, has_media, settings)
+        return self._shards[member.shard].record(raw, member.record_part, has_media, settings)
 
     def file_of(self, member: Member, part: Part) -> File:
         """The file in which a part of a member lies at its offset.

@@ -35,8 +35,8 @@ from energon_pack.publish import staging_folder
 from energon_pack.report import say
 from energon_pack.shards import Member
 from energon_pack.single import singles
-from energon_pack.sources.find import Shard, shard_of
 from energon_pack.sources.reader import Reader
+from energon_pack.sources.shard import Shard, shard_of
 from energon_pack.tar_writer import TarWriter
 from energon_pack.tool import count, parser, run
 

@@ -31,7 +31,7 @@ from energon_pack.packs import CAPTIONING, MULTI_MIX_QA
 from energon_pack.progress import Progress
 from energon_pack.report import console, say
 from energon_pack.run.context import Run
-from energon_pack.sources.find import Source
+from energon_pack.sources.shard import Source
 from energon_pack.splits import split_shares
 from energon_pack.tool import count, parser, run
 

@@ -17,8 +17,7 @@ from energon_pack.measuring import LENGTHS_SCHEMA, MeasureJob, measure
 from energon_pack.method import Method
 from energon_pack.record import ReadSettings, load_json, media_parts, parse_record
 from energon_pack.sample import Part, Reason, Skip, place_media
-from energon_pack.sources.find import shard_of
-from energon_pack.sources.wds import index_shard
+from energon_pack.sources.shard import shard_of
 from energon_pack.templates import ModelSettings, prepare_template
 from support.samples import chat, picture, write_tar
 
@@ -109,7 +108,7 @@ def fuzz_tars(num: int, folder: Path, template_folder: str) -> int:
         began = time.monotonic()
         shard = shard_of("mutated.tar", str(path))
         try:
-            index = index_shard(shard)
+            index = shard.index()
         except PackError as error:  # its first bytes now are those of a compressed file
             if "compressed" in str(error):
                 continue

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from energon_pack.errors import PackError
 from energon_pack.record import ReadSettings
 from energon_pack.sample import Reason, Skip
-from energon_pack.sources.find import Lines, find_shards, shard_of
-from energon_pack.sources.lines import index_lines, is_unchanged
-from energon_pack.sources.listing import parse_line
+from energon_pack.sources.find import find_shards
+from energon_pack.sources.listing import Lines, parse_line
 from energon_pack.sources.meta import find_lines
+from energon_pack.sources.shard import shard_of
 from support.samples import write_tar
 
 
 def index(path: Path, data: bytes) -> list[tuple[str, bytes, str | None]]:
     path.write_bytes(data)
-    rows = index_lines(shard_of(path.name, str(path), Lines(str(path.parent)))).to_pylist()
+    rows = shard_of(path.name, str(path), Lines(str(path.parent))).index().to_pylist()
     places = ((row["record_offset"], row["record_size"]) for row in rows)
     texts = [data[offset : offset + size] for offset, size in places]
     return [(row["key"], text, row["reason"]) for row, text in zip(rows, texts, strict=True)]
@@ -75,10 +75,10 @@ def test_a_file_written_anew_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n')
     shard = shard_of("x.jsonl", str(path), Lines("."))
-    about = {"digest": index_lines(shard).schema.metadata[b"digest"].decode()}
-    assert is_unchanged(shard, about)
+    about = {"digest": shard.index().schema.metadata[b"digest"].decode()}
+    assert shard.is_unchanged(about)
     path.write_text('{"b": 1}\n')
-    assert not is_unchanged(shard, about)
+    assert not shard.is_unchanged(about)
 
 
 @pytest.mark.parametrize("given", ["", "a.jsonl", "*.jsonl"])
@@ -93,7 +93,7 @@ def test_compressed_lines_are_refused_with_a_command(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(b"{}"))
     with pytest.raises(PackError, match=r"gunzip < .*x\.jsonl\.gz > .*x\.jsonl && rm .*x\.jsonl\.gz$"):
-        index_lines(find_lines(str(tmp_path)).shards[0])
+        find_lines(str(tmp_path)).shards[0].index()
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
@@ -103,7 +103,7 @@ def test_another_encoding_is_named_with_a_command(tmp_path: Path, encoding: str,
     path = tmp_path / "x y.jsonl"
     path.write_bytes(text.encode(encoding))
     with pytest.raises(PackError, match=rf"x y\.jsonl is {encoding[:6].upper()}") as error:
-        index_lines(find_lines(str(tmp_path)).shards[0])
+        find_lines(str(tmp_path)).shards[0].index()
     subprocess.run(str(error.value).partition("in UTF-8: ")[2], shell=True, check=True)
     assert path.read_text(encoding="utf-8-sig") == text
 
@@ -116,14 +116,14 @@ def test_what_is_no_jsonl_is_called_by_its_name(tmp_path: Path) -> None:
     for what, write in made.items():
         write()
         with pytest.raises(PackError, match=rf"x\.jsonl is {what}"):
-            index_lines(find_lines(str(tmp_path)).shards[0])
+            find_lines(str(tmp_path)).shards[0].index()
         path.unlink()
 
 
 @pytest.mark.parametrize("data", [b"\0" * 99 + b'\n{"a": 1}\n', b'{"\0": 1}\n{"a": 1}\n', b"\xff\xfe\n{}\n"])
 def test_a_damaged_line_is_a_line(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.jsonl").write_bytes(data)
-    assert index_lines(find_lines(str(tmp_path)).shards[0])["key"].to_pylist() == ["1", "2"]
+    assert find_lines(str(tmp_path)).shards[0].index()["key"].to_pylist() == ["1", "2"]
 
 
 # ------------------------------------------------------------------------------------------------------ one line

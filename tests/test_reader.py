@@ -8,8 +8,9 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.record import ReadSettings, Record
 from energon_pack.sample import Part, Skip
-from energon_pack.sources.find import Lines, Shard, shard_of
+from energon_pack.sources.listing import Lines
 from energon_pack.sources.reader import Reader
+from energon_pack.sources.shard import Shard, shard_of
 from support.samples import picture, write_tar
 
 

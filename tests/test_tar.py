@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_pack.sources.compressed import compression
 from energon_pack.sources.storage import open_file
-from energon_pack.sources.tar import NO_DATA, TarScan, compression, is_header_of
+from energon_pack.sources.tar import NO_DATA, TarScan, is_header_of
 from support.samples import write_tar
 
 MEMBERS = {"a.jpg": b"x" * 700, "a.json": b"{}", "b.jpg": b"", "b.json": b"y" * 512}

@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 from energon_pack.media import Media, probe_part
 from energon_pack.record import ReadSettings, media_parts
 from energon_pack.sample import Part, Skip, place_media
-from energon_pack.sources import wds
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.storage import File, open_file
+from energon_pack.sources.wds import parts_of, record_of
 from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
 from energon_pack.templates.rules import MediaRules
 from support.packed import json_lines
@@ -65,15 +65,15 @@ def samples(real: Path, name: str) -> Iterator[tuple[str, str, Any]]:
     """Shard, key and what makes a `Sample` of every sample of a set."""
     path = real / "bad" / f"{name[4:]}.tar" if name.startswith("bad_") else real / "wds" / name
     for shard in find_shards(str(path)).shards:
-        table = wds.index_shard(shard)
+        table = shard.index()
         with open_file(shard.path) as file:
-            for row, parts in zip(table.to_pylist(), wds.parts_of(table), strict=True):
+            for row, parts in zip(table.to_pylist(), parts_of(table), strict=True):
                 yield shard.name, row["key"], (file, row, [Part(*part) for part in parts])
 
 
 def as_sample(file: File, row: dict[str, Any], parts: list[Part]) -> Sample:
     raw = file.read(row["record_offset"], row["record_size"])
-    record = wds.record_of(raw, row["record_part"], bool(parts), ReadSettings())
+    record = record_of(raw, row["record_part"], bool(parts), ReadSettings())
     media = [probe_part(file, part) for part in media_parts(record, row["key"], parts)]
     messages, order, _ = place_media(record.messages, [medium.kind for medium in media])
     return Sample(messages, [media[i] for i in order])  # the tables were made without tools

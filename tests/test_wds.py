@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.sources.find import Shard, find_shards, names_of
-from energon_pack.sources.wds import damage_of, index_shard, parts_of
+from energon_pack.sources.find import find_shards, names_of
+from energon_pack.sources.wds import damage_of, index_tar, parts_of
 from support.samples import chat, picture, write_tar
 
 
 def index(path: Path) -> list[dict[str, object]]:
-    table = index_shard(Shard(path.name, str(path), path.stat().st_size, ""))
+    table = index_tar(str(path))
     rows = table.select(["key", "record_part", "reason"]).to_pylist()
     return [{**row, "parts": [part[0] for part in parts]} for row, parts in zip(rows, parts_of(table), strict=True)]
 
@@ -248,7 +248,7 @@ def test_media_without_json(tmp_path: Path) -> None:
 def test_a_cut_tar_keeps_its_whole_samples(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", {"a.json": chat("q", "a"), "b.json": chat("q", "a"), "b.jpg": picture()})
     path.write_bytes(path.read_bytes()[:2700])
-    table = index_shard(Shard("x.tar", str(path), 2700, ""))
+    table = index_tar(str(path))
     assert table["key"].to_pylist() == ["a", "b"]
     assert table["reason"].to_pylist() == [None, "truncated_tar"]
     about = {"damage": table.schema.metadata[b"damage"].decode()}
@@ -360,11 +360,11 @@ def test_compressed_tars_are_refused_with_a_command_that_helps(
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / name).write_bytes(pack(plain))
     with pytest.raises(PackError, match=name) as error:  # by its name, or when its first bytes are read
-        index_shard(find_shards(str(tmp_path / "s")).shards[0])
+        find_shards(str(tmp_path / "s")).shards[0].index()
     shell = str(error.value).partition("by what it holds: ")[2]
     subprocess.run(shell, shell=True, check=True)
     assert [path.name for path in (tmp_path / "s").iterdir()] == [target]
-    assert index_shard(find_shards(str(tmp_path / "s")).shards[0])["key"].to_pylist() == ["k"]
+    assert find_shards(str(tmp_path / "s")).shards[0].index()["key"].to_pylist() == ["k"]
 
 
 @pytest.fixture

@@ -26,9 +26,10 @@ from energon_pack.sample import Part, Skip
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.media.image import open_image
 from energon_pack.shards import Member, Sources, conversation
-from energon_pack.sources.find import Shard
+from energon_pack.sources.compressed import compression
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import open_file
-from energon_pack.sources.tar import BLOCK, TarScan, compression
+from energon_pack.sources.tar import BLOCK, TarScan
 from energon_pack.splits import SPLITS, split_numbers
 from energon_pack.timestamps import load_positions
 
@@ -298,7 +299,7 @@ def _check_source(
 def _is_within(member: Member, shard: Shard) -> bool:
     """Whether a source shard is long enough: a damaged plan may ask for any number of bytes."""
     record = member.record_offset, member.record_size
-    if shard.lines:  # media are files of their own
+    if shard.media_root is not None:  # media are files of their own
         return record[0] >= 0 and record[1] >= 0 and sum(record) <= shard.size
     places = [record, *(part[1:3] for part in member.parts), *(part[1:3] for part in member.positions)]
     return all(offset >= BLOCK and size >= 0 and offset + size <= shard.size for offset, size in places)

@@ -15,9 +15,9 @@ from energon_pack.findings import Hashes, hashes, joined, named, short
 from energon_pack.packed.files import REPORT, at
 from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
-from energon_pack.sources.find import Shard, Source, find_shards
+from energon_pack.sources.find import find_shards
 from energon_pack.sources.meta import find_lines
-from energon_pack.sources.reader import index_shard
+from energon_pack.sources.shard import Shard, Source
 
 
 def find_source(folder: Path, report: Mapping[str, Any], given: Sequence[str], media_root: str | None = None) -> Source:
@@ -150,8 +150,8 @@ def _samples_of(job: _Job) -> Hashes | str:
 def _names(job: _Job) -> Iterator[str]:
     """All that are drawn of a shard, in its order, those left out among them."""
     shard = job.shard
-    keys = index_shard(shard)["key"].to_pylist()
-    if shard.lines is not None and shard.lines.ratio != 1:
-        rows = drawn_rows(len(keys), shard.lines.ratio, shard.name, job.seed)
+    keys = shard.index()["key"].to_pylist()
+    if shard.ratio != 1:
+        rows = drawn_rows(len(keys), shard.ratio, shard.name, job.seed)
         keys = drawn_keys(keys, rows, copy_numbers(rows))
     return map(shard.sample_id, keys)

@@ -2,77 +2,19 @@
 
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
 from energon_pack.errors import PackError
+from energon_pack.sources.compressed import COMPRESSED_NAMES, compressed_error
 from energon_pack.sources.selection import Selection
-from energon_pack.sources.storage import expand, open_file, real_path, state_of, walk
-from energon_pack.sources.tar import compression
+from energon_pack.sources.shard import Source, shard_of
+from energon_pack.sources.storage import expand, real_path, walk
 
 _TARS = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 _LINES = re.compile(r"\.jsonl?$")
-_ENDING = re.compile(r"\.(tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|lz4)$")
-_COMPRESSED_NAMES = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
-
-
-@dataclass(frozen=True)
-class Lines:
-    """How the samples of a JSONL file are read; names are those of LLaMA-Factory's and Automodel's meta files."""
-
-    media_root: str
-    #: field → what it is called in this file
-    columns: tuple[tuple[str, str], ...] = ()
-    #: `role_tag`, `user_tag` … → how a message spells it
-    tags: tuple[tuple[str, str], ...] = ()
-    #: how often a sample is drawn
-    ratio: float = 1.0
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One source file, and how to tell whether it is still the same."""
-
-    name: str  # as `names_of` gives it, with forward slashes
-    path: str
-    size: int
-    version: str
-    lines: Lines | None = None  # None: a tar
-
-    @cached_property
-    def real_path(self) -> str:
-        """Where it lies, links resolved."""
-        return real_path(self.path)
-
-    def sample_id(self, key: str) -> str:
-        """`<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
-        return f"{self.name}{':' if self.lines else '/'}{key}"
-
-
-@dataclass(frozen=True)
-class Source:
-    """The files that `source.path` names, and what of them is left out."""
-
-    shards: list[Shard]  # in name order
-    folders: frozenset[Path]  # named as a whole: nothing may be written anywhere in them
-    excluded: dict[str, frozenset[str]] = field(default_factory=dict)  # shard name → keys of the samples left out
-    num_left_out: int = 0  # samples of shards left out whole, as far as the source says
-
-    @cached_property
-    def beside(self) -> frozenset[Path]:
-        """The folders in which its files are."""
-        return frozenset(map(Path, {os.path.dirname(shard.real_path) for shard in self.shards}))
-
-    def around(self, place: Path) -> Path | None:
-        """The folder of the source in which, or beside whose files, a place lies: nothing is written there."""
-        place = place.resolve()
-        inside = next((folder for folder in self.folders if place.is_relative_to(folder)), None)
-        return inside or next((folder for folder in (place, place.parent) if folder in self.beside), None)
 
 
 def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
@@ -113,7 +55,7 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
             selection.check_complete(folder, tars)
     if not found:
         raise PackError(f"source.path={path}: every tar is left out by source.split={split} or by an exclude")
-    compressed = sorted(tar for tar in found.values() if _COMPRESSED_NAMES.search(tar))
+    compressed = sorted(tar for tar in found.values() if COMPRESSED_NAMES.search(tar))
     if compressed:
         raise compressed_error(compressed[0], len(compressed))
     names = dict(zip(found, names_of(roots, list(found.values())), strict=True))
@@ -123,24 +65,6 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
         excluded={names[real]: keys for real, keys in excluded.items() if keys},
         num_left_out=num_left_out,
     )
-
-
-def shard_of(name: str, path: str, lines: Lines | None = None) -> Shard:
-    """A file as it is now.
-
-    Raises:
-        PackError: it is not a regular file, or its name can't stand in the ledger.
-    """
-    state = state_of(path)
-    if state is None:
-        raise PackError(f"source.path: {path} is not a regular file")
-    try:
-        name = os.fsencode(name).decode()  # whatever the locale took the bytes for
-    except UnicodeDecodeError:
-        raise PackError(
-            f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
-        ) from None
-    return Shard(name, os.path.abspath(path), *state, lines)
 
 
 def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
@@ -187,18 +111,3 @@ def _above(path: str, folders: Collection[str]) -> str | None:
             return above
         path = above
     return None
-
-
-def compressed_error(path: str, number: int = 1) -> PackError:
-    """What to do about a compressed file, with a command after which the same source is read."""
-    with open_file(path) as file:
-        command = compression(file)
-    stem = _ENDING.sub("", path)
-    plain = f"{stem}.tar" if _COMPRESSED_NAMES.search(path) and not stem.endswith(".tar") else stem
-    made = plain if plain != path else f"{path}.plain"
-    rest = f"rm {shlex.quote(path)}" if plain != path else f"mv {shlex.quote(made)} {shlex.quote(path)}"
-    unpack = f"{command} < {shlex.quote(path)} > {shlex.quote(made)} && {rest}"
-    if command is None:  # only its name says so
-        unpack = f"mv {shlex.quote(path)} {shlex.quote(plain)}"
-    others = f" (and {number - 1} more)" if number > 1 else ""
-    return PackError(f"{path}{others} is compressed, sources are read in place: replace it by what it holds: {unpack}")

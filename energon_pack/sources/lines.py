@@ -20,9 +20,9 @@ from energon_pack.errors import PackError
 from energon_pack.files import digest_of_rest
 from energon_pack.sample import Reason
 from energon_pack.samples.bytes import as_file
-from energon_pack.sources.find import Shard, compressed_error
+from energon_pack.sources.compressed import compressed_error, compression
 from energon_pack.sources.storage import File, open_file
-from energon_pack.sources.tar import BLOCK, compression
+from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.wds import INDEX_SCHEMA
 
 _Place = tuple[int, int, int]  # number, offset, size
@@ -45,7 +45,7 @@ _OTHERS = (
 LINE = "line"
 
 
-def index_lines(shard: Shard) -> pa.Table:
+def index_lines(path: str) -> pa.Table:
     """One row of `INDEX_SCHEMA` a sample; its key is the number of its line, or of its element.
 
     Raises:
@@ -53,7 +53,7 @@ def index_lines(shard: Shard) -> pa.Table:
     """
     numbers, offsets, sizes = (array("q") for _ in range(3))
     bad: list[str] = []  # what ends an array before its end
-    with _open(shard) as file:
+    with _open(path) as file:
         stream = as_file(file, _BUFFER)
         digest = digest_of_rest(stream)
         for number, offset, size in _elements(file, bad) if _is_array(stream) else _lines(stream):
@@ -76,23 +76,23 @@ def index_lines(shard: Shard) -> pa.Table:
     return pa.table(columns, schema=INDEX_SCHEMA).replace_schema_metadata({"digest": digest})
 
 
-def is_unchanged(shard: Shard, about: Mapping[str, str]) -> bool:
+def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
     """Whether a file still has the bytes it was indexed with; reads them all again."""
-    with _open(shard) as file:
+    with _open(path) as file:
         return about["digest"] == digest_of_rest(as_file(file, _BUFFER))
 
 
 @contextmanager
-def _open(shard: Shard) -> Iterator[File]:
+def _open(path: str) -> Iterator[File]:
     try:
-        file = open_file(shard.path)
+        file = open_file(path)
     except OSError as error:
-        raise PackError(f"{shard.path}: {error.strerror}") from None
+        raise PackError(f"{path}: {error.strerror}") from None
     with file:
         if compression(file):
-            raise compressed_error(shard.path)
-        if what := _other_format(file.read(0, BLOCK), shard.path):
-            raise PackError(f"{shard.path} is {what}")
+            raise compressed_error(path)
+        if what := _other_format(file.read(0, BLOCK), path):
+            raise PackError(f"{path} is {what}")
         yield file
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from energon_pack.record import ReadSettings, Record, parse_record
 from energon_pack.sample import Message, Reason, Skip
-from energon_pack.sources.find import Lines
 
 _FIELDS = ("images", "image", "videos", "video")
 _PATHS = ("path", "url", "image", "video", "image_url", "video_url")  # of an entry that is an object
@@ -21,6 +20,19 @@ _ROLE_TAGS = {
     "function_tag": "assistant",
     "system_tag": "system",
 }
+
+
+@dataclass(frozen=True)
+class Lines:
+    """How the samples of a JSONL file are read; names are those of LLaMA-Factory's and Automodel's meta files."""
+
+    media_root: str
+    #: field → what it is called in this file
+    columns: tuple[tuple[str, str], ...] = ()
+    #: `role_tag`, `user_tag` … → how a message spells it
+    tags: tuple[tuple[str, str], ...] = ()
+    #: how often a sample is drawn
+    ratio: float = 1.0
 
 
 @dataclass(frozen=True)

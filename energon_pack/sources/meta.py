@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.sources.find import Lines, Source, names_of, shard_of
+from energon_pack.sources.find import names_of
+from energon_pack.sources.listing import Lines
+from energon_pack.sources.shard import Source, shard_of
 from energon_pack.sources.storage import expand, walk
 
 _JSONL = re.compile(r"\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")

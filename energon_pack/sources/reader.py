@@ -1,19 +1,15 @@
-"""Samples by their places: bytes of a shard, and of media in files of their own. Both kinds of source meet here."""
+"""Samples by their places: bytes of a shard, and of media in files of their own."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from zlib import crc32
 
-import pyarrow as pa
-
 from energon_pack.errors import PackError
-from energon_pack.record import ReadSettings, Record, listed_parts, load_json, media_parts
+from energon_pack.record import ReadSettings, Record
 from energon_pack.sample import Part, Reason, Skip
-from energon_pack.sources import lines, wds
-from energon_pack.sources.find import Shard
-from energon_pack.sources.listing import parse_line
 from energon_pack.sources.lmdb_file import open_value, split_name
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File, State, open_file
 from energon_pack.sources.storage import state_of as state_of_file
 from energon_pack.timestamps import load_positions, position_names, time_marks
@@ -24,32 +20,6 @@ INDEX_VERSION = 7
 _MOST_OPEN = 64
 #: Bytes at each end of a medium that tell whether it is still the same.
 END = 1024
-
-
-def index_shard(shard: Shard) -> pa.Table:
-    """Where each sample is: a row of `wds.INDEX_SCHEMA` each.
-
-    Raises:
-        PackError: the shard is compressed, or can't be opened.
-    """
-    return wds.index_shard(shard) if shard.lines is None else lines.index_lines(shard)
-
-
-def is_unchanged(shard: Shard, about: Mapping[str, str]) -> bool:
-    """Whether a shard is still what was indexed, its headers or its lines, by the metadata of its index."""
-    module: Any = wds if shard.lines is None else lines
-    return bool(module.is_unchanged(shard, about))
-
-
-def record_of(shard: Shard, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-    """The record of a sample from the bytes of its JSON or text.
-
-    Raises:
-        Skip: as `parse_record`.
-    """
-    if shard.lines is None:
-        return wds.record_of(raw, part, has_media, settings)
-    return parse_line(load_json(raw), shard.lines, settings)
 
 
 class Reader:
@@ -68,10 +38,10 @@ class Reader:
             Skip: as `parse_record`.
             PackError: the shard changed.
         """
-        return record_of(shard, self.raw(shard, place), place[0], has_media, settings)
+        return shard.record(self.raw(shard, place), place[0], has_media, settings)
 
     def raw(self, shard: Shard, place: tuple[str, int, int]) -> bytes:
-        """The bytes of a sample's JSON or text, of which `record_of` makes the record.
+        """The bytes of a sample's JSON or text, of which `Shard.record` makes the record.
 
         Raises:
             PackError: the shard changed.
@@ -88,12 +58,7 @@ class Reader:
         Raises:
             Skip: `missing_media`, `unreadable_media`.
         """
-        if shard.lines is None:
-            return media_parts(record, key, parts)
-        names = record.listed_media or []
-        if not names and record.declared in ("image", "video", "mix"):
-            raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media")
-        return [self._part(shard, name) for name in names]
+        return shard.media(record, key, parts, partial(self._part, shard))
 
     def positions(
         self, shard: Shard, record: Record, num_images: int, key: str, parts: Sequence[Part]
@@ -107,9 +72,8 @@ class Reader:
             Skip: `missing_media`, `unreadable_media`, `bad_message`.
         """
         names = position_names(record.fields, num_images)
-        if shard.lines is None:
-            return [listed_parts([name], key, parts)[0] if name else None for name in names]
-        return [self._part(shard, name) if name else None for name in names]
+        look_up = partial(self._part, shard)
+        return [shard.part(name, key, parts, look_up) if name else None for name in names]
 
     def marks(self, shard: Shard, record: Record, positions: list[Part | None], num_images: int) -> list[str]:
         """The time of each image, as text: none without `fps`.
@@ -141,7 +105,7 @@ class Reader:
 
     def files(self, shard: Shard, parts: Sequence[Part | None]) -> list[dict[str, Any]] | None:
         """Name, size and version of parts that are files of their own; None where they are in the shard."""
-        if shard.lines is None:
+        if shard.media_root is None:
             return None
         names = dict.fromkeys(part.name for part in parts if part is not None)
         files = [(name, self._medium(shard, name)) for name in names]
@@ -153,14 +117,14 @@ class Reader:
         Raises:
             PackError: the file changed.
         """
-        if shard.lines is None:
+        if shard.media_root is None:
             return self.shard_file(shard)
         try:
             file = self._medium(shard, part.name)
         except Skip as skip:
             raise PackError(f"{shard.path}: {skip}; it was there when it was measured: run again") from None
         if file.size != part.size:
-            raise PackError(f"{path_of(shard, part.name)} changed since it was measured: run again")
+            raise PackError(f"{shard.path_of(part.name)} changed since it was measured: run again")
         return file
 
     def shard_file(self, shard: Shard) -> File:
@@ -182,7 +146,7 @@ class Reader:
 
     def _medium(self, shard: Shard, name: str) -> File:
         try:
-            return self._opened(path_of(shard, name))
+            return self._opened(shard.path_of(name))
         except (FileNotFoundError, NotADirectoryError, KeyError, ValueError):  # ValueError: a zero byte in the name
             raise Skip(Reason.MISSING_MEDIA, f"{name!r} is not there (source.media_root)") from None
         except OSError as error:
@@ -203,12 +167,6 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         while self._open:
             self._open.popitem()[1].close()
-
-
-def path_of(shard: Shard, name: str) -> str:
-    """Where a medium lies that a line of JSONL names."""
-    assert shard.lines is not None
-    return os.path.join(shard.lines.media_root, name)
 
 
 def state_of(path: str) -> State | None:

@@ -187,17 +187,6 @@ def is_header_of(header: bytes, name: str, size: int) -> bool:
     return 0 <= its_size == size and (not short or its_name == name)
 
 
-def compression(file: Bytes) -> str | None:
-    """The command that unpacks this file, or None where it is not compressed."""
-    head = file.read(0, 10)
-    if head[:2] == b"\x1f\x8b":
-        return "gunzip"
-    if head[:3] == b"BZh" and head[4:] == b"1AY&SY":
-        return "bunzip2"
-    magic = {b"\xfd7zXZ\0": "unxz", b"\x28\xb5\x2f\xfd": "unzstd", b"\x04\x22\x4d\x18": "unlz4"}
-    return next((command for start, command in magic.items() if head.startswith(start)), None)
-
-
 def _fields(header: bytes) -> tuple[str, int, bytes]:
     """Name, size and kind of a member; a size that can't be read is below zero.
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 from energon_pack.errors import PackError
 from energon_pack.record import ReadSettings, Record, caption_record, load_json, parse_record
 from energon_pack.sample import Reason, Skip
+from energon_pack.sources.compressed import compressed_error, compression
 from energon_pack.sources.dotted_keys import DottedKeys, Member
-from energon_pack.sources.find import Shard, compressed_error
 from energon_pack.sources.storage import open_file
-from energon_pack.sources.tar import NO_DATA, Damage, TarScan, compression
+from energon_pack.sources.tar import NO_DATA, Damage, TarScan
 
 PART_TYPE = pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))
 INDEX_SCHEMA = pa.schema(
@@ -39,35 +39,35 @@ _SKIPPED_FOLDER = re.compile("__[^/]*__/")  # at the start of a path, as in Ener
 # ------------------------------------------------------------------------------------------ samples of a shard
 
 
-def index_shard(shard: Shard) -> pa.Table:
+def index_tar(path: str) -> pa.Table:
     """Where each sample's files are: one row of `INDEX_SCHEMA` a sample, damage in the schema's metadata.
 
-    A key twice in a shard is a `duplicate_key` (the first wins). A key that comes back with other parts is one
+    A key twice in a tar is a `duplicate_key` (the first wins). A key that comes back with other parts is one
     sample, `non_adjacent_member`, in the row of what was there first. A sample beside a damage, with no media left, is
     `truncated_tar`: they may have been lost there.
 
     Raises:
-        PackError: the shard is compressed, can't be opened, or its files were meant to have other keys.
+        PackError: the tar is compressed, can't be opened, or its files were meant to have other keys.
     """
     try:
-        file = open_file(shard.path)
+        file = open_file(path)
     except OSError as error:
-        raise PackError(f"{shard.path}: {error.strerror}") from None
+        raise PackError(f"{path}: {error.strerror}") from None
     with file:
         if compression(file):
-            raise compressed_error(shard.path)
+            raise compressed_error(path)
         scan = TarScan(file)
         dotted = DottedKeys(lambda member: file.read(member[1], member[2]))
         rows = _Rows(dotted)
         rows.add_all(scan)
-        dotted.check(shard.path)
+        dotted.check(path)
     damage = json.dumps([(item.offset, item.what) for item in scan.damage])
     return rows.table().replace_schema_metadata({"damage": damage, "headers": scan.headers.hexdigest()})
 
 
-def is_unchanged(shard: Shard, about: Mapping[str, str]) -> bool:
-    """Whether a shard still has the headers it was indexed with; reads them all again."""
-    with open_file(shard.path) as file:
+def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
+    """Whether a tar still has the headers it was indexed with; reads them all again."""
+    with open_file(path) as file:
         scan = TarScan(file)
         for _ in scan:
             pass
@@ -75,7 +75,7 @@ def is_unchanged(shard: Shard, about: Mapping[str, str]) -> bool:
 
 
 def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
-    """(offset, what) of each damage `index_shard` met."""
+    """(offset, what) of each damage `index_tar` met."""
     return [(offset, what) for offset, what in json.loads(about.get("damage", "[]"))]
 
 

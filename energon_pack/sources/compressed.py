@@ -1,0 +1,38 @@
+"""Compressed files, by their first bytes: sources are read in place, so these are refused with what to do about it."""
+
+import re
+import shlex
+
+from energon_pack.errors import PackError
+from energon_pack.samples.bytes import Bytes
+from energon_pack.sources.storage import open_file
+
+#: of tars
+COMPRESSED_NAMES = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
+_ENDING = re.compile(r"\.(tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|lz4)$")
+
+
+def compression(file: Bytes) -> str | None:
+    """The command that unpacks this file, or None where it is not compressed."""
+    head = file.read(0, 10)
+    if head[:2] == b"\x1f\x8b":
+        return "gunzip"
+    if head[:3] == b"BZh" and head[4:] == b"1AY&SY":
+        return "bunzip2"
+    magic = {b"\xfd7zXZ\0": "unxz", b"\x28\xb5\x2f\xfd": "unzstd", b"\x04\x22\x4d\x18": "unlz4"}
+    return next((command for start, command in magic.items() if head.startswith(start)), None)
+
+
+def compressed_error(path: str, number: int = 1) -> PackError:
+    """What to do about a compressed file, with a command after which the same source is read."""
+    with open_file(path) as file:
+        command = compression(file)
+    stem = _ENDING.sub("", path)
+    plain = f"{stem}.tar" if COMPRESSED_NAMES.search(path) and not stem.endswith(".tar") else stem
+    made = plain if plain != path else f"{path}.plain"
+    rest = f"rm {shlex.quote(path)}" if plain != path else f"mv {shlex.quote(made)} {shlex.quote(path)}"
+    unpack = f"{command} < {shlex.quote(path)} > {shlex.quote(made)} && {rest}"
+    if command is None:  # only its name says so
+        unpack = f"mv {shlex.quote(path)} {shlex.quote(plain)}"
+    others = f" (and {number - 1} more)" if number > 1 else ""
+    return PackError(f"{path}{others} is compressed, sources are read in place: replace it by what it holds: {unpack}")

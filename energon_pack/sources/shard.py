@@ -1,0 +1,207 @@
+"""The files of a source. What a kind of them is stands here: how its samples are found, read and called.
+
+Shard ──index──► a row a sample ──record──► Record ──media, part──► where its media lie
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from energon_pack.errors import PackError
+from energon_pack.record import ReadSettings, Record, listed_parts, load_json, media_parts
+from energon_pack.sample import Part, Reason, Skip
+from energon_pack.sources import lines, wds
+from energon_pack.sources.listing import Lines, parse_line
+from energon_pack.sources.storage import real_path, state_of
+from energon_pack.sources.tar import BLOCK
+
+#: A file beside the shard as a part, by the name it has in a sample; raises Skip where it can't be read.
+LookUp = Callable[[str], Part]
+
+
+@dataclass(frozen=True)
+class Shard(ABC):
+    """One source file, and how to tell whether it is still the same."""
+
+    #: bytes of the header that stands before each part of a sample
+    lead: ClassVar[int] = 0
+
+    name: str  # as `names_of` gives it, with forward slashes
+    path: str
+    size: int
+    version: str
+
+    @cached_property
+    def real_path(self) -> str:
+        """Where it lies, links resolved."""
+        return real_path(self.path)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """All that its index depends on."""
+        return self.real_path, self.size, self.version, None
+
+    @property
+    def media_root(self) -> str | None:
+        """What the names of its media are relative to; None: they lie in it."""
+        return None
+
+    def path_of(self, name: str) -> str:
+        """The file that a part is in."""
+        return self.path if self.media_root is None else os.path.join(self.media_root, name)
+
+    @property
+    def ratio(self) -> float:
+        """How often a sample is drawn."""
+        return 1.0
+
+    @abstractmethod
+    def sample_id(self, key: str) -> str:
+        """What a sample is called in packs and ledger."""
+
+    @abstractmethod
+    def index(self) -> pa.Table:
+        """Where each sample is: a row of `wds.INDEX_SCHEMA` each.
+
+        Raises:
+            PackError: the shard is compressed, or can't be opened.
+        """
+
+    @abstractmethod
+    def is_unchanged(self, about: Mapping[str, str]) -> bool:
+        """Whether it is still what was indexed, its headers or its lines, by the metadata of its index."""
+
+    @abstractmethod
+    def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
+        """The record of a sample from the bytes of its JSON or text.
+
+        Raises:
+            Skip: as `parse_record`.
+        """
+
+    @abstractmethod
+    def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
+        """The media of a sample, in the order it lists them.
+
+        Args:
+            parts: of the sample, beside its JSON, in the shard.
+
+        Raises:
+            Skip: `missing_media`, `unreadable_media`.
+        """
+
+    @abstractmethod
+    def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
+        """What a sample names, as in `media`."""
+
+
+class TarShard(Shard):
+    """A WebDataset tar: a sample is a JSON or text and the media beside it."""
+
+    lead = BLOCK
+
+    def sample_id(self, key: str) -> str:
+        """`<shard>/<key>`."""
+        return f"{self.name}/{key}"
+
+    def index(self) -> pa.Table:
+        return wds.index_tar(self.path)
+
+    def is_unchanged(self, about: Mapping[str, str]) -> bool:
+        return wds.is_unchanged(self.path, about)
+
+    def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
+        return wds.record_of(raw, part, has_media, settings)
+
+    def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
+        return media_parts(record, key, parts)
+
+    def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
+        return listed_parts([name], key, parts)[0]
+
+
+@dataclass(frozen=True)
+class JsonlShard(Shard):
+    """A file of JSON samples, their media files of their own."""
+
+    lines: Lines
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return *super().identity[:-1], asdict(self.lines)
+
+    @property
+    def media_root(self) -> str:
+        return self.lines.media_root
+
+    @property
+    def ratio(self) -> float:
+        return self.lines.ratio
+
+    def sample_id(self, key: str) -> str:
+        """`<file>:<line>`."""
+        return f"{self.name}:{key}"
+
+    def index(self) -> pa.Table:
+        return lines.index_lines(self.path)
+
+    def is_unchanged(self, about: Mapping[str, str]) -> bool:
+        return lines.is_unchanged(self.path, about)
+
+    def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
+        return parse_line(load_json(raw), self.lines, settings)
+
+    def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
+        names = record.listed_media or []
+        if not names and record.declared in ("image", "video", "mix"):
+            raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media")
+        return [look_up(name) for name in names]
+
+    def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
+        return look_up(name)
+
+
+def shard_of(name: str, path: str, lines: Lines | None = None) -> Shard:
+    """A file as it is now: a tar, or one that is read as lines.
+
+    Raises:
+        PackError: it is not a regular file, or its name can't stand in the ledger.
+    """
+    state = state_of(path)
+    if state is None:
+        raise PackError(f"source.path: {path} is not a regular file")
+    try:
+        name = os.fsencode(name).decode()  # whatever the locale took the bytes for
+    except UnicodeDecodeError:
+        raise PackError(
+            f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
+        ) from None
+    path = os.path.abspath(path)
+    return TarShard(name, path, *state) if lines is None else JsonlShard(name, path, *state, lines)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files that `source.path` names, and what of them is left out."""
+
+    shards: list[Shard]  # in name order
+    folders: frozenset[Path]  # named as a whole: nothing may be written anywhere in them
+    excluded: dict[str, frozenset[str]] = field(default_factory=dict)  # shard name → keys of the samples left out
+    num_left_out: int = 0  # samples of shards left out whole, as far as the source says
+
+    @cached_property
+    def beside(self) -> frozenset[Path]:
+        """The folders in which its files are."""
+        return frozenset(map(Path, {os.path.dirname(shard.real_path) for shard in self.shards}))
+
+    def around(self, place: Path) -> Path | None:
+        """The folder of the source in which, or beside whose files, a place lies: nothing is written there."""
+        place = place.resolve()
+        inside = next((folder for folder in self.folders if place.is_relative_to(folder)), None)
+        return inside or next((folder for folder in (place, place.parent) if folder in self.beside), None)
