@@ -20,7 +20,7 @@ from energon_pack.sample import Reason, Skip
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.listing import Lines, parse_line
 from energon_pack.sources.meta import find_lines
-from energon_pack.sources.shard import shard_of
+from energon_pack.sources.shard import JsonlShard, shard_of
 from support.samples import write_tar
 
 
@@ -251,10 +251,10 @@ def meta(tmp_path: Path) -> Path:
 def test_a_meta_file_says_how_its_files_are_read(meta: Path) -> None:
     alpaca, chat = find_lines(str(meta)).shards
     assert (alpaca.name, chat.name, alpaca.sample_id("3")) == ("a.jsonl", "sub/c.jsonl", "a.jsonl:3")
-    assert alpaca.lines is not None
-    assert chat.lines is not None
-    assert (alpaca.lines.ratio, chat.lines.ratio) == (0.5, 2.0)
-    assert chat.lines.media_root == str(meta.parent / "media")
+    assert isinstance(alpaca, JsonlShard)
+    assert isinstance(chat, JsonlShard)
+    assert (alpaca.ratio, chat.ratio) == (0.5, 2.0)
+    assert chat.media_root == str(meta.parent / "media")
     assert parse(json.loads(Path(chat.path).read_text()), chat.lines) == (TURNS, ["a.jpg"], {})
     assert [m["content"] for m in parse(json.loads(Path(alpaca.path).read_text()), alpaca.lines)[0]] == [
         "<image>\n?",
@@ -267,8 +267,8 @@ def test_files_folders_globs_and_lists(meta: Path) -> None:
     for path in (folder, f"{folder}/**/*.jsonl", [f"{folder}/a.jsonl", f"{folder}/sub"]):
         source = find_lines(str(path) if isinstance(path, Path) else path)
         assert [shard.name for shard in source.shards] == ["a.jsonl", "sub/c.jsonl"]
-    assert find_lines(f"{folder}/sub/c.jsonl").shards[0].lines == Lines(str(folder / "sub"))
-    assert find_lines(f"{folder}/a.jsonl", str(folder / "sub")).shards[0].lines == Lines(str(folder / "sub"))
+    assert find_lines(f"{folder}/sub/c.jsonl").shards[0].media_root == str(folder / "sub")
+    assert find_lines(f"{folder}/a.jsonl", str(folder / "sub")).shards[0].media_root == str(folder / "sub")
 
 
 @pytest.mark.parametrize(

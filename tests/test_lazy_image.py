@@ -43,6 +43,16 @@ def test_what_a_header_tells_needs_no_pixels(data: bytes) -> None:
     assert not is_decoded(image)
 
 
+def thumbnail(image: Image.Image) -> Image.Image:
+    image.thumbnail((10, 10))
+    return image
+
+
+def painted(image: Image.Image) -> Image.Image:
+    image.paste((1, 2, 3), (0, 0, 5, 5))
+    return image
+
+
 #: Methods of Pillow that image processors, transforms and people use, each on an image nothing has looked at yet.
 USES: dict[str, Callable[[Image.Image], Any]] = {
     "asarray": np.asarray,
@@ -53,7 +63,7 @@ USES: dict[str, Callable[[Image.Image], Any]] = {
     "resize": lambda image: image.resize((14, 21), Image.Resampling.BICUBIC),
     "resize a box": lambda image: image.resize((14, 21), box=(1, 2, 20, 20)),
     "reduce": lambda image: image.reduce(2),
-    "thumbnail": lambda image: image.thumbnail((10, 10)) or image,
+    "thumbnail": thumbnail,
     "crop": lambda image: image.crop((1, 2, 20, 30)),
     "rotate": lambda image: image.rotate(90, expand=True),
     "transpose": lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
@@ -67,7 +77,7 @@ USES: dict[str, Callable[[Image.Image], Any]] = {
     "getbbox": Image.Image.getbbox,
     "histogram": Image.Image.histogram,
     "point": lambda image: image.point(lambda value: 255 - value),
-    "paste": lambda image: image.paste((1, 2, 3), (0, 0, 5, 5)) or image,
+    "paste": painted,
     "pasted": lambda image: Image.new("RGB", (50, 50)).paste(image, (2, 2)),
     "merge": lambda image: Image.merge("RGB", image.split()[::-1]),
     "blend": lambda image: Image.blend(image, Image.new("RGB", image.size), 0.5),

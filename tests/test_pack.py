@@ -21,7 +21,7 @@ from energon_pack.config import OnDamaged, Overlong, PackConfig, Stage
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.publish import staging_folder
-from energon_pack.tar_writer import tar_header
+from energon_pack.sources.tar import tar_header
 from support.packed import files, json_lines
 from support.running import ROOT, need_torchvision
 from support.samples import chat, picture, write_tar
