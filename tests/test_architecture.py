@@ -46,8 +46,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "processor_inputs": {"media", "templates", "video"},
     "audit": {
-        "files", "heavy", "lengths", "media", "method", "processor_inputs", "record", "run", "sample", "samples", "sources",
-        "table_cache", "templates", "timestamps",
+        "files", "heavy", "lengths", "media", "method", "processor_inputs", "record", "run", "sample", "samples",
+        "sources", "table_cache", "templates", "timestamps",
     },
     "items": {"bins", "lengths", "packs", "sample", "splits", "table_cache"},
     "order": {"bins"},
