@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,12 @@ import pytest
 from support.running import ROOT
 
 PACKAGE = ROOT / "energon_pack"
+#: Tests of what measuring, planning and processes are made of; they run in any Python.
+WITHOUT_TORCH = [
+    path
+    for name in ("executor", "headers", "jsonl", "plan", "record", "table_cache", "tar", "wds")
+    for path in (ROOT / "tests").rglob(f"test_{name}.py")
+]
 TOOLS = sorted(path.stem for path in PACKAGE.glob("[!_]*.py") if '__name__ == "__main__"' in path.read_text())
 
 
@@ -127,15 +134,65 @@ def test_a_wheel_runs_from_any_folder(python: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["1.3.2", "1.3.8"])
-def test_the_hydras_megatron_pins(wheel: Path, tmp_path: Path, version: str) -> None:
+def test_the_hydra_that_megatron_pins(wheel: Path, tmp_path: Path) -> None:
     """Megatron-Bridge allows at most 1.3.2. Needs the package index."""
     python = environment(tmp_path / "venv", wheel)
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    run(python, "-m", "pip", "install", "--no-deps", f"hydra-core=={version}", cwd=folder)
-    assert run(python, "-c", "import hydra; print(hydra.__version__)", cwd=folder).strip() == version
+    run(python, "-m", "pip", "install", "--no-deps", "hydra-core==1.3.2", cwd=folder)
+    assert run(python, "-c", "import hydra; print(hydra.__version__)", cwd=folder).strip() == "1.3.2"
     check_runs(python, folder)
+
+
+@pytest.mark.slow
+def test_the_newest_of_what_it_needs(wheel: Path, tmp_path: Path) -> None:
+    """A release of transformers or Hydra that breaks it is seen here first. torch stays: another one is gigabytes."""
+    python = environment(tmp_path / "venv", wheel)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "constraints.txt").write_text(f"torch=={version('torch')}\n")
+    needed = [name for name in requirements(python, folder) if not name.startswith("torch")]
+    run(python, "-m", "pip", "install", "--upgrade", "-c", "constraints.txt", *needed, cwd=folder)
+    check_runs(python, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["3.10", "3.12", "3.13", "3.14"])
+def test_another_python(wheel: Path, python: Path, tmp_path: Path, number: str) -> None:
+    """Measures and plans the same, with the newest of what it needs there, and passes the tests that need no torch.
+
+    Without torch: a CPU build of it is not there for every Python, and any other is gigabytes.
+    """
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    run(interpreter(number), "-m", "venv", tmp_path / "venv", cwd=folder)
+    other = tmp_path / "venv" / "bin" / "python"
+    run(other, "-m", "pip", "install", "--no-deps", wheel, cwd=folder)
+    without = ("torch", "megatron-energon", "webdataset")
+    needed = [name for name in requirements(other, folder) if not name.startswith(without)]
+    run(other, "-m", "pip", "install", *needed, "pytest", "hypothesis", cwd=folder)
+    arguments = ["-m", "energon_pack", "+model=qwen2_5_vl", "stage=plan", "executor.num_workers=2"]
+    ours, theirs = (run(each, *arguments, f"output.dir={each.parts[-3]}", cwd=folder) for each in (python, other))
+    table = [line for line in ours.splitlines() if line.startswith(("text", "image", "total", "tokens"))]
+    assert len(table) == 4
+    assert set(table) <= set(theirs.splitlines())
+    run(other, "-m", "pytest", "-p", "no:cacheprovider", "-k", "not energon", *WITHOUT_TORCH, cwd=ROOT)
+
+
+def requirements(python: Path, folder: Path) -> list[str]:
+    """What the installed package needs, without its extras."""
+    script = "from importlib.metadata import requires; print('\\n'.join(requires('energon-pack')))"
+    return [line for line in run(python, "-c", script, cwd=folder).splitlines() if "extra ==" not in line]
+
+
+def interpreter(number: str) -> Path:
+    """A Python of this version, on the path or among pyenv's; the test is skipped where there is none."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    found = [shutil.which(f"python{number}"), *map(str, pyenv.glob(f"{number}.*/bin/python"))]
+    for path in filter(None, found):
+        if subprocess.run([path, "--version"], capture_output=True, check=False).returncode == 0:
+            return Path(path)
+    pytest.skip(f"no Python {number} is here")
 
 
 @pytest.mark.slow
