@@ -17,6 +17,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -35,10 +36,11 @@ from energon_pack.executor import LocalExecutor
 from energon_pack.metadata import write_metadata
 from energon_pack.plan_file import PLAN_SCHEMA
 from energon_pack.record import ReadSettings
-from energon_pack.sample import Part
+from energon_pack.sample import MediaPart
 from energon_pack.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import IndexRow, rows_of
 
 FLAVOR = "packed_multi_mix_qa"
 NUM_SAMPLES, NUM_SOURCE_SHARDS, PACK_MEMBERS, SHARD_PACKS = 12_000, 24, 8, 250
@@ -69,12 +71,11 @@ def make_plan(source: Path, path: Path) -> int:
     rows: list[dict[str, Any]] = []
     with Reader() as reader:
         for shard in find_shards(str(source)).shards:
-            for row in shard.index().to_pylist():
-                raw = reader.raw(shard, (row["record_part"], row["record_offset"], row["record_size"]))
-                checksum = reader.checksum(shard, raw, [Part(**part) for part in row["parts"]])
-                parts = [{**part, "kind": "image", "extension": "jpg"} for part in row["parts"]]
+            for sample in rows_of(shard.index(), IndexRow):
+                checksum = reader.checksum(shard, reader.raw(shard, sample), sample.parts)
+                parts = [MediaPart(*part, "image", "jpg") for part in sample.parts]
                 more = {"media_type": "image", "token_len": 600, "checksum": checksum}
-                rows.append({**row, "shard": shard.name, "parts": parts, **more})
+                rows.append({**asdict(sample), "shard": shard.name, "parts": parts, **more})
     random.Random(0).shuffle(rows)
     np.save(path.with_suffix(".npy"), np.array([row["checksum"] for row in rows], np.uint32))
     for place, row in enumerate(rows):

@@ -8,7 +8,6 @@ It runs in a process of its own while the packs are written; a single difference
 published. Without torchvision, which most full processors need, samples of text alone are checked.
 """
 
-import io
 import json
 import math
 import re
@@ -20,22 +19,23 @@ from typing import Any
 
 import numpy as np
 
+from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.heavy import importing
 from energon_pack.lengths import LengthsWrong, MeasuredShard
-from energon_pack.media import probe, with_frames
 from energon_pack.method import Method
 from energon_pack.processor_inputs import clip, media_inputs
 from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
-from energon_pack.sample import Part, Skip, place_media
+from energon_pack.sample import Skip
 from energon_pack.samples.media.image import open_image
 from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import MeasuredRow, rows_of
+from energon_pack.sources.sample import ReadSample, read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.table_cache import Chunk, in_chunks
 from energon_pack.templates import Sample, Template, load_saved
 from energon_pack.templates.torchvision_shim import prepare_torchvision
-from energon_pack.timestamps import stamped
 
 _KNOWN = "known.json"
 
@@ -164,17 +164,17 @@ def audit(job: AuditJob) -> Audit:
     processor, note = (None, "") if job.is_known else _full_processor(job.method.processor_folder, template)
     num_checked = num_unchecked = 0
     for shards, chunk, indices in job.rows:
-        table = chunk.read().take(indices)
+        rows = rows_of(chunk.read().take(indices), MeasuredRow)
         with Reader() as reader:
-            for number, row in zip(chunk.numbers_of_rows[indices].tolist(), table.to_pylist(), strict=True):
-                if row["parts"] and note:
+            for number, row in zip(chunk.numbers_of_rows[indices].tolist(), rows, strict=True):
+                if row.parts and note:
                     num_unchecked += 1
                     continue
                 full_len = _full_len(processor, template, reader, shards[number], row, job.method.read)
-                if full_len != row["token_len"]:
+                if full_len != row.token_len:
                     where = "measured again" if job.is_known else "in the full processor"
-                    difference = f"{shards[number].sample_id(row['key'])} has {full_len} tokens {where},"
-                    return Audit(num_checked, num_unchecked, note, f"{difference} {row['token_len']} as measured")
+                    difference = f"{shards[number].sample_id(row.key)} has {full_len} tokens {where},"
+                    return Audit(num_checked, num_unchecked, note, f"{difference} {row.token_len} as measured")
                 num_checked += 1
     return Audit(num_checked, num_unchecked, note, is_known=job.is_known)
 
@@ -204,40 +204,42 @@ def what_is_missing(error: ImportError) -> str:
 
 
 def _full_len(
-    processor: Any, template: Template, reader: Reader, shard: Shard, row: dict[str, Any], settings: ReadSettings
+    processor: Any, template: Template, reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings
 ) -> int | str:
     """Tokens of one sample, as the full processor makes them; what it says where it refuses the sample."""
-    spec = template.spec
-    place = (row["record_part"], row["record_offset"], row["record_size"])
-    raw = reader.raw(shard, place)
-    parts = [Part(part["name"], part["offset"], part["size"]) for part in row["parts"]]
-    data = [reader.read(shard, part) for part in parts]
-    kinds = [part["kind"] for part in row["parts"]]
     try:
-        record = shard.record(raw, row["record_part"], bool(row["parts"]), settings)
-        messages, _, _ = place_media(record.messages, kinds)
-        arrays = [Part(**part) for part in row["positions"]]
-        positions = reader.positions(shard, record, kinds.count("image"), row["key"], arrays)
-        messages = stamped(messages, reader.marks(shard, record, positions, kinds.count("image")))
-        media = with_frames([probe(io.BytesIO(d)) for d in data], record.fields.get("video_frames"))
+        sample = read_again(reader, shard, row, settings)
         if processor is None:
-            return len(template.encode(Sample(messages, media, record.tools)).ids)
-        images = [template.prepare_image(open_image(d)) for d, kind in zip(data, kinds, strict=True) if kind == "image"]
-        videos = [clip(template, d, m) for d, m in zip(data, media, strict=True) if m.kind == "video"]
-        text = processor.apply_chat_template(
-            template.messages(Sample(messages, media, record.tools)),
-            chat_template=spec.chat_template,
-            tools=record.tools,
-            tokenize=False,
-            add_generation_prompt=False,
-            **spec.chat_template_kwargs,
-        )
-        if not hasattr(processor, "tokenizer"):
-            return len(processor(text, add_special_tokens=spec.add_special_tokens)["input_ids"])
-        given: dict[str, Any] = {"text": [text], "text_kwargs": {"add_special_tokens": spec.add_special_tokens}}
-        given |= media_inputs(template, images, videos)
-        return len(processor(**given)["input_ids"][0])
+            return len(template.encode(Sample(sample.timed, sample.media, sample.tools)).ids)
+        return _processor_len(processor, template, sample, [reader.read(shard, part) for part in sample.parts])
+    except PackError:  # the source changed
+        raise
     except Skip as skip:
         return f"no ({skip})"
     except Exception as error:  # what the processor refuses was measured: that is a difference
         return f"no ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
+
+
+def _processor_len(processor: Any, template: Template, sample: ReadSample, data: list[bytes]) -> int:
+    """Tokens of one sample in the full processor.
+
+    Args:
+        data: the bytes of each medium.
+    """
+    spec = template.spec
+    both = list(zip(data, sample.media, strict=True))
+    images = [template.prepare_image(open_image(d)) for d, medium in both if medium.kind == "image"]
+    videos = [clip(template, d, medium) for d, medium in both if medium.kind == "video"]
+    text = processor.apply_chat_template(
+        template.messages(Sample(sample.timed, sample.media, sample.tools)),
+        chat_template=spec.chat_template,
+        tools=sample.tools,
+        tokenize=False,
+        add_generation_prompt=False,
+        **spec.chat_template_kwargs,
+    )
+    if not hasattr(processor, "tokenizer"):
+        return len(processor(text, add_special_tokens=spec.add_special_tokens)["input_ids"])
+    given: dict[str, Any] = {"text": [text], "text_kwargs": {"add_special_tokens": spec.add_special_tokens}}
+    given |= media_inputs(template, images, videos)
+    return len(processor(**given)["input_ids"][0])

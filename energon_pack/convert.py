@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ import pyarrow as pa
 from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
-from energon_pack.media import probe_part
 from energon_pack.metadata import write_energon
 from energon_pack.record import ReadSettings
-from energon_pack.sample import Part, Reason, Skip, place_media
+from energon_pack.sample import AnyPart, Reason, Skip
 from energon_pack.shards import WrittenShard
 from energon_pack.sources.meta import find_lines
 from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import IndexRow, rows_of
+from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import tar_len
 from energon_pack.tar_writer import TarWriter
@@ -36,7 +37,7 @@ class Sample:
 
     shard: Shard
     value: dict[str, Any]  # its JSON
-    media: list[tuple[str, Part]]  # by the names they get
+    media: list[tuple[str, AnyPart]]  # by the names they get
 
 
 def convert(
@@ -96,40 +97,34 @@ def convert(
 def _samples(reader: Reader, shard: Shard, skipped: list[dict[str, Any]]) -> Iterator[Sample]:
     for row in _drawn(shard):
         try:
-            if row["reason"] is not None:
-                raise Skip(Reason(row["reason"]), row["detail"])
+            if row.reason is not None:
+                raise Skip(Reason(row.reason), row.detail or "")
             yield _sample(reader, shard, row)
         except Skip as skip:
-            entry = {"sample_id": shard.sample_id(row["key"]), "reason": skip.reason.value, "detail": skip.detail}
+            entry = {"sample_id": shard.sample_id(row.key), "reason": skip.reason.value, "detail": skip.detail}
             skipped.append(entry)
 
 
-def _drawn(shard: Shard) -> Iterator[dict[str, Any]]:
+def _drawn(shard: Shard) -> Iterator[IndexRow]:
     """The rows of a shard's index, as often as `sample_ratio` draws them."""
     table = shard.index()
     rows = drawn_rows(table.num_rows, shard.ratio, shard.name, 0)
     keys = drawn_keys(table["key"].to_pylist(), rows, copy_numbers(rows))
-    for key, row in zip(keys, table.take(pa.array(rows)).to_pylist(), strict=True):
-        yield {**row, "key": key}
+    for key, row in zip(keys, rows_of(table.take(pa.array(rows)), IndexRow), strict=True):
+        yield replace(row, key=key)
 
 
-def _sample(reader: Reader, shard: Shard, row: dict[str, Any]) -> Sample:
-    place = row["record_part"], row["record_offset"], row["record_size"]
-    record = reader.record(shard, place, False, ReadSettings())
-    parts = reader.media(shard, record, row["key"], [])
-    media = [probe_part(reader.part_file(shard, part), part) for part in parts]
-    messages, order, _ = place_media(record.messages, [medium.kind for medium in media])
-    names = [f"{number}.{media[i].extension}" for number, i in enumerate(order)]
-    positions = reader.positions(shard, record, sum(medium.kind == "image" for medium in media), row["key"], [])
-    images = [name for name, i in zip(names, order, strict=True) if media[i].kind == "image"]
-    arrays = {f"{name.partition('.')[0]}.npy": part for name, part in zip(images, positions, strict=False) if part}
-    value = {"messages": messages, **({"tools": record.tools} if record.tools else {}), **record.fields}
+def _sample(reader: Reader, shard: Shard, row: IndexRow) -> Sample:
+    sample = read_sample(reader, shard, row, ReadSettings())
+    names = [f"{number}.{part.extension}" for number, part in enumerate(sample.parts)]
+    stems = [str(number) for number, part in enumerate(sample.parts) if part.kind == "image"]
+    arrays = {f"{stem}.npy": part for stem, part in zip(stems, sample.positions, strict=False) if part}
+    value = {"messages": sample.messages, **({"tools": sample.tools} if sample.tools else {}), **sample.fields}
     value |= {"name": names} if names else {}
     if arrays:
-        stems = [name.partition(".")[0] for name in images]
         value["patch_positions"] = [f"{stem}.npy" if f"{stem}.npy" in arrays else "" for stem in stems]
-    value.setdefault("id", shard.sample_id(row["key"]))
-    return Sample(shard, value, [*zip(names, (parts[i] for i in order), strict=True), *arrays.items()])
+    value.setdefault("id", shard.sample_id(row.key))
+    return Sample(shard, value, [*zip(names, sample.parts, strict=True), *arrays.items()])
 
 
 def _write(tar: TarWriter, key: str, sample: Sample, reader: Reader) -> None:

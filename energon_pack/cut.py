@@ -1,14 +1,12 @@
 """Part of a conversation that is too long for a pack: where one may be cut, and what a part holds."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from energon_pack.record import Record
-from energon_pack.sample import Message, place_media, split_content
-from energon_pack.timestamps import stamped
+from energon_pack.sample import Message, split_content
 
 #: Which part of a sample that was cut.
 PART_OF = re.compile(r"[1-9]\d{0,6}of[1-9]\d{0,6}")
@@ -81,30 +79,27 @@ def messages_of(messages: Sequence[Message], first: int, end: int, num_character
     return part
 
 
-def stored(
-    record: Record, kinds: Sequence[str], cut: Cut | None, marks: Sequence[str] = ()
-) -> tuple[list[Message], dict[str, Any]]:
-    """A sample, or a part of one, as a pack holds it: its messages, and its other fields untouched.
-
-    `video_frames` and `patch_positions` of a part list those of its own media alone.
+def media_of_part(messages: Sequence[Message], cut: Cut) -> tuple[slice, slice]:
+    """Which images and which videos of the whole sample are in a part of it.
 
     Args:
-        kinds: of the media it holds.
-        marks: the times of the images of the whole sample, that are put into its text.
-
-    Raises:
-        Skip: the placeholders of the sample do not match its media.
+        messages: of the whole sample.
     """
-    if cut is None:
-        messages, _, _ = place_media(record.messages, kinds)
-        return stamped(messages, marks), record.fields
-    messages, _, _ = place_media(record.messages, cut.all_kinds)
-    messages = stamped(messages, marks)
-    first, end = (num_media_before(messages, cut.all_kinds)[turn] for turn in (cut.first_turn, cut.end_turn))
-    fields = dict(record.fields)
-    if isinstance(fields.get("video_frames"), list):
-        fields["video_frames"] = fields["video_frames"][cut.kinds[:first].count("v") : cut.kinds[:end].count("v")]
+    before = num_media_before(messages, cut.all_kinds)
+    first, end = cut.kinds[: before[cut.first_turn]], cut.kinds[: before[cut.end_turn]]
+    return slice(first.count("i"), end.count("i")), slice(first.count("v"), end.count("v"))
+
+
+def fields_of_part(fields: Mapping[str, Any], cut: Cut, images: slice, videos: slice) -> dict[str, Any]:
+    """The other fields of a part: `video_frames` and `patch_positions` list those of its own media alone.
+
+    Args:
+        fields: of the whole sample.
+    """
+    own = dict(fields)
+    if isinstance(frames := fields.get("video_frames"), list):
+        own["video_frames"] = frames[videos]
     names = fields.get("patch_positions")
     if isinstance(names, list) and len(names) == cut.kinds.count("i"):
-        fields["patch_positions"] = names[cut.kinds[:first].count("i") : cut.kinds[:end].count("i")]
-    return messages_of(messages, cut.first_turn, cut.end_turn, cut.num_characters), fields
+        own["patch_positions"] = names[images]
+    return own

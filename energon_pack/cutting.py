@@ -6,10 +6,9 @@ sample is, and its row in the plan says what it holds of the whole.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +19,18 @@ from energon_pack.bins import Ints
 from energon_pack.cut import Cut, exchanges, messages_of, num_media_before
 from energon_pack.items import Lengths
 from energon_pack.lengths import MeasuredShard
-from energon_pack.measuring import LENGTHS_SCHEMA
-from energon_pack.media import Media, probe_part, with_frames
+from energon_pack.measuring import LengthsRow, lengths_table
 from energon_pack.method import Method
 from energon_pack.plan import PackingSettings
 from energon_pack.run.context import Run
-from energon_pack.sample import Part, Skip, media_type, place_media
+from energon_pack.sample import Skip, media_type
 from energon_pack.sources.reader import Reader, SourceChanged
+from energon_pack.sources.rows import rows_of
+from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.templates import Sample, Template, load_saved
-from energon_pack.timestamps import stamped
 
 CUTTING = ("split_turns", "truncate_text")
 #: Raised when the same conversation is cut in another way.
@@ -135,41 +134,29 @@ def _ids(numbers: Ints, table: pa.Table) -> pa.Array:
 def cut(job: CutJob) -> tuple[pa.Table, list[int]]:
     """The parts of overlong samples, as a table of `LENGTHS_SCHEMA`, and how many each has: 0 where it can't be cut."""
     template = load_saved(job.method.template_folder)
-    parts: list[list[dict[str, Any]]] = []
+    parts: list[list[LengthsRow]] = []
     with Reader() as reader:
-        for shard, row in zip(job.shards, job.rows.to_pylist(), strict=True):
+        for shard, row in zip(job.shards, rows_of(job.rows, LengthsRow), strict=True):
             parts.append([])
-            if job.settings.overlong == "split_turns" or not row["parts"]:
+            if job.settings.overlong == "split_turns" or not row.parts:
                 try:
                     parts[-1] = _Conversation(reader, shard, row, template, job).parts()
                 except Skip:  # it was read well when it was measured
                     raise SourceChanged(shard.path) from None
-    return pa.Table.from_pylist(list(chain.from_iterable(parts)), LENGTHS_SCHEMA), list(map(len, parts))
+    return lengths_table(list(chain.from_iterable(parts))), list(map(len, parts))
 
 
 class _Conversation:
     """One overlong sample, and what its parts measure."""
 
-    def __init__(self, reader: Reader, shard: Shard, row: dict[str, Any], template: Template, job: CutJob):
+    def __init__(self, reader: Reader, shard: Shard, row: LengthsRow, template: Template, job: CutJob):
         self._row, self._template, self._job = row, template, job
         self._reader, self._shard = reader, shard
-        self._parts = [tuple(part.values()) for part in row["parts"]]
-        kinds = [part[3] for part in self._parts]
-        place = row["record_part"], row["record_offset"], row["record_size"]
-        self._raw = reader.raw(shard, place)
-        record = shard.record(self._raw, row["record_part"], bool(kinds), job.method.read)
-        messages, _, _ = place_media(record.messages, kinds)
-        num_images = kinds.count("image")
-        arrays = [Part(**part) for part in row["positions"]]
-        positions = reader.positions(shard, record, num_images, row["key"], arrays)
-        self._messages = stamped(messages, reader.marks(shard, record, positions, num_images))
-        self._tools = record.tools
-        self._files = [Part(*part[:3]) for part in self._parts]
-        media = [probe_part(reader.part_file(shard, part), part) for part in self._files]
-        self._media: list[Media] = with_frames(media, record.fields.get("video_frames"))
-        self._num_before = num_media_before(self._messages, kinds)
+        self._sample = read_again(reader, shard, row, job.method.read)
+        self._messages = self._sample.timed
+        self._num_before = num_media_before(self._messages, self._sample.kinds)
 
-    def parts(self) -> list[dict[str, Any]]:
+    def parts(self) -> list[LengthsRow]:
         """Rows of its parts; none where it can't be cut."""
         edges = exchanges(self._messages)
         if self._job.settings.overlong == "truncate_text":
@@ -185,7 +172,7 @@ class _Conversation:
             found_all.append(step[1])
         return [self._named(row, i + 1, len(found_all)) for i, row in enumerate(found_all)]
 
-    def _beginning(self, edges: list[int]) -> dict[str, Any] | None:
+    def _beginning(self, edges: list[int]) -> LengthsRow | None:
         """The longest beginning that fits: whole exchanges, or the first answer up to a token."""
         whole = _most(lambda n: self._measured(edges[0], edges[n]), len(edges) - 2)
         if whole is not None:
@@ -198,17 +185,17 @@ class _Conversation:
         found = _most(lambda n: self._measured(edges[0], answer + 1, ends[n - 1]), len(ends))
         return None if found is None else found[1]
 
-    def _measured(self, first: int, end: int, num_characters: int | None = None) -> dict[str, Any] | None:
+    def _measured(self, first: int, end: int, num_characters: int | None = None) -> LengthsRow | None:
         """The row of a part; None where it does not fit."""
         here = slice(self._num_before[first], self._num_before[end])
-        media, settings = self._media[here], self._job.settings
-        sample = Sample(messages_of(self._messages, first, end, num_characters), media, self._tools)
+        media, parts, settings = self._sample.media[here], self._sample.parts[here], self._job.settings
+        sample = Sample(messages_of(self._messages, first, end, num_characters), media, self._sample.tools)
         try:
             rendered = self._template.render(sample)
         except Skip:  # a template may refuse some turns without those before
             return None
         [(token_len, num_supervised)] = self._template.count([rendered], self._job.method.engine)
-        kinds = [medium.kind for medium in media]
+        kinds = [part.kind for part in parts]
         num_images = kinds.count("image")
         limits = (
             (settings.padded(np.array([token_len]))[0], settings.max_token_len),
@@ -218,28 +205,27 @@ class _Conversation:
         )
         if any(cap is not None and value > cap for value, cap in limits):
             return None
-        return self._row | {
-            "parts": self._row["parts"][here],
-            "files": None,  # those of the whole sample are compared
-            "media_type": media_type(kinds),
-            "token_len": token_len,
-            "num_supervised": num_supervised,
-            "num_visual_tokens": rendered.num_visual_tokens,
-            "num_images": num_images,
-            "num_bytes": num_tar_bytes(
-                [self._row["record_size"], *(part["size"] for part in self._row["parts"][here])]
-            ),
-            "checksum": self._reader.checksum(self._shard, self._raw, self._files[here]),
-            "cut": Cut("", first, end, num_characters, "".join(part[3][0] for part in self._parts))._asdict(),
-        }
+        return replace(
+            self._row,
+            parts=parts,
+            files=None,  # those of the whole sample are compared
+            media_type=media_type(kinds),
+            token_len=token_len,
+            num_supervised=num_supervised,
+            num_visual_tokens=rendered.num_visual_tokens,
+            num_images=num_images,
+            num_bytes=num_tar_bytes([self._row.record_size, *(part.size for part in parts)]),
+            checksum=self._reader.checksum(self._shard, self._sample.raw, parts),
+            cut=Cut("", first, end, num_characters, "".join(kind[0] for kind in self._sample.kinds)),
+        )
 
-    def _named(self, row: dict[str, Any], number: int, num_parts: int) -> dict[str, Any]:
-        return row | {"cut": row["cut"] | {"part": f"{number}of{num_parts}"}}
+    def _named(self, row: LengthsRow, number: int, num_parts: int) -> LengthsRow:
+        return replace(row, cut=row.cut and row.cut._replace(part=f"{number}of{num_parts}"))
 
 
-def _most(measured: Callable[[int], dict[str, Any] | None], limit: int) -> tuple[int, dict[str, Any]] | None:
+def _most(measured: Callable[[int], LengthsRow | None], limit: int) -> tuple[int, LengthsRow] | None:
     """The largest number from 1 to `limit` for which there is a row, found by doubling and halving."""
-    best: tuple[int, dict[str, Any]] | None = None
+    best: tuple[int, LengthsRow] | None = None
     step = 1
     too_many = limit + 1
     while (number := (best[0] if best else 0) + step) < too_many:

@@ -19,11 +19,11 @@ from energon_pack.manifest import FLAVORS, is_packed_here, read_manifest
 from energon_pack.models import read_model
 from energon_pack.record import ReadSettings, Record, caption_record, listed_parts, load_json, media_parts, parse_record
 from energon_pack.sample import Part, place_media
+from energon_pack.samples.conversation import place
 from energon_pack.samples.media.formats import format_of, kind_by_name
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.templates import ModelSettings, Template
 from energon_pack.templates import load_template as load_model_template
-from energon_pack.timestamps import position_names, stamped, time_marks
 
 __all__ = ["cookers", "load_template", "make_part_filter", "make_sample_loader"]
 
@@ -135,15 +135,19 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = ReadSettings()) -> 
     Raises:
         Skip: where packing would have skipped it.
     """
-    names = [name for name in parts if not name.startswith("__")]
+    key, files = str(parts.get("__key__", "")), [Part(name, 0, 0) for name in parts if not name.startswith("__")]
     record = _record(parts, settings)
-    chosen = media_parts(record, str(parts.get("__key__", "")), [Part(name, 0, 0) for name in names])
+    chosen = media_parts(record, key, files)
     kinds = [_kind(parts, part.name) for part in chosen]
-    messages, order, _ = place_media(record.messages, kinds)
+    placed = place(record, kinds)
+    arrays = [
+        _patch_positions(parts[listed_parts([name], key, files)[0].name]) if name else None
+        for name in placed.position_names
+    ]
     return {
-        "messages": stamped(messages, _marks(parts, record, kinds.count("image"))),
-        "image": [_image(parts, chosen[i].name) for i in order if kinds[i] == "image"] or None,
-        "video": [parts[chosen[i].name] for i in order if kinds[i] == "video"] or None,
+        "messages": placed.timed(arrays),
+        "image": [_image(parts, chosen[i].name) for i in placed.order if kinds[i] == "image"] or None,
+        "video": [parts[chosen[i].name] for i in placed.order if kinds[i] == "video"] or None,
         "tools": record.tools,
         "video_frames": record.fields.get("video_frames"),
     }
@@ -293,14 +297,6 @@ def _record(parts: Parts, settings: ReadSettings) -> Record:
         return parse_record(load_json(json_part) if isinstance(json_part, bytes) else json_part, settings)
     text = parts["txt"]
     return caption_record(text if isinstance(text, str) else text.decode(), settings)
-
-
-def _marks(parts: Parts, record: Record, num_images: int) -> list[str]:
-    """The times of the images of an unpacked sample."""
-    names = position_names(record.fields, num_images)
-    there, key = [Part(name, 0, 0) for name in parts if not name.startswith("__")], str(parts.get("__key__", ""))
-    arrays = [_patch_positions(parts[listed_parts([name], key, there)[0].name]) if name else None for name in names]
-    return time_marks(record.fields.get("fps"), record.fields.get("timestamp_decimal"), arrays or [None] * num_images)
 
 
 def _patch_positions(value: Any) -> Any:

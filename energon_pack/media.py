@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 from PIL import Image, UnidentifiedImageError
 
 from energon_pack.headers import plain_image
-from energon_pack.sample import Part, Reason, Skip
+from energon_pack.sample import AnyPart, Reason, Skip
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.media.formats import extension_of, format_of
 from energon_pack.samples.media.image import is_whole, png_chunks, upright_size
@@ -27,7 +27,7 @@ class Media:
     frames: tuple[int, ...] = ()  # those a sample lists for its video; none: the model's own choice
 
 
-def probe_part(file: Bytes, part: Part) -> Media:
+def probe_part(file: Bytes, part: AnyPart) -> Media:
     """As `probe`, of a part of a file; names it where it can't be read."""
     plain = plain_image(file, part.offset, part.size)
     if plain is not None:

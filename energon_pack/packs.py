@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_pack.sample import Message, media_type, place_media
-from energon_pack.timestamps import stamped, time_marks
+from energon_pack.record import Record
+from energon_pack.sample import Message, media_type
+from energon_pack.samples.conversation import place
 
 MULTI_MIX_QA = "packed_multi_mix_qa"
 CAPTIONING = "packed_captioning"
@@ -179,7 +180,7 @@ def timed_messages(
     """As `messages_of`, the times in the text, and placeholders put in where another tool's pack has none.
 
     Args:
-        positions: the array of each image; None for one without.
+        positions: the array of each image, None for one without; empty: without times.
 
     Raises:
         Skip: the times can't be told, or the placeholders do not match the images.
@@ -187,5 +188,6 @@ def timed_messages(
     messages = messages_of(flavor, value)
     if flavor != CAPTIONING:
         return messages
-    messages, _, _ = place_media(messages, ["image"] * num_images)
-    return stamped(messages, time_marks(value["fps"], value["timestamp_decimal"], positions))
+    fields = {name: value[name] for name in ("fps", "timestamp_decimal")}
+    placed = place(Record(messages, fields=fields), ["image"] * num_images)
+    return placed.timed(positions) if positions else placed.messages

@@ -18,12 +18,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.bins import Ints
+from energon_pack.cut import split_id
 from energon_pack.errors import PackError
 from energon_pack.items import AnyInts, Lengths
 from energon_pack.measuring import LENGTHS_SCHEMA
 from energon_pack.packs import CAPTIONING
 from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan, split_counts, split_of_packs
 from energon_pack.sample import Reason
+from energon_pack.sources.lines import LINE
+from energon_pack.sources.rows import MeasuredRow
 from energon_pack.sources.tar import BLOCK
 from energon_pack.splits import SPLITS
 
@@ -35,6 +38,25 @@ _COLUMNS = (
 PLAN_SCHEMA = pa.schema(
     [("pack", pa.string()), ("shard", pa.string()), *(LENGTHS_SCHEMA.field(name) for name in _COLUMNS)]
 )
+
+
+@dataclass(slots=True)
+class PlanRow(MeasuredRow):
+    """One sample of a pack: a row of `PLAN_SCHEMA`."""
+
+    pack: str
+    shard: str
+
+    @property
+    def sample(self) -> str:
+        """`<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
+        return f"{self.shard}{':' if self.record_part == LINE else '/'}{self.key}"
+
+    @property
+    def sample_id(self) -> str:
+        """As `sample`, of a part with its number; a whole one that is called like a part is `#1of1` of its name."""
+        part = self.cut.part if self.cut else "1of1" if split_id(self.sample)[1] else None
+        return f"{self.sample}#{part}" if part else self.sample
 
 
 def check_overlong(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> None:

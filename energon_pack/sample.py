@@ -51,6 +51,8 @@ class Skip(Exception):
 
     def __init__(self, reason: Reason, detail: str):
         super().__init__(reason, detail)
+        #: what the sample seems to be, as far as that was seen
+        self.media_type: str | None = None
         self.reason = reason
         self.detail = " ".join(detail.split())[:300]
 
@@ -64,6 +66,19 @@ class Part(NamedTuple):
     name: str
     offset: int
     size: int
+
+
+class MediaPart(NamedTuple):
+    """A part that was looked at: a medium."""
+
+    name: str
+    offset: int
+    size: int
+    kind: str  # image | video
+    extension: str  # of the content
+
+
+AnyPart = Part | MediaPart
 
 
 def media_type_by_name(names: Sequence[str]) -> str | None:

@@ -7,11 +7,9 @@ source alone: no time, owner or machine is in them.
 
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -19,15 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energon_pack.cut import Cut, split_id, stored
 from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
 from energon_pack.packs import CAPTIONING, MULTI_MIX_QA, Conversation, media_names, pack_value
-from energon_pack.record import ReadSettings, Record
-from energon_pack.sample import Part, Skip
-from energon_pack.sources import wds
-from energon_pack.sources.lines import LINE
+from energon_pack.plan_file import PlanRow
+from energon_pack.record import ReadSettings
+from energon_pack.sample import AnyPart, Skip
 from energon_pack.sources.reader import END, Reader, SourceChanged
+from energon_pack.sources.rows import rows_of
+from energon_pack.sources.sample import ReadSample, read_but_media
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import is_header_of, tar_len
@@ -69,7 +67,7 @@ def write_shard(job: ShardJob) -> WrittenShard:
     index = job.path.with_suffix(".tar.idx")
     if not _is_finished(job, table, index):
         _write_tar(job, table, index)
-    num_bytes_read = sum(table["record_size"].to_pylist()) + sum(part[2] for row in wds.parts_of(table) for part in row)
+    num_bytes_read = sum(row.record_size + sum(part.size for part in row.parts) for row in rows_of(table, PlanRow))
     num_packs = index.stat().st_size // 8 - 1
     return WrittenShard(job.path.name, num_packs, table.num_rows, job.path.stat().st_size, num_bytes_read, job.split)
 
@@ -103,10 +101,10 @@ def _write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
     """Energon's index: where each pack's first header is, and where the last pack ends."""
     starts: list[int] = []
     with Sources(job.source) as sources:
-        rows = zip(members_of(table), job.checksums.tolist(), strict=True)
-        for key, members in groupby(rows, key=lambda row: row[0][0]):
+        rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
+        for key, members in groupby(rows, key=lambda row: row[0].pack):
             starts.append(tar.position)
-            _write_pack(tar, key, [(member, checksum) for (_, member), checksum in members], sources, job)
+            _write_pack(tar, key, list(members), sources, job)
         starts.append(tar.position)
         tar.end()
     return np.array(starts, dtype="<u8").tobytes()
@@ -115,47 +113,10 @@ def _write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
 # ------------------------------------------------------------------------------------------------------- a pack
 
 
-class Member(NamedTuple):
-    """One sample of a pack: a row of the plan."""
-
-    shard: str
-    key: str
-    token_len: int
-    num_supervised: int
-    num_visual_tokens: int
-    record_part: str
-    record_offset: int
-    record_size: int
-    cut: Cut | None
-    parts: list[tuple[str, int, int, str, str]]  # name, offset, size, kind, extension
-    positions: list[tuple[str, int, int]]  # the .npy of the whole sample's images, where they are in its tar
-
-    @property
-    def sample(self) -> str:
-        """`<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
-        return f"{self.shard}{':' if self.record_part == LINE else '/'}{self.key}"
-
-    @property
-    def sample_id(self) -> str:
-        """As `sample`, of a part with its number; a whole one that is called like a part is `#1of1` of its name."""
-        part = self.cut.part if self.cut else "1of1" if split_id(self.sample)[1] else None
-        return f"{self.sample}#{part}" if part else self.sample
-
-
-def members_of(table: pa.Table) -> Iterator[tuple[str, Member]]:
-    """Rows of pack_plan.parquet: the key of the pack, and its member."""
-    columns = [table[name].to_pylist() for name in Member._fields[:-3]]
-    columns.append([Cut(**cut) if cut else None for cut in table["cut"].to_pylist()])
-    rows = zip(*columns, wds.parts_of(table), wds.parts_of(table, "positions"), strict=True)
-    return zip(table["pack"].to_pylist(), map(Member._make, rows), strict=True)
-
-
-def _write_pack(tar: TarWriter, key: str, rows: list[tuple[Member, int]], sources: "Sources", job: ShardJob) -> None:
+def _write_pack(tar: TarWriter, key: str, rows: list[tuple[PlanRow, int]], sources: "Sources", job: ShardJob) -> None:
     members = [member for member, _ in rows]
-    raw = [sources.raw(member) for member in members]
-    conversations = [
-        conversation(member, sources, job.settings, job.flavor, data) for member, data in zip(members, raw, strict=True)
-    ]
+    samples = [sources.read(member, job.settings) for member in members]
+    conversations = [conversation(sample, job.flavor) for sample in samples]
     meta = {
         "format": FORMAT,
         "pack_id": key,
@@ -164,49 +125,31 @@ def _write_pack(tar: TarWriter, key: str, rows: list[tuple[Member, int]], source
         "num_supervised": [member.num_supervised for member in members],
         "total_token_len": sum(member.token_len for member in members),
         "fingerprint": job.fingerprint,
-        "source_parts": [[part[0] for part in member.parts] for member in members],
+        "source_parts": [[part.name for part in member.parts] for member in members],
     }
     value = pack_value(job.flavor, conversations, meta)
     tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
     all_names = media_names(job.flavor, value)
-    for (member, checksum), data, own, names in zip(rows, raw, conversations, all_names, strict=True):
-        found, num_media = crc32(data), len(member.parts)
-        for number, (name, part) in enumerate(zip(names, sources.parts_of(member, own), strict=True)):
-            lead = sources.lead(member)
-            file = sources.file_of(member, part)
-            header, ends = tar.copy(f"{key}.{name}", file, part.offset, part.size, lead, END)
-            sources.check_header(header, member, part.name, part.size)
+    for (member, checksum), sample, own, names in zip(rows, samples, conversations, all_names, strict=True):
+        found, num_media = crc32(sample.raw), len(member.parts)
+        for number, (name, part) in enumerate(zip(names, parts_beside(sample, own), strict=True)):
+            ends = sources.copy(tar, f"{key}.{name}", member, part)
             found = crc32(ends, found) if number < num_media else found  # as `Reader.checksum`
         if found != checksum:
             raise sources.changed(member)
 
 
-def conversation(
-    member: Member,
-    sources: "Sources",
-    settings: ReadSettings,
-    flavor: str = MULTI_MIX_QA,
-    raw: bytes | None = None,
-) -> Conversation:
-    """What a pack holds of a member beside its media.
+def conversation(sample: ReadSample, flavor: str = MULTI_MIX_QA) -> Conversation:
+    """What the JSON of a pack is made of for a sample, or a part of one."""
+    messages = sample.timed if flavor != CAPTIONING else sample.messages
+    media = [(part.kind, part.extension) for part in sample.parts]
+    has_positions = [part is not None for part in sample.positions] if flavor == CAPTIONING else []
+    return Conversation(messages, sample.tools, sample.fields, media, has_positions, sample.is_timed)
 
-    Args:
-        raw: its JSON, where it was read before.
 
-    Raises:
-        PackError: its shard is not what was measured.
-    """
-    media = [(kind, extension) for _, _, _, kind, extension in member.parts]
-    try:
-        record = sources.record_of(member, settings, sources.raw(member) if raw is None else raw)
-        marks = sources.marks_of(member, record)
-        in_text = marks if flavor != CAPTIONING else ()
-        messages, fields = stored(record, [kind for kind, _ in media], member.cut, in_text)
-        whole = Conversation(messages, record.tools, fields, media, is_timed=bool(marks))
-        has_positions = [part is not None for part in sources.positions_of(member, whole)]
-    except Skip as skip:  # it was read well when it was measured
-        raise sources.changed(member) from skip
-    return replace(whole, has_positions=has_positions if flavor == CAPTIONING else [])
+def parts_beside(sample: ReadSample, content: Conversation) -> list[AnyPart]:
+    """What a pack holds of a sample beside its JSON: its media, then the patch positions that its flavour takes."""
+    return [*sample.parts, *(part for part in sample.positions if part is not None and content.has_positions)]
 
 
 class Sources:
@@ -216,75 +159,54 @@ class Sources:
         self._shards = shards
         self._reader = Reader()
 
-    def lead(self, member: Member) -> int:
-        """Bytes of the header that stands before each part of a member: a file of its own has none."""
-        return self._shards[member.shard].lead
-
-    def check_header(self, header: bytes, member: Member, part: str, size: int) -> None:
-        """Compare what stands before the bytes of a part with the header it had when it was measured.
+    def read(self, row: PlanRow, settings: ReadSettings) -> ReadSample:
+        """All of a sample but its media.
 
         Raises:
             PackError: the shard is not what was measured.
         """
-        if self.lead(member) and not is_header_of(header, f"{member.key}.{part}", size):
-            raise self.changed(member)
+        shard, lead = self._shards[row.shard], self._lead(row)
+        raw = self._reader.shard_file(shard).read(row.record_offset - lead, lead + row.record_size)
+        self._check_header(raw[:lead], row, row.record_part, row.record_size)
+        try:
+            return read_but_media(self._reader, shard, row, settings, raw[lead:])
+        except Skip as skip:  # it was read well when it was measured
+            raise self.changed(row) from skip
 
-    def raw(self, member: Member) -> bytes:
-        """The JSON or text of a member.
-
-        Raises:
-            PackError: the shard is not what was measured.
-        """
-        shard, lead = self._shards[member.shard], self.lead(member)
-        raw = self._reader.shard_file(shard).read(member.record_offset - lead, lead + member.record_size)
-        self.check_header(raw[:lead], member, member.record_part, member.record_size)
-        return raw[lead:]
-
-    def record_of(self, member: Member, settings: ReadSettings, raw: bytes) -> Record:
-        """The record of a member from its JSON or text.
+    def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
+        """Copy a part of a sample into a tar; the bytes at both its ends.
 
         Raises:
-            Skip: it is not what was measured.
+            PackError: the shard, or the file that the part is, is not what was measured.
         """
-        has_media = bool(member.parts or (member.cut and member.cut.kinds))
-        return self._shards[member.shard].record(raw, member.record_part, has_media, settings)
+        header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._lead(row), END)
+        self._check_header(header, row, part.name, part.size)
+        return ends
 
-    def file_of(self, member: Member, part: Part) -> File:
-        """The file in which a part of a member lies at its offset.
+    def checked_file(self, row: PlanRow, part: AnyPart) -> File:
+        """The file in which a part of a sample lies at its offset.
 
         Raises:
-            PackError: its shard, or the file that it is, is not what was measured.
+            PackError: the shard, or the file that the part is, is not what was measured.
         """
-        return self._reader.part_file(self._shards[member.shard], part)
-
-    def checked_file(self, member: Member, part: Part) -> File:
-        """As `file_of`, after a look at the header that stands before the part."""
-        file, lead = self.file_of(member, part), self.lead(member)
-        self.check_header(file.read(part.offset - lead, lead), member, part.name, part.size)
+        file, lead = self._file(row, part), self._lead(row)
+        self._check_header(file.read(part.offset - lead, lead), row, part.name, part.size)
         return file
 
-    def marks_of(self, member: Member, record: Record) -> list[str]:
-        """The times of the images of the whole sample that a member is, or is a part of."""
-        shard = self._shards[member.shard]
-        kinds = member.cut.all_kinds if member.cut else [part[3] for part in member.parts]
-        arrays = [Part(*part) for part in member.positions]
-        positions = self._reader.positions(shard, record, kinds.count("image"), member.key, arrays)
-        return self._reader.marks(shard, record, positions, kinds.count("image"))
+    def _file(self, row: PlanRow, part: AnyPart) -> File:
+        return self._reader.part_file(self._shards[row.shard], part)
 
-    def positions_of(self, member: Member, content: Conversation) -> list[Part | None]:
-        """The patch positions of each image of a member."""
-        record = Record([], fields=content.fields)
-        num_images = sum(kind == "image" for kind, _ in content.media)
-        arrays = [Part(*part) for part in member.positions]
-        return self._reader.positions(self._shards[member.shard], record, num_images, member.key, arrays)
+    def _lead(self, row: PlanRow) -> int:
+        """Bytes of the header that stands before each part of a sample: a file of its own has none."""
+        return self._shards[row.shard].lead
 
-    def parts_of(self, member: Member, content: Conversation) -> list[Part]:
-        """All that a pack holds of a member beside its JSON: media, then what patch positions its flavour takes."""
-        positions = self.positions_of(member, content) if content.has_positions else []
-        return [*(Part(*part[:3]) for part in member.parts), *(part for part in positions if part is not None)]
+    def _check_header(self, header: bytes, row: PlanRow, part: str, size: int) -> None:
+        """Compare what stands before the bytes of a part with the header it had when it was measured."""
+        if self._lead(row) and not is_header_of(header, f"{row.key}.{part}", size):
+            raise self.changed(row)
 
-    def changed(self, member: Member) -> SourceChanged:
-        return SourceChanged(self._shards[member.shard].path, member.sample_id)
+    def changed(self, row: PlanRow) -> SourceChanged:
+        return SourceChanged(self._shards[row.shard].path, row.sample_id)
 
     def __enter__(self) -> "Sources":
         return self

@@ -6,9 +6,9 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.packed.contents import Pack
 from energon_pack.packs import CAPTIONING, own_values
+from energon_pack.plan_file import PlanRow
 from energon_pack.sample import Part, media_type
 from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.shards import Member
 from energon_pack.sources.lines import LINE
 
 _MESSAGE_KEYS = ("messages", "conversations", "texts")  # where reading looks for a conversation, in order
@@ -16,7 +16,7 @@ _TIMES = ("patch_positions", "fps", "timestamp_decimal")
 
 
 def singles(
-    pack: Pack, members: list[Member], messages_key: str | None = None
+    pack: Pack, members: list[PlanRow], messages_key: str | None = None
 ) -> list[tuple[dict[str, Any], dict[str, Part]]]:
     """The JSON of each member of a whole pack, and where in the packed shard its parts are, by their new names.
 
@@ -45,11 +45,11 @@ def _without_times(value: dict[str, Any]) -> dict[str, Any]:
     return {name: item for name, item in value.items() if name not in times} | {"source_times": times}
 
 
-def _new_names(member: Member) -> list[tuple[str, str]]:
+def _new_names(member: PlanRow) -> list[tuple[str, str]]:
     """Part and kind of each medium: as in its tar; a line of JSONL has paths, so they are numbered."""
     if member.record_part != LINE:
-        return [(part[0], part[3]) for part in member.parts]
-    return [(f"{number}.{extension}", kind) for number, (*_, kind, extension) in enumerate(member.parts)]
+        return [(part.name, part.kind) for part in member.parts]
+    return [(f"{number}.{part.extension}", part.kind) for number, part in enumerate(member.parts)]
 
 
 def record_of(

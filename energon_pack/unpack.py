@@ -30,10 +30,10 @@ from energon_pack.manifest import MANIFEST, META_FOLDER
 from energon_pack.packed.contents import Pack
 from energon_pack.packed.files import PLAN, PlanFile, read_object, shard_paths
 from energon_pack.packs import CAPTIONING, MULTI_MIX_QA
+from energon_pack.plan_file import PlanRow
 from energon_pack.progress import Progress
 from energon_pack.publish import staging_folder
 from energon_pack.report import say
-from energon_pack.shards import Member
 from energon_pack.single import singles
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard, shard_of
@@ -117,7 +117,7 @@ def _settings(folder: Path) -> tuple[str, str | None]:
     return flavor, read_settings(manifest).messages_key
 
 
-def _packs(path: Path, flavor: str, plan: PlanFile) -> Iterator[tuple[Pack, list[Member]]]:
+def _packs(path: Path, flavor: str, plan: PlanFile) -> Iterator[tuple[Pack, list[PlanRow]]]:
     """The packs of a shard with their rows of the plan.
 
     Raises:
@@ -147,7 +147,7 @@ class _Spill:
         #: source shard → offset and size of its pieces
         self.places: dict[str, list[tuple[int, int]]] = {}
 
-    def add_pack(self, packed: str, pack: Pack, members: list[Member], messages_key: str | None) -> None:
+    def add_pack(self, packed: str, pack: Pack, members: list[PlanRow], messages_key: str | None) -> None:
         for member, (record, parts) in zip(members, singles(pack, members, messages_key), strict=True):
             data = json.dumps(record, ensure_ascii=False).encode()
             row = {

@@ -8,8 +8,10 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.record import ReadSettings, Record
 from energon_pack.sample import Part, Skip
+from energon_pack.sources.lines import LINE
 from energon_pack.sources.listing import Lines
 from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.shard import Shard, shard_of
 from support.samples import picture, write_tar
 
@@ -111,7 +113,8 @@ def test_a_line_is_read_by_its_place(tmp_path: Path) -> None:
     line = b'{"image": "a.jpg", "prompts": ["<image>?"], "captions": ["yes"]}'
     shard = lines_in(tmp_path, b"{", line)
     with Reader() as reader:
-        record = reader.record(shard, ("json", 2, len(line)), False, ReadSettings())
+        raw = reader.raw(shard, SampleRow("2", LINE, 2, len(line)))
+        record = shard.record(raw, LINE, False, ReadSettings())
         with pytest.raises(Skip, match="invalid_json"):
-            reader.record(shard, ("json", 0, 1), False, ReadSettings())
+            shard.record(reader.raw(shard, SampleRow("1", LINE, 0, 1)), LINE, False, ReadSettings())
     assert (record.listed_media, [m["content"] for m in record.messages]) == (["a.jpg"], ["<image>?", "yes"])

@@ -12,11 +12,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from energon_pack.media import Media, probe_part
-from energon_pack.record import ReadSettings, media_parts
-from energon_pack.sample import Part, Skip, place_media
+from energon_pack.record import ReadSettings
+from energon_pack.sample import Skip
 from energon_pack.sources.find import find_shards
-from energon_pack.sources.storage import File, open_file
-from energon_pack.sources.wds import parts_of, record_of
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import IndexRow, rows_of
+from energon_pack.sources.sample import read_sample
+from energon_pack.sources.shard import Shard
 from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
 from energon_pack.templates.rules import MediaRules
 from support.packed import json_lines
@@ -61,22 +63,18 @@ def template_of(real: Path, cache: Path, processor: str, route: str) -> Template
     return load_saved(prepare_template(settings, cache))
 
 
-def samples(real: Path, name: str) -> Iterator[tuple[str, str, Any]]:
-    """Shard, key and what makes a `Sample` of every sample of a set."""
+def samples(real: Path, name: str) -> Iterator[tuple[Reader, Shard, IndexRow]]:
+    """Every sample of a set."""
     path = real / "bad" / f"{name[4:]}.tar" if name.startswith("bad_") else real / "wds" / name
-    for shard in find_shards(str(path)).shards:
-        table = shard.index()
-        with open_file(shard.path) as file:
-            for row, parts in zip(table.to_pylist(), parts_of(table), strict=True):
-                yield shard.name, row["key"], (file, row, [Part(*part) for part in parts])
+    with Reader() as reader:
+        for shard in find_shards(str(path)).shards:
+            for row in rows_of(shard.index(), IndexRow):
+                yield reader, shard, row
 
 
-def as_sample(file: File, row: dict[str, Any], parts: list[Part]) -> Sample:
-    raw = file.read(row["record_offset"], row["record_size"])
-    record = record_of(raw, row["record_part"], bool(parts), ReadSettings())
-    media = [probe_part(file, part) for part in media_parts(record, row["key"], parts)]
-    messages, order, _ = place_media(record.messages, [medium.kind for medium in media])
-    return Sample(messages, [media[i] for i in order])  # the tables were made without tools
+def as_sample(reader: Reader, shard: Shard, row: IndexRow) -> Sample:
+    sample = read_sample(reader, shard, row, ReadSettings())
+    return Sample(sample.messages, sample.media)  # the tables were made without tools
 
 
 def differences(real: Path, cache: Path, table: str, most: int | None) -> tuple[int, dict[str, str]]:
@@ -85,15 +83,16 @@ def differences(real: Path, cache: Path, table: str, most: int | None) -> tuple[
     template = template_of(real, cache, processor, route[0] if route else "")
     rows = {(row["shard"], row["key"]): row for row in json_lines(real / "truth" / f"{table}.jsonl")}
     num_compared, differ = 0, {}
-    for shard, key, place in samples(real, name):
-        row = rows.get((shard, key))
+    for reader, shard, sample in samples(real, name):
+        key = sample.key
+        row = rows.get((shard.name, key))
         if row is None or num_compared == most:
             continue
         error = row.get("error", "")
         if "not computed" in error or "torchvision.io" in error:
             continue  # the table's own machine could not
         try:
-            ids = template.encode(as_sample(*place)).ids
+            ids = template.encode(as_sample(reader, shard, sample)).ids
         except Skip as skip:
             if not error and skip.reason != "no_assistant_turn":
                 differ[key] = str(skip)
@@ -127,18 +126,18 @@ def test_any_processor_can_be_asked_itself(real: Path, cache: Path) -> None:
     settings = ModelSettings("hf", str(real / "processors" / "internvl3_hf"))
     template = load_saved(prepare_template(settings, cache))
     rows = {row["key"]: row for row in json_lines(real / "truth" / "image_demo.internvl3_hf.jsonl")}
-    for _, key, place in samples(real, "image_demo"):
-        assert len(template.encode(as_sample(*place)).ids) == rows[key]["token_len"]
+    for reader, shard, sample in samples(real, "image_demo"):
+        assert len(template.encode(as_sample(reader, shard, sample)).ids) == rows[sample.key]["token_len"]
 
 
 def test_a_tar_of_videos_is_told_apart(real: Path) -> None:
     """20_video_bad: cut videos, music and pictures under a video's name."""
     found = {}
-    for _, key, (file, _, parts) in samples(real, "bad_20_video_bad"):
+    for reader, shard, sample in samples(real, "bad_20_video_bad"):
         try:
-            found[key] = ",".join(probe_part(file, part).kind for part in parts)
+            found[sample.key] = ",".join(probe_part(reader.shard_file(shard), part).kind for part in sample.parts)
         except Skip as skip:
-            found[key] = skip.reason.value
+            found[sample.key] = skip.reason.value
     assert found == {
         "good_video": "video",
         "px_2x2": "video",

@@ -19,14 +19,17 @@ from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
 from energon_pack.sources.find import find_shards, names_of
-from energon_pack.sources.wds import damage_of, index_tar, parts_of
+from energon_pack.sources.rows import IndexRow, rows_of
+from energon_pack.sources.wds import damage_of, index_tar
 from support.samples import chat, picture, write_tar
 
 
 def index(path: Path) -> list[dict[str, object]]:
     table = index_tar(str(path))
-    rows = table.select(["key", "record_part", "reason"]).to_pylist()
-    return [{**row, "parts": [part[0] for part in parts]} for row, parts in zip(rows, parts_of(table), strict=True)]
+    return [
+        {"key": row.key, "record_part": row.record_part, "reason": row.reason, "parts": [p.name for p in row.parts]}
+        for row in rows_of(table, IndexRow)
+    ]
 
 
 def test_key_and_part_split_at_the_first_dot_of_the_basename(tmp_path: Path) -> None:

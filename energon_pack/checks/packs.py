@@ -12,10 +12,10 @@ from energon_pack.findings import short
 from energon_pack.packed.contents import Pack
 from energon_pack.packed.forms import NAME
 from energon_pack.packs import part_names
+from energon_pack.plan_file import PlanRow
 from energon_pack.record import ReadSettings, parse_record
 from energon_pack.sample import Skip, place_media
 from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, format_of
-from energon_pack.shards import Member
 
 _ARRAY_MAGIC = b"\x93NUMPY"
 
@@ -105,7 +105,7 @@ def sums(pack: Pack) -> Iterator[str]:
             yield f"member {index} has {tokens} tokens, {trained} of them supervised"
 
 
-def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[Member] | None = None) -> Iterator[str]:
+def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] | None = None) -> Iterator[str]:
     """No limit of `packing.*` is passed.
 
     Args:
@@ -138,19 +138,20 @@ def fingerprint(pack: Pack, wanted: Any) -> Iterator[str]:
         yield f"fingerprint {short(found)}, the manifest has {short(wanted)}"
 
 
-def plan(pack: Pack, members: Sequence[Member] | None) -> Iterator[str]:
+def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
     """A pack holds what its rows of the plan say."""
     if members is None:
         yield "it is not in the plan"
         return
     names = [
-        part_names(pack.form.flavor, index, [part[3:] for part in member.parts]) for index, member in enumerate(members)
+        part_names(pack.form.flavor, index, [(part.kind, part.extension) for part in member.parts])
+        for index, member in enumerate(members)
     ]
     wanted: dict[str, list[Any]] = {
         "sample_ids": [member.sample_id for member in members],
         "token_lens": [member.token_len for member in members],
         "num_supervised": [member.num_supervised for member in members],
-        "source_parts": [[part[0] for part in member.parts] for member in members],
+        "source_parts": [[part.name for part in member.parts] for member in members],
         "media_files": names,
     }
     found = {**pack.meta, **({} if pack.named is None else {"media_files": pack.names})}
@@ -158,9 +159,9 @@ def plan(pack: Pack, members: Sequence[Member] | None) -> Iterator[str]:
         if name in found and found[name] != values:
             yield f"{name}: {_difference(found[name], values)}"
     for its_names, member in zip(names, members, strict=True):
-        for name, (_, _, size, *_) in zip(its_names, member.parts, strict=True):
-            if name in pack.parts and pack.parts[name].size != size:
-                yield f"{name} has {pack.parts[name].size} bytes, in the plan {size}"
+        for name, part in zip(its_names, member.parts, strict=True):
+            if name in pack.parts and pack.parts[name].size != part.size:
+                yield f"{name} has {pack.parts[name].size} bytes, in the plan {part.size}"
 
 
 def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> str:
@@ -175,7 +176,7 @@ def own_loader(pack: Pack) -> Iterator[str]:
     return pack.form.unread(pack.fields)
 
 
-def samples_of(pack: Pack, members: Sequence[Member] | None) -> Iterator[tuple[str, str | None]]:
+def samples_of(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:
     """`<source shard>/<key>` of each member, and where it is a part of that sample, which (`2of3`).
 
     The plan tells a part from a sample whose own key looks like one's.

@@ -20,12 +20,13 @@ from energon_pack.media import probe
 from energon_pack.packed.contents import Pack, parse
 from energon_pack.packed.files import PackFiles, PlanFile, packs_in
 from energon_pack.packs import MULTI_MIX_QA, member_value
+from energon_pack.plan_file import PlanRow
 from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
-from energon_pack.sample import Part, Skip
+from energon_pack.sample import AnyPart, Part, Skip
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.media.image import open_image
-from energon_pack.shards import Member, Sources, conversation
+from energon_pack.shards import Sources, conversation, parts_beside
 from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import open_file
@@ -83,7 +84,7 @@ class _Seen:
     splits: set[int] = field(default_factory=set)
     whose: Counter[str] = field(default_factory=Counter)
 
-    def add(self, pack: Pack, members: list[Member] | None, job: VerifyJob) -> None:
+    def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
         self.packs.append(hashed(pack.files.key))
         samples = list(checks.samples_of(pack, members))
         if job.shares:
@@ -195,7 +196,7 @@ def _index(path: Path, found: list[PackFiles]) -> Iterator[str]:
             yield f"entry {number} of its .tar.idx is {entry}, it should be {start}"
 
 
-def _rows(job: VerifyJob, some: list[PackFiles], findings: Findings) -> dict[str, list[Member]] | None:
+def _rows(job: VerifyJob, some: list[PackFiles], findings: Findings) -> dict[str, list[PlanRow]] | None:
     """The rows of the plan of some packs; None where it can't be read."""
     if job.plan is None:
         return None
@@ -212,7 +213,7 @@ def _read(file: Bytes, job: VerifyJob, files: PackFiles, findings: Findings) -> 
     return pack
 
 
-def _check(job: VerifyJob, pack: Pack, members: list[Member] | None, findings: Findings) -> None:
+def _check(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: Findings) -> None:
     where = f"{job.path.name}: {pack.files.key}"
     findings.add("parts", where, checks.parts(pack), len(pack.files.parts))
     findings.add("placeholders", where, checks.placeholders(pack), len(pack.members or ()))
@@ -272,7 +273,7 @@ def _decoded(file: Bytes, part: Part, beside: list[str] | None) -> Iterator[str]
 
 
 def _check_source(
-    file: Bytes, job: VerifyJob, pack: Pack, members: list[Member], sources: Sources, findings: Findings
+    file: Bytes, job: VerifyJob, pack: Pack, members: list[PlanRow], sources: Sources, findings: Findings
 ) -> None:
     """Each member is what its row of the plan makes of the source."""
     flavor = pack.form.flavor
@@ -284,11 +285,12 @@ def _check_source(
             findings.add("source text", where, [f"{what} {short(member.shard)}"])
             continue
         try:
-            content = conversation(member, sources, job.read, flavor)
-            parts = sources.parts_of(member, content)
+            sample = sources.read(member, job.read)
+            content = conversation(sample, flavor)
+            parts = parts_beside(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it is cut at a turn that it does not have
             findings.add("source text", where, [str(error)])
-            parts = [Part(*part[:3]) for part in member.parts]
+            parts = [*member.parts]
         else:
             found = next(iter((pack.members or [])[index : index + 1]), None)
             findings.add("source text", where, _text_differs(found, member_value(flavor, index, content)))
@@ -296,12 +298,13 @@ def _check_source(
             findings.add("source media", where, _media_differ(file, pack, name, member, part, sources))
 
 
-def _is_within(member: Member, shard: Shard) -> bool:
+def _is_within(member: PlanRow, shard: Shard) -> bool:
     """Whether a source shard is long enough: a damaged plan may ask for any number of bytes."""
     record = member.record_offset, member.record_size
     if shard.media_root is not None:  # media are files of their own
         return record[0] >= 0 and record[1] >= 0 and sum(record) <= shard.size
-    places = [record, *(part[1:3] for part in member.parts), *(part[1:3] for part in member.positions)]
+    parts: list[AnyPart] = [*member.parts, *member.positions]
+    places = [record, *((part.offset, part.size) for part in parts)]
     return all(offset >= BLOCK and size >= 0 and offset + size <= shard.size for offset, size in places)
 
 
@@ -338,22 +341,23 @@ def _excerpts(found: Any, wanted: Any) -> tuple[str, str]:
     return short(found), short(wanted)
 
 
-def _media_differ(file: Bytes, pack: Pack, name: str, member: Member, source: Part, sources: Sources) -> Iterator[str]:
+def _media_differ(
+    file: Bytes, pack: Pack, name: str, member: PlanRow, source: AnyPart, sources: Sources
+) -> Iterator[str]:
     part = pack.parts.get(name)
     if part is None or part.size < 0:
         return  # `parts` says so
-    its_name, offset, size = source
     try:
         source_file = sources.checked_file(member, source)
-        if part.size != size:
-            yield f"{name} has {part.size} bytes, {its_name} in the source {size}"
+        if part.size != source.size:
+            yield f"{name} has {part.size} bytes, {source.name} in the source {source.size}"
             return
-        for start in range(0, size, _CHUNK):
-            number = min(_CHUNK, size - start)
-            ours, theirs = file.read(part.offset + start, number), source_file.read(offset + start, number)
+        for start in range(0, source.size, _CHUNK):
+            number = min(_CHUNK, source.size - start)
+            ours, theirs = file.read(part.offset + start, number), source_file.read(source.offset + start, number)
             if ours != theirs:
                 differs = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), 0)
-                yield f"{name} differs from {its_name} in the source at byte {start + differs}"
+                yield f"{name} differs from {source.name} in the source at byte {start + differs}"
                 return
     except (PackError, OSError) as error:
         yield str(error)

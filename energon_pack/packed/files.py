@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from energon_pack.cut import PART_OF, Cut
 from energon_pack.errors import PackError
-from energon_pack.plan_file import PLAN_SCHEMA
+from energon_pack.plan_file import PLAN_SCHEMA, PlanRow
 from energon_pack.sample import Part
-from energon_pack.shards import Member, members_of
+from energon_pack.sources.rows import rows_of
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import BLOCK, TarScan
 
@@ -124,7 +124,7 @@ class PlanFile:
         except _UNREADABLE as error:
             raise self._unreadable(error) from None
 
-    def members(self, keys: set[str]) -> dict[str, list[Member]]:
+    def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
         """The members of some packs, rows that make no sense left out; only row groups that may hold them are read.
 
         Raises:
@@ -135,18 +135,18 @@ class PlanFile:
         try:
             wanted = [("pack", ">=", min(keys)), ("pack", "<=", max(keys))]
             table = pq.read_table(self.path, columns=PLAN_SCHEMA.names, filters=wanted)
-            rows = sorted(members_of(table), key=itemgetter(0))  # a stable sort: it is sorted, unless damaged
+            rows = sorted(rows_of(table, PlanRow), key=attrgetter("pack"))  # stable: it is sorted, unless damaged
         except _UNREADABLE as error:
             raise self._unreadable(error) from None
-        groups = groupby(rows, key=itemgetter(0))
-        return {key: [member for _, member in group if _makes_sense(member)] for key, group in groups if key in keys}
+        groups = groupby(rows, key=attrgetter("pack"))
+        return {key: [member for member in group if _makes_sense(member)] for key, group in groups if key in keys}
 
     def _unreadable(self, error: Exception) -> PackError:
         what = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
         return PackError(f"{self.path.name} can't be read: {what}")
 
 
-def _makes_sense(member: Member) -> bool:
+def _makes_sense(member: PlanRow) -> bool:
     """Whether a row has the values it needs, and possible ones: a damaged plan may hold anything of the right types."""
     strings = (member.shard, member.key, member.record_part)
     numbers = (
@@ -159,7 +159,7 @@ def _makes_sense(member: Member) -> bool:
     return (
         all(isinstance(value, str) for value in strings)
         and all(isinstance(value, int) for value in numbers)
-        and all(None not in part and part[3] in ("image", "video") for part in member.parts)
+        and all(None not in part and part.kind in ("image", "video") for part in member.parts)
         and all(None not in part for part in member.positions)
         and (member.cut is None or _is_possible(member.cut))
     )

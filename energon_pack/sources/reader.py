@@ -6,13 +6,13 @@ from typing import Any
 from zlib import crc32
 
 from energon_pack.errors import PackError
-from energon_pack.record import ReadSettings, Record
-from energon_pack.sample import Part, Reason, Skip
+from energon_pack.record import Record
+from energon_pack.sample import AnyPart, Part, Reason, Skip
 from energon_pack.sources.lmdb_file import open_value, split_name
+from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File, State, open_file
 from energon_pack.sources.storage import state_of as state_of_file
-from energon_pack.timestamps import load_positions, position_names, time_marks
 
 #: Raised when the index of a shard would come out differently.
 INDEX_VERSION = 7
@@ -28,28 +28,15 @@ class Reader:
     def __init__(self) -> None:
         self._open: dict[str, File] = {}
 
-    def record(self, shard: Shard, place: tuple[str, int, int], has_media: bool, settings: ReadSettings) -> Record:
-        """The record of a sample.
-
-        Args:
-            place: part, offset and size of its JSON or text.
-
-        Raises:
-            Skip: as `parse_record`.
-            PackError: the shard changed.
-        """
-        return shard.record(self.raw(shard, place), place[0], has_media, settings)
-
-    def raw(self, shard: Shard, place: tuple[str, int, int]) -> bytes:
+    def raw(self, shard: Shard, row: SampleRow) -> bytes:
         """The bytes of a sample's JSON or text, of which `Shard.record` makes the record.
 
         Raises:
             PackError: the shard changed.
         """
-        _, offset, size = place
-        return self.shard_file(shard).read(offset, size)
+        return self.shard_file(shard).read(row.record_offset, row.record_size)
 
-    def media(self, shard: Shard, record: Record, key: str, parts: list[Part]) -> list[Part]:
+    def media(self, shard: Shard, record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
         """The media of a sample, in the order it lists them.
 
         Args:
@@ -60,36 +47,23 @@ class Reader:
         """
         return shard.media(record, key, parts, partial(self._part, shard))
 
-    def positions(
-        self, shard: Shard, record: Record, num_images: int, key: str, parts: Sequence[Part]
-    ) -> list[Part | None]:
-        """The patch positions of each image, of a sample that names any; nothing is searched for.
+    def positions(self, shard: Shard, names: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part | None]:
+        """The patch positions that a sample names; None where a name is "". Nothing is searched for.
 
         Args:
             parts: as in `media`, or those of its patch positions alone.
 
         Raises:
-            Skip: `missing_media`, `unreadable_media`, `bad_message`.
+            Skip: `missing_media`, `unreadable_media`.
         """
-        names = position_names(record.fields, num_images)
         look_up = partial(self._part, shard)
         return [shard.part(name, key, parts, look_up) if name else None for name in names]
 
-    def marks(self, shard: Shard, record: Record, positions: list[Part | None], num_images: int) -> list[str]:
-        """The time of each image, as text: none without `fps`.
-
-        Raises:
-            Skip: `unreadable_media`, `bad_message`.
-        """
-        arrays = [None if part is None else load_positions(self.read(shard, part), part.name) for part in positions]
-        fields = record.fields
-        return time_marks(fields.get("fps"), fields.get("timestamp_decimal"), arrays or [None] * num_images)
-
-    def read(self, shard: Shard, part: Part) -> bytes:
+    def read(self, shard: Shard, part: AnyPart) -> bytes:
         """The bytes of a part."""
         return self.part_file(shard, part).read(part.offset, part.size)
 
-    def checksum(self, shard: Shard, raw: bytes, parts: Sequence[Part]) -> int:
+    def checksum(self, shard: Shard, raw: bytes, parts: Sequence[AnyPart]) -> int:
         """What tells whether a sample is still what was measured, at two short reads a medium.
 
         Args:
@@ -103,15 +77,15 @@ class Reader:
             value = crc32(file.read(part.offset + part.size - size, size), value)
         return value
 
-    def files(self, shard: Shard, parts: Sequence[Part | None]) -> list[dict[str, Any]] | None:
+    def files(self, shard: Shard, parts: Sequence[AnyPart]) -> list[dict[str, Any]] | None:
         """Name, size and version of parts that are files of their own; None where they are in the shard."""
         if shard.media_root is None:
             return None
-        names = dict.fromkeys(part.name for part in parts if part is not None)
+        names = dict.fromkeys(part.name for part in parts)
         files = [(name, self._medium(shard, name)) for name in names]
         return [{"name": name, "size": file.size, "version": file.version} for name, file in files]
 
-    def part_file(self, shard: Shard, part: Part) -> File:
+    def part_file(self, shard: Shard, part: AnyPart) -> File:
         """The file in which a part lies at its offset.
 
         Raises:

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
 import pyarrow as pa
 
@@ -218,12 +217,3 @@ def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) ->
         return caption_record(raw.decode(), settings)
     except UnicodeDecodeError as error:
         raise Skip(Reason.BAD_MESSAGE, f"the txt is not UTF-8: {error}") from None
-
-
-def parts_of(table: pa.Table, name: str = "parts") -> list[list[Any]]:
-    """The column as one list a row of tuples in the order of the struct's fields."""
-    column = table.column(name).combine_chunks()
-    starts = column.offsets.to_pylist()
-    values = column.values
-    flat = list(zip(*(values.field(i).to_pylist() for i in range(values.type.num_fields)), strict=True))
-    return [flat[start:end] for start, end in pairwise(starts)]

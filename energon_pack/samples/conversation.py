@@ -1,0 +1,48 @@
+"""A record and its media as one conversation: what packs store of it, and what a template renders. Pure.
+
+    record, kinds of its media ──place──► messages whose placeholders match the media, one to one
+                                 ──timed──► the same with the time of each frame in the text
+
+Measuring, writing and training all come this way, so that a sample means the same in each of the three.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from energon_pack.record import Record
+from energon_pack.sample import Message, place_media
+from energon_pack.timestamps import position_names, stamped, time_marks
+
+
+class Placed(NamedTuple):
+    """A record whose placeholders match its media."""
+
+    record: Record
+    num_images: int
+    messages: list[Message]  # as packs store them: no times in the text
+    order: list[int]  # the media by their placeholders: `[1, 0]` where the text names the second one first
+    were_put_in: bool  # there were no placeholders
+
+    @property
+    def position_names(self) -> list[str]:
+        """As `timestamps.position_names`."""
+        return position_names(self.record.fields, self.num_images)
+
+    def timed(self, arrays: Sequence[Any]) -> list[Message]:
+        """The messages as a template renders them: with `<0.5 seconds>` before an image of a sample that has `fps`.
+
+        Args:
+            arrays: what the files of `position_names` hold, None for an image without; empty where none is named.
+
+        Raises:
+            Skip: `bad_message`, `placeholder_mismatch`.
+        """
+        fields = self.record.fields
+        marks = time_marks(fields.get("fps"), fields.get("timestamp_decimal"), arrays or [None] * self.num_images)
+        return stamped(self.messages, marks)
+
+
+def place(record: Record, kinds: Sequence[str]) -> Placed:
+    """Match a record with its media, of these kinds in the order it lists them; raises Skip as `place_media`."""
+    messages, order, were_put_in = place_media(record.messages, kinds)
+    return Placed(record, list(kinds).count("image"), messages, order, were_put_in)

@@ -1,0 +1,71 @@
+"""Rows of the index, of lengths and of the plan, with names and types."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from energon_pack.cut import Cut
+from energon_pack.sample import MediaPart, Part
+
+
+@dataclass(slots=True)
+class SampleRow:
+    """Where the JSON or text of a sample is in its shard."""
+
+    key: str
+    record_part: str
+    record_offset: int
+    record_size: int
+
+
+@dataclass(slots=True)
+class IndexRow(SampleRow):
+    """A sample that was found, and not read yet: a row of `wds.INDEX_SCHEMA`."""
+
+    parts: list[Part]  # all others, in the tar's order
+    reason: str | None  # why it can't be read; None: it may be
+    detail: str | None
+
+
+@dataclass(slots=True)
+class MeasuredRow(SampleRow):
+    """A sample that was measured, or a part of one that was cut: what lengths and the plan say alike."""
+
+    parts: list[MediaPart]  # its media, in the order of their placeholders
+    positions: list[Part]  # the .npy of the whole sample's images, where they are members of its tar
+    cut: Cut | None  # None: a whole sample
+    token_len: int
+    num_supervised: int
+    num_visual_tokens: int
+
+
+_Row = TypeVar("_Row", bound=SampleRow)
+
+
+def rows_of(table: pa.Table, form: type[_Row]) -> Iterator[_Row]:
+    """The rows of a table.
+
+    Args:
+        form: which of the classes of rows; each of its fields is a column.
+    """
+    return map(form, *(_values(table[field.name], field.name) for field in fields(form)))
+
+
+def parts_of(column: pa.ChunkedArray) -> list[list[Any]]:
+    """A list a row: of `MediaPart` where the column tells their kinds, else of `Part`."""
+    array = column.combine_chunks()
+    starts = array.offsets.to_pylist()
+    first, values = starts[0], array.values[starts[0] : starts[-1]]  # a slice of a table has the values of all of it
+    form: type[Part] | type[MediaPart] = MediaPart if "kind" in values.type.names else Part
+    parts = list(map(form, *(values.field(number).to_pylist() for number in range(values.type.num_fields))))
+    return [parts[start - first : end - first] for start, end in pairwise(starts)]
+
+
+def _values(column: pa.ChunkedArray, name: str) -> list[Any]:
+    if name in ("parts", "positions"):
+        return parts_of(column)
+    values: list[Any] = column.to_pylist()
+    return [value and Cut(**value) for value in values] if name == "cut" else values

@@ -1,0 +1,121 @@
+"""The one way to read a sample: from its row to its messages, its media and the times of its frames.
+
+    IndexRow    ──read_sample──►     media are searched for, looked at, and put in the order of their placeholders
+    MeasuredRow ──read_again──►      the media it was measured with are looked at
+    MeasuredRow ──read_but_media──►  its media are not opened: their bytes are copied
+
+All three then do the same: JSON ─► record ─► placeholders ─► patch positions ─► times ─► `ReadSample`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from energon_pack.cut import Cut, fields_of_part, media_of_part, messages_of
+from energon_pack.media import Media, probe_part, with_frames
+from energon_pack.record import ReadSettings
+from energon_pack.sample import AnyPart, MediaPart, Message, Part, Skip, media_type, media_type_by_name
+from energon_pack.samples.conversation import Placed, place
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import IndexRow, MeasuredRow
+from energon_pack.sources.shard import Shard
+from energon_pack.timestamps import load_positions
+
+
+class ReadSample(NamedTuple):
+    """A sample, or a part of one that was cut."""
+
+    raw: bytes  # its JSON or text
+    messages: list[Message]  # as packs store them: their placeholders match the media, no times in the text
+    timed: list[Message]  # as a template renders them: with the time of each frame
+    tools: list[Any] | None
+    fields: dict[str, Any]  # all else that its JSON has
+    parts: list[MediaPart]  # its media, in the order of their placeholders
+    positions: list[Part | None]  # the patch positions of each image; empty: it names none
+    is_timed: bool  # its images, or those of the whole it is a part of, have times
+    media: list[Media]  # as `parts`; empty: not looked at
+    placeholders_put_in: bool = False
+
+    @property
+    def kinds(self) -> list[str]:
+        """`image` or `video` for each medium."""
+        return [part.kind for part in self.parts]
+
+
+def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:
+    """Read a sample for the first time.
+
+    Raises:
+        Skip: it can't be packed; its `media_type` says what the sample seems to be.
+        PackError: the shard changed.
+    """
+    seems = media_type_by_name([part.name for part in row.parts])
+    try:
+        raw = reader.raw(shard, row)
+        record = shard.record(raw, row.record_part, seems is not None, settings)
+        seems = record.declared or seems or media_type_by_name(record.listed_media or ())
+        listed = reader.media(shard, record, row.key, row.parts)
+        media = _looked_at(reader, shard, listed, record.fields)
+        kinds = [medium.kind for medium in media]
+        seems = media_type(kinds)
+        placed = place(record, kinds)
+        positions, timed = _timed(reader, shard, placed, row.key, row.parts)
+    except Skip as skip:
+        skip.media_type = seems
+        raise
+    parts = [MediaPart(*listed[i], media[i].kind, media[i].extension) for i in placed.order]
+    media, is_timed = [media[i] for i in placed.order], timed != placed.messages
+    return ReadSample(
+        raw, placed.messages, timed, record.tools, record.fields, parts, positions, is_timed, media, placed.were_put_in
+    )
+
+
+def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings) -> ReadSample:
+    """Read a measured sample again, to render it or its parts.
+
+    Raises:
+        Skip: it is not what was measured.
+        PackError: the shard changed, or a file that is one of its media.
+    """
+    sample = read_but_media(reader, shard, row, settings, reader.raw(shard, row))
+    return sample._replace(media=_looked_at(reader, shard, row.parts, sample.fields))
+
+
+def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
+    """Read all of a measured sample but its media.
+
+    Args:
+        raw: its JSON or text.
+
+    Raises:
+        Skip: it is not what was measured.
+        PackError: the shard changed, or a file that its patch positions are in.
+    """
+    kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
+    record = shard.record(raw, row.record_part, bool(kinds), settings)
+    placed = place(record, kinds)
+    positions, timed = _timed(reader, shard, placed, row.key, row.positions)
+    is_timed = timed != placed.messages
+    whole = ReadSample(raw, placed.messages, timed, record.tools, record.fields, row.parts, positions, is_timed, [])
+    return _part(whole, row.cut) if row.cut else whole
+
+
+def _looked_at(reader: Reader, shard: Shard, parts: Sequence[AnyPart], fields: dict[str, Any]) -> list[Media]:
+    media = [probe_part(reader.part_file(shard, part), part) for part in parts]
+    return with_frames(media, fields.get("video_frames"))
+
+
+def _timed(
+    reader: Reader, shard: Shard, placed: Placed, key: str, parts: Sequence[Part]
+) -> tuple[list[Part | None], list[Message]]:
+    """Where the patch positions of each image are, and the messages with the times that they tell."""
+    positions = reader.positions(shard, placed.position_names, key, parts)
+    arrays = [None if part is None else load_positions(reader.read(shard, part), part.name) for part in positions]
+    return positions, placed.timed(arrays)
+
+
+def _part(whole: ReadSample, cut: Cut) -> ReadSample:
+    images, videos = media_of_part(whole.messages, cut)
+    messages, timed = (messages_of(some, *cut[1:4]) for some in (whole.messages, whole.timed))
+    fields = fields_of_part(whole.fields, cut, images, videos)
+    positions = whole.positions[images] if any(whole.positions[images]) else []
+    return whole._replace(messages=messages, timed=timed, fields=fields, positions=positions)

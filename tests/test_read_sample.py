@@ -1,0 +1,151 @@
+"""One way to read a sample: what measuring saw is what cutting, writing and the audit see when they read it again.
+
+Where two of them differed, a length would be of another text than the one that is packed.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_pack.cut import Cut
+from energon_pack.loading import load_multi_mix_qa
+from energon_pack.record import ReadSettings
+from energon_pack.sample import MediaPart, Part, Skip
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
+from energon_pack.sources.sample import ReadSample, read_again, read_but_media, read_sample
+from energon_pack.sources.shard import Shard, TarShard, shard_of
+from support.samples import chat, picture, write_tar
+
+READ = ReadSettings()
+
+
+def npy(t: int) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.full((4, 3), t))
+    return file.getvalue()
+
+
+SAMPLE = {
+    "0.png": picture(60, 30, "PNG"),
+    "1.jpg": picture(40, 30),
+    "a.npy": npy(0),
+    "b.npy": npy(15),
+    "json": chat(
+        "<image>what?", "this", "<image>and?", "that", name=["1.jpg", "0.png"],
+        fps=30, patch_positions=["a.npy", "b.npy"], id=7,
+    ),
+}  # fmt: skip
+
+
+def row_of(folder: Path, files: dict[str, bytes]) -> tuple[Shard, IndexRow]:
+    shard = shard_of("s.tar", str(write_tar(folder / "s.tar", {f"k.{name}": data for name, data in files.items()})))
+    (row,) = rows_of(shard.index(), IndexRow)
+    return shard, row
+
+
+def measured(row: IndexRow, sample: ReadSample, cut: Cut | None = None) -> MeasuredRow:
+    """The row that measuring makes of a sample, as far as reading it again needs it."""
+    positions = [part for part in sample.positions if part is not None]
+    place = row.key, row.record_part, row.record_offset, row.record_size
+    return MeasuredRow(*place, sample.parts, positions, cut, 0, 0, 0)
+
+
+def texts(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["content"] for message in messages]
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    with Reader() as reader:
+        yield reader
+
+
+def test_what_is_read_again_is_what_was_read(tmp_path: Path, reader: Reader) -> None:
+    shard, row = row_of(tmp_path, SAMPLE)
+    sample = read_sample(reader, shard, row, READ)
+    assert [(part.name, part.kind, part.extension) for part in sample.parts] == [
+        ("1.jpg", "image", "jpg"),
+        ("0.png", "image", "png"),
+    ]
+    assert [medium.width for medium in sample.media] == [40, 60]
+    assert texts(sample.messages) == ["<image>what?", "this", "<image>and?", "that"]
+    assert texts(sample.timed)[::2] == ["<0.0 seconds><image>\nwhat?", "<0.5 seconds><image>\nand?"]
+    assert (sample.fields["id"], sample.is_timed, sample.placeholders_put_in) == (7, True, False)
+
+    again = measured(row, sample)
+    assert read_again(reader, shard, again, READ) == sample
+    assert read_but_media(reader, shard, again, READ, sample.raw) == sample._replace(media=[])
+    assert load_multi_mix_qa(SAMPLE | {"__key__": b"k"})["messages"] == sample.timed  # the training side
+
+
+def test_media_without_placeholders_are_put_in_each_time(tmp_path: Path, reader: Reader) -> None:
+    shard, row = row_of(tmp_path, {"0.jpg": picture(), "json": chat("what?", "this")})
+    sample = read_sample(reader, shard, row, READ)
+    assert sample.placeholders_put_in
+    assert not sample.is_timed
+    again = read_again(reader, shard, measured(row, sample), READ)
+    assert texts(again.timed) == texts(again.messages) == ["<image>what?", "this"]
+
+
+def test_a_part_holds_its_own_media(tmp_path: Path, reader: Reader) -> None:
+    """`<image>` in an answer is text here, as the images are all the user's."""
+    kinds, value = ["image", "video", "image"], ("<image>a", "b <image>", "<video>c<image>", "d")
+    raw = chat(*value, video_frames=[[0, 2]], id=7)
+
+    def part(cut: Cut, own: list[str]) -> ReadSample:
+        row = MeasuredRow("k", "json", 0, len(raw), [MediaPart("", 0, 0, kind, "") for kind in own], [], cut, 0, 0, 0)
+        return read_but_media(reader, TarShard("s.tar", "", 0, ""), row, READ, raw)
+
+    first, second = part(Cut("1of2", 0, 2, None, "ivi"), kinds[:1]), part(Cut("2of2", 2, 4, None, "ivi"), kinds[1:])
+    assert (texts(first.messages), first.fields) == (["<image>a", "b <image>"], {"video_frames": [], "id": 7})
+    assert (texts(second.messages), second.fields["video_frames"]) == (["<video>c<image>", "d"], [[0, 2]])
+
+
+def test_times_and_positions_of_a_part(tmp_path: Path, reader: Reader) -> None:
+    """Its text has the times that it has in the whole, and it names the files of its own images."""
+    shard, row = row_of(tmp_path, SAMPLE)
+    whole = read_sample(reader, shard, row, READ)
+    cut = measured(row, whole._replace(parts=whole.parts[1:]), Cut("2of2", 2, 4, None, "ii"))
+    part = read_but_media(reader, shard, cut, READ, whole.raw)
+    assert texts(part.timed) == ["<0.5 seconds><image>\nand?", "that"]
+    assert part.fields["patch_positions"] == ["b.npy"]
+    assert part.positions == whole.positions[1:]
+    assert isinstance(part.positions[0], Part)
+
+
+def test_a_part_without_the_one_image_that_has_positions(tmp_path: Path, reader: Reader) -> None:
+    """`patch_positions` may be one name, not a list: it is the whole's, whatever its parts hold."""
+    one = {"0.jpg": picture(), "0.npy": npy(15)}
+    shard, row = row_of(tmp_path, one | {"json": chat("<image>a", "b", "c", "d", fps=30, patch_positions="0.npy")})
+    whole = read_sample(reader, shard, row, READ)
+    first = measured(row, whole, Cut("1of2", 0, 2, None, "i"))
+    second = measured(row, whole._replace(parts=[]), Cut("2of2", 2, 4, None, "i"))
+    parts = [read_but_media(reader, shard, cut, READ, whole.raw) for cut in (first, second)]
+    assert [texts(part.timed) for part in parts] == [["<0.5 seconds><image>\na", "b"], ["c", "d"]]
+    assert [(part.positions, part.is_timed) for part in parts] == [(whole.positions, True), ([], True)]
+
+
+@pytest.mark.parametrize(
+    ("files", "seems", "reason"),
+    [
+        ({"0.jpg": b"no image"}, "image", "unreadable_media"),
+        ({"0.mp4": picture()}, "image", "placeholder_mismatch"),  # content decides
+        ({"0.bin": b""}, None, "missing_media"),
+        ({"0.jpg": picture(), "0.npy": b""}, "image", "unreadable_media"),
+    ],
+)
+def test_what_a_sample_that_is_left_out_seems_to_be(
+    tmp_path: Path, reader: Reader, files: dict[str, bytes], seems: str | None, reason: str
+) -> None:
+    value = json.loads(chat("<image><image>?" if reason == "placeholder_mismatch" else "<image>?", "a", fps=1))
+    value |= {"patch_positions": ["0.npy"]} if "0.npy" in files else {}
+    shard, row = row_of(tmp_path, files | {"json": json.dumps(value).encode()})
+    with pytest.raises(Skip, match=reason) as skip:
+        read_sample(reader, shard, row, READ)
+    assert skip.value.media_type == seems
