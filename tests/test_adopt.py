@@ -16,8 +16,6 @@ from support.peers import NAMES, Damage, as_under_energon_7, changed, in_json, w
 from support.running import command
 from support.samples import chat, picture, video, write_tar
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 @pytest.fixture
 def llava(tmp_path: Path) -> Path:

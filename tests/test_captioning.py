@@ -22,8 +22,6 @@ from support.packed import json_lines, train
 from support.running import command
 from support.samples import chat, picture, write_tar
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 Make = Callable[..., PackConfig]
 
 

@@ -16,8 +16,6 @@ from support.packed import json_lines, train
 from support.running import command
 from support.samples import picture
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:

@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -110,12 +109,10 @@ def test_the_recipe_prints_what_is_shown(folder: Path) -> None:
         assert f"{printed}\n" in blocks("")
 
 
-def tools() -> Iterator[str]:
-    for row in table("tools.md", "to | write"):
-        yield from (words for words in code(row[1]) if "--model" not in words)
+TOOLS = [words for row in table("tools.md", "to | write") for words in code(row[1]) if "--model" not in words]
 
 
-@pytest.mark.parametrize("tool", tools())
+@pytest.mark.parametrize("tool", TOOLS)
 def test_a_tool_runs_as_its_row_says(folder: Path, tmp_path: Path, tool: str) -> None:
     """`--model` has tests of its own, in test_model_check.py."""
     lines = tmp_path / "source" / "lines.jsonl"

@@ -36,8 +36,6 @@ from support.packed import prepare, train, typed
 from support.running import ROOT, command
 from support.samples import chat, picture, write_tar
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 class Cooked(DefaultTaskEncoder[Any, Any, Any, Any]):
     """As a user's encoder for crude datasets."""

@@ -102,7 +102,6 @@ def test_the_first_bytes_alone_are_no_image(data: bytes) -> None:
     assert all(found_plain(data[:length]) is None for length in range(60))
 
 
-@pytest.mark.filterwarnings("ignore")
 @given(
     data=st.sampled_from(IMAGES).flatmap(
         lambda data: st.builds(
@@ -119,7 +118,6 @@ def test_damaged_bytes_are_pillows_matter_or_make_no_difference(data: bytes) -> 
     assert found_plain(data) in (None, found_by_pillow(data))
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("folder", ["bad", "wds/image_demo", "wds/image_probe"])
 def test_real_images(real: Path, folder: str) -> None:
     for path in sorted((real / folder).glob("*.tar")):

@@ -40,8 +40,6 @@ from support.peers import (
 )
 from support.samples import chat, picture, video, write_source, write_tar
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 @edataclass
 class TheirCaptioning(Sample):

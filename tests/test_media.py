@@ -94,7 +94,6 @@ def test_a_cut_image_is_unreadable(format: str, kept: float) -> None:
     assert skip.value.reason is Reason.UNREADABLE_MEDIA
 
 
-@pytest.mark.filterwarnings("ignore")
 @given(
     st.sampled_from(["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF"]), st.integers(0, 199), st.binary(max_size=4)
 )

@@ -29,8 +29,6 @@ from energon_pack.pack import pack
 from support.running import command
 from support.samples import chat, write_tar
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 @pytest.fixture
 def folders(config: Callable[..., PackConfig], tmp_path: Path) -> list[str]:

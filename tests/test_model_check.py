@@ -18,7 +18,6 @@ from support.running import need_torchvision
 from support.samples import chat, write_tar
 from support.tiny import TEXT, tf
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 Make = Callable[..., PackConfig]
 
 

@@ -17,8 +17,6 @@ from torch import Tensor
 from energon_pack.layout import Form, Member, thd
 from energon_pack.packed_seq_params import packed_seq_params
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 @dataclass
 class Old:

@@ -39,8 +39,6 @@ from energon_pack.task_encoder import PackedTaskEncoder
 from support.running import ROOT, need_torchvision
 from support.samples import chat, video, write_tar
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:

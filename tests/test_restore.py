@@ -17,7 +17,7 @@ from support.packed import prepare
 from support.rank import NUM_RANKS, SAVED_AFTER
 from support.running import ROOT, need_torchvision
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.slow
 NUM_STEPS = 14
 
 

@@ -1,6 +1,5 @@
 """Runs of a feature token as one: the same ids and ranges as the tokenizer gives for the whole text, in less time."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -43,7 +42,6 @@ def test_by_hand() -> None:
     assert ranges == [(5, 6), (0, 9)]
 
 
-@pytest.mark.filterwarnings("ignore")
 @settings(max_examples=300)
 @given(st.lists(piece, max_size=12), st.data())
 def test_as_the_whole_text(pieces: list[str], data: st.DataObject) -> None:

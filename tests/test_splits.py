@@ -18,7 +18,6 @@ from energon_pack.splits import split_numbers, split_shares
 from energon_pack.verify import Options, verify
 from support.samples import chat, write_tar
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 Make = Callable[..., PackConfig]
 
 

@@ -24,8 +24,6 @@ from energon_pack.verify import Options, verify
 from support.packed import json_lines, train
 from support.samples import npy, picture, write_tar
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 def test_marks_of_frames() -> None:
     positions = [np.full((4, 3), t) for t in (0, 15, 30)]
