@@ -401,6 +401,14 @@ def test_what_is_excluded_is_out_however_the_source_is_named(prepared: Path, pat
     assert [keys for name, keys in source.excluded.items() if name.endswith("s_0.tar")] == [{"s_0_1"}]
 
 
+def test_a_prepared_source_named_by_a_link_too_lacks_nothing(prepared: Path, tmp_path: Path) -> None:
+    """Its shards were taken under the name of the link, and then missed under their own."""
+    (tmp_path / "link").symlink_to(prepared)
+    source = find_shards([str(tmp_path / "link"), str(prepared)], "train")
+    assert [Path(name).name for name in names(source)] == ["s_0.tar", "s_2.tar"]
+    assert source.num_left_out == 4
+
+
 def test_everything_left_out_is_said(prepared: Path) -> None:
     with pytest.raises(PackError, match="left out"):
         find_shards(f"{prepared}/s_1.tar")
