@@ -103,10 +103,9 @@ def pack(config: PackConfig) -> dict[str, Any]:
             with run.progress.timed("check"):
                 publish(staging, places.final, places.overwrite)
     print_stages(run.progress)
-    for line in audit.lines():
+    load = f'load it with megatron.energon.get_train_dataset("{places.final}", ...)'
+    for line in (*audit.lines(), f"packed into {places.final}", load):
         say(line)
-    say(f"packed into {places.final}")
-    say(f'load it with megatron.energon.get_train_dataset("{places.final}", ...)')
     return report.to_json()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from energon_pack.errors import PackError
 from energon_pack.sources.compressed import COMPRESSED_NAMES, compressed_error
-from energon_pack.sources.selection import Selection
+from energon_pack.sources.selection import LeftOut, Selection
 from energon_pack.sources.shard import Source, shard_of
 from energon_pack.sources.storage import expand, real_path, walk
 
@@ -30,9 +30,8 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
     found: dict[str, str] = {}  # real path → path
     roots: list[str] = []
     folders: list[str] = []
-    excluded: dict[str, frozenset[str]] = {}  # by real path
+    left_out: dict[str, LeftOut] = {}  # by real path
     selection = Selection(split)
-    num_left_out = 0
     for entry in [path] if isinstance(path, str) else path:
         root, entry_folders, files = expand(os.path.expanduser(entry))
         roots.append(root)
@@ -47,10 +46,9 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
             real = real_path(tar)
             if real in found:
                 continue
-            left_out = selection.left_out(tar)
-            num_left_out += left_out.num_samples
-            if left_out.keys is not None:
-                found[real], excluded[real] = tar, left_out.keys
+            left_out[real] = selection.left_out(tar)
+            if left_out[real].keys is not None:
+                found[real] = tar
         for folder in entry_folders:
             selection.check_complete(folder, tars)
     if not found:
@@ -62,8 +60,8 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
     return Source(
         shards=sorted((shard_of(names[real], tar) for real, tar in found.items()), key=lambda shard: shard.name),
         folders=frozenset(Path(folder).resolve() for folder in folders),
-        excluded={names[real]: keys for real, keys in excluded.items() if keys},
-        num_left_out=num_left_out,
+        excluded={names[real]: keys for real in found if (keys := left_out[real].keys)},
+        num_left_out=sum(item.num_samples for item in left_out.values()),
     )
 
 
