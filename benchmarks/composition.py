@@ -18,7 +18,8 @@ from rich.table import Table
 
 from energon_pack.items import MEDIA_TYPES, Items
 from energon_pack.order import spread_of_steps
-from energon_pack.plan import PackingSettings, PackPlan, features_of_packs, media_of_packs, plan_packs
+from energon_pack.plan import PackPlan, features_of_packs, media_of_packs, plan_packs
+from energon_pack.plan_settings import PackingConfig
 
 NUM_RANKS, NUM_WORKERS, SHARD_PACKS = 16, 2, 512
 
@@ -32,7 +33,8 @@ def mixture(num: int, seed: int = 0) -> Items:
     visual = np.where(media == 2, rng.integers(800, 7000, num), visual)
     lens = np.clip(rng.lognormal(5.4, 0.9, num), 20, 4000).astype(np.int64) + visual
     zeros = np.zeros(num, np.int64)
-    return Items(np.minimum(lens, 8192), media, num_images, visual, zeros, zeros, zeros)
+    counts = {"token_len": np.minimum(lens, 8192), "num_images": num_images, "num_visual_tokens": visual}
+    return Items(counts, media, zeros, zeros, zeros)
 
 
 def slices(num_packs: int) -> list[list[int]]:
@@ -71,7 +73,7 @@ def rows(items: Items, plan: PackPlan, order: np.ndarray[Any, np.dtype[np.int64]
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     items = mixture(100_000)
-    plan = plan_packs(items, PackingSettings(8192))
+    plan = plan_packs(items, PackingConfig(max_token_len=8192))
     ours = rows(items, plan, np.arange(plan.num_packs))
     longest = np.maximum.reduceat(items.lens[plan.items], plan.starts[:-1])
     theirs = rows(items, plan, np.lexsort((-longest, media_of_packs(items, plan))))
@@ -90,7 +92,7 @@ def main() -> None:
         table.add_row(label, *ratios, style="bold")
     console.print(table)
     for size in (8, 16):
-        plan = plan_packs(items, PackingSettings(8192, data_parallel_size=size))
+        plan = plan_packs(items, PackingConfig(max_token_len=8192, data_parallel_size=size))
         by_chance = np.random.default_rng(0).permutation(plan.num_packs)
         for name, values in features_of_packs(items, plan).items():
             if name != "members":

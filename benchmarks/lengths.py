@@ -24,14 +24,17 @@ from energon_pack.items import Lengths
 from energon_pack.lengths import index_shards, measure_shards
 from energon_pack.measuring import MeasureJob, measure
 from energon_pack.method import Method
-from energon_pack.plan import PackingSettings, plan_packs
+from energon_pack.plan import plan_packs
+from energon_pack.plan_settings import PackingConfig
 from energon_pack.progress import Progress
-from energon_pack.record import ReadSettings, load_json, parse_record
+from energon_pack.record import load_json, parse_record
 from energon_pack.run.context import Run
 from energon_pack.sample import Skip
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.shard import Shard
-from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
+from energon_pack.template_settings import ModelConfig
+from energon_pack.templates import Sample, Template, TemplateSettings, load_saved, prepare_template
 from energon_pack.templates.base import Rendered
 from energon_pack.templates.counting import CountingError
 from energon_pack.templates.torchvision_shim import prepare_torchvision
@@ -245,7 +248,7 @@ def runs(folder: Path, template_folder: str) -> Rows:
         run = Run(executor, progress, cache)
         measured = measure_shards(index_shards(shards, False, run), method, run)
         lengths = Lengths(measured, {}, None)
-        plan_packs(lengths.items, PackingSettings(16384))
+        plan_packs(lengths.items, PackingConfig(max_token_len=16384))
         again = time.perf_counter() - start
     num_measured = sum(not item.was_cached for item in measured)
     per_million = again * 1e6 / number
@@ -272,7 +275,9 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        template_folder = prepare_template(ModelSettings("qwen_vl", str(real / "processors" / "qwen2_5_vl")), folder)
+        template_folder = prepare_template(
+            TemplateSettings(ModelConfig(template="qwen_vl", processor=str(real / "processors" / "qwen2_5_vl"))), folder
+        )
         template = load_saved(template_folder)
         rows = [*images(real, template_folder), *texts(real, template), *index(folder), *runs(folder, template_folder)]
     table = Table("what", "per CPU second", "beside", "ratio", "goal, holds", box=None, pad_edge=False)

@@ -18,10 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from timing import at_least, at_most, cpu_seconds
 
-from energon_pack.bins import Bins, Ints, lower_bound, lower_bound_l2, pack_bins
+from energon_pack.bins import Algorithm, Bins, Ints, lower_bound, lower_bound_l2, pack_bins
 
 Rows = list[tuple[str, ...]]
 K = 1024
+_BOTH = (Algorithm.auto, Algorithm.best_fit_decreasing)
+_ALL = (Algorithm.auto, Algorithm.optimal, Algorithm.best_fit_decreasing)
 
 
 # ----------------------------------------------------------------------------------------------------------- lengths
@@ -103,7 +105,7 @@ def all_sets(most: int) -> Table:
         lens = lengths(name, num, capacity, multiple)
         number = pack_bins(lens, capacity).num_bins
         l1, l2 = lower_bound(lens, capacity), lower_bound_l2(lens, capacity)
-        greedy = pack_bins(lens, capacity, "best_fit_decreasing").num_bins
+        greedy = pack_bins(lens, capacity, Algorithm.best_fit_decreasing).num_bins
         seconds = cpu_seconds(lambda lens=lens, capacity=capacity: pack_bins(lens, capacity), 1)  # type: ignore[misc]
         aligned = f" × {multiple}" if multiple > 1 else ""
         ratios = (
@@ -123,15 +125,15 @@ def speed(num: int = 10**6) -> Rows:
     for capacity in (8 * K, 32 * K, 128 * K):
         lens = lengths("mixture", num, capacity)
         bound = lower_bound_l2(lens, capacity)
-        for algorithm in ("best_fit_decreasing", "auto"):
+        for algorithm in (Algorithm.best_fit_decreasing, Algorithm.auto):
             ours = cpu_seconds(lambda: pack_bins(lens, capacity, algorithm))  # noqa: B023
             found = pack_bins(lens, capacity, algorithm).num_bins / bound
             for reference, goal in ((best_fit, 100), (emptiest_bin, 20), (first_fit, 0)):
                 packs: list[int] = []
                 theirs = cpu_seconds(lambda: packs.append(reference(lens, capacity)), 1)  # noqa: B023
                 what = f"{reference.__name__.replace('_', ' ')} {theirs:.2f} s, {packs[0] / bound:.5f} · L2"
-                wanted = at_least(theirs / ours, goal, "×") if goal and algorithm != "auto" else ""
-                name = f"P1 {algorithm}, {num // 10**6}M @ {capacity // K}k"
+                wanted = at_least(theirs / ours, goal, "×") if goal and algorithm is not Algorithm.auto else ""
+                name = f"P1 {algorithm.value}, {num // 10**6}M @ {capacity // K}k"
                 rows.append((name, f"{ours:.2f} s, {found:.5f} · L2", what, f"{theirs / ours:.0f}×", wanted))
     few = lengths("mixture", 20_000, 8 * K)
     try:
@@ -152,7 +154,7 @@ def quality(num: int = 10**6) -> Rows:
         lens = lengths("mixture", num, capacity)
         name = f"mixture {num // 10**6}M @ {capacity // K}k"
         bound = lower_bound(lens, capacity)
-        auto, exact, greedy = (pack_bins(lens, capacity, a) for a in ("auto", "optimal", "best_fit_decreasing"))
+        auto, exact, greedy = (pack_bins(lens, capacity, algorithm) for algorithm in _ALL)
         for algorithm, bins in (("optimal", exact), ("auto", auto)):
             wanted = at_most((bins.num_bins - 1) / bound, 1.0001, " · L1 + 1")
             packs = f"{bins.num_bins:,} packs"
@@ -163,7 +165,7 @@ def quality(num: int = 10**6) -> Rows:
         ours, theirs = composition(lens, auto), composition(lens, greedy)
         rows.append((f"P5 composition, {name}", f"{ours:.2f}", f"best fit {theirs:.1f}", "", at_most(ours, 1.5)))
     lens = lengths("real-like", num, 8 * K)
-    ours, theirs = (composition(lens, pack_bins(lens, 8 * K, a)) for a in ("auto", "best_fit_decreasing"))
+    ours, theirs = (composition(lens, pack_bins(lens, 8 * K, a)) for a in _BOTH)
     name = f"real-like {num // 10**6}M @ 8k"
     rows.append((f"P5 composition, {name}", f"{ours:.2f}", f"best fit {theirs:.1f}", "", at_most(ours, 2.5)))
     for name, capacity in (
@@ -175,7 +177,7 @@ def quality(num: int = 10**6) -> Rows:
         for number in (10**5, 10**6):
             lens = lengths(name, number, capacity)
             bound = lower_bound_l2(lens, capacity)
-            both = (pack_bins(lens, capacity, a).num_bins / bound - 1 for a in ("auto", "best_fit_decreasing"))
+            both = (pack_bins(lens, capacity, a).num_bins / bound - 1 for a in _BOTH)
             ours, theirs = both
             what = f"P3 over L2, {name} {number // 1000}k @ {capacity // K}k"
             wanted = at_most(ours / theirs, 0.2)

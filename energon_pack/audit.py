@@ -25,10 +25,10 @@ from energon_pack.heavy import importing
 from energon_pack.lengths import LengthsWrong, MeasuredShard
 from energon_pack.method import Method
 from energon_pack.processor_inputs import clip, media_inputs
-from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
 from energon_pack.sample import Skip
 from energon_pack.samples.media.image import open_image
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_again

@@ -10,7 +10,8 @@ from typing import Any
 from rich.table import Table
 
 from energon_pack.items import Lengths
-from energon_pack.plan import PackingSettings, plan_packs
+from energon_pack.plan import plan_packs
+from energon_pack.plan_settings import Overlong, PackingConfig
 from energon_pack.report import console, spread
 
 
@@ -42,7 +43,7 @@ class Choices:
         return asdict(self)
 
 
-def try_lens(lengths: Lengths, settings: PackingSettings, lens: Sequence[int]) -> Choices:
+def try_lens(lengths: Lengths, packing: PackingConfig, lens: Sequence[int]) -> Choices:
     """The spread of the samples' lengths, and for each pack length what becomes of them.
 
     Args:
@@ -52,8 +53,9 @@ def try_lens(lengths: Lengths, settings: PackingSettings, lens: Sequence[int]) -
     tokens = items.lens[items.lens > 0]
     choices = []
     for max_token_len in lens:
-        max_token_len -= max_token_len % settings.pad_to_multiple_of
-        plan = plan_packs(items, replace(settings, max_token_len=max_token_len, overlong="drop", hard_limit=None))
+        max_token_len -= max_token_len % packing.pad_to_multiple_of
+        dropping = replace(packing, max_token_len=max_token_len, overlong=Overlong.drop, hard_limit=None)
+        plan = plan_packs(items, dropping, lengths.seed)
         num_packed, packed = len(plan.items), int(items.lens[plan.items].sum())
         choices.append(
             Choice(

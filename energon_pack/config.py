@@ -1,94 +1,78 @@
-"""The config: its schema."""
+"""The config: its nodes, put together. A node that a room reads whole is that room's own dataclass."""
 
-from dataclasses import asdict, dataclass, field
+import re
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from energon_pack.models import conf_dir as conf_dir
+from energon_pack.bins import Algorithm
+from energon_pack.errors import PackError
+from energon_pack.models import conf_dir
+from energon_pack.nodes import plain
+from energon_pack.plan_settings import GroupBy, Layout, Overlong, PackingConfig
+from energon_pack.samples.settings import ControlTokens, SampleType
+from energon_pack.sources.settings import Format, OnDamaged, SourceConfig
+from energon_pack.template_settings import LabelsConfig, Mask, MediaConfig, ModelConfig, Rope, TrainOn
 
-
-class Layout(str, Enum):
-    neat = "neat"
-    thd = "thd"
-
-
-class Algorithm(str, Enum):
-    auto = "auto"
-    balanced = "balanced"
-    optimal = "optimal"
-    best_fit_decreasing = "best_fit_decreasing"
-    first_fit_decreasing = "first_fit_decreasing"
-
-
-class Overlong(str, Enum):
-    drop = "drop"
-    error = "error"
-    own_pack = "own_pack"
-    split_turns = "split_turns"
-    truncate_text = "truncate_text"
-
-
-class GroupBy(str, Enum):
-    media = "media"
-    dataset = "dataset"
-    none = "none"
-
-
-class Mask(str, Enum):
-    positions = "positions"
-    dict4d = "dict4d"
-    hybrid = "hybrid"
-
-
-class Rope(str, Enum):
-    none = "none"
-    qwen2_vl = "qwen2_vl"
-    qwen2_5_vl = "qwen2_5_vl"
-    qwen3_vl = "qwen3_vl"
-
-
-class SampleType(str, Enum):
-    auto = "auto"
-    chat = "chat"
-    captioning = "captioning"
-    vqa = "vqa"
-
-
-class ControlTokens(str, Enum):
-    keep = "keep"
-    skip = "skip"
-
-
-class Format(str, Enum):
-    wds = "wds"
-    jsonl = "jsonl"
-
-
-class OnDamaged(str, Enum):
-    error = "error"
-    keep = "keep"
+__all__ = [
+    "Algorithm",
+    "ControlTokens",
+    "DatasetYaml",
+    "Engine",
+    "ExecutorConfig",
+    "Flavor",
+    "Format",
+    "GroupBy",
+    "LabelsConfig",
+    "Layout",
+    "Mask",
+    "MeasureConfig",
+    "MediaConfig",
+    "ModelConfig",
+    "OnDamaged",
+    "OutputConfig",
+    "Overlong",
+    "PackConfig",
+    "PackingConfig",
+    "ReportConfig",
+    "Rope",
+    "SampleType",
+    "SourceConfig",
+    "SplitsConfig",
+    "Stage",
+    "TrainOn",
+    "conf_dir",
+    "plain",
+]
 
 
 class Flavor(str, Enum):
+    """What the packs' JSON looks like."""
+
     packed_multi_mix_qa = "packed_multi_mix_qa"
     packed_captioning = "packed_captioning"
 
 
 class DatasetYaml(str, Enum):
+    """How Energon reads the packs."""
+
     typed = "typed"
     crude = "crude"
 
 
 class Stage(str, Enum):
+    """How far a run goes."""
+
     lengths = "lengths"
     plan = "plan"
     all = "all"
 
 
 class Engine(str, Enum):
+    """What counts tokens."""
+
     auto = "auto"
     words = "words"
     gigatoken = "gigatoken"
@@ -96,125 +80,92 @@ class Engine(str, Enum):
     tokenizers = "tokenizers"
 
 
-class TrainOn(str, Enum):
-    all = "all"
-    last = "last"
-
-
-@dataclass
-class ModelConfig:
-    """A model: its family of rules and its processor. One YAML in `conf/model` each."""
-
-    name: str = MISSING
-    template: str = MISSING
-    hub_id: str | None = None
-    processor: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    processor_kwargs: dict[str, Any] = field(default_factory=dict)
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-    factor: int | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    add_special_tokens: bool = False
-    mask: Mask = Mask.positions
-    rope: Rope = Rope.none  # whose three rows of positions the model takes
-
-
-@dataclass
-class MediaConfig:
-    """What is done to media before the processor's own rule; names are those of `preprocess.py`, or `module:Class`."""
-
-    image: str = "default"
-    longest_side: int | None = None
-    max_pixels: int | None = None
-    crop_width: int | None = None
-    crop_height: int | None = None
-    video: str = "default"
-    fps: float | None = None
-    num_frames: int | None = None
-    min_frames: int | None = None
-    max_frames: int | None = None
-    video_min_pixels: int | None = None
-    video_max_pixels: int | None = None
-    video_cap: bool | None = None
-
-
-@dataclass
-class LabelsConfig:
-    train_on: TrainOn = TrainOn.all
-
-
 @dataclass
 class MeasureConfig:
+    """How lengths are measured; they are the same with each choice."""
+
+    #: auto: the fastest that is installed and exact for the tokenizer
     engine: Engine = Engine.auto
+    #: share of the samples that goes through the full processor, to be sure; 0: none
     verify: float = 0.002
 
 
 @dataclass
-class PackingConfig:
-    layout: Layout = Layout.neat
-    max_token_len: int = 8192
-    pad_to_multiple_of: int = 1
-    algorithm: Algorithm = Algorithm.auto
-    overlong: Overlong = Overlong.drop
-    hard_limit: int | None = None
-    group_by: GroupBy = GroupBy.media
-    window: int | None = None
-    max_images: int | None = None
-    max_visual_tokens: int | None = None
-    max_members: int | None = None
-    max_attention_cost: int | None = None
-    need_image: bool = False
-    data_parallel_size: int = 1
-
-
-@dataclass
-class SourceConfig:
-    format: Format = Format.wds
-    path: Any = None  # str or list of str
-    media_root: str | None = None
-    messages_key: str | None = None
-    sample_type: SampleType = SampleType.auto
-    caption_prompt: str = ""
-    control_tokens: ControlTokens = ControlTokens.keep
-    on_damaged: OnDamaged = OnDamaged.error
-    split: str | None = None
-    limit: int | None = None
-    slice: str | None = None
-
-
-@dataclass
 class SplitsConfig:
-    train: float | None = None  # the rest
+    """Shares of the samples, drawn by id and seed."""
+
+    #: None: the rest
+    train: float | None = None
+    #: by default none
     val: float = 0.0
+    #: by default none
     test: float = 0.0
 
 
 @dataclass
 class OutputConfig:
+    """Where packs are written, and how."""
+
+    #: the folder of all datasets and of the cache
     dir: str = "packed"
+    #: of this dataset's folder in it; None: `<source>-<model>-<layout>-<max_token_len>`, and a hash
     name: str | None = None
+    #: of the packs' JSON
     flavor: Flavor = Flavor.packed_multi_mix_qa
+    #: typed: sample type and loader; crude: CrudeWebdataset, for cookers
     dataset_yaml: DatasetYaml = DatasetYaml.typed
+    #: whether a loader of plain Python lies beside the data, for a stack that can't import energon_pack
     sample_loader_py: bool = False
+    #: `module:Class` that such a stack reads packs as; None: this package's own class
     sample_type: str | None = None
+    #: what the names of shards begin with
     shard_prefix: str = "packed"
+    #: packs of a shard
     max_shard_packs: int = 4096
+    #: bytes of a shard; a pack that has more has a shard of its own
     max_shard_bytes: float = 1e9
+    #: by default all is train
     splits: SplitsConfig = field(default_factory=SplitsConfig)
+    #: whether index.sqlite is written, for joins and random access
     sqlite: bool = False
+    #: whether a dataset of that name is replaced
     overwrite: bool = False
+
+    def check(self) -> None:
+        """Raises PackError where nothing could be written so."""
+        if not self.dir:
+            raise PackError("output.dir is empty: output.dir=. is this folder")
+        for key, text in (("output.name", self.name), ("output.shard_prefix", self.shard_prefix)):
+            if text is not None and (not text or set(text) & set("/\\{},") or text.startswith(".")):
+                raise PackError(f"{key}={text!r}: no slash, brace, comma or leading dot")
+        name = self.sample_type
+        if name is not None and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
+            raise PackError(f"output.sample_type={name}: a class is named module:Class, as my_stack.data:PackedSample")
+        if self.sample_loader_py and name is None:
+            raise PackError(
+                "output.sample_loader_py=true needs output.sample_type=module:Class, the class that the other stack"
+                " reads packs as; energon_pack's own classes need no sample_loader.py"
+            )
+        if name is not None and not self.sample_loader_py:
+            raise PackError(
+                f"output.sample_type={name} needs output.sample_loader_py=true: energon_pack's own loader fills its own"
+                " classes alone"
+            )
 
 
 @dataclass
 class ReportConfig:
+    """What `stage=lengths` tries."""
+
+    #: tokens of a pack
     lens: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384, 32768, 65536])
 
 
 @dataclass
 class ExecutorConfig:
+    """Processes on this machine."""
+
+    #: None: all cores
     num_workers: int | None = None
 
 
@@ -231,9 +182,13 @@ class PackConfig:
     output: OutputConfig = field(default_factory=OutputConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    #: of all that is left to chance: order, splits, samples that are drawn
     seed: int = 0
+    #: lengths: measure, and try `report.lens`; plan: write no dataset; all: pack
     stage: Stage = Stage.all
+    #: lengths of each source shard, kept for the next run; None: `<output.dir>/.cache`
     cache_dir: str | None = None
+    #: share of the samples that bad data may cost before nothing is published
     max_skipped: float = 0.01
 
 
@@ -246,15 +201,3 @@ def _schema() -> DictConfig:
 
 
 ConfigStore.instance().store(name="pack_schema", node=_schema(), provider="energon_pack")
-
-
-def plain(node: Any) -> dict[str, Any]:
-    """A config or a node of it, as JSON has it."""
-
-    def value(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {key: value(entry) for key, entry in item.items()}
-        return item.value if isinstance(item, Enum) else item
-
-    result: dict[str, Any] = value(asdict(node))
-    return result

@@ -18,8 +18,8 @@ from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.metadata import write_energon
-from energon_pack.record import ReadSettings
 from energon_pack.sample import AnyPart, Reason, Skip
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.shards import WrittenShard
 from energon_pack.sources.meta import find_lines
 from energon_pack.sources.reader import Reader

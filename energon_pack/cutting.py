@@ -6,22 +6,24 @@ sample is, and its row in the plan says what it holds of the whole.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from energon_pack import caps
 from energon_pack.bins import Ints
 from energon_pack.cut import Cut, exchanges, messages_of, num_media_before
 from energon_pack.items import Lengths
 from energon_pack.lengths import MeasuredShard
-from energon_pack.measuring import LengthsRow, lengths_table
+from energon_pack.measuring import LengthsRow, counts_of, lengths_table
 from energon_pack.method import Method
-from energon_pack.plan import PackingSettings
+from energon_pack.plan_settings import Overlong, PackingConfig
 from energon_pack.run.context import Run
 from energon_pack.sample import Skip, media_type
 from energon_pack.sources.reader import Reader, SourceChanged
@@ -32,7 +34,7 @@ from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.templates import Sample, Template, load_saved
 
-CUTTING = ("split_turns", "truncate_text")
+CUTTING = (Overlong.split_turns, Overlong.truncate_text)
 #: Raised when the same conversation is cut in another way.
 _VERSION = 1
 _SLICE = 200  # samples a job
@@ -45,32 +47,31 @@ class CutJob:
     shards: list[Shard]
     rows: pa.Table
     method: Method
-    settings: PackingSettings
+    packing: PackingConfig
 
 
-def cut_overlong(lengths: Lengths, method: Method, settings: PackingSettings, run: Run) -> Lengths:
+def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, run: Run) -> Lengths:
     """The lengths with parts in place of the samples that are too long, as far as these can be cut."""
     items, measured = lengths.items, lengths.shards
-    overlong = settings.padded(items.lens) > settings.max_token_len
-    if settings.overlong == "truncate_text":
+    overlong = _is_overlong(items.lens, packing)
+    if packing.overlong is Overlong.truncate_text:
         overlong &= items.media == 0
-    limits = {name: value for name, value in asdict(settings).items() if name.startswith(("max_", "pad_", "overlong"))}
-    cache = TableCache(run.cache("cuts", key_of(limits, _VERSION)))
+    cache = TableCache(run.cache("cuts", key_of(how_cut(packing), _VERSION)))
     keys = {
         number: key_of([(Path(path).stem, *rows) for path, *rows in measured[number].pieces])
         for number in np.unique(items.shard[overlong]).tolist()
     }
     todo = [number for number, key in keys.items() if _known(cache, key) is None]
-    num_left = Counter(chain.from_iterable(numbers.tolist() for numbers, _ in _overlong(measured, todo, settings)))
+    num_left = Counter(chain.from_iterable(numbers.tolist() for numbers, _ in _overlong(measured, todo, packing)))
     num_parts = dict.fromkeys(num_left, 0)
     at_work: list[Ints] = []  # of the samples of a job, their shards
 
     def jobs() -> Iterator[CutJob]:
-        for numbers, rows in _overlong(measured, todo, settings):
+        for numbers, rows in _overlong(measured, todo, packing):
             for start in range(0, len(numbers), _SLICE):
                 at_work.append(numbers[start : start + _SLICE])
                 shards = [measured[number].shard for number in at_work[-1]]
-                yield CutJob(shards, rows.slice(start, _SLICE), method, settings)
+                yield CutJob(shards, rows.slice(start, _SLICE), method, packing)
 
     with run.progress.stage("cut", num_left.total(), "samples") as advance:
         try:
@@ -89,6 +90,22 @@ def cut_overlong(lengths: Lengths, method: Method, settings: PackingSettings, ru
     return _with_parts(lengths, {number: _known(cache, key) or [] for number, key in keys.items()}, overlong)
 
 
+def how_cut(packing: PackingConfig) -> dict[str, Any]:
+    """The settings that say which samples are cut, and where: other parts are kept under another key."""
+    return {
+        "overlong": packing.overlong,
+        "pad_to_multiple_of": packing.pad_to_multiple_of,
+        **{cap.name: getattr(packing, cap.name) for cap in caps.CAPS},
+    }
+
+
+def _is_overlong(token_len: npt.NDArray[Any], packing: PackingConfig) -> npt.NDArray[np.bool_]:
+    is_overlong: npt.NDArray[np.bool_] = (
+        caps.padded(token_len.astype(np.int64), packing.pad_to_multiple_of) > packing.max_token_len
+    )
+    return is_overlong
+
+
 def _known(cache: TableCache, key: str) -> list[Piece] | None:
     """Where the parts of a shard's samples are, if they are known."""
     about = cache.note(key)
@@ -99,12 +116,12 @@ def _known(cache: TableCache, key: str) -> list[Piece] | None:
 
 
 def _overlong(
-    measured: Sequence[MeasuredShard], numbers: Sequence[int], settings: PackingSettings
+    measured: Sequence[MeasuredShard], numbers: Sequence[int], packing: PackingConfig
 ) -> Iterator[tuple[Ints, pa.Table]]:
     """All samples of these shards that are too long: their shards, and rows of lengths."""
     for chunk in in_chunks((number, measured[number].pieces) for number in numbers):
         table = chunk.read()
-        is_overlong = settings.padded(table["token_len"].to_numpy()) > settings.max_token_len
+        is_overlong = _is_overlong(table["token_len"].to_numpy(), packing)
         yield chunk.numbers_of_rows[is_overlong], table.filter(pa.array(is_overlong))
 
 
@@ -138,7 +155,7 @@ def cut(job: CutJob) -> tuple[pa.Table, list[int]]:
     with Reader() as reader:
         for shard, row in zip(job.shards, rows_of(job.rows, LengthsRow), strict=True):
             parts.append([])
-            if job.settings.overlong == "split_turns" or not row.parts:
+            if job.packing.overlong is Overlong.split_turns or not row.parts:
                 try:
                     parts[-1] = _Conversation(reader, shard, row, template, job).parts()
                 except Skip:  # it was read well when it was measured
@@ -159,7 +176,7 @@ class _Conversation:
     def parts(self) -> list[LengthsRow]:
         """Rows of its parts; none where it can't be cut."""
         edges = exchanges(self._messages)
-        if self._job.settings.overlong == "truncate_text":
+        if self._job.packing.overlong is Overlong.truncate_text:
             found = self._beginning(edges)
             return [] if found is None else [self._named(found, 1, 1)]
         found_all = []
@@ -188,7 +205,7 @@ class _Conversation:
     def _measured(self, first: int, end: int, num_characters: int | None = None) -> LengthsRow | None:
         """The row of a part; None where it does not fit."""
         here = slice(self._num_before[first], self._num_before[end])
-        media, parts, settings = self._sample.media[here], self._sample.parts[here], self._job.settings
+        media, parts = self._sample.media[here], self._sample.parts[here]
         sample = Sample(messages_of(self._messages, first, end, num_characters), media, self._sample.tools)
         try:
             rendered = self._template.render(sample)
@@ -196,24 +213,16 @@ class _Conversation:
             return None
         [(token_len, num_supervised)] = self._template.count([rendered], self._job.method.engine)
         kinds = [part.kind for part in parts]
-        num_images = kinds.count("image")
-        limits = (
-            (settings.padded(np.array([token_len]))[0], settings.max_token_len),
-            (num_images, settings.max_images),
-            (rendered.num_visual_tokens, settings.max_visual_tokens),
-            (token_len**2, settings.max_attention_cost),
-        )
-        if any(cap is not None and value > cap for value, cap in limits):
+        counts: dict[str, Any] = {"token_len": token_len, **counts_of(rendered, kinds)}
+        if caps.exceeded(counts, self._job.packing):
             return None
         return replace(
             self._row,
             parts=parts,
             files=None,  # those of the whole sample are compared
             media_type=media_type(kinds),
-            token_len=token_len,
             num_supervised=num_supervised,
-            num_visual_tokens=rendered.num_visual_tokens,
-            num_images=num_images,
+            **counts,
             num_bytes=num_tar_bytes([self._row.record_size, *(part.size for part in parts)]),
             checksum=self._reader.checksum(self._shard, self._sample.raw, parts),
             cut=Cut("", first, end, num_characters, "".join(kind[0] for kind in self._sample.kinds)),

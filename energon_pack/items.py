@@ -6,7 +6,7 @@ About 44 bytes a sample are held; all else stays in files and is read again, man
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from energon_pack import caps
 from energon_pack.bins import Ints
 from energon_pack.lengths import MeasuredShard
 from energon_pack.packs import CAPTIONING
@@ -27,8 +28,8 @@ MEDIA_TYPES = ("text", "image", "video", "mix")
 #: What the report counts of samples that were measured.
 NOTES = ("control_tokens", "placeholders_put_in", "placeholders_as_text", "tools_left_out")
 
-_NUMBERS = ("num_images", "num_visual_tokens", "num_supervised", "num_bytes", "checksum")
-_COLUMNS = ("media_type", "token_len", *_NUMBERS, "reason", "not_captioning", "num_control_tokens", *NOTES[1:])
+_NUMBERS = ("num_supervised", "num_bytes", "checksum")
+_COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "not_captioning", "num_control_tokens", *NOTES[1:])
 
 AnyInts = npt.NDArray[np.integer[Any]]
 
@@ -37,13 +38,16 @@ AnyInts = npt.NDArray[np.integer[Any]]
 class Items:
     """What is packed, one entry an item: a sample, or a part of one that was cut."""
 
-    lens: AnyInts  # tokens; 0: not to be packed
+    counts: Mapping[str, AnyInts]  # `caps.COLUMNS`; without tokens: not to be packed
     media: AnyInts  # index into MEDIA_TYPES, -1 where it can't be told
-    num_images: AnyInts
-    num_visual_tokens: AnyInts
     shard: AnyInts  # number of its source shard
     dataset: AnyInts  # number of the folder its shard is in
     split: AnyInts  # index into SPLITS
+
+    @property
+    def lens(self) -> AnyInts:
+        """Tokens of each."""
+        return self.counts["token_len"]
 
     def __len__(self) -> int:
         return len(self.lens)
@@ -95,7 +99,7 @@ class Lengths:
         folders = [name.rpartition("/")[0] for name in self.shard_names]
         number_of = {folder: number for number, folder in enumerate(sorted(set(folders)))}
         self._datasets = np.array([number_of[folder] for folder in folders], np.int32)
-        self.flavor, self._shares, self._seed = flavor, shares, seed
+        self.flavor, self.seed, self._shares = flavor, seed, shares
         self._is_split = max(shares) < 1
         self._excluded = [(excluded or {}).get(name, frozenset()) for name in self.shard_names]
         self._rows: list[_Rows] = []
@@ -170,9 +174,10 @@ class Lengths:
         self._num_items += num
         media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), -1)
         reasons = self.reason(table)
-        self._append(
-            "lens", np.where(pc.is_null(reasons).to_numpy(), table["token_len"].to_numpy(), 0).astype(np.int32)
-        )
+        counts = {name: table[name].to_numpy() for name in caps.COLUMNS}
+        counts["token_len"] = np.where(pc.is_null(reasons).to_numpy(), counts["token_len"], 0).astype(np.int32)
+        for name, values in counts.items():
+            self._append(name, values)
         self._append("media", media.to_numpy().astype(np.int8))
         self._append("shard", numbers.astype(np.int32))
         self._append("dataset", self._datasets[numbers])
@@ -192,21 +197,21 @@ class Lengths:
     def _splits(self, numbers: Ints, table: pa.Table) -> AnyInts:
         if not self._is_split:
             return np.full(table.num_rows, int(np.argmax(self._shares)), np.int8)
-        return split_numbers(self.sample_ids(numbers, table), self._shares, self._seed)
+        return split_numbers(self.sample_ids(numbers, table), self._shares, self.seed)
 
     def _append(self, name: str, values: AnyInts) -> None:
         self._columns.setdefault(name, []).append(values)
 
     def _join(self) -> None:
         types = {"media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32}
-        names = dict.fromkeys([*(field.name for field in fields(Items)), *_NUMBERS])
+        names = ("media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
         joined = {
             name: np.concatenate([np.zeros(0, types.get(name, np.int32)), *self._columns.get(name, [])])
             for name in names
         }
-        joined["lens"][: self.num_samples][self.is_cut] = 0
+        joined["token_len"][: self.num_samples][self.is_cut] = 0
         self._columns = {name: [values] for name, values in joined.items()}
         #: bytes of each item as members of a tar, its supervised tokens, and what tells whether it is as measured
         self.num_bytes, self.num_supervised = joined.pop("num_bytes"), joined.pop("num_supervised")
         self.checksums = joined.pop("checksum")
-        self.items = Items(**joined)
+        self.items = Items(counts={name: joined.pop(name) for name in caps.COLUMNS}, **joined)

@@ -20,7 +20,7 @@ from energon_pack.bins import Ints
 from energon_pack.current import stale_rows
 from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.errors import PackError
-from energon_pack.measuring import MeasureJob, measure
+from energon_pack.measuring import LENGTHS_VERSION, MeasureJob, measure
 from energon_pack.method import Method
 from energon_pack.run.context import Run
 from energon_pack.sources import reader, wds
@@ -28,9 +28,6 @@ from energon_pack.sources.shard import Shard
 from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of, write_tables
 from energon_pack.templates import load_saved
 from energon_pack.templates.counting import CountingError
-
-#: Raised when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 10
 
 _SLICE = 2000  # samples a job: small enough that one shard uses all cores
 _JOB_SHARDS, _JOB_BYTES = 256, 64 << 20  # shards of a job that reads headers

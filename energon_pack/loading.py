@@ -8,7 +8,6 @@ whatever decoder a task encoder sets.
 import io
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,17 +16,21 @@ import numpy as np
 
 from energon_pack.manifest import FLAVORS, is_packed_here, read_manifest
 from energon_pack.models import read_model
-from energon_pack.record import ReadSettings, Record, caption_record, listed_parts, load_json, media_parts, parse_record
+from energon_pack.nodes import node_of, plain
+from energon_pack.record import Record, caption_record, listed_parts, load_json, media_parts, parse_record
 from energon_pack.sample import Part, place_media
 from energon_pack.samples.conversation import place
 from energon_pack.samples.media.formats import format_of, kind_by_name
 from energon_pack.samples.media.lazy_image import LazyImage
-from energon_pack.templates import ModelSettings, Template
+from energon_pack.samples.settings import ReadSettings, SampleType
+from energon_pack.template_settings import LabelsConfig, MediaConfig, ModelConfig, TemplateSettings
+from energon_pack.templates import Template
 from energon_pack.templates import load_template as load_model_template
 
 __all__ = ["cookers", "load_template", "make_part_filter", "make_sample_loader"]
 
 Parts = Mapping[str, Any]
+_AUTO = ReadSettings()  # each sample is looked at
 
 
 # ------------------------------------------------------------------------------------------- named by dataset.yaml
@@ -46,13 +49,13 @@ def make_sample_loader(
         messages_key, sample_type, caption_prompt: how unpacked samples are read: `source.*` of the packing.
 
     Raises:
-        ValueError: an unknown flavour.
+        ValueError: an unknown flavour or sample type.
     """
     if flavor not in LOADERS:
         raise ValueError(f"no sample loader for flavor {flavor!r}; there are: {', '.join(LOADERS)}")
     if flavor != "multi_mix_qa":
         return LOADERS[flavor]
-    return partial(load_multi_mix_qa, settings=ReadSettings(messages_key, sample_type, caption_prompt))
+    return partial(load_multi_mix_qa, settings=ReadSettings(messages_key, SampleType(sample_type), caption_prompt))
 
 
 def make_part_filter() -> Callable[[str], bool]:
@@ -129,7 +132,7 @@ def load_packed_captioning(parts: Parts) -> dict[str, Any]:
     }
 
 
-def load_multi_mix_qa(parts: Parts, settings: ReadSettings = ReadSettings()) -> dict[str, Any]:  # noqa: B008 (frozen)
+def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str, Any]:
     """The fields of a `MultiMixQASample` from an unpacked source sample, read as packing reads it.
 
     Raises:
@@ -215,8 +218,6 @@ def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]
     if not path.exists():
         raise FileNotFoundError(f"{dataset}: no such folder")
     node = read_model(model)
-    read = ReadSettings()
-    source = {"messages_key": read.messages_key, "sample_type": read.sample_type}
     return {
         "layout": "neat",
         "mask": node["mask"],
@@ -225,9 +226,9 @@ def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]
         "fingerprint": None,
         "content": {
             "model": node,
-            "media": {},
-            "labels": {"train_on": "all"},
-            "source": {**source, "caption_prompt": read.caption_prompt},
+            "media": plain(MediaConfig()),
+            "labels": plain(LabelsConfig()),
+            "source": plain(ReadSettings()),
         },
     }
 
@@ -251,19 +252,19 @@ def load_template(
     processor = processor or node["hub_id"]
     if processor is None:
         raise ValueError(f"{dataset}: model={node['name']} has no hub id: give its processor")
-    own = {
-        "processor": processor,
-        "trust_remote_code": trust_remote_code,
-        "media": manifest["content"]["media"],
-        "train_on": manifest["content"]["labels"]["train_on"],
-    }
-    settings = ModelSettings(**{f.name: node[f.name] for f in fields(ModelSettings) if f.name in node} | own)
+    content = manifest["content"]
+    own = {"processor": processor, "trust_remote_code": trust_remote_code}
+    settings = TemplateSettings(
+        node_of(ModelConfig, {**node, **own}),
+        node_of(MediaConfig, content["media"]),
+        node_of(LabelsConfig, content["labels"]),
+    )
     template = load_model_template(settings)
     if manifest["fingerprint"] is not None and template.fingerprint != manifest["fingerprint"]:
         differ = [name for name, value in manifest["fingerprints"].items() if template.fingerprints[name] != value]
         raise ValueError(
             f"{dataset} was packed with another {' and another '.join(differ)} than that of"
-            f" {settings.processor}: lengths would differ. Train with the processor it was packed with, or pack again"
+            f" {processor}: lengths would differ. Train with the processor it was packed with, or pack again"
         )
     return template
 

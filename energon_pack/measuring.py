@@ -10,8 +10,8 @@ import pyarrow as pa
 from energon_pack.cut import CUT_TYPE
 from energon_pack.method import Method
 from energon_pack.packs import not_captioning
-from energon_pack.record import ReadSettings
 from energon_pack.sample import AnyPart, Reason, Skip, media_type, media_type_by_name, num_placeholders
+from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.sources import wds
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
@@ -38,6 +38,8 @@ _PART_TYPE = pa.list_(
     )
 )
 _FILES_TYPE = pa.list_(pa.struct([("name", pa.large_string()), ("size", pa.int64()), ("version", pa.string())]))
+#: Raised when measuring the same sample gives other columns or values.
+LENGTHS_VERSION = 10
 LENGTHS_SCHEMA = pa.schema(
     [
         ("key", pa.large_string()),
@@ -132,7 +134,7 @@ def _rendered(
         parts: list[AnyPart] = [*sample.parts, *positions]
         row.files = reader.files(shard, parts)
         rendered = template.render(Sample(sample.timed, sample.media, sample.tools))
-        if rendered.num_control_tokens and settings.control_tokens == "skip":
+        if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
             raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
     except Skip as skip:
         row.reason, row.detail = skip.reason.value, skip.detail
@@ -145,8 +147,8 @@ def _rendered(
     row.placeholders_put_in = sample.placeholders_put_in
     row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
     row.checksum = reader.checksum(shard, sample.raw, sample.parts)
-    row.num_visual_tokens = rendered.num_visual_tokens
-    row.num_images = kinds.count("image")
+    for name, number in counts_of(rendered, kinds).items():
+        setattr(row, name, number)
     row.num_bytes = num_tar_bytes([row.record_size, *(part.size for part in parts)])
     row.not_captioning = not_captioning(sample.messages, sample.tools, kinds)
     row.num_control_tokens = rendered.num_control_tokens
@@ -161,6 +163,15 @@ def _count(template: Template, waiting: list[tuple[LengthsRow, Rendered]], engin
         if not row.token_len:
             row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
     waiting.clear()
+
+
+def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
+    """What `caps` are about beside tokens, by column.
+
+    Args:
+        kinds: of its media.
+    """
+    return {"num_visual_tokens": rendered.num_visual_tokens, "num_images": kinds.count("image")}
 
 
 def lengths_table(rows: Sequence[LengthsRow]) -> pa.Table:

@@ -4,11 +4,11 @@ import os
 from dataclasses import dataclass, replace
 from functools import partial
 
-from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates import (
     Identity,
-    ModelSettings,
+    TemplateSettings,
     identity_of,
     local_folder,
     prepare_template,
@@ -31,15 +31,16 @@ class Method:
         return identity_of(self.template_folder)
 
 
-def prepare(model: ModelSettings, read: ReadSettings, engine: str, run: Run) -> Method:
+def prepare(settings: TemplateSettings, read: ReadSettings, engine: str, run: Run) -> Method:
     """Have the template of a model in the cache, built by a process beside, which imports transformers.
 
     Raises:
         PackError: no such processor, or one that the model's family can't use.
     """
-    model = replace(model, processor=os.fspath(local_folder(model)))  # a hub id is looked up once
-    folder = saved_template(model, run.cache())
+    processor = os.fspath(local_folder(settings.model))  # a hub id is looked up once
+    settings = replace(settings, model=replace(settings.model, processor=processor))
+    folder = saved_template(settings, run.cache())
     if folder is None:
         build = partial(prepare_template, cache_dir=run.cache())
-        folder = run.executor.result(run.executor.start(build, model))
-    return Method(folder, model.processor, read, engine)
+        folder = run.executor.result(run.executor.start(build, settings))
+    return Method(folder, processor, read, engine)

@@ -8,9 +8,9 @@ dataset appears under its name at the end, whole.
 
 import json
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from energon_pack.audit import Audit, finish, start
 from energon_pack.check import check, get_ready, reconcile
@@ -37,7 +37,7 @@ from energon_pack.metadata import manifest_of, write_metadata
 from energon_pack.method import Method, prepare
 from energon_pack.naming import content_settings, shards_identity
 from energon_pack.packed.files import LEDGER, REPORT
-from energon_pack.plan import PackingSettings, PackPlan, plan_packs
+from energon_pack.plan import PackPlan, plan_packs
 from energon_pack.plan_file import ShardPlan, check_overlong, check_splits, plan_shards, write_ledger
 from energon_pack.progress import Progress
 from energon_pack.publish import (
@@ -50,16 +50,13 @@ from energon_pack.publish import (
     refuse_losses,
     staging_folder,
 )
-from energon_pack.record import ReadSettings
 from energon_pack.report import Report, RunFacts, print_plan, print_stages, say, summarize
 from energon_pack.resolve import Places, resolve
 from energon_pack.run.context import Run
 from energon_pack.shards import WrittenShard
 from energon_pack.splits import split_shares
-from energon_pack.templates import ModelSettings
+from energon_pack.template_settings import TemplateSettings
 from energon_pack.writing import write_shards
-
-Settings = TypeVar("Settings")
 
 
 def pack(config: PackConfig) -> dict[str, Any]:
@@ -90,7 +87,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
             staging_folder(places.final, planned.identity) as staging,
             forgetting_wrong(planned.lengths.shards, method, run),
         ):
-            write_ledger(staging / LEDGER, planned.lengths, planned.plan, planned.packing)
+            write_ledger(staging / LEDGER, planned.lengths, planned.plan, config.packing)
             refuse_losses(planned.report, config.max_skipped, staging / LEDGER, places.final)
             refuse_little_space(staging, planned.shards.num_bytes)
             auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run)
@@ -116,9 +113,9 @@ def _index(config: PackConfig, places: Places, run: Run) -> list[IndexedShard]:
 
 def _prepare(config: PackConfig, places: Places, run: Run) -> Method:
     with run.timed("processor"):
-        more = {"processor": places.processor, "media": plain(config.media), "train_on": config.labels.train_on.value}
-        model = _settings(ModelSettings, config.model, **more)
-        return prepare(model, _settings(ReadSettings, config.source), config.measure.engine.value, run)
+        model = replace(config.model, processor=places.processor)
+        settings = TemplateSettings(model, config.media, config.labels)
+        return prepare(settings, config.source.reading, config.measure.engine.value, run)
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,7 @@ def _measure(config: PackConfig, places: Places, indexed: list[IndexedShard], me
 def _choose(config: PackConfig, measured: Measured, run: Run) -> dict[str, Any]:
     """What each pack length would drop: the end of `stage=lengths`."""
     with run.timed("plan"):
-        choices = try_lens(measured.lengths, _packing(config), config.report.lens)
+        choices = try_lens(measured.lengths, config.packing, config.report.lens)
     print_choices(choices)
     foresee(bad_data(choices, config.max_skipped))
     return choices.to_json()
@@ -159,7 +156,6 @@ class Planned:
     """Which samples go into which pack, and which packs into which shard."""
 
     lengths: Lengths
-    packing: PackingSettings
     plan: PackPlan
     shards: ShardPlan
     identity: str  # of all that the bytes of the shards depend on
@@ -167,19 +163,19 @@ class Planned:
 
 
 def _plan(config: PackConfig, measured: Measured, method: Method, run: Run) -> Planned:
-    lengths, packing, output = measured.lengths, _packing(config), config.output
+    lengths, packing, output = measured.lengths, config.packing, config.output
     with run.timed("plan"):
         if packing.overlong in CUTTING:
             with forgetting_wrong(lengths.shards, method, run):
                 lengths = cut_overlong(lengths, method, packing, run)
-        plan = plan_packs(lengths.items, packing)
+        plan = plan_packs(lengths.items, packing, config.seed)
         check_overlong(lengths, plan, packing)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         report = summarize(lengths, plan, packing, measured.num_found, measured.num_repeated)
         by = (config.seed, config.source.slice, method.identity.fingerprint)
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
         identity = shards_identity(config, shards.key_prefix, [_state(item) for item in lengths.shards])
-    return Planned(lengths, packing, plan, shards, identity, report)
+    return Planned(lengths, plan, shards, identity, report)
 
 
 def _write(config: PackConfig, planned: Planned, method: Method, staging: Path, run: Run) -> list[WrittenShard]:
@@ -219,16 +215,6 @@ def _facts(
         samples_verified=audit.num_checked,
         samples_not_verified=audit.num_unchecked,
     )
-
-
-def _packing(config: PackConfig) -> PackingSettings:
-    return _settings(PackingSettings, config.packing, seed=config.seed)
-
-
-def _settings(kind: type[Settings], node: Any, **more: Any) -> Settings:
-    """The part of the config that a module takes, by the names of its fields; `more` goes before the node's."""
-    values = {**plain(node), **more}
-    return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def _state(item: MeasuredShard) -> tuple[str, int, str, str]:

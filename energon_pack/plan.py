@@ -6,54 +6,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_pack import caps
 from energon_pack.bins import Bins, Ints, lower_bound, pack_bins
 from energon_pack.errors import PackError
 from energon_pack.items import AnyInts, Items
 from energon_pack.order import order_packs
+from energon_pack.plan_settings import GroupBy, PackingConfig
 from energon_pack.sample import Reason
 from energon_pack.splits import SPLITS
 
 #: `PackPlan.left_out` by code
 LEFT_OUT = (None, Reason.OVERLONG, Reason.OVER_CAP)
-
-
-@dataclass(frozen=True)
-class PackingSettings:
-    """`packing.*` and the seed: all that a plan depends on beside the lengths."""
-
-    max_token_len: int
-    pad_to_multiple_of: int = 1  # each member takes a multiple of this
-    algorithm: str = "auto"
-    overlong: str = "drop"  # drop | error | own_pack | split_turns | truncate_text
-    hard_limit: int | None = None  # of a pack of its own
-    group_by: str = "media"  # media | dataset | none
-    window: int | None = None  # packs hold samples of so many source shards in a row
-    max_images: int | None = None
-    max_visual_tokens: int | None = None
-    max_members: int | None = None
-    max_attention_cost: int | None = None  # Σ len²
-    need_image: bool = False  # an image, or several, in every pack
-    data_parallel_size: int = 1  # so many packs in a row have like costs
-    seed: int = 0
-
-    def padded(self, lens: npt.NDArray[Any]) -> Ints:
-        """What each of these lengths takes of a pack."""
-        multiple = self.pad_to_multiple_of
-        padded: Ints = -(-lens.astype(np.int64) // multiple) * multiple
-        return padded
-
-    def costs(self, items: Items) -> tuple[Ints, Ints]:
-        """int64[k, n] of each item what is limited, tokens first, and the k limits of a pack."""
-        lens = items.lens.astype(np.int64)
-        limited = (
-            (self.padded(lens), self.max_token_len),
-            (items.num_images.astype(np.int64), self.max_images),
-            (items.num_visual_tokens.astype(np.int64), self.max_visual_tokens),
-            (np.ones(len(items), np.int64), self.max_members),
-            (lens**2, self.max_attention_cost),
-        )
-        given = [(values, cap) for values, cap in limited if cap is not None]
-        return np.stack([values for values, _ in given]), np.array([cap for _, cap in given], np.int64)
 
 
 @dataclass(frozen=True)
@@ -77,7 +40,7 @@ class PackPlan:
         return sums
 
 
-def plan_packs(items: Items, settings: PackingSettings) -> PackPlan:
+def plan_packs(items: Items, packing: PackingConfig, seed: int = 0) -> PackPlan:
     """Pack items into sequences of at most `max_token_len` tokens, and put the packs in order.
 
     Every item with a length is in exactly one pack, or left out: `overlong`, or `over_cap` where it alone is more
@@ -87,18 +50,16 @@ def plan_packs(items: Items, settings: PackingSettings) -> PackPlan:
     Raises:
         PackError: `need_image`, and there are too few items with images.
     """
-    costs, caps = settings.costs(items)
+    costs, limits = caps.costs(items.counts, packing)
     left_out = np.zeros(len(items), np.int8)
     is_there = items.lens > 0
-    over_cap = is_there & (costs[1:] > caps[1:, None]).any(axis=0)
+    over_cap = is_there & (costs[1:] > limits[1:, None]).any(axis=0)
     left_out[over_cap] = LEFT_OUT.index(Reason.OVER_CAP)
-    overlong = is_there & (costs[0] > caps[0])
-    own = np.zeros(0, np.int64)
-    if settings.overlong == "own_pack" and settings.hard_limit is not None:
-        own = np.flatnonzero(overlong & (costs[0] <= settings.hard_limit) & (left_out == 0))
-        overlong[own] = False
+    overlong = is_there & (costs[0] > limits[0])
+    own = np.flatnonzero(overlong & (costs[0] <= packing.longest[1]) & (left_out == 0))
+    overlong[own] = False
     left_out[overlong] = LEFT_OUT.index(Reason.OVERLONG)
-    group = _groups(items, settings)
+    group = _groups(items, packing)
 
     to_pack = is_there & (left_out == 0)
     to_pack[own] = False
@@ -108,16 +69,16 @@ def plan_packs(items: Items, settings: PackingSettings) -> PackPlan:
     candidates = candidates[np.argsort(group[candidates], kind="stable")]
     edges = np.flatnonzero(np.diff(group[candidates])) + 1
     for members in np.split(candidates, edges) if len(candidates) else []:
-        mine = costs[:, members]
-        needs = items.num_images[members] > 0 if settings.need_image else None
+        of_members = costs[:, members]
+        has_image = items.counts["num_images"][members] > 0
         try:
-            bins = pack_bins(mine, caps, settings.algorithm, settings.seed, needs)
+            bins = pack_bins(of_members, limits, packing.algorithm, seed, has_image if packing.need_image else None)
         except ValueError as error:
-            num = int((items.num_images[members] > 0).sum())
+            num = int(has_image.sum())
             raise PackError(f"packing.need_image: {num} samples with images are too few: {error}") from None
-        bound += max(lower_bound(values, cap) for values, cap in zip(mine, caps, strict=True))
+        bound += max(lower_bound(values, limit) for values, limit in zip(of_members, limits, strict=True))
         packs.append(Bins(bins.starts, members[bins.items]))
-    return _in_order(items, group, packs, settings, left_out, bound)
+    return _in_order(items, group, packs, packing, seed, left_out, bound)
 
 
 def split_of_packs(items: Items, plan: PackPlan) -> AnyInts:
@@ -139,16 +100,16 @@ def split_counts(items: Items, plan: PackPlan) -> dict[str, dict[str, int]]:
     }
 
 
-def without_window(items: Items, settings: PackingSettings) -> int:
+def without_window(items: Items, packing: PackingConfig, seed: int) -> int:
     """How many packs there would be without `packing.window`."""
-    return plan_packs(items, replace(settings, window=None)).num_packs
+    return plan_packs(items, replace(packing, window=None), seed).num_packs
 
 
 def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
     """What makes packs alike: attention cost Σ len², visual tokens, members."""
     return {
         "attention_cost": plan.per_pack(items.lens.astype(np.int64) ** 2),
-        "visual_tokens": plan.per_pack(items.num_visual_tokens),
+        "visual_tokens": plan.per_pack(items.counts["num_visual_tokens"]),
         "members": np.diff(plan.starts),
     }
 
@@ -161,26 +122,27 @@ def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[Any]:
     return media
 
 
-def _groups(items: Items, settings: PackingSettings) -> Ints:
+def _groups(items: Items, packing: PackingConfig) -> Ints:
     """A number an item; items with different numbers share no pack."""
     group = np.zeros(len(items), np.int64)
-    if settings.group_by == "media":
+    if packing.group_by is GroupBy.media:
         group += items.media
-    elif settings.group_by == "dataset":
+    elif packing.group_by is GroupBy.dataset:
         group += items.dataset
-    return group + (_window(items, settings) + items.split.astype(np.int64) * (1 << 24)) * (1 << 32)
+    return group + (_window(items, packing) + items.split.astype(np.int64) * (1 << 24)) * (1 << 32)
 
 
-def _window(items: Items, settings: PackingSettings) -> Ints:
+def _window(items: Items, packing: PackingConfig) -> Ints:
     shard = items.shard.astype(np.int64)
-    return shard // settings.window if settings.window else np.zeros_like(shard)
+    return shard // packing.window if packing.window else np.zeros_like(shard)
 
 
 def _in_order(
     items: Items,
     group: Ints,
     packs: list[Bins],
-    settings: PackingSettings,
+    packing: PackingConfig,
+    seed: int,
     left_out: npt.NDArray[np.int8],
     bound: int,
 ) -> PackPlan:
@@ -192,13 +154,13 @@ def _in_order(
         return plan
     features = list(features_of_packs(items, plan).values())
     first = members[starts[:-1]]
-    kind = group[first] if settings.group_by == "dataset" else media_of_packs(items, plan).astype(np.int64)
-    window, split = _window(items, settings)[first], split_of_packs(items, plan)
+    kind = group[first] if packing.group_by is GroupBy.dataset else media_of_packs(items, plan).astype(np.int64)
+    window, split = _window(items, packing)[first], split_of_packs(items, plan)
 
     def ordered_split(number: int) -> Ints:
         mine = np.flatnonzero(split == number)
         of_mine = [feature[mine] for feature in features], kind[mine], window[mine]
-        return mine[order_packs(*of_mine, settings.data_parallel_size, settings.seed)]
+        return mine[order_packs(*of_mine, packing.data_parallel_size, seed)]
 
     order = np.concatenate([ordered_split(number) for number in np.unique(split)])
     size = sizes[order]

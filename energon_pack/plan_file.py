@@ -17,13 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from energon_pack import caps
 from energon_pack.bins import Ints
 from energon_pack.cut import split_id
 from energon_pack.errors import PackError
 from energon_pack.items import AnyInts, Lengths
 from energon_pack.measuring import LENGTHS_SCHEMA
 from energon_pack.packs import CAPTIONING
-from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan, split_counts, split_of_packs
+from energon_pack.plan import LEFT_OUT, PackPlan, split_counts, split_of_packs
+from energon_pack.plan_settings import Overlong, PackingConfig
 from energon_pack.sample import Reason
 from energon_pack.sources.lines import LINE
 from energon_pack.sources.rows import MeasuredRow
@@ -59,13 +61,13 @@ class PlanRow(MeasuredRow):
         return f"{self.sample}#{part}" if part else self.sample
 
 
-def check_overlong(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> None:
+def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> None:
     """Raises PackError on the first overlong sample where `packing.overlong=error`."""
     overlong = np.flatnonzero(plan.left_out == LEFT_OUT.index(Reason.OVERLONG))
-    if settings.overlong == "error" and len(overlong):
+    if packing.overlong is Overlong.error and len(overlong):
         first = int(overlong[0])
         raise PackError(
-            f"{len(overlong)} samples are longer than packing.max_token_len={settings.max_token_len}, first"
+            f"{len(overlong)} samples are longer than packing.max_token_len={packing.max_token_len}, first"
             f" {lengths.sample_id(first)} with {lengths.items.lens[first]} tokens;"
             " packing.overlong=drop leaves them out"
         )
@@ -82,18 +84,9 @@ def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> N
             )
 
 
-def ledger(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> Iterator[dict[str, Any]]:
+def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator[dict[str, Any]]:
     """One entry of `skipped.jsonl` for each sample in no pack, in the order of the source."""
-    columns = [
-        "key",
-        "reason",
-        "detail",
-        "media_type",
-        "token_len",
-        "num_images",
-        "num_visual_tokens",
-        "not_captioning",
-    ]
+    columns = ["key", "reason", "detail", "media_type", "not_captioning", *caps.COLUMNS]
     for start, numbers, table in lengths.tables(columns, with_parts=False):
         end = start + table.num_rows
         left_out = plan.left_out[start:end]
@@ -106,7 +99,7 @@ def ledger(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> Itera
             if reason == Reason.NOT_IN_FLAVOR:
                 detail = f"output.flavor={CAPTIONING} has no place for it: {row['not_captioning']}"
             elif reason is None:
-                reason, detail = _policy(row, LEFT_OUT[code], settings)
+                reason, detail = _policy(row, LEFT_OUT[code], packing)
             yield {
                 "sample_id": sample_id,
                 "reason": reason,
@@ -116,34 +109,22 @@ def ledger(lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> Itera
             }
 
 
-def write_ledger(path: Path, lengths: Lengths, plan: PackPlan, settings: PackingSettings) -> None:
+def write_ledger(path: Path, lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> None:
     """skipped.jsonl: a line an entry."""
     with open(path, "w", encoding="utf-8") as file:
-        for entry in ledger(lengths, plan, settings):
+        for entry in ledger(lengths, plan, packing):
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
-def _policy(row: dict[str, Any], reason: Reason | None, settings: PackingSettings) -> tuple[str, str]:
+def _policy(row: dict[str, Any], reason: Reason | None, packing: PackingConfig) -> tuple[str, str]:
     assert reason is not None
+    if reason is not Reason.OVERLONG:
+        return reason.value, ", ".join(caps.exceeded(row, packing))
     token_len = row["token_len"]
-    if reason is Reason.OVERLONG:
-        padded = int(settings.padded(np.array([token_len]))[0])
-        rounded = f" (padded to {padded})" if padded > token_len else ""
-        limit = f"packing.max_token_len={settings.max_token_len}"
-        if settings.overlong == "own_pack":
-            limit = f"packing.hard_limit={settings.hard_limit}"
-        return reason.value, f"{token_len} tokens{rounded}, {limit}"
-    alone = {
-        "max_images": row["num_images"],
-        "max_visual_tokens": row["num_visual_tokens"],
-        "max_attention_cost": token_len**2,
-    }
-    over = (
-        f"{value} > packing.{name}={cap}"
-        for name, value in alone.items()
-        if (cap := getattr(settings, name)) and value > cap
-    )
-    return reason.value, ", ".join(over)
+    padded = caps.padded(token_len, packing.pad_to_multiple_of)
+    rounded = f" (padded to {padded})" if padded > token_len else ""
+    name, limit = packing.longest
+    return reason.value, f"{token_len} tokens{rounded}, packing.{name}={limit}"
 
 
 @dataclass(frozen=True)

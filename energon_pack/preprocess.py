@@ -2,7 +2,7 @@
 
 Each has a geometry, which measuring applies to sizes alone, and does the same to pixels, which training applies; so
 the two agree without a pixel decoded while packing. A name with a colon, `my_package.crops:Faces`, is a class of
-someone else's: it is made with the settings of the `media` node and the model's `factor`, and has the methods below.
+someone else's: it is made with the `media` node and the model's `factor`, and has the methods below.
 """
 
 import importlib
@@ -16,6 +16,7 @@ from PIL import Image
 from energon_pack.errors import PackError
 from energon_pack.media import Media
 from energon_pack.sample import Reason, Skip
+from energon_pack.template_settings import MediaConfig
 
 
 class ImagePreprocessor(Protocol):
@@ -38,56 +39,55 @@ class VideoPreprocessor(Protocol):
         """Width and height of its frames afterwards, when so many were kept."""
 
 
-def image_preprocessor(settings: Mapping[str, Any], factor: int) -> ImagePreprocessor | None:
+def image_preprocessor(media: MediaConfig, factor: int) -> ImagePreprocessor | None:
     """The preprocessor that `media.image` names; None for `default`.
 
     Raises:
         PackError: there is none of that name, or a setting it needs is missing.
     """
-    return cast(ImagePreprocessor | None, _make("image", settings, factor, IMAGE_PREPROCESSORS))
+    return cast(ImagePreprocessor | None, _make("image", media.image, media, factor, IMAGE_PREPROCESSORS))
 
 
-def video_preprocessor(settings: Mapping[str, Any], factor: int) -> VideoPreprocessor | None:
+def video_preprocessor(media: MediaConfig, factor: int) -> VideoPreprocessor | None:
     """The preprocessor that `media.video` names; None for the names that only set the processor's own choice.
 
     Raises:
         PackError: as `image_preprocessor`.
     """
-    return cast(VideoPreprocessor | None, _make("video", settings, factor, VIDEO_PREPROCESSORS))
+    return cast(VideoPreprocessor | None, _make("video", media.video, media, factor, VIDEO_PREPROCESSORS))
 
 
-def image_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def image_settings(media: MediaConfig) -> dict[str, Any]:
     """What the `media` node changes in the settings of the image processor."""
-    return {"do_resize": False} if settings.get("image") == "qwen_vl_utils" else {}
+    return {"do_resize": False} if media.image == "qwen_vl_utils" else {}
 
 
-def video_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def video_settings(media: MediaConfig) -> dict[str, Any]:
     """What the `media` node changes in the settings of the video processor.
 
     Raises:
         PackError: a setting is missing, or belongs to another choice of frames.
     """
-    name = settings.get("video", "default")
-    for owner, key in (("fps", "fps"), ("uniform", "num_frames")):
-        if name == owner and settings.get(key) is None:
+    name = media.video
+    for owner, key, value in (("fps", "fps", media.fps), ("uniform", "num_frames", media.num_frames)):
+        if name == owner and value is None:
             raise PackError(f"media.video={name} needs media.{key}")
-        if settings.get(key) is not None and name == "default":
+        if value is not None and name == "default":
             raise PackError(f"media.{key} needs media.video={owner}")
     changes: dict[str, Any] = {"do_resize": False} if name == "qwen_vl_utils" else {}
     if name in ("fps", "uniform"):
-        changes = {"do_sample_frames": True, "fps": settings.get("fps"), "num_frames": settings.get("num_frames")}
-        if name == "uniform":
-            changes["fps"] = None
-    changes |= {k: settings[k] for k in ("min_frames", "max_frames") if settings.get(k) is not None}
-    pixels = {"shortest_edge": settings.get("video_min_pixels"), "longest_edge": settings.get("video_max_pixels")}
-    changes["size"] = {key: value for key, value in pixels.items() if value is not None}
-    if settings.get("video_cap") is not None:
-        changes["cap_pixels_per_frame"] = settings["video_cap"]
-    return changes
+        fps = media.fps if name == "fps" else None
+        changes = {"do_sample_frames": True, "fps": fps, "num_frames": media.num_frames}
+    changes |= _given(min_frames=media.min_frames, max_frames=media.max_frames)
+    changes["size"] = _given(shortest_edge=media.video_min_pixels, longest_edge=media.video_max_pixels)
+    return changes | _given(cap_pixels_per_frame=media.video_cap)
 
 
-def _make(kind: str, settings: Mapping[str, Any], factor: int, known: Mapping[str, Any]) -> Any:
-    name = settings.get(kind, "default")
+def _given(**settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _make(kind: str, name: str, media: MediaConfig, factor: int, known: Mapping[str, Any]) -> Any:
     make = known.get(name, name)
     if isinstance(make, str):
         module, colon, attribute = name.partition(":")
@@ -98,17 +98,17 @@ def _make(kind: str, settings: Mapping[str, Any], factor: int, known: Mapping[st
         except (ImportError, AttributeError, ValueError, TypeError) as error:
             raise PackError(f"media.{kind}={name}: {error}") from None
     try:
-        return None if make is None else make(settings, factor)
+        return None if make is None else make(media, factor)
     except PackError:
         raise
     except Exception as error:  # someone else's class
         raise PackError(f"media.{kind}={name}: {type(error).__name__}: {error}") from None
 
 
-def _setting(settings: Mapping[str, Any], key: str) -> int:
-    value = settings.get(key)
+def _pixels(media: MediaConfig, key: str) -> int:
+    value = getattr(media, key)
     if not isinstance(value, int) or value < 1:
-        raise PackError(f"media.image={settings.get('image')} needs media.{key}, a number of pixels, not {value!r}")
+        raise PackError(f"media.image={media.image} needs media.{key}, a number of pixels, not {value!r}")
     return value
 
 
@@ -132,8 +132,8 @@ class _Resize:
 class ResizeLongestSide(_Resize):
     """Shrink an image so that its longer side has at most `media.longest_side` pixels."""
 
-    def __init__(self, settings: Mapping[str, Any], factor: int):
-        self._longest = _setting(settings, "longest_side")
+    def __init__(self, media: MediaConfig, factor: int):
+        self._longest = _pixels(media, "longest_side")
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         scale = min(1.0, self._longest / max(width, height))
@@ -143,8 +143,8 @@ class ResizeLongestSide(_Resize):
 class ResizeMaxPixels(_Resize):
     """Shrink an image so that it has at most `media.max_pixels` pixels."""
 
-    def __init__(self, settings: Mapping[str, Any], factor: int):
-        self._most = _setting(settings, "max_pixels")
+    def __init__(self, media: MediaConfig, factor: int):
+        self._most = _pixels(media, "max_pixels")
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         if width * height <= self._most:
@@ -156,8 +156,8 @@ class ResizeMaxPixels(_Resize):
 class CenterCrop:
     """Cut out the middle of an image, at most `media.crop_width` × `media.crop_height` pixels."""
 
-    def __init__(self, settings: Mapping[str, Any], factor: int):
-        self._width, self._height = _setting(settings, "crop_width"), _setting(settings, "crop_height")
+    def __init__(self, media: MediaConfig, factor: int):
+        self._width, self._height = _pixels(media, "crop_width"), _pixels(media, "crop_height")
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         return min(width, self._width), min(height, self._height)
@@ -171,7 +171,7 @@ class CenterCrop:
 class QwenVLUtils(_Resize):
     """Images as the package qwen-vl-utils prepares them: 4 to 16,384 tokens, whole tokens."""
 
-    def __init__(self, settings: Mapping[str, Any], factor: int):
+    def __init__(self, media: MediaConfig, factor: int):
         self._factor = _of_qwen("image", factor)
         self._budget = (4 * factor**2, 16_384 * factor**2)
 
@@ -188,10 +188,10 @@ class QwenVLUtilsVideo:
     would not hold them all.
     """
 
-    def __init__(self, settings: Mapping[str, Any], factor: int):
+    def __init__(self, media: MediaConfig, factor: int):
         self._factor = _of_qwen("video", factor)
-        self._fps = settings.get("fps") or 2.0
-        self._least, self._most = settings.get("min_frames") or 4, settings.get("max_frames") or 768
+        self._fps = media.fps or 2.0
+        self._least, self._most = media.min_frames or 4, media.max_frames or 768
 
     def choose_frames(self, video: Media) -> list[int]:
         total = video.num_frames

@@ -15,6 +15,7 @@ from typing import Any
 from energon_pack.dialects import refuse_unrendered
 from energon_pack.sample import Message, Part, Reason, Skip, flat_content, kind_of_parts, num_placeholders
 from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.settings import ReadSettings, SampleType
 
 _ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
@@ -30,16 +31,6 @@ _MEDIA_KEYS = ("name", "media_files")
 _KIND_KEYS = ("media", "media_type")
 _MANY_BRACKETS = 200
 _NESTING_OF_PACK = 200  # levels kept free for the pack's own JSON, and for readers that recurse
-
-
-@dataclass(frozen=True)
-class ReadSettings:
-    """How samples are read from their files (`source.*`); part of what a length depends on."""
-
-    messages_key: str | None = None
-    sample_type: str = "auto"  # auto | chat | captioning | vqa
-    caption_prompt: str = ""
-    control_tokens: str = "keep"  # keep | skip
 
 
 @dataclass
@@ -142,7 +133,7 @@ def caption_record(caption: str, settings: ReadSettings) -> Record:
 
 def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[list[Message], set[str]]:
     """The messages of a sample and the keys they came from."""
-    if settings.sample_type in ("auto", "chat"):
+    if settings.sample_type in (SampleType.auto, SampleType.chat):
         for key in (settings.messages_key,) if settings.messages_key else MESSAGE_KEYS:
             if value.get(key):
                 return _messages(value[key]), {key}
@@ -151,11 +142,11 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
             raise Skip(Reason.NO_MESSAGES, what)
         if value.get("prompts") and value.get("captions"):
             return _prompts_and_captions(value), {"prompts", "captions"}
-    if settings.sample_type in ("auto", "captioning"):
+    if settings.sample_type in (SampleType.auto, SampleType.captioning):
         caption = value.get("caption")
         if isinstance(caption, str):
             return caption_record(caption, settings).messages, {"caption"}
-    if settings.sample_type in ("auto", "vqa"):
+    if settings.sample_type in (SampleType.auto, SampleType.vqa):
         question = next((key for key in ("question", "context") if isinstance(value.get(key), str)), None)
         answer_key = next((key for key in ("answer", "answers") if value.get(key)), None)
         if question and answer_key:
@@ -166,7 +157,11 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
             several = isinstance(value[answer_key], list) and len(value[answer_key]) > 1
             used = {question} if several else {question, answer_key}  # the others travel along
             return [_turn("user", value[question]), _turn("assistant", answer)], used
-    wanted = " or ".join(MESSAGE_KEYS) if settings.sample_type in ("auto", "chat") else settings.sample_type
+    wanted = (
+        " or ".join(MESSAGE_KEYS)
+        if settings.sample_type in (SampleType.auto, SampleType.chat)
+        else settings.sample_type.value
+    )
     raise Skip(Reason.NO_MESSAGES, f"no {wanted} among {sorted(value)[:8]} (source.messages_key names the field)")
 
 

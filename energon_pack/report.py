@@ -17,13 +17,13 @@ from energon_pack.items import MEDIA_TYPES, NOTES, AnyInts, Lengths
 from energon_pack.order import spread_of_steps
 from energon_pack.plan import (
     LEFT_OUT,
-    PackingSettings,
     PackPlan,
     features_of_packs,
     media_of_packs,
     split_counts,
     without_window,
 )
+from energon_pack.plan_settings import PackingConfig
 from energon_pack.progress import Progress
 from energon_pack.sample import Reason
 
@@ -108,7 +108,7 @@ class Report:
 
 
 def summarize(
-    lengths: Lengths, plan: PackPlan, settings: PackingSettings, num_found: int, num_repeated: int = 0
+    lengths: Lengths, plan: PackPlan, packing: PackingConfig, num_found: int, num_repeated: int = 0
 ) -> Report:
     """The figures of a plan.
 
@@ -138,7 +138,7 @@ def summarize(
             f"{num_samples} samples, but {is_packed.sum()} packed and {dict(reasons)} skipped;"
             f" {num_parts} of {len(items) - num_samples} parts packed: a bug"
         )
-    capacity = settings.max_token_len
+    capacity = packing.max_token_len
     return Report(
         samples_in=num_samples,
         samples_excluded=num_found + num_repeated - num_samples,
@@ -150,7 +150,7 @@ def summarize(
         skipped_by_reason=dict(sorted(reasons.items())),
         packs=plan.num_packs,
         packs_lower_bound=plan.lower_bound,
-        packs_without_window=without_window(items, settings) if settings.window else None,
+        packs_without_window=without_window(items, packing, lengths.seed) if packing.window else None,
         fill=_fill(tokens.sum(), plan.num_packs, capacity),
         tokens=int(tokens.sum()),
         num_supervised=int(lengths.num_supervised[plan.items].sum()),
@@ -174,7 +174,7 @@ def summarize(
         token_len=spread(lengths.sample_lens[lengths.sample_lens > 0]),
         visual_tokens_per_pack=spread(features["visual_tokens"]),
         attention_cost=_evenness(features["attention_cost"]),
-        steps=_steps(features, settings.data_parallel_size),
+        steps=_steps(features, packing.data_parallel_size),
     )
 
 

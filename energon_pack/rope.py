@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-#: `model.positions` with M-RoPE; all others are plain positions
+#: `model.rope` with M-RoPE; all others are plain positions
 ROPE_KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 

@@ -21,8 +21,8 @@ from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
 from energon_pack.packs import CAPTIONING, MULTI_MIX_QA, Conversation, media_names, pack_value
 from energon_pack.plan_file import PlanRow
-from energon_pack.record import ReadSettings
 from energon_pack.sample import AnyPart, Skip
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.reader import END, Reader, SourceChanged
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import ReadSample, read_but_media

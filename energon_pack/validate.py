@@ -1,14 +1,14 @@
 """From a composed config to a checked `PackConfig`: no unknown key, no value that makes no sense."""
 
 import difflib
-import re
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from energon_pack.config import GroupBy, OutputConfig, Overlong, PackConfig, plain
+from energon_pack.config import PackConfig, plain
 from energon_pack.draws import parse_slice
 from energon_pack.errors import PackError
 from energon_pack.splits import split_shares
@@ -61,78 +61,32 @@ def _reject_unknown(node: DictConfig, schema: type, prefix: str) -> None:
 
 
 def _check_values(config: PackConfig) -> None:
-    packing, output, model = config.packing, config.output, config.model
-    positive = {
-        **{f"packing.{name}": value for name, value in plain(packing).items() if isinstance(value, int)},
-        "output.max_shard_packs": output.max_shard_packs,
-        "output.max_shard_bytes": output.max_shard_bytes,
-        "executor.num_workers": config.executor.num_workers,
-        **{f"media.{name}": value for name, value in plain(config.media).items() if name not in ("image", "video")},
-        "model.factor": model.factor,
-        "model.min_pixels": model.min_pixels,
-        "model.max_pixels": model.max_pixels,
-        "source.limit": config.source.limit,
-    }
+    """Raises PackError on the first value that makes no sense. What one node alone can tell, it checks itself."""
+    packing = config.packing
     for max_token_len in config.report.lens:
         if max_token_len < packing.pad_to_multiple_of:
             raise PackError(
                 f"report.lens={config.report.lens}: {max_token_len} is less than"
                 f" packing.pad_to_multiple_of={packing.pad_to_multiple_of}"
             )
-    for name, value in positive.items():
-        if value is not None and not isinstance(value, bool) and value < 1 and name != "media.fps":
+    for name, value in [*_whole_numbers(config), ("output.max_shard_bytes", config.output.max_shard_bytes)]:
+        if value < 1:
             raise PackError(f"{name}={value}: must be at least 1")
-    if config.media.fps is not None and not config.media.fps > 0:
-        raise PackError(f"media.fps={config.media.fps}: must be more than 0")
-    if model.min_pixels and model.max_pixels and model.min_pixels > model.max_pixels:
-        raise PackError(f"model.min_pixels={model.min_pixels} is more than model.max_pixels={model.max_pixels}")
-    if not output.dir:
-        raise PackError("output.dir is empty: output.dir=. is this folder")
-    if packing.max_token_len % packing.pad_to_multiple_of:
-        raise PackError(
-            f"packing.max_token_len={packing.max_token_len} is not a multiple of"
-            f" packing.pad_to_multiple_of={packing.pad_to_multiple_of}"
-        )
-    if (packing.overlong is Overlong.own_pack) != (packing.hard_limit is not None):
-        raise PackError(
-            f"packing.overlong={packing.overlong.value} and packing.hard_limit={packing.hard_limit}: own_pack needs a"
-            " hard_limit, the most tokens of a sample with a pack of its own, and nothing else has one"
-        )
-    if packing.hard_limit is not None and packing.hard_limit < packing.max_token_len:
-        raise PackError(
-            f"packing.hard_limit={packing.hard_limit} is less than packing.max_token_len={packing.max_token_len}"
-        )
-    if packing.need_image and packing.group_by is GroupBy.media:
-        raise PackError("packing.need_image needs packing.group_by=none or dataset: packs of text alone have no image")
     for name, share in (("max_skipped", config.max_skipped), ("measure.verify", config.measure.verify)):
         if not 0 <= share <= 1:
             raise PackError(f"{name}={share}: a share of the samples, 0 to 1")
-    for name, text in (("output.name", output.name), ("output.shard_prefix", output.shard_prefix)):
-        if text is not None and (not text or set(text) & set("/\\{},") or text.startswith(".")):
-            raise PackError(f"{name}={text!r}: no slash, brace, comma or leading dot")
-    _check_sample_type(output)
+    for node in (config.media, config.model, packing, config.source, config.output):
+        node.check()
     parse_slice(config.source.slice)
-    split_shares(plain(output.splits))
-    path = config.source.path
-    entries = path if isinstance(path, list) else [path]
-    if path is not None and not (entries and all(isinstance(entry, str) and entry for entry in entries)):
-        raise PackError(f"source.path={path!r}: a folder, a file, a glob, or a list of these")
+    split_shares(plain(config.output.splits))
 
 
-def _check_sample_type(output: OutputConfig) -> None:
-    name = output.sample_type
-    if name is not None and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
-        raise PackError(f"output.sample_type={name}: a class is named module:Class, as my_stack.data:PackedSample")
-    if output.sample_loader_py and name is None:
-        raise PackError(
-            "output.sample_loader_py=true needs output.sample_type=module:Class, the class that the other stack reads"
-            " packs as; energon_pack's own classes need no sample_loader.py"
-        )
-    if name is not None and not output.sample_loader_py:
-        raise PackError(
-            f"output.sample_type={name} needs output.sample_loader_py=true: energon_pack's own loader fills its own"
-            " classes alone"
-        )
+def _whole_numbers(config: PackConfig) -> Iterator[tuple[str, int]]:
+    """Each whole number among the settings of a node, by its key: a size or a count, all of them."""
+    for node, settings in plain(config).items():
+        for name, value in settings.items() if isinstance(settings, dict) else ():
+            if isinstance(value, int) and not isinstance(value, bool):
+                yield f"{node}.{name}", value
 
 
 def _read_text(name: str, path: str) -> str:

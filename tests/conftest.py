@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, settings
 
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, SourceConfig
 from energon_pack.demo import make_demo
-from energon_pack.templates import ModelSettings, Template, load_saved, prepare_template
+from energon_pack.templates import Template, load_saved, prepare_template
+from support.models import of_model
 from support.running import REAL
 
 # Shared machines pause at any time: how long an example takes is no failure.
@@ -34,7 +35,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def template(demo: tuple[Path, Path], cache: Path) -> Template:
     """The demo's template."""
-    return load_saved(prepare_template(ModelSettings("qwen_vl", str(demo[1])), cache))
+    return load_saved(prepare_template(of_model("qwen_vl", demo[1]), cache))
 
 
 @pytest.fixture(scope="session")

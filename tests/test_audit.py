@@ -20,10 +20,11 @@ from energon_pack.lengths import LengthsWrong, MeasuredShard, index_shards, meas
 from energon_pack.method import Method
 from energon_pack.pack import pack
 from energon_pack.progress import Progress
-from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
-from energon_pack.templates import ModelSettings, Template, Tokens, prepare_template
+from energon_pack.templates import Template, Tokens, prepare_template
+from support.models import of_model
 from support.running import REAL, need_torchvision
 
 
@@ -34,7 +35,7 @@ def full_processor() -> None:
 
 @pytest.fixture
 def measured(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> tuple[list[MeasuredShard], Method]:
-    folder = prepare_template(ModelSettings("qwen_vl", str(demo[1])), cache)
+    folder = prepare_template(of_model("qwen_vl", demo[1]), cache)
     method = Method(folder, str(demo[1]), ReadSettings())
     with LocalExecutor(1) as executor:
         run = Run(executor, Progress(quiet=True), tmp_path)

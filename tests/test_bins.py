@@ -2,13 +2,14 @@
 
 import zlib
 from bisect import bisect_left, insort
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.bins import ALGORITHMS, Bins, lower_bound, lower_bound_l2, pack_bins, random_keys
+from energon_pack.bins import Algorithm, Bins, lower_bound, lower_bound_l2, pack_bins, random_keys
 from energon_pack.bins.base import Chance, shuffled_argsort
 
 #: a capacity, and lengths that fit it
@@ -57,7 +58,7 @@ def contents(bins: Bins) -> list[list[int]]:
     return [bins.items[a:b].tolist() for a, b in zip(bins.starts[:-1], bins.starts[1:], strict=True)]
 
 
-def pack(lens: list[int], capacity: int, algorithm: str = "auto", seed: int = 0) -> list[list[int]]:
+def pack(lens: list[int], capacity: int, algorithm: Algorithm = Algorithm.auto, seed: int = 0) -> list[list[int]]:
     return contents(pack_bins(np.array(lens, np.int64), capacity, algorithm, seed))
 
 
@@ -71,28 +72,28 @@ def filled(lens: list[int], packed: list[list[int]]) -> list[list[int]]:
 def test_best_fit_by_head() -> None:
     """10: 6+4, 5+3+2, 3 — the 4 goes to the 6 (exact), the 3 to the 5, the 2 into the gap."""
     lens = [2, 3, 4, 5, 6, 3]
-    assert filled(lens, pack(lens, 10, "best_fit_decreasing")) == [[2, 3, 5], [3], [4, 6]]
+    assert filled(lens, pack(lens, 10, Algorithm.best_fit_decreasing)) == [[2, 3, 5], [3], [4, 6]]
 
 
 def test_first_fit_by_head() -> None:
     """20: 12, 10+9, and the 1 goes to the first; best fit puts it to the 10+9."""
     lens = [12, 10, 9, 1]
-    assert filled(lens, pack(lens, 20, "first_fit_decreasing")) == [[1, 12], [9, 10]]
-    assert filled(lens, pack(lens, 20, "best_fit_decreasing")) == [[1, 9, 10], [12]]
+    assert filled(lens, pack(lens, 20, Algorithm.first_fit_decreasing)) == [[1, 12], [9, 10]]
+    assert filled(lens, pack(lens, 20, Algorithm.best_fit_decreasing)) == [[1, 9, 10], [12]]
 
 
 def test_exact_fit_finds_what_greedy_misses() -> None:
     """30: 11+10+9 twice; best fit begins with 11+11 and needs a third bin."""
     lens = [11, 11, 10, 10, 9, 9]
-    assert len(pack(lens, 30, "best_fit_decreasing")) == 3
-    assert filled(lens, pack(lens, 30, "optimal")) == [[9, 10, 11], [9, 10, 11]]
+    assert len(pack(lens, 30, Algorithm.best_fit_decreasing)) == 3
+    assert filled(lens, pack(lens, 30, Algorithm.optimal)) == [[9, 10, 11], [9, 10, 11]]
 
 
 def test_balanced_parts_the_long_ones() -> None:
     """6: best fit puts both 3s together; the cost of attention is then 18 and 6 instead of 12 and 12."""
     lens = [3, 3, 1, 1, 1, 1, 1, 1]
-    assert filled(lens, pack(lens, 6, "best_fit_decreasing")) == [[1, 1, 1, 1, 1, 1], [3, 3]]
-    assert filled(lens, pack(lens, 6, "balanced")) == [[1, 1, 1, 3], [1, 1, 1, 3]]
+    assert filled(lens, pack(lens, 6, Algorithm.best_fit_decreasing)) == [[1, 1, 1, 1, 1, 1], [3, 3]]
+    assert filled(lens, pack(lens, 6, Algorithm.balanced)) == [[1, 1, 1, 3], [1, 1, 1, 3]]
 
 
 def test_l2_sees_items_that_share_with_none() -> None:
@@ -112,10 +113,10 @@ def test_the_bound_of_several_costs_is_that_of_the_most_demanding() -> None:
 # ------------------------------------------------------------------------------------------------------ invariants
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", Algorithm)
 @given(case=cases, seed=st.integers(0, 3))
 @settings(max_examples=60)
-def test_every_item_once_no_bin_over_capacity(algorithm: str, case: tuple[int, list[int]], seed: int) -> None:
+def test_every_item_once_no_bin_over_capacity(algorithm: Algorithm, case: tuple[int, list[int]], seed: int) -> None:
     """A lost sample or an overfull pack would go into training unseen."""
     capacity, lens = case
     packed = pack(lens, capacity, algorithm, seed)
@@ -130,8 +131,8 @@ def test_every_item_once_no_bin_over_capacity(algorithm: str, case: tuple[int, l
 def test_on_the_histogram_as_item_by_item(case: tuple[int, list[int]]) -> None:
     """The proven bounds hold for the textbook algorithms; ranges of bins must not need one bin more."""
     capacity, lens = case
-    assert len(pack(lens, capacity, "best_fit_decreasing")) == best_fit_by_item(lens, capacity)
-    assert len(pack(lens, capacity, "first_fit_decreasing")) == first_fit_by_item(lens, capacity)
+    assert len(pack(lens, capacity, Algorithm.best_fit_decreasing)) == best_fit_by_item(lens, capacity)
+    assert len(pack(lens, capacity, Algorithm.first_fit_decreasing)) == first_fit_by_item(lens, capacity)
 
 
 @given(few)
@@ -141,7 +142,7 @@ def test_optimal_on_little_sets(case: tuple[int, list[int]]) -> None:
     capacity, lens = case
     best = fewest(lens, capacity)
     assert best >= lower_bound_l2(np.array(lens), capacity)
-    assert best <= len(pack(lens, capacity, "optimal")) <= min(best + 1, best_fit_by_item(lens, capacity))
+    assert best <= len(pack(lens, capacity, Algorithm.optimal)) <= min(best + 1, best_fit_by_item(lens, capacity))
 
 
 @given(cases)
@@ -149,7 +150,9 @@ def test_auto_is_no_worse_than_optimal_by_more_than_it_says(case: tuple[int, lis
     """Balance must not cost bins: where it would, `auto` takes the exact fit."""
     capacity, lens = case
     if lens:
-        allowed = max(len(pack(lens, capacity, "optimal")), 1.0001 * lower_bound_l2(np.array(lens), capacity) + 1)
+        allowed = max(
+            len(pack(lens, capacity, Algorithm.optimal)), 1.0001 * lower_bound_l2(np.array(lens), capacity) + 1
+        )
         assert len(pack(lens, capacity)) <= allowed
 
 
@@ -160,7 +163,7 @@ def test_twice_the_capacity(case: tuple[int, list[int]]) -> None:
     "Never more bins than before" is not promised: greedy packing has such anomalies, and best fit is the fallback.
     """
     capacity, lens = case
-    before, after = (len(pack(lens, c, "optimal")) for c in (capacity, 2 * capacity))
+    before, after = (len(pack(lens, c, Algorithm.optimal)) for c in (capacity, 2 * capacity))
     assert after <= 11 / 9 * before + 4
 
 
@@ -178,8 +181,8 @@ def hard(num: int) -> list[int]:
     return [int(700 + key % 1901) for key in random_keys(num, 8).astype(object)]
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "balanced", "optimal"])
-def test_at_the_lower_bound_on_a_long_tailed_set(algorithm: str) -> None:
+@pytest.mark.parametrize("algorithm", [Algorithm.auto, Algorithm.balanced, Algorithm.optimal])
+def test_at_the_lower_bound_on_a_long_tailed_set(algorithm: Algorithm) -> None:
     """The fill that the README promises."""
     lens = long_tailed(20_000)
     assert len(pack(lens, 8192, algorithm)) <= 1.0001 * lower_bound(np.array(lens), 8192) + 1
@@ -190,20 +193,22 @@ def test_one_bin_is_not_worth_uneven_ones() -> None:
     lens = np.exp(np.random.default_rng(0).normal(5.5, 1.1, 4300)[1300:]).clip(10).astype(np.int64)
     lens = lens[lens <= 1024]
     costs, found = {}, {}
-    for algorithm in ("auto", "balanced", "optimal"):
+    for algorithm in (Algorithm.auto, Algorithm.balanced, Algorithm.optimal):
         bins = pack_bins(lens, 1024, algorithm)
         sums = np.add.reduceat(lens[bins.items] ** 2, bins.starts[:-1])
         costs[algorithm], found[algorithm] = sums.std() / sums.mean(), bins.num_bins
-    assert found["optimal"] == found["balanced"] - 1 == lower_bound(lens, 1024)
-    assert found["auto"] == found["balanced"]
-    assert costs["auto"] == costs["balanced"] < 0.9 * costs["optimal"]
+    assert found[Algorithm.optimal] == found[Algorithm.balanced] - 1 == lower_bound(lens, 1024)
+    assert found[Algorithm.auto] == found[Algorithm.balanced]
+    assert costs[Algorithm.auto] == costs[Algorithm.balanced] < 0.9 * costs[Algorithm.optimal]
 
 
 def test_exact_fit_where_nothing_is_small() -> None:
     """Best fit loses 1.8 % there; taking the longest that fits instead of any that fills exactly would lose 1 %."""
     lens = hard(20_000)
     bound = lower_bound_l2(np.array(lens), 8192)
-    lost = [len(pack(lens, 8192, algorithm)) / bound - 1 for algorithm in ("auto", "best_fit_decreasing")]
+    lost = [
+        len(pack(lens, 8192, algorithm)) / bound - 1 for algorithm in (Algorithm.auto, Algorithm.best_fit_decreasing)
+    ]
     assert lost[0] < 0.2 * lost[1]
 
 
@@ -211,13 +216,13 @@ def test_balanced_evens_attention_and_mixes_lengths() -> None:
     """Without it one rank waits for another: bins of one long sample beside bins of a hundred short ones."""
     lens = long_tailed(20_000)
 
-    def spread(algorithm: str) -> tuple[float, float]:
+    def spread(algorithm: Algorithm) -> tuple[float, float]:
         packs = [np.array([lens[i] for i in items]) for items in pack(lens, 32768, algorithm)]
         attention = np.array([(pack**2).sum() for pack in packs])
         sizes = np.array([len(pack) for pack in packs])
         return attention.std() / attention.mean(), sizes.std() / sizes.mean()
 
-    balanced, greedy = spread("balanced"), spread("best_fit_decreasing")
+    balanced, greedy = spread(Algorithm.balanced), spread(Algorithm.best_fit_decreasing)
     assert balanced[0] < 0.5 * greedy[0]
     assert balanced[1] < 0.5 * greedy[1]
 
@@ -225,8 +230,8 @@ def test_balanced_evens_attention_and_mixes_lengths() -> None:
 # -------------------------------------------------------------------------------------------------------- the rest
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_seed_chooses_among_equals(algorithm: str) -> None:
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_the_seed_chooses_among_equals(algorithm: Algorithm) -> None:
     """Two epochs of a repeated dataset would otherwise have the same packs."""
     lens = [5] * 100
     assert pack(lens, 10, algorithm, seed=1) == pack(lens, 10, algorithm, seed=1)
@@ -237,14 +242,14 @@ def test_inside_a_bin_items_are_not_longest_first() -> None:
     """A model would learn that the first sample of a pack is the long one."""
     rng = np.random.default_rng(0)
     lens = rng.integers(1, 100, 2000).tolist()
-    packs = [[lens[i] for i in items] for items in pack(lens, 1000, "best_fit_decreasing")]
+    packs = [[lens[i] for i in items] for items in pack(lens, 1000, Algorithm.best_fit_decreasing)]
     mixed = [pack for pack in packs if len(set(pack)) > 3]
     assert len(mixed) > 5
     assert np.mean([pack[0] == max(pack) for pack in mixed]) < 0.7
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_extremes(algorithm: str) -> None:
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_extremes(algorithm: Algorithm) -> None:
     """A capacity beyond all items costs nothing; neither do very many items in few bins, nor none at all."""
     assert len(pack([3, 4, 5], 2**62, algorithm)) == 1
     assert pack([], 10, algorithm) == []
@@ -262,7 +267,7 @@ def test_what_fits_no_bin_is_refused(lens: list[int]) -> None:
 def test_an_unknown_algorithm_is_named() -> None:
     """A typo in the settings would otherwise pack by some default."""
     with pytest.raises(ValueError, match="'best_fit' is none of auto, balanced"):
-        pack([1], 10, "best_fit")
+        pack([1], 10, cast(Algorithm, "best_fit"))
 
 
 def test_chance_never_changes() -> None:
@@ -289,7 +294,7 @@ def test_plans_never_change() -> None:
     """
     lens = np.array(long_tailed(3000), np.int64)
     digests = []
-    for algorithm in ALGORITHMS:
+    for algorithm in Algorithm:
         bins = pack_bins(lens, 8192, algorithm, seed=1)
         digests.append(zlib.crc32(np.concatenate(bins).astype("<i8").tobytes()))
     bins = pack_bins(np.stack([lens, np.ones_like(lens)]), np.array([8192, 6]), seed=1)

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from energon_pack.sample import place_media
-from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
+from energon_pack.templates import Sample, Template, load_saved, prepare_template
 from energon_pack.templates.base import Rendered
 from energon_pack.templates.counting import CountingError, TokenCounter
 from energon_pack.templates.doubts import doubtful
 from energon_pack.templates.words import HOSTILE, ascii_pattern
+from support.models import of_model
 
 ENGINES = ["words", "gigatoken", "fastokens"]
 
@@ -53,7 +54,7 @@ def test_counts_are_those_of_the_tokens(template: Template, engine: str, rendere
 @pytest.mark.parametrize("engine", ENGINES)
 def test_hostile_texts_of_real_vocabularies(real: Path, cache: Path, engine: str) -> None:
     for processor, family in (("qwen2_5_vl", "qwen_vl"), ("llama3_text", "text"), ("kimi_k25", "kimi")):
-        folder = prepare_template(ModelSettings(family, str(real / "processors" / processor)), cache)
+        folder = prepare_template(of_model(family, real / "processors" / processor), cache)
         template = load_saved(folder)
         pairs = [a + b for a in HOSTILE for b in HOSTILE][:: 1 if processor == "qwen2_5_vl" else 7]
         rendered = [Rendered(text, [(len(text) // 2, len(text))], 0, 0) for text in pairs]

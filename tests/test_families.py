@@ -6,7 +6,8 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.models import packaged_models, read_model
-from energon_pack.templates import ModelSettings, load_template
+from energon_pack.templates import load_template
+from support.models import of_model
 
 #: Real processors, and the models they may be used with. `text` takes any, and `hf` any with images.
 GOOD = {
@@ -43,7 +44,7 @@ def test_another_familys_processor_is_refused_at_once(real: Path, processor: str
 
 
 def _is_taken(processor: str, template: str, factor: int | None, add_special_tokens: bool) -> bool:
-    settings = ModelSettings(
+    settings = of_model(
         template, processor, factor=factor, add_special_tokens=add_special_tokens, trust_remote_code=True
     )
     try:

@@ -15,10 +15,12 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.measuring import LENGTHS_SCHEMA, MeasureJob, measure
 from energon_pack.method import Method
-from energon_pack.record import ReadSettings, load_json, media_parts, parse_record
+from energon_pack.record import load_json, media_parts, parse_record
 from energon_pack.sample import Part, Reason, Skip, place_media
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.shard import shard_of
-from energon_pack.templates import ModelSettings, prepare_template
+from energon_pack.templates import prepare_template
+from support.models import of_model
 from support.samples import chat, picture, write_tar
 
 REASONS = {reason.value for reason in Reason}
@@ -127,7 +129,7 @@ def fuzz_tars(num: int, folder: Path, template_folder: str) -> int:
 
 @pytest.fixture
 def template_folder(demo: tuple[Path, Path], cache: Path) -> str:
-    return prepare_template(ModelSettings("qwen_vl", str(demo[1])), cache)
+    return prepare_template(of_model("qwen_vl", demo[1]), cache)
 
 
 def test_json_of_any_kind() -> None:

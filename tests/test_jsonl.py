@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.record import ReadSettings
 from energon_pack.sample import Reason, Skip
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.listing import Lines, parse_line
 from energon_pack.sources.meta import find_lines

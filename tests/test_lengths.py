@@ -17,18 +17,19 @@ from energon_pack.lengths import first_samples, index_shards, measure_shards
 from energon_pack.method import Method
 from energon_pack.pack import pack
 from energon_pack.progress import Progress
-from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.table_cache import in_chunks
-from energon_pack.templates import ModelSettings, prepare_template
+from energon_pack.templates import prepare_template
+from support.models import of_model
 from support.samples import chat, picture, write_tar
 
 
 @pytest.fixture
 def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: ignore[no-untyped-def]
-    folder = prepare_template(ModelSettings("qwen_vl", str(demo[1])), cache)
+    folder = prepare_template(of_model("qwen_vl", demo[1]), cache)
 
     def measure(source: Path, settings: ReadSettings | None = None, num_workers: int = 1, keep: bool = False):  # type: ignore[no-untyped-def]
         with LocalExecutor(num_workers) as executor:

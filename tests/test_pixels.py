@@ -12,7 +12,8 @@ from energon_pack.pixels import join
 from energon_pack.rope import Rope
 from energon_pack.sample import Skip
 from energon_pack.samples.media.lazy_image import LazyImage
-from energon_pack.templates import ModelSettings, Sample, load_template
+from energon_pack.templates import Sample, load_template
+from support.models import of_model
 from support.running import need_torchvision
 from support.samples import picture, video
 
@@ -46,7 +47,7 @@ def num_patches(media: dict[str, Any], name: str) -> int:
 @pytest.mark.parametrize(("name", "family"), [("qwen2_5_vl", "qwen_vl"), ("qwen3_vl", "qwen3_vl")])
 def test_real_processors_make_a_feature_for_each_token(real: Path, name: str, family: str) -> None:
     need_torchvision()
-    template = load_template(ModelSettings(family, str(real / "processors" / name)))
+    template = load_template(of_model(family, real / "processors" / name))
     encoder = MemberEncoder(template, Rope(name, tokens_per_second=2))
     turns = [{"role": "user", "content": "<video> and <image>, what?"}, {"role": "assistant", "content": "That."}]
     for frames in (None, [[0, 3, 9, 20]]):
@@ -57,7 +58,7 @@ def test_real_processors_make_a_feature_for_each_token(real: Path, name: str, fa
 
 def test_a_text_that_spells_a_feature_token_is_refused(real: Path) -> None:
     """Gemma 3 has another token for features than for an image in a text; one too many of them ends a training."""
-    template = load_template(ModelSettings("gemma3", str(real / "processors" / "gemma3")))
+    template = load_template(of_model("gemma3", real / "processors" / "gemma3"))
     turns = [{"role": "user", "content": "<image_soft_token>?"}, {"role": "assistant", "content": "That."}]
     with pytest.raises(Skip, match="the text spells the media token <image_soft_token>"):
         template.render(Sample(turns, []))
@@ -68,7 +69,7 @@ def test_a_text_that_spells_a_feature_token_is_refused(real: Path) -> None:
 def test_media_of_both_kinds_keep_their_order(real: Path) -> None:
     """InternVL has one token for both: what comes first in the text comes first in the pixels."""
     need_torchvision()
-    template = load_template(ModelSettings("internvl", str(real / "processors" / "internvl3_hf")))
+    template = load_template(of_model("internvl", real / "processors" / "internvl3_hf"))
     turns = [{"role": "user", "content": "<image> and <video> and <image>"}, {"role": "assistant", "content": "That."}]
     images = [LazyImage(picture(900, 500), "a"), LazyImage(picture(300, 300), "b")]
     member = MemberEncoder(template).encode(Source("k", turns, images, [video()], None, [[0, 3, 9]]))

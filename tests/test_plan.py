@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_pack.caps import COLUMNS
 from energon_pack.errors import PackError
 from energon_pack.items import MEDIA_TYPES, Items
 from energon_pack.order import spread_of_steps
-from energon_pack.plan import LEFT_OUT, PackingSettings, PackPlan, plan_packs, without_window
+from energon_pack.plan import LEFT_OUT, PackPlan, plan_packs, without_window
 from energon_pack.plan_file import shard_bounds
+from energon_pack.plan_settings import GroupBy, Overlong, PackingConfig
 from energon_pack.sample import Reason
 
 OVERLONG, OVER_CAP = LEFT_OUT.index(Reason.OVERLONG), LEFT_OUT.index(Reason.OVER_CAP)
@@ -24,14 +26,15 @@ def packs(plan: PackPlan) -> list[list[int]]:
 
 def items(lens: Any, media: Any = None, **columns: Any) -> Items:
     """Items with these lengths, of one medium and one shard unless given."""
-    names = ("num_images", "num_visual_tokens", "shard", "dataset", "split")
     zeros = np.zeros(len(lens), np.int64)
-    media = zeros if media is None else np.array(media, np.int64)
-    return Items(np.array(lens, np.int64), media, **{n: np.array(columns.get(n, zeros), np.int64) for n in names})
+    columns |= {"token_len": lens, "media": zeros if media is None else media}
+    arrays = {name: np.array(values, np.int64) for name, values in columns.items()}
+    counts = {name: arrays.get(name, zeros) for name in COLUMNS}
+    return Items(counts, **{name: arrays.get(name, zeros) for name in ("media", "shard", "dataset", "split")})
 
 
-def make(lens: list[int], media: list[int] | None = None, **settings: Any) -> PackPlan:
-    return plan_packs(items(lens, media), PackingSettings(**{"max_token_len": 10, **settings}))
+def make(lens: list[int], media: list[int] | None = None, seed: int = 0, **settings: Any) -> PackPlan:
+    return plan_packs(items(lens, media), PackingConfig(**{"max_token_len": 10, **settings}), seed)
 
 
 def test_a_plan_to_check_by_head() -> None:
@@ -51,16 +54,16 @@ def test_padding_counts_in_the_capacity() -> None:
 
 def test_media_are_kept_apart_unless_asked() -> None:
     assert len(packs(make([5, 5], [0, 1]))) == 2
-    assert packs(make([5, 5], [0, 1], group_by="none")) in ([[0, 1]], [[1, 0]])
+    assert packs(make([5, 5], [0, 1], group_by=GroupBy.none)) in ([[0, 1]], [[1, 0]])
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 70), st.integers(-1, 3)), max_size=100),
     st.sampled_from([1, 2, 8]),
-    st.sampled_from(["media", "none"]),
+    st.sampled_from([GroupBy.media, GroupBy.none]),
     st.integers(0, 9),
 )
-def test_nothing_is_lost(samples: list[tuple[int, int]], multiple: int, group_by: str, seed: int) -> None:
+def test_nothing_is_lost(samples: list[tuple[int, int]], multiple: int, group_by: GroupBy, seed: int) -> None:
     lens, media = ([s[i] for s in samples] for i in (0, 1))
     lens = [length if code >= 0 else 0 for length, code in samples]  # what can't be told was not measured
     plan = make(lens, media, max_token_len=64, pad_to_multiple_of=multiple, group_by=group_by, seed=seed)
@@ -69,7 +72,7 @@ def test_nothing_is_lost(samples: list[tuple[int, int]], multiple: int, group_by
     assert (plan.left_out > 0).tolist() == [-(-length // multiple) * multiple > 64 for length in lens]
     for pack in packs(plan):
         assert sum(-(-lens[i] // multiple) * multiple for i in pack) <= 64
-        assert group_by == "none" or len({media[i] for i in pack}) == 1
+        assert group_by is GroupBy.none or len({media[i] for i in pack}) == 1
     assert plan.num_packs >= plan.lower_bound
 
 
@@ -78,7 +81,7 @@ def test_every_stretch_looks_like_the_whole() -> None:
     rng = np.random.default_rng(0)
     lens = np.clip(rng.lognormal(5, 1, 20_000), 1, 2048).astype(np.int64)
     media = (rng.random(20_000) < 0.3).astype(np.int64)
-    plan = plan_packs(items(lens, media), PackingSettings(max_token_len=2048))
+    plan = plan_packs(items(lens, media), PackingConfig(max_token_len=2048))
     is_image = media[plan.items[plan.starts[:-1]]]
     num_members = np.diff(plan.starts)
     for stretch in np.array_split(np.arange(plan.num_packs), 16):
@@ -95,7 +98,7 @@ def test_the_order_follows_the_seed() -> None:
 def test_caps_hold_together_and_name_what_is_over() -> None:
     """Two images a pack at most, 9 visual tokens, Σ len² ≤ 40: an item of 7 tokens alone is over the last."""
     some = items([2, 2, 2, 2, 7, 5], num_images=[1, 1, 1, 0, 0, 3], num_visual_tokens=[4, 4, 4, 0, 0, 1])
-    plan = plan_packs(some, PackingSettings(10, max_images=2, max_visual_tokens=9, max_attention_cost=40))
+    plan = plan_packs(some, PackingConfig(max_token_len=10, max_images=2, max_visual_tokens=9, max_attention_cost=40))
     assert plan.left_out.tolist() == [0, 0, 0, 0, OVER_CAP, OVER_CAP]
     assert sorted(sum(i < 3 for i in pack) for pack in packs(plan)) == [1, 2]
     assert plan.num_packs == plan.lower_bound == 2
@@ -112,7 +115,7 @@ def test_no_constraint_is_broken(
     lens, num_images, visual = (np.array(column) for column in zip(*values, strict=True))
     names = ("max_images", "max_visual_tokens", "max_members", "max_attention_cost")
     limits: dict[str, Any] = dict(zip(names, caps, strict=True))
-    settings = PackingSettings(32, multiple, **limits)
+    settings = PackingConfig(max_token_len=32, pad_to_multiple_of=multiple, **limits)
     plan = plan_packs(items(lens, num_images=num_images, num_visual_tokens=visual), settings)
     assert sorted(plan.items.tolist()) == np.flatnonzero(plan.left_out == 0).tolist()
     for pack in packs(plan):
@@ -124,26 +127,30 @@ def test_no_constraint_is_broken(
 
 def test_datasets_and_windows_are_kept_apart() -> None:
     some = items([5] * 8, media=[0, 1] * 4, shard=[0, 0, 1, 1, 2, 2, 3, 3], dataset=[0, 0, 0, 0, 1, 1, 1, 1])
-    by_dataset = packs(plan_packs(some, PackingSettings(10, group_by="dataset")))
+    by_dataset = packs(plan_packs(some, PackingConfig(max_token_len=10, group_by=GroupBy.dataset)))
     assert {frozenset(i // 4 for i in pack) for pack in by_dataset} == {frozenset([0]), frozenset([1])}
-    in_windows = packs(plan_packs(some, PackingSettings(10, group_by="none", window=2)))
+    in_windows = packs(plan_packs(some, PackingConfig(max_token_len=10, group_by=GroupBy.none, window=2)))
     assert [i // 4 for pack in in_windows for i in pack] in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
-    assert len(packs(plan_packs(some, PackingSettings(10, window=1)))) == 8
-    assert without_window(some, PackingSettings(10, window=1)) == 4
+    assert len(packs(plan_packs(some, PackingConfig(max_token_len=10, window=1)))) == 8
+    assert without_window(some, PackingConfig(max_token_len=10, window=1), 0) == 4
 
 
 def test_overlong_items_may_have_packs_of_their_own() -> None:
-    plan = make([11, 25, 6, 4], overlong="own_pack", hard_limit=20)
+    plan = make([11, 25, 6, 4], overlong=Overlong.own_pack, hard_limit=20)
     assert sorted(map(sorted, packs(plan))) == [[0], [2, 3]]
     assert plan.left_out.tolist() == [0, OVERLONG, 0, 0]
 
 
 def test_every_pack_may_need_an_image() -> None:
     some = items([6, 6, 2, 2, 2, 2], num_images=[1, 1, 0, 0, 0, 0])
-    plan = plan_packs(some, PackingSettings(10, group_by="none", need_image=True))
+    packing = PackingConfig(max_token_len=10, group_by=GroupBy.none, need_image=True)
+    plan = plan_packs(some, packing)
     assert sorted(len(set(pack) & {0, 1}) for pack in packs(plan)) == [1, 1]
     with pytest.raises(PackError, match=r"packing\.need_image"):
-        plan_packs(items([9, 9, 9], num_images=[1, 0, 0]), PackingSettings(10, group_by="none", need_image=True))
+        plan_packs(
+            items([9, 9, 9], num_images=[1, 0, 0]),
+            PackingConfig(max_token_len=10, group_by=GroupBy.none, need_image=True),
+        )
 
 
 def test_steps_of_like_packs() -> None:
@@ -153,7 +160,7 @@ def test_steps_of_like_packs() -> None:
     cost = lens**2
     spread = {}
     for size in (1, 4):
-        plan = plan_packs(items(lens), PackingSettings(1000, data_parallel_size=size))
+        plan = plan_packs(items(lens), PackingConfig(max_token_len=1000, data_parallel_size=size))
         spread[size] = spread_of_steps(plan.per_pack(cost), 4)["max_over_mean"]
     assert spread[4] - 1 < (spread[1] - 1) / 5
 

@@ -4,7 +4,6 @@ Were they to differ, lengths would be measured of images that training never mak
 """
 
 import random
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,11 @@ from energon_pack.errors import PackError
 from energon_pack.media import Media
 from energon_pack.preprocess import IMAGE_PREPROCESSORS, image_preprocessor, video_settings
 from energon_pack.sample import place_media
-from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
+from energon_pack.template_settings import MediaConfig
+from energon_pack.templates import Sample, Template, load_saved, prepare_template
+from support.models import of_model
 
-SETTINGS = {"longest_side": 200, "max_pixels": 20_000, "crop_width": 150, "crop_height": 90}
+SETTINGS: dict[str, Any] = {"longest_side": 200, "max_pixels": 20_000, "crop_width": 150, "crop_height": 90}
 
 
 @pytest.mark.parametrize(
@@ -32,14 +33,14 @@ SETTINGS = {"longest_side": 200, "max_pixels": 20_000, "crop_width": 150, "crop_
     ],
 )
 def test_sizes_to_check_by_head(name: str, size: tuple[int, int], expected: tuple[int, int]) -> None:
-    made = image_preprocessor({**SETTINGS, "image": name}, 28)
+    made = image_preprocessor(MediaConfig(image=name, **SETTINGS), 28)
     assert made is not None
     assert made.size(*size) == expected
 
 
 @pytest.mark.parametrize("name", [name for name, made in IMAGE_PREPROCESSORS.items() if made])
 def test_pixels_have_the_size_that_was_measured(name: str) -> None:
-    made = image_preprocessor({**SETTINGS, "image": name}, 28)
+    made = image_preprocessor(MediaConfig(image=name, **SETTINGS), 28)
     assert made is not None
     rng = random.Random(0)
     for _ in range(40):
@@ -50,13 +51,13 @@ def test_pixels_have_the_size_that_was_measured(name: str) -> None:
 def test_a_crop_is_the_middle() -> None:
     image = Image.new("RGB", (300, 90), "red")
     image.paste("blue", (75, 0, 225, 90))
-    made = image_preprocessor({**SETTINGS, "image": "center_crop"}, 28)
+    made = image_preprocessor(MediaConfig(image="center_crop", **SETTINGS), 28)
     assert made is not None
     assert made.apply(image).getcolors() == [(150 * 90, (0, 0, 255))]
 
 
-def of_demo(demo: tuple[Path, Path], cache: Path, media: Mapping[str, Any]) -> Template:
-    return load_saved(prepare_template(ModelSettings("qwen_vl", str(demo[1]), media=media), cache))
+def of_demo(demo: tuple[Path, Path], cache: Path, **media: Any) -> Template:
+    return load_saved(prepare_template(of_model("qwen_vl", demo[1], MediaConfig(**media)), cache))
 
 
 def num_image_tokens(template: Template, width: int, height: int) -> int:
@@ -67,8 +68,8 @@ def num_image_tokens(template: Template, width: int, height: int) -> int:
 
 
 def test_the_processors_rule_sees_what_is_left(demo: tuple[Path, Path], cache: Path) -> None:
-    plain = of_demo(demo, cache, {})
-    small = of_demo(demo, cache, {"image": "resize_longest_side", "longest_side": 56})
+    plain = of_demo(demo, cache)
+    small = of_demo(demo, cache, image="resize_longest_side", longest_side=56)
     assert num_image_tokens(plain, 280, 280) == 100
     assert num_image_tokens(small, 280, 280) == 4
     assert small.prepare_image(Image.new("RGB", (280, 280))).size == (56, 56)
@@ -78,7 +79,7 @@ def test_the_processors_rule_sees_what_is_left(demo: tuple[Path, Path], cache: P
 class Strip:
     """Someone else's preprocessor: the top 28 rows."""
 
-    def __init__(self, settings: Mapping[str, Any], factor: int):
+    def __init__(self, media: MediaConfig, factor: int):
         self.height = factor
 
     def size(self, width: int, height: int) -> tuple[int, int]:
@@ -89,7 +90,7 @@ class Strip:
 
 
 def test_someone_elses_by_name(demo: tuple[Path, Path], cache: Path) -> None:
-    strip = of_demo(demo, cache, {"image": "test_preprocess:Strip"})
+    strip = of_demo(demo, cache, image="test_preprocess:Strip")
     assert num_image_tokens(strip, 280, 280) == 10
     assert strip.prepare_image(Image.new("RGB", (280, 280))).size == (280, 28)
 
@@ -104,10 +105,10 @@ def test_someone_elses_by_name(demo: tuple[Path, Path], cache: Path) -> None:
 )
 def test_what_is_wrong_is_named(media: dict[str, Any], says: str) -> None:
     with pytest.raises(PackError, match=says):
-        image_preprocessor(media, 28)
+        image_preprocessor(MediaConfig(**media), 28)
 
 
 @pytest.mark.parametrize("media", [{"video": "fps"}, {"video": "uniform", "fps": 2}, {"fps": 2}, {"num_frames": 8}])
 def test_frame_settings_that_would_do_nothing_are_refused(media: dict[str, Any]) -> None:
     with pytest.raises(PackError, match="needs media"):
-        video_settings(media)
+        video_settings(MediaConfig(**media))

@@ -14,8 +14,8 @@ import pytest
 
 from energon_pack.cut import Cut
 from energon_pack.loading import load_multi_mix_qa
-from energon_pack.record import ReadSettings
 from energon_pack.sample import MediaPart, Part, Skip
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_again, read_but_media, read_sample

@@ -17,8 +17,9 @@ from energon_pack.errors import PackError
 from energon_pack.media import Media
 from energon_pack.preprocess import smart_resize
 from energon_pack.sample import Reason, Skip, place_media
-from energon_pack.templates import ModelSettings, Sample, Template, load_saved, load_template, prepare_template
+from energon_pack.templates import Sample, Template, load_saved, load_template, prepare_template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
+from support.models import of_model
 from support.running import need_torchvision
 from support.samples import structure
 
@@ -170,7 +171,7 @@ def test_other_control_tokens_are_counted(template: Template) -> None:
 
 
 def test_what_a_family_does_not_see_is_unsupported_not_free(demo: tuple[Path, Path], cache: Path) -> None:
-    blind = load_saved(prepare_template(ModelSettings("text", str(demo[1])), cache))
+    blind = load_saved(prepare_template(of_model("text", demo[1]), cache))
     placed, _, _ = place_media(turns("<image>", "x"), ["image"])
     with pytest.raises(Skip) as skip:
         blind.render(Sample(placed, [Media("image", 28, 28)]))
@@ -187,7 +188,7 @@ def test_the_marks_themselves_are_refused(template: Template, text: str) -> None
 
 
 def with_template(demo: tuple[Path, Path], chat_template: str, **more: Any) -> Template:
-    return load_template(ModelSettings("qwen_vl", str(demo[1]), chat_template=chat_template, **more))
+    return load_template(of_model("qwen_vl", demo[1], chat_template=chat_template, **more))
 
 
 def test_generation_blocks_and_variables(demo: tuple[Path, Path]) -> None:
@@ -229,7 +230,7 @@ def test_a_template_that_leaves_out_an_image_costs_the_sample(demo: tuple[Path, 
 
 def test_fingerprint_follows_what_lengths_depend_on(demo: tuple[Path, Path], template: Template) -> None:
     def fingerprints(**settings: Any) -> dict[str, str]:
-        return load_template(ModelSettings("qwen_vl", str(demo[1]), **settings)).fingerprints
+        return load_template(of_model("qwen_vl", demo[1], **settings)).fingerprints
 
     base = fingerprints()
     assert base == template.fingerprints
@@ -238,15 +239,15 @@ def test_fingerprint_follows_what_lengths_depend_on(demo: tuple[Path, Path], tem
 
 
 def test_pixel_limits_reach_the_rule(demo: tuple[Path, Path]) -> None:
-    by_name = load_template(ModelSettings("qwen_vl", str(demo[1]), min_pixels=6272, max_pixels=200_704))
+    by_name = load_template(of_model("qwen_vl", demo[1], min_pixels=6272, max_pixels=200_704))
     by_kwargs = load_template(
-        ModelSettings("qwen_vl", str(demo[1]), processor_kwargs={"min_pixels": 6272, "max_pixels": 200_704})
+        of_model("qwen_vl", demo[1], processor_kwargs={"min_pixels": 6272, "max_pixels": 200_704})
     )
     assert image_settings(by_name) == image_settings(by_kwargs) == (28, 6272, 200_704)
 
 
 def test_the_cached_template_is_the_built_one(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    settings = ModelSettings("qwen_vl", str(demo[1]))
+    settings = of_model("qwen_vl", demo[1])
     folder = prepare_template(settings, tmp_path)
     assert prepare_template(settings, tmp_path) == folder
     sample = Sample(turns("q", "Sort these numbers."), [])
@@ -258,10 +259,10 @@ def test_a_changed_processor_is_not_the_cached_one(demo: tuple[Path, Path], tmp_
     folder.mkdir()
     for file in demo[1].iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    first = prepare_template(ModelSettings("qwen_vl", str(folder)), tmp_path)
+    first = prepare_template(of_model("qwen_vl", folder), tmp_path)
     settings = json.loads((folder / "preprocessor_config.json").read_text())
     (folder / "preprocessor_config.json").write_text(json.dumps({**settings, "max_pixels": 50_176}))
-    second = prepare_template(ModelSettings("qwen_vl", str(folder)), tmp_path)
+    second = prepare_template(of_model("qwen_vl", folder), tmp_path)
     assert load_saved(first).fingerprint != load_saved(second).fingerprint
 
 
@@ -275,14 +276,14 @@ def test_a_changed_processor_is_not_the_cached_one(demo: tuple[Path, Path], tmp_
 )
 def test_wrong_processors_are_refused(demo: tuple[Path, Path], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(PackError, match=message):
-        load_template(ModelSettings(**{"template": "qwen_vl", "processor": str(demo[1]), **settings}))
+        load_template(of_model(**{"template": "qwen_vl", "processor": demo[1], **settings}))
 
 
 def test_a_folder_without_image_settings_is_refused(demo: tuple[Path, Path], tmp_path: Path) -> None:
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "chat_template.jinja"):
         (tmp_path / name).write_bytes((demo[1] / name).read_bytes())
     with pytest.raises(PackError, match="another family's"):
-        load_template(ModelSettings("qwen_vl", str(tmp_path)))
+        load_template(of_model("qwen_vl", tmp_path))
 
 
 def test_the_demo_is_made_the_same_every_time(demo: tuple[Path, Path], tmp_path: Path) -> None:
@@ -315,4 +316,4 @@ def test_a_processor_that_cannot_be_asked_is_named_at_once(
     made.chat_template = tokenizer.chat_template
     made.save_pretrained(tmp_path / "processor")
     with pytest.raises(PackError, match=name):
-        prepare_template(ModelSettings("hf", str(tmp_path / "processor")), tmp_path)
+        prepare_template(of_model("hf", tmp_path / "processor"), tmp_path)

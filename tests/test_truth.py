@@ -12,15 +12,17 @@ import pytest
 from omegaconf import OmegaConf
 
 from energon_pack.media import Media, probe_part
-from energon_pack.record import ReadSettings
 from energon_pack.sample import Skip
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
-from energon_pack.templates import ModelSettings, Sample, Template, load_saved, prepare_template
+from energon_pack.template_settings import MediaConfig
+from energon_pack.templates import Sample, Template, load_saved, prepare_template
 from energon_pack.templates.rules import MediaRules
+from support.models import of_model
 from support.packed import json_lines
 from support.running import REAL, ROOT, need_torchvision
 
@@ -53,12 +55,12 @@ _FEW = 30  # of each text set in the ordinary run
 
 def template_of(real: Path, cache: Path, processor: str, route: str) -> Template:
     model: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "model" / f"{MODELS[processor]}.yaml"))
-    settings = ModelSettings(
+    settings = of_model(
         template=model["template"],
-        processor=str(real / "processors" / processor),
+        processor=real / "processors" / processor,
         add_special_tokens=model.get("add_special_tokens", False),
         factor=model.get("factor"),
-        media=MEDIA[route],
+        media=MediaConfig(**MEDIA[route]),
     )
     return load_saved(prepare_template(settings, cache))
 
@@ -123,7 +125,7 @@ def test_ids_of_every_text(real: Path, cache: Path, table: str) -> None:
 def test_any_processor_can_be_asked_itself(real: Path, cache: Path) -> None:
     """`model.template=hf`, where the family of a model is not known here."""
     need_torchvision()
-    settings = ModelSettings("hf", str(real / "processors" / "internvl3_hf"))
+    settings = of_model("hf", real / "processors" / "internvl3_hf")
     template = load_saved(prepare_template(settings, cache))
     rows = {row["key"]: row for row in json_lines(real / "truth" / "image_demo.internvl3_hf.jsonl")}
     for reader, shard, sample in samples(real, "image_demo"):
@@ -182,7 +184,7 @@ def test_other_settings_are_followed(
     need_torchvision()
 
     def rules(family: str) -> MediaRules:
-        chosen = ModelSettings(family, str(real / "processors" / processor), processor_kwargs=settings)
+        chosen = of_model(family, real / "processors" / processor, processor_kwargs=settings)
         return load_saved(prepare_template(chosen, cache)).rules
 
     ours, theirs = rules(model), rules("hf")

@@ -20,11 +20,13 @@ from energon_pack.config import DatasetYaml, PackConfig
 from energon_pack.media import Media, probe, with_frames
 from energon_pack.pack import pack
 from energon_pack.sample import Reason, Skip, place_media
-from energon_pack.templates import ModelSettings, Sample, load_saved, prepare_template
+from energon_pack.template_settings import MediaConfig
+from energon_pack.templates import Sample, load_saved, prepare_template
 from energon_pack.templates.llava import LlavaOneVision
 from energon_pack.templates.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.rules import ProcessorSettings
 from energon_pack.verify import Options, verify
+from support.models import of_model
 from support.running import ROOT, need_torchvision
 from support.samples import video, write_tar
 
@@ -110,7 +112,7 @@ def test_times_stand_before_each_pair_of_frames() -> None:
 
 
 def test_a_video_is_measured_and_shown_with_the_same_frames(demo: tuple[Path, Path], cache: Path) -> None:
-    settings = ModelSettings("qwen_vl", str(demo[1]), media={"video": "uniform", "num_frames": 6})
+    settings = of_model("qwen_vl", demo[1], MediaConfig(video="uniform", num_frames=6))
     template = load_saved(prepare_template(settings, cache))
     data = video()
     medium = probe(io.BytesIO(data))
@@ -124,7 +126,7 @@ def test_a_video_is_measured_and_shown_with_the_same_frames(demo: tuple[Path, Pa
 
 
 def test_qwen_vl_utils_resizes_frames_itself(demo: tuple[Path, Path], cache: Path) -> None:
-    settings = ModelSettings("qwen_vl", str(demo[1]), media={"video": "qwen_vl_utils"})
+    settings = of_model("qwen_vl", demo[1], MediaConfig(video="qwen_vl_utils"))
     template = load_saved(prepare_template(settings, cache))
     frames = template.prepare_frames([Image.new("RGB", (64, 48))] * 4)
     width, height = frames[0].size
@@ -177,7 +179,7 @@ def test_llavas_choice_is_in_whole_numbers() -> None:
 
 def test_listed_frames_are_those_the_model_sees(demo: tuple[Path, Path], cache: Path) -> None:
     """`video_frames` goes before the model's own choice; each list belongs to the video at its place."""
-    template = load_saved(prepare_template(ModelSettings("qwen_vl", str(demo[1])), cache))
+    template = load_saved(prepare_template(of_model("qwen_vl", demo[1]), cache))
     image, first, second = with_frames([Media("image", 56, 56), clip(30), clip(9)], [[0, 10, 20, 29], None])
     assert image == Media("image", 56, 56)
     assert template.choose_frames(first) == [0, 10, 20, 29]

@@ -9,6 +9,6 @@ planned for them is dealt out to the items with two sorts.
 
 from energon_pack.bins.base import Bins, Ints, random_keys
 from energon_pack.bins.bounds import lower_bound, lower_bound_l2
-from energon_pack.bins.packing import ALGORITHMS, pack_bins
+from energon_pack.bins.packing import Algorithm, pack_bins
 
-__all__ = ["ALGORITHMS", "Bins", "Ints", "lower_bound", "lower_bound_l2", "pack_bins", "random_keys"]
+__all__ = ["Algorithm", "Bins", "Ints", "lower_bound", "lower_bound_l2", "pack_bins", "random_keys"]

@@ -1,5 +1,7 @@
 """One call for all ways to pack."""
 
+from enum import Enum
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,7 +12,19 @@ from energon_pack.bins.capped import pack_capped
 from energon_pack.bins.exact import exact_fit
 from energon_pack.bins.greedy import best_fit_decreasing, first_fit_decreasing
 
-ALGORITHMS = ("auto", "balanced", "optimal", "best_fit_decreasing", "first_fit_decreasing")
+
+class Algorithm(str, Enum):
+    """How items are dealt to bins, where lengths alone are limited."""
+
+    #: balanced, unless that takes more than 1.0001 · the lower bound + 1 bins
+    auto = "auto"
+    #: spreads long items evenly
+    balanced = "balanced"
+    #: only counts bins, never more than best fit
+    optimal = "optimal"
+    best_fit_decreasing = "best_fit_decreasing"
+    first_fit_decreasing = "first_fit_decreasing"
+
 
 #: Times the lower bound: what a balanced plan is searched for. `auto` takes one with a bin more, too: what an exact fit
 #: may save beside it is not worth packs sorted by length.
@@ -20,7 +34,7 @@ _NEAR = 1.0001
 def pack_bins(
     costs: Ints,
     caps: int | Ints,
-    algorithm: str = "auto",
+    algorithm: Algorithm = Algorithm.auto,
     seed: int = 0,
     needs: npt.NDArray[np.bool_] | None = None,
 ) -> Bins:
@@ -32,8 +46,6 @@ def pack_bins(
     Args:
         costs: int64[n] lengths, or int64[k, n], of which the first row is the lengths.
         caps: of a bin, one for each row.
-        algorithm: one of `ALGORITHMS`. `balanced` spreads long items evenly, `optimal` only counts bins (never more
-            than best fit), `auto` is balanced unless that takes more than 1.0001 · the lower bound + 1 bins.
         seed: which of several equally long items goes where, and the order inside a bin.
         needs: bool[n]: every bin must hold one of these.
 
@@ -55,9 +67,9 @@ def pack_bins(
     return bins if is_kept else pack_capped(costs, limits, seed, needs)
 
 
-def _check(costs: Ints, caps: Ints, algorithm: str) -> None:
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm {algorithm!r} is none of {', '.join(ALGORITHMS)}")
+def _check(costs: Ints, caps: Ints, algorithm: Algorithm) -> None:
+    if algorithm not in list(Algorithm):
+        raise ValueError(f"algorithm {algorithm!r} is none of {', '.join(known.value for known in Algorithm)}")
     if costs.ndim != 2 or caps.shape != (len(costs),):
         raise ValueError(f"costs {costs.shape} and caps {caps.shape}: one cap for each row of costs")
     for row, (cost, cap) in enumerate(zip(costs, caps.tolist(), strict=True)):
@@ -67,7 +79,7 @@ def _check(costs: Ints, caps: Ints, algorithm: str) -> None:
             raise ValueError(f"{what} from {least} to {most} do not fit bins of {cap}")
 
 
-def _pack_lengths(lens: Ints, capacity: int, algorithm: str, seed: int) -> Bins:
+def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) -> Bins:
     histogram = np.bincount(lens)
     unit = int(np.gcd.reduce(np.flatnonzero(histogram)))  # 64 where lengths are rounded up to 64: all is smaller then
     histogram = np.concatenate((histogram[:1], histogram[unit::unit]))
@@ -76,16 +88,16 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: str, seed: int) -> Bins:
     narrow_lens = narrow(lens)
     items = shuffled_argsort(narrow_lens, seed)
 
-    if algorithm in ("auto", "balanced"):
+    if algorithm in (Algorithm.auto, Algorithm.balanced):
         bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _NEAR, seed)[::-1]
         num_bins = int(bin_of.max()) + 1
-        if algorithm == "balanced" or num_bins <= bound * _NEAR + 1:
+        if algorithm == Algorithm.balanced or num_bins <= bound * _NEAR + 1:
             return gather(bin_of, items, seed)
         runs = _optimal(histogram, capacity, bound, seed)
         return gather(bin_of if num_bins <= count_bins(runs) else bins_of(runs), items, seed)
-    if algorithm == "optimal":
+    if algorithm == Algorithm.optimal:
         runs = _optimal(histogram, capacity, bound, seed)
-    elif algorithm == "best_fit_decreasing":
+    elif algorithm == Algorithm.best_fit_decreasing:
         runs = best_fit_decreasing(histogram, capacity)
     else:
         runs = first_fit_decreasing(histogram, capacity)

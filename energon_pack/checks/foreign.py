@@ -13,8 +13,8 @@ from energon_pack.errors import PackError
 from energon_pack.findings import Findings
 from energon_pack.manifest import MANIFEST, META_FOLDER
 from energon_pack.packed.files import PLAN, REPORT, shard_paths
-from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
+from energon_pack.samples.settings import ReadSettings
 
 _PREPARE = "`energon prepare --non-interactive --split-ratio 1,0,0 --skip-dataset-yaml` writes it anew"
 

@@ -15,9 +15,10 @@ from energon_pack.loading import load_template
 from energon_pack.media import probe, with_frames
 from energon_pack.packed.contents import Pack
 from energon_pack.packed.files import at
-from energon_pack.record import ReadSettings, parse_record
+from energon_pack.record import parse_record
 from energon_pack.sample import Skip, place_media
 from energon_pack.samples.bytes import Bytes, Range, as_file
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates import Sample, Template
 from energon_pack.timestamps import load_positions
 

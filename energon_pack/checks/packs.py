@@ -7,15 +7,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from energon_pack import caps
 from energon_pack.cut import split_id
 from energon_pack.findings import short
 from energon_pack.packed.contents import Pack
 from energon_pack.packed.forms import NAME
 from energon_pack.packs import part_names
 from energon_pack.plan_file import PlanRow
-from energon_pack.record import ReadSettings, parse_record
+from energon_pack.plan_settings import Overlong
+from energon_pack.record import parse_record
 from energon_pack.sample import Skip, place_media
 from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, format_of
+from energon_pack.samples.settings import ReadSettings
 
 _ARRAY_MAGIC = b"\x93NUMPY"
 
@@ -113,23 +116,21 @@ def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] 
         members: its rows of the plan, which alone tell its visual tokens.
     """
     lens = pack.meta.get("token_lens", [])
-    limit, multiple = packing.get("max_token_len"), packing.get("pad_to_multiple_of")
+    multiple = packing.get("pad_to_multiple_of")
     if type(multiple) is not int or multiple < 1:
         return  # `metadata` says so
-    knob = "max_token_len"
-    if packing.get("overlong") == "own_pack" and len(lens) == 1 and type(packing.get("hard_limit")) is int:
-        knob, limit = "hard_limit", packing["hard_limit"]
-    images = sum(kind == "image" for kinds in pack.kinds for kind in kinds)
-    limited = {
-        knob: (sum(-(-length // multiple) * multiple for length in lens), limit),
-        "max_images": (images, packing.get("max_images")),
-        "max_visual_tokens": (sum(m.num_visual_tokens for m in members or ()), packing.get("max_visual_tokens")),
-        "max_members": (len(lens), packing.get("max_members")),
-        "max_attention_cost": (sum(length**2 for length in lens), packing.get("max_attention_cost")),
+    may_be_long = packing.get("overlong") == Overlong.own_pack and type(packing.get("hard_limit")) is int
+    knob = "hard_limit" if may_be_long and len(lens) == 1 else "max_token_len"
+    counts = {
+        "token_len": lens,
+        "num_visual_tokens": [member.num_visual_tokens for member in members or ()],
+        **{f"num_{kind}s": [kinds.count(kind) for kinds in pack.kinds] for kind in ("image", "video")},
     }
-    for name, (value, cap) in limited.items():
-        if type(cap) is int and value > cap:
-            yield f"{value} > packing.{name}={cap}"
+    for cap in caps.CAPS:
+        value = sum(cap.cost(number, multiple) for number in counts[cap.column])
+        name = knob if cap.name == "max_token_len" else cap.name
+        if type(limit := packing.get(name)) is int and value > limit:
+            yield caps.over(name, value, limit)
 
 
 def fingerprint(pack: Pack, wanted: Any) -> Iterator[str]:

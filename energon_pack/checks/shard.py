@@ -21,11 +21,11 @@ from energon_pack.packed.contents import Pack, parse
 from energon_pack.packed.files import PackFiles, PlanFile, packs_in
 from energon_pack.packs import MULTI_MIX_QA, member_value
 from energon_pack.plan_file import PlanRow
-from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
 from energon_pack.sample import AnyPart, Part, Skip
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.media.image import open_image
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.shards import Sources, conversation, parts_beside
 from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ from energon_pack.demo import make_demo
 from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
 from energon_pack.errors import PackError
 from energon_pack.findings import Hashes, hashes, joined, named, short
+from energon_pack.nodes import node_of
 from energon_pack.packed.files import REPORT, at
-from energon_pack.record import ReadSettings
 from energon_pack.run.context import Run
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.meta import find_lines
 from energon_pack.sources.shard import Shard, Source
@@ -71,8 +72,11 @@ def demo_of(folder: Path, report: Mapping[str, Any]) -> tuple[str, str]:
 def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
     """How samples were read."""
     node = at(manifest, "content", "source")
-    values = {field.name: at(node, field.name) for field in fields(ReadSettings)}
-    return ReadSettings(**{name: value for name, value in values.items() if isinstance(value, str)})
+    values = node.items() if isinstance(node, dict) else ()
+    try:
+        return node_of(ReadSettings, {name: value for name, value in values if isinstance(value, str)})
+    except ValueError:  # damaged
+        return ReadSettings()
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from energon_pack.record import ReadSettings, Record, parse_record
+from energon_pack.record import Record, parse_record
 from energon_pack.sample import Message, Reason, Skip
+from energon_pack.samples.settings import ReadSettings
 
 _FIELDS = ("images", "image", "videos", "video")
 _PATHS = ("path", "url", "image", "video", "image_url", "video_url")  # of an entry that is an object

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from energon_pack.cut import Cut, fields_of_part, media_of_part, messages_of
 from energon_pack.media import Media, probe_part, with_frames
-from energon_pack.record import ReadSettings
 from energon_pack.sample import AnyPart, MediaPart, Message, Part, Skip, media_type, media_type_by_name
 from energon_pack.samples.conversation import Placed, place
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow
 from energon_pack.sources.shard import Shard

@@ -12,8 +12,9 @@ from itertools import pairwise
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.record import ReadSettings, Record, caption_record, load_json, parse_record
+from energon_pack.record import Record, caption_record, load_json, parse_record
 from energon_pack.sample import Reason, Skip
+from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.sources.compressed import compressed_error, compression
 from energon_pack.sources.dotted_keys import DottedKeys, Member
 from energon_pack.sources.storage import open_file
@@ -211,7 +212,7 @@ def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) ->
     """
     if part == "json":
         return parse_record(load_json(raw), settings)
-    if not has_media or settings.sample_type not in ("auto", "captioning"):
+    if not has_media or settings.sample_type not in (SampleType.auto, SampleType.captioning):
         raise Skip(Reason.MISSING_JSON, "only a txt")
     try:
         return caption_record(raw.decode(), settings)

@@ -1,8 +1,8 @@
 """Model templates: how a sample becomes the tokens of one model."""
 
+from energon_pack.template_settings import TemplateSettings
 from energon_pack.templates.base import Identity, Rendered, Sample, Template, Tokens
 from energon_pack.templates.processor import (
-    ModelSettings,
     identity_of,
     load_saved,
     load_template,
@@ -13,10 +13,10 @@ from energon_pack.templates.processor import (
 
 __all__ = [
     "Identity",
-    "ModelSettings",
     "Rendered",
     "Sample",
     "Template",
+    "TemplateSettings",
     "Tokens",
     "identity_of",
     "load_saved",

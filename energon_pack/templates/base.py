@@ -23,6 +23,7 @@ from energon_pack.files import write_whole
 from energon_pack.media import Media
 from energon_pack.preprocess import image_preprocessor, video_preprocessor
 from energon_pack.sample import Message, Reason, Skip, split_content
+from energon_pack.template_settings import MediaConfig, TrainOn
 from energon_pack.templates.added import AddedTokens
 from energon_pack.templates.chat import CLOSE, OPEN, ChatTemplate
 from energon_pack.templates.counting import TokenCounter
@@ -76,8 +77,8 @@ class TemplateSpec:
     chat_template: str
     chat_template_kwargs: dict[str, Any]
     processor: ProcessorSettings
-    media: dict[str, Any] = field(default_factory=dict)  # the `media` node: what is done before the processor
-    train_on: str = "all"  # all | last: which of the assistant's turns
+    media: MediaConfig = field(default_factory=MediaConfig)
+    train_on: TrainOn = TrainOn.all
     add_special_tokens: bool = False  # those the tokenizer puts around any text, beside the chat template's
 
 
@@ -86,7 +87,7 @@ class Identity:
     """What tells templates apart, known without reading a tokenizer: kept as JSON beside the template."""
 
     fingerprints: dict[str, str]  # a hash for each thing a length depends on
-    train_on: str
+    train_on: TrainOn
 
     @property
     def fingerprint(self) -> str:
@@ -134,7 +135,7 @@ class Template:
                 Reason.PROCESSOR_ERROR,
                 "the chat template leaves out tool calls (model.chat_template=FILE gives another)",
             )
-        marked = self._chat.render_marked(messages, sample.tools, self.spec.train_on == "last")
+        marked = self._chat.render_marked(messages, sample.tools, self.spec.train_on is TrainOn.last)
 
         pieces: list[str] = []
         spans: list[tuple[int, int]] = []
@@ -280,7 +281,7 @@ class Template:
                     self.spec.add_special_tokens,
                 ]
             ),
-            "media": _hash([self.spec.family, self.rules.settings, self.spec.media]),
+            "media": _hash([self.spec.family, self.rules.settings, asdict(self.spec.media)]),
             "rules": str(RULES_VERSION),
         }
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from tokenizers import Tokenizer
 from energon_pack.errors import PackError
 from energon_pack.files import is_as_made, make_once
 from energon_pack.heavy import importing
+from energon_pack.nodes import node_of
 from energon_pack.preprocess import image_settings, video_settings
+from energon_pack.template_settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.base import RULES_VERSION, Identity, Template, TemplateSpec
 from energon_pack.templates.gemma import Gemma3
 from energon_pack.templates.hf import HuggingFace
@@ -46,53 +48,31 @@ FAMILIES: dict[str, type[MediaRules]] = {
 _built: dict[str, Tokenizer] = {}
 
 _SAVED_VERSION = 2  # raised when `Template.save` writes other files
+#: of `model`: what the same template may have another of
+_NOT_IN_TEMPLATE = ("name", "hub_id", "mask", "rope")
 _SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.py")
 
 
-@dataclass(frozen=True)
-class ModelSettings:
-    """Which processor, and how it is read (`model.*` of the config)."""
-
-    template: str
-    processor: str  # folder or hub id
-    revision: str | None = None
-    trust_remote_code: bool = False
-    processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-    factor: int | None = None  # what the processor's patch_size × merge_size has to be
-    chat_template: str | None = None  # Jinja text, in place of the processor's own
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    media: Mapping[str, Any] = field(default_factory=dict)  # the `media` node
-    train_on: str = "all"  # labels.train_on
-    add_special_tokens: bool = False
-
-    @property
-    def all_processor_kwargs(self) -> dict[str, Any]:
-        pixels = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
-        return {**self.processor_kwargs, **{key: value for key, value in pixels.items() if value is not None}}
-
-
-def load_template(settings: ModelSettings) -> Template:
+def load_template(settings: TemplateSettings) -> Template:
     """The template of a model, built with transformers from its processor.
 
     Raises:
         PackError: unknown family, no such folder or hub id, or a processor the family cannot use.
     """
-    return _build(settings, local_folder(settings))
+    return _build(settings, local_folder(settings.model))
 
 
-def saved_template(settings: ModelSettings, cache_dir: Path) -> str | None:
+def saved_template(settings: TemplateSettings, cache_dir: Path) -> str | None:
     """The folder that `prepare_template` would give, where it is there already.
 
     Raises:
         PackError: no such folder or hub id.
     """
-    saved = _saved(settings, cache_dir, local_folder(settings))
+    saved = _saved(settings, cache_dir, local_folder(settings.model))
     return os.fspath(saved) if is_as_made(saved) else None
 
 
-def prepare_template(settings: ModelSettings, cache_dir: Path) -> str:
+def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
     """Build the template of a model once; the folder in the cache from which `load_saved` takes it.
 
     The folder is keyed by the content of the processor's files: the next run imports neither torch nor transformers,
@@ -101,7 +81,7 @@ def prepare_template(settings: ModelSettings, cache_dir: Path) -> str:
     Raises:
         PackError: as `load_template`.
     """
-    folder = local_folder(settings)
+    folder = local_folder(settings.model)
     saved = _saved(settings, cache_dir, folder)
 
     def make(built: Path) -> None:
@@ -116,134 +96,142 @@ def prepare_template(settings: ModelSettings, cache_dir: Path) -> str:
 
 def identity_of(folder: str) -> Identity:
     """Of the template that `Template.save` wrote."""
-    return Identity(**json.loads(Path(folder, "identity.json").read_bytes()))
+    return node_of(Identity, json.loads(Path(folder, "identity.json").read_bytes()))
 
 
 @lru_cache(maxsize=2)
 def load_saved(folder: str) -> Template:
     """The template that `Template.save` wrote; in workers, once a process."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
-    spec = TemplateSpec(**{**values, "processor": ProcessorSettings(**values["processor"])})
+    processor, media = ProcessorSettings(**values["processor"]), node_of(MediaConfig, values["media"])
+    spec = node_of(TemplateSpec, {**values, "processor": processor, "media": media})
     tokenizer = _built.pop(folder, None) or Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     return Template(spec, FAMILIES[spec.family](spec.processor), tokenizer)
 
 
-def local_folder(settings: ModelSettings) -> Path:
+def local_folder(model: ModelConfig) -> Path:
     """The folder of a processor, downloaded where it is a hub id.
 
     Raises:
         PackError: an unknown family, or no such folder or hub id.
     """
-    if settings.template not in FAMILIES:
-        raise PackError(f"model.template={settings.template} is unknown; there are: {', '.join(FAMILIES)}")
-    folder = Path(settings.processor).expanduser()
+    if model.template not in FAMILIES:
+        raise PackError(f"model.template={model.template} is unknown; there are: {', '.join(FAMILIES)}")
+    processor = _named(model)
+    folder = Path(processor).expanduser()
     if folder.is_dir():
         return folder
-    if settings.processor.startswith(("/", ".", "~")) or settings.processor.count("/") > 1:
-        raise PackError(f"model.processor={settings.processor}: no such folder")
+    if processor.startswith(("/", ".", "~")) or processor.count("/") > 1:
+        raise PackError(f"model.processor={processor}: no such folder")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(
-            snapshot_download(settings.processor, revision=settings.revision, allow_patterns=list(_SETTINGS_FILES))
-        )
+        return Path(snapshot_download(processor, revision=model.revision, allow_patterns=list(_SETTINGS_FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise PackError(
-            f"model.processor={settings.processor}: no such folder, and the model hub did not give it"
+            f"model.processor={processor}: no such folder, and the model hub did not give it"
             f" ({type(error).__name__}); model.processor=FOLDER names one on this machine"
         ) from None
 
 
-def _saved(settings: ModelSettings, cache_dir: Path, folder: Path) -> Path:
+def _named(model: ModelConfig) -> str:
+    """The folder or hub id of a model's processor."""
+    processor = model.processor or model.hub_id
+    if processor is None:
+        raise PackError(f"+model={model.name} needs model.processor, a folder or a hub id")
+    return processor
+
+
+def _saved(settings: TemplateSettings, cache_dir: Path, folder: Path) -> Path:
     return cache_dir / "templates" / _key(settings, folder)
 
 
-def _key(settings: ModelSettings, folder: Path) -> str:
+def _key(settings: TemplateSettings, folder: Path) -> str:
     """Hash of all that `_build` reads: the folder's small files, the settings, and the versions that read them."""
     digest = hashlib.sha256()
     for path in sorted({path for pattern in _SETTINGS_FILES for path in folder.glob(pattern)}):
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
+    how = {name: value for name, value in asdict(settings.model).items() if name not in _NOT_IN_TEMPLATE}
     # `hf` reads the folder again whenever it is used: a copy elsewhere is another one.
-    how = {**asdict(settings), "processor": os.path.abspath(folder) if settings.template == "hf" else None}
+    how["processor"] = os.path.abspath(folder) if settings.model.template == "hf" else None
+    how |= {"media": asdict(settings.media), "train_on": settings.labels.train_on}
     versions = {name: importlib.metadata.version(name) for name in ("transformers", "tokenizers")}
     digest.update(json.dumps([how, versions, RULES_VERSION, _SAVED_VERSION], sort_keys=True, default=str).encode())
     return digest.hexdigest()[:16]
 
 
-def _build(settings: ModelSettings, folder: Path) -> Template:
+def _build(settings: TemplateSettings, folder: Path) -> Template:
     with importing():
         prepare_torchvision()
         from transformers import AutoImageProcessor, AutoTokenizer, ProcessorMixin
         from transformers.utils import logging
 
     logging.set_verbosity_error()
-    family = FAMILIES[settings.template]
+    model, media = settings.model, settings.media
+    family = FAMILIES[model.template]
+    where = f"model.processor={_named(model)}"
     # A copy: transformers writes into the settings it is given.
-    common: dict[str, Any] = copy.deepcopy(
-        {"trust_remote_code": settings.trust_remote_code, **settings.all_processor_kwargs}
-    )
+    common: dict[str, Any] = copy.deepcopy({"trust_remote_code": model.trust_remote_code, **model.all_processor_kwargs})
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **common)
     except Exception as error:  # the Rust tokenizers raise bare Exception on a damaged file
-        raise PackError(f"model.processor={settings.processor}: no tokenizer: {_line(error)}") from None
+        raise PackError(f"{where}: no tokenizer: {_line(error)}") from None
     if not getattr(tokenizer, "is_fast", False):
-        raise PackError(f"model.processor={settings.processor}: {type(tokenizer).__name__} has no fast form")
+        raise PackError(f"{where}: {type(tokenizer).__name__} has no fast form")
     image: dict[str, Any] = {}
     if (folder / "preprocessor_config.json").exists() or (folder / "processor_config.json").exists():
         try:
             image = AutoImageProcessor.from_pretrained(folder, backend="pil", **common).to_dict()
         except Exception as error:  # any class of any processor may be behind it
-            raise PackError(f"model.processor={settings.processor}: no image processor: {_line(error)}") from None
+            raise PackError(f"{where}: no image processor: {_line(error)}") from None
     try:
         own, _ = ProcessorMixin.get_processor_dict(folder)
     except OSError:  # a tokenizer alone
         own = {}
-    own = {**own, **settings.processor_kwargs}  # as from_pretrained does
+    own = {**own, **model.processor_kwargs}  # as from_pretrained does
 
-    chat_template = settings.chat_template or own.get("chat_template") or tokenizer.chat_template
+    chat_template = model.chat_template or own.get("chat_template") or tokenizer.chat_template
     if isinstance(chat_template, dict):
         chat_template = chat_template.get("default")
     if not chat_template:
-        raise PackError(f"model.processor={settings.processor} has no chat template: give model.chat_template=FILE")
+        raise PackError(f"{where} has no chat template: give model.chat_template=FILE")
     processor = ProcessorSettings(
-        image=_plain({**image, **image_settings(settings.media)}),
-        video=_merged(
-            _video_settings(folder, own), common, video_settings(settings.media), has_old_names=family.has_old_names
-        ),
+        image=_plain({**image, **image_settings(media)}),
+        video=_merged(_video_settings(folder, own), common, video_settings(media), has_old_names=family.has_old_names),
         processor=_plain({key: value for key, value in own.items() if key != "chat_template"}),
         tokens={k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)},
         folder=os.path.abspath(folder),
         kwargs=common,
     )
     spec = TemplateSpec(
-        family=settings.template,
+        family=model.template,
         chat_template=chat_template,
-        chat_template_kwargs=dict(settings.chat_template_kwargs),
+        chat_template_kwargs=dict(model.chat_template_kwargs),
         processor=processor,
-        media=dict(settings.media),
-        train_on=settings.train_on,
-        add_special_tokens=settings.add_special_tokens,
+        media=media,
+        train_on=settings.labels.train_on,
+        add_special_tokens=model.add_special_tokens,
     )
-    rules = _rules(family, processor, settings)
+    rules = _rules(family, processor, model)
     factor = rules.settings.get("factor")
-    if settings.factor and factor and settings.factor != factor:
+    if model.factor and factor and model.factor != factor:
         raise PackError(
-            f"model.processor={settings.processor} makes a token of {factor}×{factor} pixels, the model expects"
-            f" {settings.factor}×{settings.factor}: another model's processor? model.factor={factor} accepts it"
+            f"{where} makes a token of {factor}×{factor} pixels, the model expects"
+            f" {model.factor}×{model.factor}: another model's processor? model.factor={factor} accepts it"
         )
     template = Template(spec, rules, tokenizer.backend_tokenizer)
     for token in (*rules.media_tokens.values(), *rules.feature_tokens.values(), *rules.marks):
         if template.token_id(token) is None:
             raise PackError(
-                f"model.processor={settings.processor} has no token {token}, which model.template={settings.template}"
+                f"{where} has no token {token}, which model.template={model.template}"
                 " writes for media: another family's processor?"
             )
     return template
 
 
-def _rules(family: type[MediaRules], processor: ProcessorSettings, settings: ModelSettings) -> MediaRules:
+def _rules(family: type[MediaRules], processor: ProcessorSettings, model: ModelConfig) -> MediaRules:
     """The family's rules, tried out before any sample is measured."""
     try:
         rules = family(processor)
@@ -252,7 +240,7 @@ def _rules(family: type[MediaRules], processor: ProcessorSettings, settings: Mod
         raise
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
         raise PackError(
-            f"model.processor={settings.processor}: its settings make no sense to model.template={settings.template}:"
+            f"model.processor={_named(model)}: its settings make no sense to model.template={model.template}:"
             f" {_line(error)}"
         ) from None
     return rules

@@ -1,0 +1,78 @@
+"""What a pack may hold: planning, cutting, the ledger and verify ask one table.
+
+A cap takes a row of `CAPS`, a field of `PackingConfig` (with its line in conf/packing) and, where it is about something
+new, a column of the lengths (`measuring.counts_of`). With pad_to_multiple_of=8 and members of 5 and 9 tokens a pack
+has 8 + 16 tokens, 2 members, and an attention cost of 25 + 81.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon_pack.bins import Ints
+from energon_pack.plan_settings import PackingConfig
+
+
+class Cap(NamedTuple):
+    """A limit of a pack."""
+
+    #: the setting: `packing.<name>`
+    name: str
+    #: what it is about, a column of the lengths
+    column: str
+    #: what a member adds that has so much of it, and is padded to a multiple; for a number, or for an array of them
+    cost: Callable[[Any, int], Any]
+
+
+def padded(token_len: Any, multiple: int) -> Any:
+    """What so many tokens take of a pack; for a number, or for an array of them."""
+    return -(-token_len // multiple) * multiple
+
+
+#: tokens first
+CAPS = (
+    Cap("max_token_len", "token_len", padded),
+    Cap("max_images", "num_images", lambda number, _: number),
+    Cap("max_visual_tokens", "num_visual_tokens", lambda number, _: number),
+    Cap("max_members", "token_len", lambda token_len, _: np.ones_like(token_len)),
+    Cap("max_attention_cost", "token_len", lambda token_len, _: token_len**2),
+)
+#: what is measured of a sample for these
+COLUMNS = tuple(dict.fromkeys(cap.column for cap in CAPS))
+
+
+def limits(packing: PackingConfig) -> list[tuple[Cap, int]]:
+    """The caps that are set, each with its limit."""
+    given = [(cap, getattr(packing, cap.name)) for cap in CAPS]
+    return [(cap, limit) for cap, limit in given if limit is not None]
+
+
+def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints]:
+    """What is limited of each of n samples, and the limits of a pack, tokens first.
+
+    Args:
+        counts: `COLUMNS`, int[n] each.
+
+    Returns:
+        int64[k, n] and int64[k].
+    """
+    multiple = packing.pad_to_multiple_of
+    rows = [cap.cost(counts[cap.column].astype(np.int64), multiple) for cap, _ in limits(packing)]
+    return np.stack(rows), np.array([limit for _, limit in limits(packing)], np.int64)
+
+
+def exceeded(counts: Mapping[str, Any], packing: PackingConfig) -> list[str]:
+    """The limits that one sample breaks alone, as `7 > packing.max_images=5`.
+
+    Args:
+        counts: `COLUMNS`, a number each.
+    """
+    multiple = packing.pad_to_multiple_of
+    alone = [(cap.name, int(cap.cost(counts[cap.column], multiple)), limit) for cap, limit in limits(packing)]
+    return [over(name, value, limit) for name, value, limit in alone if value > limit]
+
+
+def over(name: str, value: int, limit: int) -> str:
+    """How a broken limit is told."""
+    return f"{value} > packing.{name}={limit}"

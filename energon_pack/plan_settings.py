@@ -1,0 +1,94 @@
+"""How samples are put into packs: the config's node `packing`."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from energon_pack.bins import Algorithm
+from energon_pack.errors import PackError
+
+
+class Layout(str, Enum):
+    """How the members of a pack lie in a batch."""
+
+    neat = "neat"
+    thd = "thd"
+
+
+class Overlong(str, Enum):
+    """What becomes of a sample that is longer than a pack."""
+
+    drop = "drop"
+    error = "error"
+    own_pack = "own_pack"
+    split_turns = "split_turns"
+    truncate_text = "truncate_text"
+
+
+class GroupBy(str, Enum):
+    """What the samples of a pack have in common."""
+
+    media = "media"
+    dataset = "dataset"
+    none = "none"
+
+
+@dataclass
+class PackingConfig:
+    """All that a plan depends on beside the lengths and the seed. Each `max_…` is a row of `caps.CAPS`."""
+
+    #: that training uses by default: members back to back (neat), or at aligned offsets (thd)
+    layout: Layout = Layout.neat
+    #: tokens of a pack
+    max_token_len: int = 8192
+    #: tokens: each member takes a multiple of this; 1: what it has
+    pad_to_multiple_of: int = 1
+    #: of `bins`; auto: balanced, and optimal where that has fewer packs
+    algorithm: Algorithm = Algorithm.auto
+    #: a sample that is too long: into the ledger (drop), the run's end (error), a pack of its own, cut in parts
+    overlong: Overlong = Overlong.drop
+    #: tokens of a sample that has a pack of its own, for `own_pack` alone
+    hard_limit: int | None = None
+    #: a pack holds samples of one medium, of one folder of the source, or any
+    group_by: GroupBy = GroupBy.media
+    #: a pack holds samples of so many source shards in a row; None: of all
+    window: int | None = None
+    #: images of a pack; None: any number, as for each limit that follows
+    max_images: int | None = None
+    #: tokens of a pack that hold visual features
+    max_visual_tokens: int | None = None
+    #: samples of a pack
+    max_members: int | None = None
+    #: Σ len² of a pack's members
+    max_attention_cost: int | None = None
+    #: whether every pack holds an image
+    need_image: bool = False
+    #: so many packs in a row have like costs; 1: all are mixed
+    data_parallel_size: int = 1
+
+    @property
+    def longest(self) -> tuple[str, int]:
+        """The most tokens of a sample, padded, that has a place in some pack, after the setting that says so."""
+        if self.overlong is Overlong.own_pack and self.hard_limit is not None:
+            return "hard_limit", self.hard_limit
+        return "max_token_len", self.max_token_len
+
+    def check(self) -> None:
+        """Raises PackError where settings contradict each other."""
+        if self.max_token_len % self.pad_to_multiple_of:
+            raise PackError(
+                f"packing.max_token_len={self.max_token_len} is not a multiple of"
+                f" packing.pad_to_multiple_of={self.pad_to_multiple_of}"
+            )
+        if (self.overlong is Overlong.own_pack) != (self.hard_limit is not None):
+            raise PackError(
+                f"packing.overlong={self.overlong.value} and packing.hard_limit={self.hard_limit}: own_pack needs a"
+                " hard_limit, the most tokens of a sample with a pack of its own, and nothing else has one"
+            )
+        if self.hard_limit is not None and self.hard_limit < self.max_token_len:
+            raise PackError(
+                f"packing.hard_limit={self.hard_limit} is less than packing.max_token_len={self.max_token_len}"
+            )
+        if self.need_image and self.group_by is GroupBy.media:
+            raise PackError(
+                "packing.need_image needs packing.group_by=none or dataset: packs of text alone have no image"
+            )

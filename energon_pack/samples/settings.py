@@ -1,0 +1,34 @@
+"""How samples are read from their files: a part of the config's node `source`, on which each length depends."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class SampleType(str, Enum):
+    """Which keys of a sample's JSON hold its conversation."""
+
+    auto = "auto"
+    chat = "chat"
+    captioning = "captioning"
+    vqa = "vqa"
+
+
+class ControlTokens(str, Enum):
+    """What becomes of a sample whose text spells a special token."""
+
+    keep = "keep"
+    skip = "skip"
+
+
+@dataclass
+class ReadSettings:
+    """How the JSON of a sample becomes messages."""
+
+    #: the one field that holds the messages; None: `messages`, `conversations`, `texts`, prompts and captions …
+    messages_key: str | None = None
+    #: what samples are; auto: each is looked at
+    sample_type: SampleType = SampleType.auto
+    #: the user's text before a caption; by default none
+    caption_prompt: str = ""
+    #: special tokens that are spelled out in the data: keep them, as the processor would, or skip the sample
+    control_tokens: ControlTokens = ControlTokens.keep

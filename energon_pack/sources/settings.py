@@ -1,0 +1,53 @@
+"""Where samples come from: the config's node `source`."""
+
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+from energon_pack.errors import PackError
+from energon_pack.samples.settings import ReadSettings
+
+
+class Format(str, Enum):
+    """What the files of a source are."""
+
+    wds = "wds"
+    jsonl = "jsonl"
+
+
+class OnDamaged(str, Enum):
+    """What a damaged tar does to a run."""
+
+    error = "error"
+    keep = "keep"
+
+
+@dataclass
+class SourceConfig(ReadSettings):
+    """Where samples come from, which of them are taken, and how each is read."""
+
+    #: uncompressed WebDataset tars, or SFT JSONL with media beside it
+    format: Format = Format.wds
+    #: a folder, a file, a glob, or a list of these; None: the built-in demo
+    path: Any = None
+    #: what paths of media are relative to; None: the folder of the JSONL, or what its meta file says
+    media_root: str | None = None
+    #: a damaged tar: an error before any work, or what is whole of it is kept
+    on_damaged: OnDamaged = OnDamaged.error
+    #: part of a prepared folder's split.yaml; None: all
+    split: str | None = None
+    #: only the first so many samples; None: all
+    limit: int | None = None
+    #: `i/n`: every n-th sample from the i-th on; None: all
+    slice: str | None = None
+
+    @property
+    def reading(self) -> ReadSettings:
+        """How samples are read, wherever they are: what lengths are kept by."""
+        return ReadSettings(**{field.name: getattr(self, field.name) for field in fields(ReadSettings)})
+
+    def check(self) -> None:
+        """Raises PackError where the path is no path."""
+        entries = self.path if isinstance(self.path, list) else [self.path]
+        if self.path is not None and not (entries and all(isinstance(entry, str) and entry for entry in entries)):
+            raise PackError(f"source.path={self.path!r}: a folder, a file, a glob, or a list of these")

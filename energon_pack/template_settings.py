@@ -1,0 +1,134 @@
+"""Which model, and what is done to media and labels: the config's nodes `model`, `media` and `labels`."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from energon_pack.errors import PackError
+
+_MISSING = "???"  # OmegaConf's name of what must be set; training reads these classes, too, and has no OmegaConf
+
+
+class Mask(str, Enum):
+    """What keeps members of a pack apart in a model."""
+
+    positions = "positions"
+    dict4d = "dict4d"
+    hybrid = "hybrid"
+
+
+class Rope(str, Enum):
+    """Whose three rows of positions a model takes; none: plain positions."""
+
+    none = "none"
+    qwen2_vl = "qwen2_vl"
+    qwen2_5_vl = "qwen2_5_vl"
+    qwen3_vl = "qwen3_vl"
+
+
+class TrainOn(str, Enum):
+    """Which of the assistant's turns are supervised."""
+
+    all = "all"
+    last = "last"
+
+
+@dataclass
+class ModelConfig:
+    """A model: its family of rules and its processor. One YAML in `conf/model` each."""
+
+    #: as in `+model=NAME`
+    name: str = _MISSING
+    #: the family of rules, of `templates.FAMILIES`
+    template: str = _MISSING
+    #: the published processor
+    hub_id: str | None = None
+    #: folder or hub id of the processor; None: `hub_id`
+    processor: str | None = None
+    #: of the hub id; None: the newest
+    revision: str | None = None
+    #: whether Python code of the processor's is run
+    trust_remote_code: bool = False
+    #: handed to the processor's `from_pretrained`
+    processor_kwargs: dict[str, Any] = field(default_factory=dict)
+    #: pixels of an image, as in `from_pretrained`; None: the processor's own
+    min_pixels: int | None = None
+    #: pixels of an image, as in `from_pretrained`; None: the processor's own
+    max_pixels: int | None = None
+    #: pixels of a token's side, the processor's patch_size × merge_size; None: any will do
+    factor: int | None = None
+    #: Jinja text, or a file of it, in place of the processor's own
+    chat_template: str | None = None
+    #: variables of the chat template
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    #: whether the tokenizer puts its special tokens around a text, beside those of the chat template
+    add_special_tokens: bool = False
+    #: how a batch tells the model which member a token is of
+    mask: Mask = Mask.positions
+    #: which positions a batch has
+    rope: Rope = Rope.none
+
+    @property
+    def all_processor_kwargs(self) -> dict[str, Any]:
+        """`processor_kwargs` with the limits of pixels that are given."""
+        pixels = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
+        return {**self.processor_kwargs, **{key: value for key, value in pixels.items() if value is not None}}
+
+    def check(self) -> None:
+        """Raises PackError where no number of pixels would do."""
+        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
+            raise PackError(f"model.min_pixels={self.min_pixels} is more than model.max_pixels={self.max_pixels}")
+
+
+@dataclass
+class MediaConfig:
+    """What is done to media before the processor's own rule. None is that rule's own value."""
+
+    #: of `preprocess.IMAGE_PREPROCESSORS`, or `module:Class`; default: nothing
+    image: str = "default"
+    #: pixels, for resize_longest_side
+    longest_side: int | None = None
+    #: pixels of an image, for resize_max_pixels
+    max_pixels: int | None = None
+    #: pixels, for center_crop
+    crop_width: int | None = None
+    #: pixels, for center_crop
+    crop_height: int | None = None
+    #: of `preprocess.VIDEO_PREPROCESSORS`, or `module:Class`; default: nothing
+    video: str = "default"
+    #: frames a second
+    fps: float | None = None
+    #: frames of a video, for uniform
+    num_frames: int | None = None
+    #: least frames of a video
+    min_frames: int | None = None
+    #: most frames of a video
+    max_frames: int | None = None
+    #: least pixels of a video's frames, as its processor counts them
+    video_min_pixels: int | None = None
+    #: most pixels of a video's frames, as its processor counts them
+    video_max_pixels: int | None = None
+    #: transformers' `cap_pixels_per_frame`
+    video_cap: bool | None = None
+
+    def check(self) -> None:
+        """Raises PackError where frames do not come."""
+        if self.fps is not None and not self.fps > 0:
+            raise PackError(f"media.fps={self.fps}: must be more than 0")
+
+
+@dataclass
+class LabelsConfig:
+    """What the model is trained on."""
+
+    #: all of the assistant's turns, or the last
+    train_on: TrainOn = TrainOn.all
+
+
+@dataclass
+class TemplateSettings:
+    """The nodes of the config that a template is built from."""
+
+    model: ModelConfig
+    media: MediaConfig = field(default_factory=MediaConfig)
+    labels: LabelsConfig = field(default_factory=LabelsConfig)

@@ -1,0 +1,75 @@
+"""Planning, cutting, the ledger and verify ask one table: what one of them lets into a pack, no other refuses."""
+
+from dataclasses import fields, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from energon_pack.caps import CAPS, COLUMNS, costs, exceeded
+from energon_pack.checks.packs import capacity
+from energon_pack.cutting import how_cut
+from energon_pack.measuring import LENGTHS_SCHEMA
+from energon_pack.nodes import plain
+from energon_pack.plan_settings import GroupBy, Layout, Overlong, PackingConfig
+
+Members = list[tuple[int, int, int]]  # token_len, num_images, num_visual_tokens
+
+
+def verified(members: Members, packing: PackingConfig) -> list[str]:
+    """What verify says of a pack of these members."""
+    lens, images, visual = zip(*members, strict=True)
+    pack = SimpleNamespace(meta={"token_lens": list(lens)}, kinds=[["image"] * number for number in images])
+    rows = [SimpleNamespace(num_visual_tokens=number) for number in visual]
+    return list(capacity(cast(Any, pack), plain(packing), cast(Any, rows)))
+
+
+def test_a_pack_to_check_by_head() -> None:
+    """Members of 5 and 9 tokens take 8 + 16, cost 25 + 81, and have 3 images with 7 visual tokens."""
+    members = [(5, 1, 3), (9, 2, 4)]
+    packing = PackingConfig(
+        max_token_len=23, pad_to_multiple_of=8, max_images=2, max_visual_tokens=6, max_members=1, max_attention_cost=105
+    )
+    broken = ["24 > packing.max_token_len=23", "3 > packing.max_images=2", "7 > packing.max_visual_tokens=6"]
+    broken += ["2 > packing.max_members=1", "106 > packing.max_attention_cost=105"]
+    assert verified(members, packing) == broken
+    wider = replace(packing, max_token_len=24, max_images=3, max_visual_tokens=7, max_members=2, max_attention_cost=106)
+    assert verified(members, wider) == []
+
+
+def test_each_cap_is_a_setting_about_a_column_of_the_lengths() -> None:
+    assert {cap.name for cap in CAPS} == {field.name for field in fields(PackingConfig) if field.name[:4] == "max_"}
+    assert set(COLUMNS) <= set(LENGTHS_SCHEMA.names)
+    assert CAPS[0].name == "max_token_len"
+
+
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 4), st.integers(0, 9)), min_size=1, max_size=5),
+    st.tuples(*[st.none() | st.integers(1, 60)] * 4),
+    st.integers(1, 4),
+)
+def test_all_who_ask_are_told_the_same(members: Members, caps: tuple[int | None, ...], multiple: int) -> None:
+    names = [cap.name for cap in CAPS[1:]]
+    given: dict[str, Any] = dict(zip(names, caps, strict=True))
+    packing = PackingConfig(max_token_len=30, pad_to_multiple_of=multiple, **given)
+    columns = ("token_len", "num_images", "num_visual_tokens")
+    counts = {name: np.array(values) for name, values in zip(columns, zip(*members, strict=True), strict=True)}
+    values, limits = costs(counts, packing)
+    for member, of_member in zip(members, values.T, strict=True):
+        alone = exceeded(dict(zip(columns, member, strict=True)), packing)
+        assert alone == verified([member], packing)
+        assert len(alone) == (of_member > limits).sum()
+    assert len(verified(members, packing)) == (values.sum(axis=1) > limits).sum()
+
+
+@pytest.mark.parametrize("field", fields(PackingConfig), ids=lambda field: field.name)
+def test_which_settings_have_samples_cut_anew(field: Any) -> None:
+    """Parts that were kept for other limits might not fit; cut anew at each change, a sweep would be slow."""
+    others: dict[str, Any] = {"layout": Layout.thd, "overlong": Overlong.truncate_text, "group_by": GroupBy.none}
+    base = PackingConfig(overlong=Overlong.split_turns)
+    changed = replace(base, **{field.name: others.get(field.name, 7)})
+    limits = ("max_token_len", "max_images", "max_visual_tokens", "max_members", "max_attention_cost")
+    assert (how_cut(changed) != how_cut(base)) == (field.name in (*limits, "pad_to_multiple_of", "overlong"))
