@@ -36,13 +36,13 @@ from energon_pack.executor import LocalExecutor
 from energon_pack.metadata import write_metadata
 from energon_pack.plan_file import PLAN_SCHEMA
 from energon_pack.sample import MediaPart
+from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 
-FLAVOR = "packed_multi_mix_qa"
 NUM_SAMPLES, NUM_SOURCE_SHARDS, PACK_MEMBERS, SHARD_PACKS = 12_000, 24, 8, 250
 
 
@@ -111,13 +111,13 @@ def write(folder: Path, plan: Path, source: Path, num_shards: int, executor: Loc
     shards = {shard.name: shard for shard in find_shards(str(source)).shards}
     sums = np.load(plan.with_suffix(".npy"))
     size = SHARD_PACKS * PACK_MEMBERS
-    how = ReadSettings(), "fingerprint", FLAVOR, "train"
+    how = ReadSettings(), "fingerprint", DEFAULT, "train"
     jobs = (
         ShardJob(folder / f"packed-{i:06d}.tar", plan, i, shards, *how, sums[i * size : (i + 1) * size])
         for i in range(num_shards)
     )
     written = list(executor.map(write_shard, jobs))
-    write_metadata(folder, written, FLAVOR, "typed", False, {})
+    write_metadata(folder, written, DEFAULT, "typed", False, {})
     return written
 
 

@@ -20,6 +20,8 @@ from energon_pack.metadata import dataset_yamls
 from energon_pack.packed.contents import parse
 from energon_pack.packed.files import packs_in, shard_paths
 from energon_pack.report import say
+from energon_pack.samples.flavors import PACKED
+from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.splits import SPLITS
@@ -38,13 +40,11 @@ def adopt(folder: Path) -> tuple[str, list[str]]:
         raise PackError(f"{folder}: energon_pack packed it, it is loadable as it is")
     paths = shard_paths(folder)
     found = {path: _scanned(path) for path in paths}
-    flavors = {flavor for flavor, _ in found.values()}
-    if len(flavors) != 1:
-        raise PackError(
-            f"{folder}: {'packs of several flavours' if flavors else 'no tar'}, where one flavour is loaded"
-        )
+    names = {flavor.name for flavor, _ in found.values()}
+    if len(names) != 1:
+        raise PackError(f"{folder}: {'packs of several flavours' if names else 'no tar'}, where one flavour is loaded")
     meta = folder / META_FOLDER
-    typed = _yaml(dataset_yamls(flavors.pop(), "typed")["dataset.yaml"])
+    typed = _yaml(dataset_yamls(PACKED[names.pop()], "typed")["dataset.yaml"])
     places = [meta / "dataset.yaml", meta / "typed.yaml"]
     place = next((path for path in places if not path.exists() or path.read_bytes() == typed), None)
     if place is None:
@@ -67,7 +67,7 @@ def adopt(folder: Path) -> tuple[str, list[str]]:
     return place.name, [path.relative_to(folder).as_posix() for path in missing]
 
 
-def _scanned(path: Path) -> tuple[str, list[int]]:
+def _scanned(path: Path) -> tuple[PackedFlavor, list[int]]:
     """The flavour of a shard's first pack; where each pack begins, and the last one ends.
 
     Raises:
@@ -81,9 +81,9 @@ def _scanned(path: Path) -> tuple[str, list[int]]:
             raise PackError(f"{path}: {what}")
         place = next((part for part in packs[0].parts if part.name == "json"), None)
         pack, defects = parse(packs[0], None if place is None else file.read(place.offset, place.size), None)
-    if not pack.form.whose:
+    if not pack.flavor.whose:
         raise PackError(f"{path}: {packs[0].key}: {defects[0]}: no pack that LLaVA-OneVision-2 or LoongForge writes")
-    return pack.form.flavor, [pack.start for pack in packs] + [packs[-1].end]
+    return pack.flavor, [pack.start for pack in packs] + [packs[-1].end]
 
 
 def _has_split(meta: Path) -> bool:

@@ -4,13 +4,14 @@ import json
 import warnings
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_pack.errors import PackError
 from energon_pack.heavy import importing
 from energon_pack.manifest import META_FOLDER
-from energon_pack.packs import named_parts
+from energon_pack.samples.flavors.base import PackedFlavor
 
 if TYPE_CHECKING:  # the process that checks needs none of what writing does
     from energon_pack.shards import WrittenShard
@@ -23,6 +24,7 @@ class CheckJob:
     """A dataset, and how many packs it should have."""
 
     folder: Path
+    flavor: PackedFlavor
     num_packs: dict[str, int]  # by split
 
 
@@ -37,12 +39,12 @@ def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) ->
         raise PackError(f"{num_packs} packs of {num_samples} samples were planned, {written} written: not published")
 
 
-def job_of(folder: Path, shards: "list[WrittenShard]") -> CheckJob:
+def job_of(folder: Path, flavor: PackedFlavor, shards: "list[WrittenShard]") -> CheckJob:
     """What `check` needs to know of the shards that were written."""
     num_packs: Counter[str] = Counter()
     for shard in shards:
         num_packs[shard.split] += shard.num_packs
-    return CheckJob(folder, dict(num_packs))
+    return CheckJob(folder, flavor, dict(num_packs))
 
 
 def check(job: CheckJob) -> None:
@@ -58,8 +60,8 @@ def check(job: CheckJob) -> None:
                 f"Energon reads {len(packs)} of the first {_NUM_PACKS} packs of {job.folder}, {split}: not published"
             )
         for key, pack in packs.items():
-            named = named_parts(json.loads(pack["json"]))
-            if named != {part for part in pack if not part.startswith("__")} - {"json"}:
+            named = job.flavor.parts(json.loads(pack["json"]))
+            if set(chain.from_iterable(named)) != {part for part in pack if not part.startswith("__")} - {"json"}:
                 raise PackError(f"the parts of {key} are not those its JSON names: not published")
 
 

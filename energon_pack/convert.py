@@ -19,6 +19,7 @@ from energon_pack.errors import PackError
 from energon_pack.files import write_whole
 from energon_pack.metadata import write_energon
 from energon_pack.sample import AnyPart, Reason, Skip
+from energon_pack.samples.flavors import UNPACKED
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.shards import WrittenShard
 from energon_pack.sources.meta import find_lines
@@ -85,7 +86,7 @@ def convert(
             raise PackError(f"{' '.join(source)}: no sample could be written, {len(skipped)} could not")
         lines = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in skipped)
         write_whole(staging / "skipped.jsonl", lines.encode())
-        write_energon(staging, written, "multi_mix_qa", "typed")
+        write_energon(staging, written, UNPACKED, "typed")
         if out.exists():
             out.rmdir()
         os.rename(staging, out)

@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 from energon_pack import caps
 from energon_pack.bins import Ints
 from energon_pack.lengths import MeasuredShard
-from energon_pack.packs import CAPTIONING
 from energon_pack.sample import Reason
+from energon_pack.samples.flavors import DEFAULT
+from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.splits import split_numbers
 from energon_pack.table_cache import Chunk, in_chunks
 
@@ -29,7 +30,7 @@ MEDIA_TYPES = ("text", "image", "video", "mix")
 NOTES = ("control_tokens", "placeholders_put_in", "placeholders_as_text", "tools_left_out")
 
 _NUMBERS = ("num_supervised", "num_bytes", "checksum")
-_COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "not_captioning", "num_control_tokens", *NOTES[1:])
+_COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", "num_control_tokens", *NOTES[1:])
 
 AnyInts = npt.NDArray[np.integer[Any]]
 
@@ -85,7 +86,7 @@ class Lengths:
         measured: Sequence[MeasuredShard],
         excluded: Mapping[str, Set[str]] | None = None,
         limit: int | None = None,
-        flavor: str = "packed_multi_mix_qa",
+        flavor: PackedFlavor = DEFAULT,
         shares: Sequence[float] = (1.0,),
         seed: int = 0,
     ):
@@ -142,10 +143,8 @@ class Lengths:
 
     def reason(self, table: pa.Table) -> pa.ChunkedArray:
         """Why each row is in no pack, whatever the plan; null: it may be in one."""
-        if self.flavor != CAPTIONING:
-            return table["reason"]
-        does_not_fit = pc.if_else(pc.is_valid(table["not_captioning"]), Reason.NOT_IN_FLAVOR.value, None)
-        return pc.coalesce(table["reason"], does_not_fit)
+        does_not_fit = pc.is_valid(pc.struct_field(table["does_not_fit"], self.flavor.name))
+        return pc.coalesce(table["reason"], pc.if_else(does_not_fit, Reason.NOT_IN_FLAVOR.value, None))
 
     def sample_id(self, index: int) -> str:
         """The id of an item, as in the ledger."""

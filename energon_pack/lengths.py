@@ -23,6 +23,7 @@ from energon_pack.errors import PackError
 from energon_pack.measuring import LENGTHS_VERSION, MeasureJob, measure
 from energon_pack.method import Method
 from energon_pack.run.context import Run
+from energon_pack.samples.flavors import PACKED
 from energon_pack.sources import reader, wds
 from energon_pack.sources.shard import Shard
 from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of, write_tables
@@ -320,7 +321,8 @@ def _index_cache(run: Run) -> TableCache:
 
 def _lengths_cache(method: Method, run: Run) -> TableCache:
     template = method.identity
-    how = key_of(template.fingerprint, template.train_on, asdict(method.read), LENGTHS_VERSION, reader.INDEX_VERSION)
+    versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*PACKED]
+    how = key_of(template.fingerprint, template.train_on, asdict(method.read), *versions)
     return TableCache(run.cache("lengths", how))
 
 

@@ -5,23 +5,20 @@ where the data are read. Both ways give the same samples. Parts may come as byte
 whatever decoder a task encoder sets.
 """
 
-import io
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
-from energon_pack.manifest import FLAVORS, is_packed_here, read_manifest
+from energon_pack.manifest import is_packed_here, read_manifest
 from energon_pack.models import read_model
 from energon_pack.nodes import node_of, plain
 from energon_pack.record import Record, caption_record, listed_parts, load_json, media_parts, parse_record
-from energon_pack.sample import Part, place_media
+from energon_pack.sample import Part
 from energon_pack.samples.conversation import place
-from energon_pack.samples.media.formats import format_of, kind_by_name
-from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.flavors import FLAVORS, FOREIGN, PACKED, load_pack
+from energon_pack.samples.flavors.base import Flavor
+from energon_pack.samples.flavors.parts import Parts, image_of, kind_of, positions_of
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.template_settings import LabelsConfig, MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates import Template
@@ -29,7 +26,6 @@ from energon_pack.templates import load_template as load_model_template
 
 __all__ = ["cookers", "load_template", "make_part_filter", "make_sample_loader"]
 
-Parts = Mapping[str, Any]
 _AUTO = ReadSettings()  # each sample is looked at
 
 
@@ -51,10 +47,10 @@ def make_sample_loader(
     Raises:
         ValueError: an unknown flavour or sample type.
     """
-    if flavor not in LOADERS:
-        raise ValueError(f"no sample loader for flavor {flavor!r}; there are: {', '.join(LOADERS)}")
-    if flavor != "multi_mix_qa":
-        return LOADERS[flavor]
+    if flavor not in FLAVORS:
+        raise ValueError(f"no sample loader for flavor {flavor!r}; there are: {', '.join(FLAVORS)}")
+    if flavor in PACKED:
+        return partial(load_pack, flavor=PACKED[flavor])
     return partial(load_multi_mix_qa, settings=ReadSettings(messages_key, SampleType(sample_type), caption_prompt))
 
 
@@ -66,72 +62,6 @@ def make_part_filter() -> Callable[[str], bool]:
 # ------------------------------------------------------------------------------------------------- sample loaders
 
 
-def load_packed_multi_mix_qa(parts: Parts) -> dict[str, Any]:
-    """The fields of a `PackedMultiMixQASample`; reads packs of LoongForge's own tools too.
-
-    A missing image is an `OSError` with its name when its pixels or size are asked for, a missing video is empty: a
-    fault of one member, not of the pack.
-
-    Raises:
-        Skip: a member of another tool's pack is no conversation, or has other media than placeholders.
-    """
-    pack = _json(parts["json"])
-    kinds = [[_kind(parts, name) for name in names] for names in pack["media_files"]]
-    media = [list(zip(names, of, strict=True)) for names, of in zip(pack["media_files"], kinds, strict=True)]
-    meta = pack["_meta"]
-    is_ours = "fingerprint" in meta
-    members = (
-        pack["messages"] if is_ours else [_in_our_words(*pair) for pair in zip(_members(pack), kinds, strict=True)]
-    )
-    return {
-        "messages": [member["messages"] for member in members],
-        "images": [[_image(parts, name) for name, kind in of if kind == "image"] for of in media],
-        "videos": [[parts.get(name, b"") for name, kind in of if kind == "video"] for of in media],
-        "tools": [member.get("tools") for member in members],
-        "video_frames": [member.get("video_frames") for member in members],
-        "sample_ids": meta["sample_ids"],
-        "media_type": pack["media_type"],
-        **({name: meta[name] for name in ("token_lens", "num_supervised", "fingerprint")} if is_ours else {}),
-    }
-
-
-def _members(pack: Mapping[str, Any]) -> list[Any]:
-    """Of each member of LoongForge's `packed_chat_mix` or `packed_multi_mix_qa` what `parse_record` reads."""
-    if "texts" not in pack:
-        return list(pack["messages"])
-    return [
-        {"prompts": p, "captions": c} for p, c in zip(pack["texts"]["prompts"], pack["texts"]["captions"], strict=True)
-    ]
-
-
-def _in_our_words(member: Any, kinds: list[str]) -> dict[str, Any]:
-    """A member with its roles and placeholders as packing writes them."""
-    record = parse_record(member, ReadSettings())
-    return {"messages": place_media(record.messages, kinds)[0], "tools": record.tools}
-
-
-def load_packed_captioning(parts: Parts) -> dict[str, Any]:
-    """The fields of a `PackedCaptioningSample`; reads packs of LLaVA-OneVision-2's own tools too.
-
-    A missing image is an `OSError` with its name when its pixels or size are asked for.
-    """
-    pack = _json(parts["json"])
-    members = range(len(pack["images"]))
-    positions = [
-        [_patch_positions(parts.get(f"img{s}_{i}.npy")) for i in range(len(pack["images"][s]))] for s in members
-    ]
-    meta = pack.get("_meta", {})
-    return {
-        "images": [[_image(parts, f"img{s}_{i}.jpg") for i in range(len(pack["images"][s]))] for s in members],
-        "prompts": [_as_list(turns) for turns in pack["prompts"]],
-        "captions": [_as_list(turns) for turns in pack["captions"]],
-        "patch_positions": positions if any(p is not None for row in positions for p in row) else None,
-        "fps": pack.get("fps"),
-        "timestamp_decimal": pack.get("timestamp_decimal"),
-        **{key: meta.get(key) for key in ("sample_ids", "token_lens", "num_supervised", "fingerprint")},
-    }
-
-
 def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str, Any]:
     """The fields of a `MultiMixQASample` from an unpacked source sample, read as packing reads it.
 
@@ -141,26 +71,19 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str,
     key, files = str(parts.get("__key__", "")), [Part(name, 0, 0) for name in parts if not name.startswith("__")]
     record = _record(parts, settings)
     chosen = media_parts(record, key, files)
-    kinds = [_kind(parts, part.name) for part in chosen]
+    kinds = [kind_of(parts, part.name) for part in chosen]
     placed = place(record, kinds)
     arrays = [
-        _patch_positions(parts[listed_parts([name], key, files)[0].name]) if name else None
+        positions_of(parts[listed_parts([name], key, files)[0].name]) if name else None
         for name in placed.position_names
     ]
     return {
         "messages": placed.timed(arrays),
-        "image": [_image(parts, chosen[i].name) for i in placed.order if kinds[i] == "image"] or None,
+        "image": [image_of(parts, chosen[i].name) for i in placed.order if kinds[i] == "image"] or None,
         "video": [parts[chosen[i].name] for i in placed.order if kinds[i] == "video"] or None,
         "tools": record.tools,
         "video_frames": record.fields.get("video_frames"),
     }
-
-
-LOADERS: dict[str, Callable[[Parts], dict[str, Any]]] = {
-    "packed_multi_mix_qa": load_packed_multi_mix_qa,
-    "packed_captioning": load_packed_captioning,
-    "multi_mix_qa": load_multi_mix_qa,
-}
 
 
 # ------------------------------------------------------------------------------------------------------- cookers
@@ -174,19 +97,19 @@ def cookers(**read: Any) -> list[Any]:
     """
     from megatron.energon import Cooker
 
-    of_loongforge = {"packed_multi_mix_qa": ("PackedMultiMixQASample", "packed_multi_mix_qa")}
+    by_subflavor = {flavor.subflavor: flavor for flavor in (*FLAVORS.values(), *FOREIGN)}
     return [
-        Cooker(_cook(make_sample_loader(flavor, **read), sample_class), has_subflavors={"sample_type": sample_type})
-        for flavor, (sample_class, sample_type) in (*FLAVORS.items(), *of_loongforge.items())
+        Cooker(_cook(make_sample_loader(flavor.name, **read), flavor), has_subflavors={"sample_type": subflavor})
+        for subflavor, flavor in by_subflavor.items()
     ]
 
 
-def _cook(load: Callable[[Parts], dict[str, Any]], sample_class: str) -> Callable[[dict[str, Any]], Any]:
+def _cook(load: Callable[[Parts], dict[str, Any]], flavor: Flavor) -> Callable[[dict[str, Any]], Any]:
     from megatron.energon import basic_sample_keys, stateless
 
     from energon_pack import flavors
 
-    make = getattr(flavors, sample_class)
+    make = getattr(flavors, flavor.sample_class)
 
     def cook(sample: dict[str, Any]) -> Any:
         return make(**basic_sample_keys(sample), **load(sample))
@@ -272,37 +195,9 @@ def load_template(
 # ---------------------------------------------------------------------------------------------------- single parts
 
 
-def _json(part: Any) -> Any:
-    return json.loads(part) if isinstance(part, (bytes, str)) else part
-
-
-def _image(parts: Parts, name: str) -> Any:
-    """An image from its bytes, not yet decoded, or what a decoder made of them."""
-    value = parts.get(name)
-    is_undecoded = value is None or isinstance(value, bytes)
-    return LazyImage(value, f"{parts.get('__key__')}.{name}") if is_undecoded else value
-
-
-def _kind(parts: Parts, name: str) -> str:
-    """Content decides; of a part that is missing, or that a decoder was at, its name."""
-    value = parts.get(name)
-    if isinstance(value, bytes):
-        format = format_of(value[:16])
-        return format.kind if format else "image"
-    return kind_by_name(name) or "image"
-
-
 def _record(parts: Parts, settings: ReadSettings) -> Record:
     if "json" in parts:
         json_part = parts["json"]
         return parse_record(load_json(json_part) if isinstance(json_part, bytes) else json_part, settings)
     text = parts["txt"]
     return caption_record(text if isinstance(text, str) else text.decode(), settings)
-
-
-def _patch_positions(value: Any) -> Any:
-    return np.load(io.BytesIO(value), allow_pickle=False) if isinstance(value, bytes) else value
-
-
-def _as_list(turns: Any) -> list[str]:
-    return [turns] if isinstance(turns, str) else turns

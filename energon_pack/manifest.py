@@ -14,13 +14,6 @@ FORMAT = 1
 META_FOLDER = ".nv-meta"
 MANIFEST = "energon_pack.json"
 
-#: Flavour → its sample class in `energon_pack.flavors`, and the subflavor `sample_type` that cookers select by.
-FLAVORS = {
-    "packed_multi_mix_qa": ("PackedMultiMixQASample", "packed_chat_mix"),
-    "packed_captioning": ("PackedCaptioningSample", "packed_captioning"),
-    "multi_mix_qa": ("MultiMixQASample", "multi_mix_qa"),
-}
-
 
 def read_manifest(dataset: Path) -> dict[str, Any]:
     """energon_pack.json of a packed dataset; of a Metadataset's YAML, that of its dataset with the longest packs.

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from energon_pack.cut import CUT_TYPE
 from energon_pack.method import Method
-from energon_pack.packs import not_captioning
 from energon_pack.sample import AnyPart, Reason, Skip, media_type, media_type_by_name, num_placeholders
+from energon_pack.samples.flavors import PACKED, do_not_fit
 from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.sources import wds
 from energon_pack.sources.reader import Reader
@@ -38,8 +38,9 @@ _PART_TYPE = pa.list_(
     )
 )
 _FILES_TYPE = pa.list_(pa.struct([("name", pa.large_string()), ("size", pa.int64()), ("version", pa.string())]))
+_DOES_NOT_FIT_TYPE = pa.struct([(name, pa.large_string()) for name in PACKED])
 #: Raised when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 10
+LENGTHS_VERSION = 11
 LENGTHS_SCHEMA = pa.schema(
     [
         ("key", pa.large_string()),
@@ -58,7 +59,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("num_control_tokens", pa.int32()),
         ("placeholders_put_in", pa.bool_()),
         ("placeholders_as_text", pa.bool_()),  # placeholders, but no media
-        ("not_captioning", pa.large_string()),  # why it does not fit into packed_captioning; null: it does
+        ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what of it has no place in packs of a flavour; null: all has one
         ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools
         ("checksum", pa.uint32()),  # of its JSON and the ends of its media: `reader.checksum`
         ("reason", pa.string()),  # null: measured
@@ -88,7 +89,7 @@ class LengthsRow(MeasuredRow):
     num_control_tokens: int = 0
     placeholders_put_in: bool = False
     placeholders_as_text: bool = False
-    not_captioning: str | None = None
+    does_not_fit: dict[str, str | None] | None = None
     tools_left_out: bool = False
     checksum: int = 0
     reason: str | None = None
@@ -150,7 +151,7 @@ def _rendered(
     for name, number in counts_of(rendered, kinds).items():
         setattr(row, name, number)
     row.num_bytes = num_tar_bytes([row.record_size, *(part.size for part in parts)])
-    row.not_captioning = not_captioning(sample.messages, sample.tools, kinds)
+    row.does_not_fit = do_not_fit(sample.messages, sample.tools, kinds)
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out = rendered.leaves_out_tools
     return row, rendered

@@ -15,25 +15,12 @@ from energon_pack.pixels import Pixels
 from energon_pack.processor_inputs import Clip, clip
 from energon_pack.rope import Rope, rope_positions
 from energon_pack.sample import split_content
+from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.templates import Rendered, Sample, Template, Tokens
 
 
 class LengthError(Exception):
     """A member has another length than it was packed with."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A member as a flavour holds it."""
-
-    sample_id: str
-    messages: list[dict[str, Any]]
-    images: Sequence[Any] = ()
-    videos: Sequence[bytes] = ()
-    tools: list[Any] | None = None
-    video_frames: Any = None
-    #: as it was measured; None: it was not
-    token_len: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +46,7 @@ class MemberEncoder:
         #: type of a token, and the token that has it
         self._types = [(i, template.token_id(names[k])) for i, k in ((1, "image"), (2, "video")) if k in names]
 
-    def encode(self, source: Source) -> Encoded:
+    def encode(self, member: MemberInput) -> Encoded:
         """One member, with its media.
 
         Raises:
@@ -67,14 +54,14 @@ class MemberEncoder:
             Exception: whatever its media or texts make of themselves.
         """
 
-        def fail(_: Source, error: Exception) -> None:
+        def fail(_: MemberInput, error: Exception) -> None:
             raise error
 
-        (member,), media = self.encode_all([source], fail)
-        return replace(member, media=media)
+        (encoded,), media = self.encode_all([member], fail)
+        return replace(encoded, media=media)
 
     def encode_all(
-        self, sources: Iterable[Source], on_bad: Callable[[Source, Exception], None]
+        self, inputs: Iterable[MemberInput], on_bad: Callable[[MemberInput, Exception], None]
     ) -> tuple[list[Encoded], dict[str, Tensor]]:
         """The members of a pack, and the media of them all, in their order: one call of the processor.
 
@@ -85,14 +72,14 @@ class MemberEncoder:
             LengthError: as `encode`.
         """
         drafts: list[_Draft] = []
-        for source in sources:
+        for member in inputs:
             try:
-                drafts.append(self._draft(source))
+                drafts.append(self._draft(member))
             except Exception as error:  # damaged media make decoders raise anything
-                on_bad(source, error)
+                on_bad(member, error)
         tokens = self._template.tokenize([draft.rendered for draft in drafts])
         for draft, of in zip(drafts, tokens, strict=True):
-            _check_length(draft.source, len(of.ids), self._template.fingerprint)
+            _check_length(draft.member, len(of.ids), self._template.fingerprint)
         try:
             media = self._media(drafts)
         except Exception:  # which of them it is, each alone tells
@@ -102,14 +89,14 @@ class MemberEncoder:
                     self._media([draft])
                     good.append((draft, of))
                 except Exception as error:
-                    on_bad(draft.source, error)
+                    on_bad(draft.member, error)
             drafts, tokens = [draft for draft, _ in good], [of for _, of in good]
             media = self._media(drafts)
         images = _shares(media, ("image_grid_thw",), [len(draft.images) for draft in drafts])
         videos = _shares(media, ("video_grid_thw", "second_per_grid_ts"), [len(draft.clips) for draft in drafts])
         members = [
             Encoded(
-                draft.source.sample_id,
+                draft.member.sample_id,
                 member,
                 num_images=len(draft.images),
                 num_videos=len(draft.clips),
@@ -118,21 +105,21 @@ class MemberEncoder:
         ]
         return members, media
 
-    def _draft(self, source: Source) -> "_Draft":
+    def _draft(self, member: MemberInput) -> "_Draft":
         """A member with its media decoded and its text rendered."""
         template = self._template
-        for image in source.images:
+        for image in member.images:
             image.load()
-        if b"" in source.videos:
-            raise OSError(f"its video {source.videos.index(b'')} is missing from the pack")
-        videos = with_frames([probe(io.BytesIO(data)) for data in source.videos], source.video_frames)
-        media = [*(Media("image", *image.size) for image in source.images), *videos]
+        if b"" in member.videos:
+            raise OSError(f"its video {member.videos.index(b'')} is missing from the pack")
+        videos = with_frames([probe(io.BytesIO(data)) for data in member.videos], member.video_frames)
+        media = [*(Media("image", *image.size) for image in member.images), *videos]
         return _Draft(
-            source,
-            template.render(Sample(source.messages, media, source.tools)),
-            [template.prepare_image(image) for image in source.images],
-            [clip(template, data, video) for data, video in zip(source.videos, videos, strict=True)],
-            _order(source.messages, media),
+            member,
+            template.render(Sample(member.messages, media, member.tools)),
+            [template.prepare_image(image) for image in member.images],
+            [clip(template, data, video) for data, video in zip(member.videos, videos, strict=True)],
+            _order(member.messages, media),
         )
 
     def _media(self, drafts: Sequence["_Draft"]) -> dict[str, Tensor]:
@@ -171,17 +158,17 @@ class MemberEncoder:
 class _Draft:
     """A member on its way."""
 
-    source: Source
+    member: MemberInput
     rendered: Rendered
     images: list[Any]
     clips: list[Clip]
     order: list[str]
 
 
-def _check_length(source: Source, num_tokens: int, fingerprint: str) -> None:
-    if source.token_len is not None and num_tokens != source.token_len:
+def _check_length(member: MemberInput, num_tokens: int, fingerprint: str) -> None:
+    if member.token_len is not None and num_tokens != member.token_len:
         raise LengthError(
-            f"{source.sample_id} has {num_tokens} tokens in training, {source.token_len} when it was packed"
+            f"{member.sample_id} has {num_tokens} tokens in training, {member.token_len} when it was packed"
             f" (fingerprint {fingerprint})"
         )
 

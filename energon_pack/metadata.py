@@ -11,8 +11,9 @@ import yaml
 
 from energon_pack.files import write_whole
 from energon_pack.items import Lengths
-from energon_pack.manifest import FLAVORS, FORMAT, MANIFEST, META_FOLDER
+from energon_pack.manifest import FORMAT, MANIFEST, META_FOLDER
 from energon_pack.plan import PackPlan, split_counts
+from energon_pack.samples.flavors.base import Flavor
 from energon_pack.shards import WrittenShard
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
@@ -28,7 +29,7 @@ SAMPLE_LOADER = "sample_loader.py"
 def write_metadata(
     folder: Path,
     shards: Sequence[WrittenShard],
-    flavor: str,
+    flavor: Flavor,
     dataset_yaml: str,
     sqlite: bool,
     manifest: Mapping[str, Any],
@@ -64,7 +65,7 @@ def manifest_of(
     """
     packing = ("layout", "max_token_len", "pad_to_multiple_of")
     return {
-        "flavor": lengths.flavor,
+        "flavor": lengths.flavor.name,
         "fingerprint": template.fingerprint,
         "fingerprints": template.fingerprints,
         **{name: content["packing"][name] for name in packing},
@@ -78,7 +79,7 @@ def manifest_of(
 
 
 def write_energon(
-    folder: Path, shards: Sequence[WrittenShard], flavor: str, dataset_yaml: str, sample_type: str | None = None
+    folder: Path, shards: Sequence[WrittenShard], flavor: Flavor, dataset_yaml: str, sample_type: str | None = None
 ) -> dict[str, Any]:
     """What Energon itself reads of a dataset, packed or not; the content of .info.json."""
     meta = folder / META_FOLDER
@@ -96,28 +97,27 @@ def write_energon(
     return info
 
 
-def sample_loader_py(flavor: str) -> bytes:
+def sample_loader_py(flavor: Flavor) -> bytes:
     """The content of `.nv-meta/sample_loader.py`."""
-    return (Path(__file__).parent / "sample_loaders" / f"{flavor}.py").read_bytes()
+    return (Path(__file__).parent / "sample_loaders" / f"{flavor.name}.py").read_bytes()
 
 
-def dataset_yamls(flavor: str, dataset_yaml: str, sample_type: str | None = None) -> dict[str, dict[str, Any]]:
+def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = None) -> dict[str, dict[str, Any]]:
     """Name → content of the two files that say how Energon reads a dataset.
 
     Args:
         dataset_yaml, sample_type: as in `write_metadata`.
     """
-    sample_class, subflavor = FLAVORS[flavor]
     typed: dict[str, Any] = {
-        "sample_type": {"__module__": "energon_pack.flavors", "__class__": sample_class},
+        "sample_type": {"__module__": "energon_pack.flavors", "__class__": flavor.sample_class},
         "sample_loader": {
             "__module__": "energon_pack.loading",
             "__function__": "make_sample_loader",
-            "flavor": flavor,
+            "flavor": flavor.name,
         },
         "part_filter": {"__module__": "energon_pack.loading", "__function__": "make_part_filter"},
         "decoder": None,  # the loader decodes images itself
-        "subflavors": {"sample_type": subflavor},
+        "subflavors": {"sample_type": flavor.subflavor},
     }
     if sample_type is not None:
         module, _, name = sample_type.partition(":")
@@ -125,12 +125,12 @@ def dataset_yamls(flavor: str, dataset_yaml: str, sample_type: str | None = None
             "sample_type": {"__module__": module, "__class__": name},
             "sample_loader": f"{SAMPLE_LOADER}:sample_loader",
             "part_filter": f"{SAMPLE_LOADER}:part_filter",
-            "subflavors": {"sample_type": subflavor},
+            "subflavors": {"sample_type": flavor.subflavor},
         }
     crude = {
         "__module__": "megatron.energon",
         "__class__": "CrudeWebdataset",
-        "subflavors": {"sample_type": subflavor},
+        "subflavors": {"sample_type": flavor.subflavor},
     }
     if dataset_yaml == "typed":
         return {"dataset.yaml": typed, "crude.yaml": crude}

@@ -53,6 +53,7 @@ from energon_pack.publish import (
 from energon_pack.report import Report, RunFacts, print_plan, print_stages, say, summarize
 from energon_pack.resolve import Places, resolve
 from energon_pack.run.context import Run
+from energon_pack.samples.flavors import PACKED
 from energon_pack.shards import WrittenShard
 from energon_pack.splits import split_shares
 from energon_pack.template_settings import TemplateSettings
@@ -134,7 +135,7 @@ def _measure(config: PackConfig, places: Places, indexed: list[IndexedShard], me
         num_excluded = sum(map(len, source.excluded.values()))
         measured = measure_shards(first_samples(drawn, limit, num_excluded), method, run)
     with run.timed("plan"):
-        flavor, shares = config.output.flavor.value, split_shares(plain(config.output.splits))
+        flavor, shares = PACKED[config.output.flavor.value], split_shares(plain(config.output.splits))
         return Measured(
             lengths=Lengths(measured, source.excluded, limit, flavor, shares, config.seed),
             num_found=sum(item.num_rows for item in indexed) + source.num_left_out,
@@ -194,7 +195,7 @@ def _check(planned: Planned, written: list[WrittenShard], staging: Path, run: Ru
     with run.progress.timed("check"), discarding_shards(staging):
         check_media([item.shard for item in measured], [item.pieces for item in measured], run)
         reconcile(written, planned.plan.num_packs, len(planned.plan.items))
-        run.executor.result(run.executor.start(check, check_job(staging, written)))
+        run.executor.result(run.executor.start(check, check_job(staging, planned.lengths.flavor, written)))
 
 
 def _facts(

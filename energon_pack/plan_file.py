@@ -23,7 +23,6 @@ from energon_pack.cut import split_id
 from energon_pack.errors import PackError
 from energon_pack.items import AnyInts, Lengths
 from energon_pack.measuring import LENGTHS_SCHEMA
-from energon_pack.packs import CAPTIONING
 from energon_pack.plan import LEFT_OUT, PackPlan, split_counts, split_of_packs
 from energon_pack.plan_settings import Overlong, PackingConfig
 from energon_pack.sample import Reason
@@ -86,7 +85,7 @@ def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> N
 
 def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator[dict[str, Any]]:
     """One entry of `skipped.jsonl` for each sample in no pack, in the order of the source."""
-    columns = ["key", "reason", "detail", "media_type", "not_captioning", *caps.COLUMNS]
+    columns = ["key", "reason", "detail", "media_type", "does_not_fit", *caps.COLUMNS]
     for start, numbers, table in lengths.tables(columns, with_parts=False):
         end = start + table.num_rows
         left_out = plan.left_out[start:end]
@@ -97,7 +96,8 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
         for sample_id, row, code in zip(ids, rows.to_pylist(), left_out[is_out], strict=True):
             reason, detail = row["reason"], row["detail"]
             if reason == Reason.NOT_IN_FLAVOR:
-                detail = f"output.flavor={CAPTIONING} has no place for it: {row['not_captioning']}"
+                flavor = lengths.flavor.name
+                detail = f"output.flavor={flavor} has no place for it: {row['does_not_fit'][flavor]}"
             elif reason is None:
                 reason, detail = _policy(row, LEFT_OUT[code], packing)
             yield {

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from energon_pack.files import write_whole
 from energon_pack.manifest import FORMAT
-from energon_pack.packs import CAPTIONING, MULTI_MIX_QA, Conversation, media_names, pack_value
 from energon_pack.plan_file import PlanRow
 from energon_pack.sample import AnyPart, Skip
+from energon_pack.samples.flavors.base import Conversation, PackedFlavor
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.reader import END, Reader, SourceChanged
 from energon_pack.sources.rows import rows_of
@@ -42,7 +42,7 @@ class ShardJob:
     source: dict[str, Shard]  # those it reads, by name
     settings: ReadSettings
     fingerprint: str
-    flavor: str
+    flavor: PackedFlavor
     split: str
     checksums: npt.NDArray[np.uint32]  # of each row of the row group: its sample as it was measured
 
@@ -127,9 +127,9 @@ def _write_pack(tar: TarWriter, key: str, rows: list[tuple[PlanRow, int]], sourc
         "fingerprint": job.fingerprint,
         "source_parts": [[part.name for part in member.parts] for member in members],
     }
-    value = pack_value(job.flavor, conversations, meta)
+    value = job.flavor.write(conversations, meta)
     tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
-    all_names = media_names(job.flavor, value)
+    all_names = job.flavor.parts(value)
     for (member, checksum), sample, own, names in zip(rows, samples, conversations, all_names, strict=True):
         found, num_media = crc32(sample.raw), len(member.parts)
         for number, (name, part) in enumerate(zip(names, parts_beside(sample, own), strict=True)):
@@ -139,11 +139,11 @@ def _write_pack(tar: TarWriter, key: str, rows: list[tuple[PlanRow, int]], sourc
             raise sources.changed(member)
 
 
-def conversation(sample: ReadSample, flavor: str = MULTI_MIX_QA) -> Conversation:
+def conversation(sample: ReadSample, flavor: PackedFlavor) -> Conversation:
     """What the JSON of a pack is made of for a sample, or a part of one."""
-    messages = sample.timed if flavor != CAPTIONING else sample.messages
+    messages = sample.timed if flavor.times_in_text else sample.messages
     media = [(part.kind, part.extension) for part in sample.parts]
-    has_positions = [part is not None for part in sample.positions] if flavor == CAPTIONING else []
+    has_positions = [] if flavor.times_in_text else [part is not None for part in sample.positions]
     return Conversation(messages, sample.tools, sample.fields, media, has_positions, sample.is_timed)
 
 

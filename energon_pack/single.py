@@ -5,7 +5,6 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.packed.contents import Pack
-from energon_pack.packs import CAPTIONING, own_values
 from energon_pack.plan_file import PlanRow
 from energon_pack.sample import Part, media_type
 from energon_pack.samples.media.formats import kind_by_name
@@ -24,14 +23,14 @@ def singles(
         PackError: as `record_of`.
     """
     found = []
-    for index, (member, value) in enumerate(zip(members, own_values(pack.form.flavor, pack.fields), strict=True)):
+    for member, value, names in zip(members, pack.flavor.samples(pack.fields), pack.names, strict=True):
         media = _new_names(member)
-        parts = {name: pack.parts[packed] for (name, _), packed in zip(media, pack.names[index], strict=True)}
-        arrays = {i: part for i in range(len(media)) if (part := pack.parts.get(f"img{index}_{i}.npy"))}
+        parts = {name: pack.parts[packed] for (name, _), packed in zip(media, names, strict=True)}
+        arrays = {i: part for i, name in enumerate(names) if (part := pack.positions(name))}
         if arrays:
             value = {**value, "patch_positions": [f"{i}.npy" * (i in arrays) for i in range(len(media))]}
             parts |= {f"{i}.npy": part for i, part in arrays.items()}
-        elif pack.form.flavor != CAPTIONING and any(kind == "image" for _, kind in media):
+        elif pack.flavor.times_in_text and any(kind == "image" for _, kind in media):
             value = _without_times(value)
         found.append((record_of(value, media, messages_key), parts))
     return found

@@ -22,14 +22,14 @@ from megatron.energon.errors import FatalSampleError
 
 from energon_pack import layout as layouts
 from energon_pack.batch import PackedBatch, VisualInputs
-from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample, PackedMultiMixQASample
 from energon_pack.guards import refuse_hybrid
 from energon_pack.layout import Form
 from energon_pack.loading import cookers, load_template, manifest_of
-from energon_pack.members import Encoded, LengthError, MemberEncoder, Source
-from energon_pack.packs import captioning_messages
+from energon_pack.members import Encoded, LengthError, MemberEncoder
 from energon_pack.pixels import MEDIA_KEYS, join
 from energon_pack.rope import ROPE_KINDS, Rope
+from energon_pack.samples.flavors import UNPACKED, flavor_of_sample
+from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.templates import Template
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
@@ -164,19 +164,19 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         """
         dropped: list[str] = []
 
-        def on_bad(source: Source, error: Exception) -> None:
-            what = f"{source.sample_id} in {sample.__key__}: {type(error).__name__}: {error}"
+        def on_bad(member: MemberInput, error: Exception) -> None:
+            what = f"{member.sample_id} in {sample.__key__}: {type(error).__name__}: {error}"
             if not self._drop or isinstance(error, (ImportError, NotImplementedError)):  # no fault of the member
                 raise FatalSampleError(f"{what} (on_bad_member=drop leaves such a member out)") from error
             _log.warning("left out: %s", what)
-            dropped.append(source.sample_id)
+            dropped.append(member.sample_id)
 
         try:
-            sources = list(sources_of(sample))
-            members, media = self.members.encode_all(sources, on_bad)
-            if isinstance(sample, MultiMixQASample) and members and self._is_too_long(members[0]):
+            inputs = list(inputs_of(sample))
+            members, media = self.members.encode_all(inputs, on_bad)
+            if flavor_of_sample(sample) is UNPACKED and members and self._is_too_long(members[0]):
                 error = ValueError(f"{len(members[0].tokens)} tokens, more than pad_to=max_token_len has room for")
-                on_bad(sources[0], error)
+                on_bad(inputs[0], error)
                 members = []
         except (FatalSampleError, LengthError) as error:
             raise FatalSampleError(str(error)) from error.__cause__
@@ -251,25 +251,17 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         return found
 
 
-def sources_of(sample: Any) -> Iterator[Source]:
-    """The members of a sample of any flavour."""
-    if isinstance(sample, PackedMultiMixQASample):
-        for i, sample_id in enumerate(sample.sample_ids):
-            media = sample.images[i], sample.videos[i]
-            frames = sample.video_frames[i] if sample.video_frames else None
-            token_len = sample.token_lens[i] if sample.token_lens else None
-            yield Source(sample_id, sample.messages[i], *media, sample.tools[i], frames, token_len)
-    elif isinstance(sample, PackedCaptioningSample):
-        for i, images in enumerate(sample.images):
-            sample_id = sample.sample_ids[i] if sample.sample_ids else f"{sample.__key__}#{i}"
-            messages = captioning_messages(sample, i)
-            token_len = sample.token_lens[i] if sample.token_lens else None
-            yield Source(sample_id, messages, images, token_len=token_len)
-    elif isinstance(sample, MultiMixQASample):
-        media = sample.image or [], sample.video or []
-        yield Source(sample.__key__, sample.messages, *media, sample.tools, sample.video_frames)
-    else:
+def inputs_of(sample: Any) -> Iterator[MemberInput]:
+    """The members of a sample of any flavour.
+
+    Raises:
+        FatalSampleError: it is of none.
+        Skip: the conversation of a member can't be told.
+    """
+    flavor = flavor_of_sample(sample)
+    if flavor is None:
         raise FatalSampleError(f"{type(sample).__name__} is no flavour of energon_pack")
+    yield from flavor.inputs(sample)
 
 
 def _rope(manifest: dict[str, Any], template: Template, tokens_per_second: float | None) -> Rope | None:

@@ -29,11 +29,12 @@ from energon_pack.findings import printable
 from energon_pack.manifest import MANIFEST, META_FOLDER
 from energon_pack.packed.contents import Pack
 from energon_pack.packed.files import PLAN, PlanFile, read_object, shard_paths
-from energon_pack.packs import CAPTIONING, MULTI_MIX_QA
 from energon_pack.plan_file import PlanRow
 from energon_pack.progress import Progress
 from energon_pack.publish import staging_folder
 from energon_pack.report import say
+from energon_pack.samples.flavors import PACKED
+from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.single import singles
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard, shard_of
@@ -98,7 +99,7 @@ def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
     return spill.num_rows
 
 
-def _settings(folder: Path) -> tuple[str, str | None]:
+def _settings(folder: Path) -> tuple[PackedFlavor, str | None]:
     """The flavour of a packed dataset, and its `source.messages_key`.
 
     Raises:
@@ -111,13 +112,14 @@ def _settings(folder: Path) -> tuple[str, str | None]:
         manifest = read_object(path)
     except ValueError as error:
         raise PackError(f"{path} can't be read: {error}") from None
-    flavor = manifest.get("flavor")
-    if flavor not in (MULTI_MIX_QA, CAPTIONING):
-        raise PackError(f"{path} has the flavor {flavor!r}, which can't be unpacked")
+    name = manifest.get("flavor")
+    flavor = PACKED.get(name) if isinstance(name, str) else None
+    if flavor is None:
+        raise PackError(f"{path} has the flavor {name!r}, which can't be unpacked")
     return flavor, read_settings(manifest).messages_key
 
 
-def _packs(path: Path, flavor: str, plan: PlanFile) -> Iterator[tuple[Pack, list[PlanRow]]]:
+def _packs(path: Path, flavor: PackedFlavor, plan: PlanFile) -> Iterator[tuple[Pack, list[PlanRow]]]:
     """The packs of a shard with their rows of the plan.
 
     Raises:

@@ -27,10 +27,11 @@ from energon_pack.executor import LocalExecutor
 from energon_pack.findings import CHECKS, Findings
 from energon_pack.manifest import MANIFEST, META_FOLDER
 from energon_pack.packed.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
-from energon_pack.packs import CAPTIONING, MULTI_MIX_QA
 from energon_pack.progress import Progress
 from energon_pack.report import console, say
 from energon_pack.run.context import Run
+from energon_pack.samples.flavors import DEFAULT, PACKED
+from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.shard import Source
 from energon_pack.splits import split_shares
 from energon_pack.tool import count, parser, run
@@ -122,7 +123,7 @@ class Stated:
     """What a dataset says of itself, as far as it can be read."""
 
     folder: Path
-    flavor: str | None = None  # None: another tool packed it
+    flavor: PackedFlavor | None = None  # None: another tool packed it
     manifest: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     plan: PlanFile | None = None
@@ -130,7 +131,7 @@ class Stated:
 
 def _stated(folder: Path, findings: Findings) -> Stated:
     manifest = _read(folder / META_FOLDER / MANIFEST, "metadata", findings)
-    flavor = manifest["flavor"] if manifest.get("flavor") in (MULTI_MIX_QA, CAPTIONING) else MULTI_MIX_QA
+    flavor = next((flavor for name, flavor in PACKED.items() if name == manifest.get("flavor")), DEFAULT)
     report = _read(folder / REPORT, "totals", findings)
     return Stated(folder, flavor, manifest, report, _plan(folder / PLAN, findings))
 

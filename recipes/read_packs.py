@@ -8,25 +8,21 @@ both lengths agree. Runs on a CPU, with any number of workers.
 
 import argparse
 import io
-from typing import Any
 
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
-from energon_pack.flavors import PackedCaptioningSample
 from energon_pack.loading import load_template
 from energon_pack.media import Media, probe, with_frames
-from energon_pack.packs import captioning_messages
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.task_encoder import inputs_of
 from energon_pack.templates import Sample, Template
 
 
-def member_tokens(template: Template, pack: Any, index: int) -> list[int]:
-    """Token ids of one member of a pack of either flavour, the placeholders of its media expanded."""
-    media = [Media("image", *image.size) for image in pack.images[index]]
-    if isinstance(pack, PackedCaptioningSample):
-        return template.encode(Sample(captioning_messages(pack, index), media)).ids
-    frames = pack.video_frames[index] if pack.video_frames else None
-    media += with_frames([probe(io.BytesIO(video)) for video in pack.videos[index]], frames)
-    return template.encode(Sample(pack.messages[index], media, pack.tools[index])).ids
+def member_tokens(template: Template, member: MemberInput) -> list[int]:
+    """Token ids of one member of a pack of any flavour, the placeholders of its media expanded."""
+    media = [Media("image", *image.size) for image in member.images]
+    media += with_frames([probe(io.BytesIO(video)) for video in member.videos], member.video_frames)
+    return template.encode(Sample(member.messages, media, member.tools)).ids
 
 
 def main() -> None:
@@ -47,12 +43,12 @@ def main() -> None:
     )
     num_packs = num_members = num_tokens = num_images = 0
     for pack in get_savable_loader(dataset):
-        for index, measured in enumerate(pack.token_lens):
-            ids = member_tokens(template, pack, index)
-            if len(ids) != measured:
-                raise ValueError(f"{pack.sample_ids[index]}: {len(ids)} tokens in training, {measured} measured")
+        for member in inputs_of(pack):
+            ids = member_tokens(template, member)
+            if len(ids) != member.token_len:
+                raise ValueError(f"{member.sample_id}: {len(ids)} tokens in training, {member.token_len} measured")
             num_tokens += len(ids)
-            num_images += len([image.load() for image in pack.images[index]])
+            num_images += len([image.load() for image in member.images])
         num_packs += 1
         num_members += len(pack.token_lens)
     print(

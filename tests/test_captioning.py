@@ -15,7 +15,8 @@ from energon_pack.flavors import PackedCaptioningSample
 from energon_pack.loading import cookers, load_template
 from energon_pack.media import Media
 from energon_pack.pack import pack
-from energon_pack.packs import captioning_messages, named_parts, not_captioning
+from energon_pack.samples.flavors import PACKED
+from energon_pack.task_encoder import inputs_of
 from energon_pack.templates import Sample
 from energon_pack.verify import Options, verify
 from support.packed import json_lines, train
@@ -52,7 +53,7 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
     ],
 )
 def test_what_has_no_place_in_it(messages: list[Any], tools: Any, kinds: list[str], why: str | None) -> None:
-    found = not_captioning(messages, tools, kinds)
+    found = PACKED["packed_captioning"].does_not_fit(messages, tools, kinds)
     assert found == why or (why and found and found.startswith(why))
 
 
@@ -77,7 +78,7 @@ def test_its_layout(config: Make, tmp_path: Path) -> None:
     order = [sample_id.rpartition("/")[2] for sample_id in value["_meta"]["sample_ids"]]
     a, c = order.index("a"), order.index("c")
     assert data == {f"img{a}_0.jpg": picture(format="PNG"), f"img{a}_1.jpg": picture()}
-    assert named_parts(value) == set(data)
+    assert {name for names in PACKED["packed_captioning"].parts(value) for name in names} == set(data)
     assert value["images"][a] == [f"img{a:03d}_sub000.jpg", f"img{a:03d}_sub001.jpg"]
     assert (value["prompts"][a], value["captions"][a]) == (["<image>a<image>", "b"], ["1", "2"])
     assert (value["images"][c], value["prompts"][c], value["captions"][c]) == ([], ["d"], ["4"])
@@ -106,10 +107,9 @@ def test_it_is_read_by_the_path_of_all_packs(config: Make, demo: tuple[Path, Pat
         folder, encoder=Cooked() if dataset_config == "crude.yaml" else None, dataset_config=dataset_config
     ):
         assert isinstance(sample, PackedCaptioningSample)
-        for index, (images, token_len) in enumerate(zip(sample.images, sample.token_lens or [], strict=True)):
-            messages = captioning_messages(sample, index)
-            tokens = template.encode(Sample(messages, [Media("image", *image.size) for image in images]))
-            assert len(tokens.ids) == token_len
+        for member in inputs_of(sample):
+            tokens = template.encode(Sample(member.messages, [Media("image", *image.size) for image in member.images]))
+            assert len(tokens.ids) == member.token_len
             num_members += 1
     assert num_members == figures["samples_packed"]
 

@@ -23,6 +23,7 @@ from energon_pack.config import PackConfig, conf_dir
 from energon_pack.findings import CHECKS
 from energon_pack.metadata import dataset_yamls
 from energon_pack.sample import Reason
+from energon_pack.samples.flavors import UNPACKED
 from energon_pack.splits import SPLITS
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.validate import to_config
@@ -181,7 +182,7 @@ def test_links_lead_somewhere() -> None:
 def test_the_yaml_is_what_is_written() -> None:
     """Of a source that is blended with packs, as `convert` writes it too."""
     (shown,) = map(yaml.safe_load, blocks("yaml"))
-    written = dataset_yamls("multi_mix_qa", "typed")["dataset.yaml"]
+    written = dataset_yamls(UNPACKED, "typed")["dataset.yaml"]
     assert shown == {name: value for name, value in written.items() if name != "subflavors"}
 
 

@@ -28,7 +28,7 @@ from PIL import Image
 
 from energon_pack.config import DatasetYaml, PackConfig
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample, PackedMultiMixQASample
-from energon_pack.loading import cookers, load_packed_multi_mix_qa, load_template, make_sample_loader
+from energon_pack.loading import cookers, load_template, make_sample_loader
 from energon_pack.media import Media
 from energon_pack.pack import pack
 from energon_pack.templates import Sample
@@ -216,7 +216,7 @@ def test_a_missing_image_is_named_where_it_is_asked_for() -> None:
             }
         ),
     }
-    fields = load_packed_multi_mix_qa(parts)
+    fields = make_sample_loader()(parts)
     (image,), (video,) = fields["images"][0], fields["videos"][0]
     assert repr(image) == "<LazyImage p_0.s000.i00.jpg>"
     for ask in (image.load, lambda: image.size):

@@ -22,8 +22,8 @@ from energon_pack.flavors import PackedCaptioningSample, PackedMultiMixQASample
 from energon_pack.loading import cookers
 from energon_pack.metadata import sample_loader_py
 from energon_pack.pack import pack
-from energon_pack.packs import captioning_messages
-from energon_pack.task_encoder import sources_of
+from energon_pack.samples.flavors import PACKED
+from energon_pack.task_encoder import inputs_of
 from support.damage import found, lines
 from support.packed import Make, pack_into, train, typed
 from support.peers import (
@@ -161,11 +161,11 @@ def test_videos_go_to_loongforge_too(config: Make, tmp_path: Path) -> None:
 @pytest.mark.parametrize("flavor", Flavor)
 def test_the_loader_in_the_dataset_stands_alone(flavor: Flavor) -> None:
     """It imports no energon_pack, and unpickles nothing."""
-    tree = ast.parse(sample_loader_py(flavor.value))
+    tree = ast.parse(sample_loader_py(PACKED[flavor.value]))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert imported <= {"io", "json", "typing", "numpy"}
-    assert b"allow_pickle=True" not in sample_loader_py(flavor.value)
+    assert b"allow_pickle=True" not in sample_loader_py(PACKED[flavor.value])
 
 
 def their_cooker(sample: dict[str, Any]) -> TheirChatMix:
@@ -250,9 +250,9 @@ def test_llava_onevisions_packs_are_read(llava: Path) -> None:
     assert first.patch_positions is not None
     assert first.patch_positions[0][0].tolist() == [[6, 6, 6]] * 4
     assert (first.token_lens, first.sample_ids, second.captions) == (None, None, [["a"]])
-    texts = [captioning_messages(first, i)[0]["content"] for i in range(3)]
+    texts = [member.messages[0]["content"] for member in inputs_of(first)]
     assert texts == ["<3.0 seconds><image>\n\n<0.0 seconds><image>\n\nq1", "<image>no placeholder", "text q"]
-    assert [source.token_len for source in sources_of(first)] == [None] * 3
+    assert [member.token_len for member in inputs_of(first)] == [None] * 3
 
 
 def test_llava_onevisions_packs_are_verified(llava: Path) -> None:
@@ -287,7 +287,7 @@ def test_loongforges_packs_are_read(tmp_path: Path, name: str, crude: bool) -> N
     assert packs["video_pack_00000000"].videos == [[VIDEO]]
     text = packs["text_pack_00000000"]
     assert (text.messages[0][0]["role"], text.tools) == ("system", [[{"type": "function"}]])
-    assert [source.token_len for source in sources_of(image)] == [None, None]
+    assert [member.token_len for member in inputs_of(image)] == [None, None]
 
 
 def test_loongforges_prompts_and_captions_are_read(tmp_path: Path) -> None:

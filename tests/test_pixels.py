@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from energon_pack.media import Media
-from energon_pack.members import MemberEncoder, Source
+from energon_pack.members import MemberEncoder
 from energon_pack.pixels import join
 from energon_pack.rope import Rope
 from energon_pack.sample import Skip
+from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.templates import Sample, load_template
 from support.models import of_model
@@ -51,7 +52,7 @@ def test_real_processors_make_a_feature_for_each_token(real: Path, name: str, fa
     encoder = MemberEncoder(template, Rope(name, tokens_per_second=2))
     turns = [{"role": "user", "content": "<video> and <image>, what?"}, {"role": "assistant", "content": "That."}]
     for frames in (None, [[0, 3, 9, 20]]):
-        member = encoder.encode(Source("k", turns, [LazyImage(picture(300, 200), "i")], [video()], None, frames))
+        member = encoder.encode(MemberInput("k", turns, [LazyImage(picture(300, 200), "i")], [video()], None, frames))
         assert int((member.tokens.types == 1).sum()) == num_patches(member.media, "image_grid_thw")
         assert int((member.tokens.types == 2).sum()) == num_patches(member.media, "video_grid_thw")
 
@@ -72,7 +73,7 @@ def test_media_of_both_kinds_keep_their_order(real: Path) -> None:
     template = load_template(of_model("internvl", real / "processors" / "internvl3_hf"))
     turns = [{"role": "user", "content": "<image> and <video> and <image>"}, {"role": "assistant", "content": "That."}]
     images = [LazyImage(picture(900, 500), "a"), LazyImage(picture(300, 300), "b")]
-    member = MemberEncoder(template).encode(Source("k", turns, images, [video()], None, [[0, 3, 9]]))
+    member = MemberEncoder(template).encode(MemberInput("k", turns, images, [video()], None, [[0, 3, 9]]))
     pixels = member.media["pixel_values"]
     assert int((member.tokens.types > 0).sum()) == 256 * len(pixels)
     assert pixels.shape[2:] == (448, 448)  # its published video settings say 384

@@ -15,9 +15,9 @@ from energon_pack.convert import convert
 from energon_pack.loading import load_multi_mix_qa, load_template
 from energon_pack.media import Media
 from energon_pack.pack import pack
-from energon_pack.packs import captioning_messages, named_parts
 from energon_pack.sample import Skip
-from energon_pack.task_encoder import sources_of
+from energon_pack.samples.flavors import PACKED
+from energon_pack.task_encoder import inputs_of
 from energon_pack.templates import Sample
 from energon_pack.timestamps import load_positions, stamped, time_marks
 from energon_pack.verify import Options, verify
@@ -103,11 +103,10 @@ def lens_in_training(folder: Path, processor: Path) -> dict[str, int]:
     template = load_template(folder, str(processor))
     found = {}
     for sample in train(folder):
-        for i, (sample_id, token_len) in enumerate(zip(sample.sample_ids, sample.token_lens, strict=True)):
-            media = [Media("image", *image.size) for image in sample.images[i]]
-            messages = captioning_messages(sample, i) if hasattr(sample, "prompts") else sample.messages[i]
-            found[sample_id] = len(template.encode(Sample(messages, media)).ids)
-            assert found[sample_id] == token_len
+        for member in inputs_of(sample):
+            media = [Media("image", *image.size) for image in member.images]
+            found[member.sample_id] = len(template.encode(Sample(member.messages, media)).ids)
+            assert found[member.sample_id] == member.token_len
     return found
 
 
@@ -134,7 +133,7 @@ def test_the_task_encoder_comes_to_the_same(config: Callable[..., PackConfig], s
     for flavor in Flavor:
         folder, _ = packed(config, source, flavor)
         for sample in train(folder):
-            for index, member in enumerate(sources_of(sample)):
+            for index, member in enumerate(inputs_of(sample)):
                 spoken = "".join(str(message["content"]) for message in member.messages)
                 assert ("seconds>" in spoken) == (sample.sample_ids[index] in {f"s.jsonl:{n}" for n in (1, 2, 3)})
 
@@ -144,7 +143,7 @@ def test_they_travel_in_their_own_fields(config: Callable[..., PackConfig], sour
     with tarfile.open(folder / "packed-000000.tar") as tar:
         data = {m.name.partition(".")[2]: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
     value = json.loads(data.pop("json"))
-    assert named_parts(value) == set(data)
+    assert {name for names in PACKED["packed_captioning"].parts(value) for name in names} == set(data)
     at = {sample_id: i for i, sample_id in enumerate(value["_meta"]["sample_ids"])}
     s = at["s.jsonl:1"]
     assert [data[f"img{s}_{i}.npy"] for i in range(4)] == [npy(15 * i) for i in range(4)]
@@ -226,7 +225,7 @@ def test_what_a_tar_may_name(config: Callable[..., PackConfig], demo: tuple[Path
     ]
     assert "1 files for 2 images" in json_lines(folder / "skipped.jsonl")[0]["detail"]
     (sample,) = train(folder)
-    texts = {key: captioning_messages(sample, i)[0]["content"] for i, key in enumerate(sample.sample_ids)}
+    texts = {member.sample_id: member.messages[0]["content"] for member in inputs_of(sample)}
     assert texts == {
         "x.tar/named": "<3.0 seconds><image>\n<4.5 seconds><image>\n?",
         "x.tar/nested": "<3.0 seconds><image>\n<0.0 seconds><image>\n?",

@@ -15,10 +15,12 @@ from energon_pack.checks.shard import VerifiedShard, packs_of
 from energon_pack.checks.sqlite import sqlite
 from energon_pack.errors import PackError
 from energon_pack.findings import Hashes, hashed, joined, named, several, short
-from energon_pack.manifest import FLAVORS, MANIFEST, META_FOLDER
+from energon_pack.manifest import MANIFEST, META_FOLDER
 from energon_pack.metadata import SAMPLE_LOADER, dataset_yamls, sample_loader_py
 from energon_pack.packed.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object
 from energon_pack.sample import Reason
+from energon_pack.samples.flavors import FLAVORS
+from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.storage import open_file
 
 _META_FILES = {
@@ -118,9 +120,10 @@ def _splits(folder: Path, counts: Mapping[str, int], of_samples: Mapping[str, se
 
 def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
     """Energon is told to read them as they are; subflavors may be a user's own."""
-    flavor, which = manifest.get("flavor"), at(manifest, "content", "output", "dataset_yaml")
-    if not (isinstance(flavor, str) and flavor in FLAVORS and which in ("typed", "crude")):
-        yield f"{MANIFEST} has flavor={short(flavor)}, content.output.dataset_yaml={short(which)}"
+    name, which = manifest.get("flavor"), at(manifest, "content", "output", "dataset_yaml")
+    flavor = FLAVORS.get(name) if isinstance(name, str) else None
+    if flavor is None or which not in ("typed", "crude"):
+        yield f"{MANIFEST} has flavor={short(name)}, content.output.dataset_yaml={short(which)}"
         return
     sample_type = at(manifest, "content", "output", "sample_type")
     if isinstance(sample_type, str):
@@ -138,7 +141,7 @@ def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{name}: {key} is not what packing writes"
 
 
-def _sample_loader(path: Path, flavor: str) -> Iterator[str]:
+def _sample_loader(path: Path, flavor: Flavor) -> Iterator[str]:
     """Energon runs it: it is what packing wrote."""
     try:
         with open_file(path):

@@ -18,6 +18,7 @@ from energon_pack.packed.files import at
 from energon_pack.record import parse_record
 from energon_pack.sample import Skip, place_media
 from energon_pack.samples.bytes import Bytes, Range, as_file
+from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates import Sample, Template
 from energon_pack.timestamps import load_positions
@@ -27,7 +28,7 @@ _SEED = 0
 
 def measured_again(
     folder: Path,
-    flavor: str | None,
+    flavor: PackedFlavor | None,
     shards: Sequence[VerifiedShard],
     number: int,
     processor: str | None,
@@ -75,7 +76,7 @@ def _differs(file: Bytes, pack: Pack, index: int, template: Template) -> Iterato
     try:
         member = (pack.members or [])[index]
         stated = [
-            pack.meta[name][index] if name in pack.form.meta else None for name in ("token_lens", "num_supervised")
+            pack.meta[name][index] if name in pack.flavor.meta else None for name in ("token_lens", "num_supervised")
         ]
         names = pack.names[index]
         files = [pack.parts[name] for name in names]
@@ -84,7 +85,7 @@ def _differs(file: Bytes, pack: Pack, index: int, template: Template) -> Iterato
         return
     try:
         positions = [_positions(file, pack, name) for name in names]
-        messages = pack.form.messages(member, positions)
+        messages = pack.flavor.messages(member, positions)
         record = parse_record({"messages": messages, "tools": member.get("tools")}, ReadSettings())
         media = [probe(as_file(Range(file, part.offset, part.size))) for part in files]
         placed, order, _ = place_media(record.messages, [medium.kind for medium in media])
@@ -104,6 +105,6 @@ def _differs(file: Bytes, pack: Pack, index: int, template: Template) -> Iterato
 
 
 def _positions(file: Bytes, pack: Pack, image: str) -> Any:
-    """The patch positions of an image of `packed_captioning`."""
-    part = pack.parts.get(f"{image.removesuffix('.jpg')}.npy")
+    """The patch positions of an image; None: it has none."""
+    part = pack.positions(image)
     return None if part is None else load_positions(file.read(part.offset, part.size), part.name)

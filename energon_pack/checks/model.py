@@ -13,9 +13,10 @@ from energon_pack.errors import PackError
 from energon_pack.guards import MixingError
 from energon_pack.loading import cookers
 from energon_pack.manifest import read_manifest
-from energon_pack.members import Encoded, Source
+from energon_pack.members import Encoded
 from energon_pack.probe import Finding, probe, shrink
-from energon_pack.task_encoder import PackedTaskEncoder, sources_of
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
@@ -150,10 +151,10 @@ def _members(folder: Path, encoder: PackedTaskEncoder) -> list[Encoded]:
     packs = get_val_dataset(
         folder, split_part=split, worker_config=worker, batch_size=None, limit=_NUM_PACKS, task_encoder=Cooked()
     )
-    sources = [source for pack in get_loader(packs) for source in sources_of(pack)]
-    sources.sort(key=lambda source: source.token_len or 0)
-    short = [source for source in sources if (source.token_len or 0) <= _MAX_LEN] or sources[:2]
-    with_media = [source for source in short if source.images or source.videos][:2]
-    others: list[Source] = [source for source in short if source not in with_media][: 3 - len(with_media)]
+    members = [member for pack in get_loader(packs) for member in inputs_of(pack)]
+    members.sort(key=lambda member: member.token_len or 0)
+    short = [member for member in members if (member.token_len or 0) <= _MAX_LEN] or members[:2]
+    with_media = [member for member in short if member.images or member.videos][:2]
+    others: list[MemberInput] = [member for member in short if member not in with_media][: 3 - len(with_media)]
     chosen = [*with_media, *others]
-    return [encoder.members.encode(source) for source in (chosen if len(chosen) > 1 else chosen * 2)]
+    return [encoder.members.encode(member) for member in (chosen if len(chosen) > 1 else chosen * 2)]

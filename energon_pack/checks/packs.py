@@ -11,8 +11,6 @@ from energon_pack import caps
 from energon_pack.cut import split_id
 from energon_pack.findings import short
 from energon_pack.packed.contents import Pack
-from energon_pack.packed.forms import NAME
-from energon_pack.packs import part_names
 from energon_pack.plan_file import PlanRow
 from energon_pack.plan_settings import Overlong
 from energon_pack.record import parse_record
@@ -37,18 +35,15 @@ def parts(pack: Pack) -> Iterator[str]:
     yield from (f"{name} is named {number} times" for name, number in Counter(named).items() if number > 1)
     yield from (f"{name} is named, but not there" for name in named if name not in pack.parts)
     yield from (f"{name} is there, but not named" for name in pack.parts if name not in named and name != "json")
-    if not pack.form.is_ours:
+    if not pack.flavor.is_ours:
         return
     if Counter(there) == Counter(["json", *named]) and there != ["json", *named]:
         yield "the parts are not in the order of media_files, after the JSON"
-    for member, names in enumerate(pack.names if "media_files" in pack.fields else ()):
-        counts = dict.fromkeys("iv", 0)
-        for name in names:
-            match = NAME.fullmatch(name)
-            if not match or (int(match[1]), int(match[3])) != (member, counts[match[2]]):
-                yield f"member {member} has a medium named {short(name)}: out of order, or no name of a pack's part"
-                break
-            counts[match[2]] += 1
+    for member, (names, kinds) in enumerate(zip(pack.names, pack.kinds, strict=True)):
+        media = [(kind or "image", name.rpartition(".")[2]) for name, kind in zip(names, kinds, strict=True)]
+        in_order = zip(names, kinds, pack.flavor.part_names(member, media), strict=True)
+        for name in [name for name, kind, right in in_order if kind is None or name != right][:1]:
+            yield f"member {member} has a medium named {short(name)}: out of order, or no name of a pack's part"
 
 
 def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
@@ -57,15 +52,15 @@ def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
     Args:
         head: its first 16 bytes.
     """
-    extension, wanted = name.rpartition(".")[2], pack.form.kind(name)
-    if extension == "npy" and not pack.form.names_content:
+    extension, wanted = name.rpartition(".")[2], pack.flavor.kind(name)
+    if extension == "npy" and not pack.flavor.names_content:
         if not head.startswith(_ARRAY_MAGIC):
             yield f"{name} begins with {head[:8]!r}: no array"
         return
     format = format_of(head)
     usual, content = (format.extension, format.kind) if format else (None, None)
     what = f"{name} begins with {head[:8]!r}: {usual or 'no medium that is known'}"
-    if pack.form.names_content:
+    if pack.flavor.names_content:
         if usual != extension and (usual or extension in IMAGE_EXTENSIONS or wanted == "video"):
             yield what
     elif wanted and wanted != content:
@@ -76,16 +71,16 @@ def placeholders(pack: Pack) -> Iterator[str]:
     """Conversations are in normal form, and their placeholders are as many and of the kinds of their media."""
     for index, member in enumerate(pack.members or ()):
         try:
-            messages = pack.form.messages(member)
+            messages = pack.flavor.messages(member)
             stored = parse_record({"messages": messages}, ReadSettings()).messages
-            if pack.form.is_ours and stored != messages:
+            if pack.flavor.is_ours and stored != messages:
                 yield f"member {index}: its messages are not in the form that packing writes"
                 continue
             kinds = pack.kinds[index] if index < len(pack.kinds) else []
             known = [kind for kind in kinds if kind]
             if len(known) == len(kinds):
                 _, order, were_missing = place_media(stored, known)
-                if pack.form.is_ours and (were_missing or order != sorted(order)):
+                if pack.flavor.is_ours and (were_missing or order != sorted(order)):
                     yield f"member {index}: its placeholders are not in the order of its media"
         except (KeyError, TypeError, ValueError):  # it has no conversation
             yield f"member {index}: no_messages: it has no conversation"
@@ -145,7 +140,7 @@ def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
         yield "it is not in the plan"
         return
     names = [
-        part_names(pack.form.flavor, index, [(part.kind, part.extension) for part in member.parts])
+        pack.flavor.part_names(index, [(part.kind, part.extension) for part in member.parts])
         for index, member in enumerate(members)
     ]
     wanted: dict[str, list[Any]] = {
@@ -174,7 +169,7 @@ def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> str:
 
 def own_loader(pack: Pack) -> Iterator[str]:
     """The stack that wrote a pack reads it."""
-    return pack.form.unread(pack.fields)
+    return pack.flavor.unread(pack.fields)
 
 
 def samples_of(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:

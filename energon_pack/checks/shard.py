@@ -19,11 +19,12 @@ from energon_pack.findings import Findings, Hashes, hashed, short
 from energon_pack.media import probe
 from energon_pack.packed.contents import Pack, parse
 from energon_pack.packed.files import PackFiles, PlanFile, packs_in
-from energon_pack.packs import MULTI_MIX_QA, member_value
 from energon_pack.plan_file import PlanRow
 from energon_pack.run.context import Run
 from energon_pack.sample import AnyPart, Part, Skip
 from energon_pack.samples.bytes import Bytes
+from energon_pack.samples.flavors import DEFAULT
+from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.image import open_image
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.shards import Sources, conversation, parts_beside
@@ -43,7 +44,7 @@ class VerifyJob:
     """One shard, and what it is compared with."""
 
     path: Path
-    flavor: str | None  # None: another tool wrote it
+    flavor: PackedFlavor | None  # None: another tool wrote it
     plan: PlanFile | None  # None: it can't be read
     packing: Mapping[str, Any]
     fingerprint: Any
@@ -98,7 +99,7 @@ class _Seen:
         for name in ("token_lens", "num_supervised"):
             self.sums[name] += sum(pack.meta.get(name, ()))
         self.media_types[pack.media_type] += 1
-        self.whose[pack.form.whose] += 1
+        self.whose[pack.flavor.whose] += 1
 
 
 def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> list[VerifiedShard]:
@@ -152,7 +153,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
     )
 
 
-def packs_of(path: Path, flavor: str | None = MULTI_MIX_QA) -> Iterator[tuple[Bytes, Pack, list[str]]]:
+def packs_of(path: Path, flavor: PackedFlavor | None = DEFAULT) -> Iterator[tuple[Bytes, Pack, list[str]]]:
     """The packs of a shard: the file to read them from, each pack, and what its JSON lacks.
 
     Args:
@@ -217,7 +218,7 @@ def _check(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: 
     where = f"{job.path.name}: {pack.files.key}"
     findings.add("parts", where, checks.parts(pack), len(pack.files.parts))
     findings.add("placeholders", where, checks.placeholders(pack), len(pack.members or ()))
-    if pack.form.meta:
+    if pack.flavor.meta:
         findings.add("sums", where, checks.sums(pack))
     if job.for_stack:
         findings.add("own loader", where, checks.own_loader(pack))
@@ -276,7 +277,7 @@ def _check_source(
     file: Bytes, job: VerifyJob, pack: Pack, members: list[PlanRow], sources: Sources, findings: Findings
 ) -> None:
     """Each member is what its row of the plan makes of the source."""
-    flavor = pack.form.flavor
+    flavor = pack.flavor
     for index, member in enumerate(members):
         where = f"{job.path.name}: {pack.files.key}: {member.sample_id}"
         shard = (job.source or {}).get(member.shard)
@@ -293,7 +294,7 @@ def _check_source(
             parts = [*member.parts]
         else:
             found = next(iter((pack.members or [])[index : index + 1]), None)
-            findings.add("source text", where, _text_differs(found, member_value(flavor, index, content)))
+            findings.add("source text", where, _text_differs(found, flavor.member_value(index, content)))
         for name, part in zip(next(iter((pack.named or [])[index : index + 1]), []), parts, strict=False):
             findings.add("source media", where, _media_differ(file, pack, name, member, part, sources))
 

@@ -1,16 +1,19 @@
 """What the JSON of a pack says, whoever wrote it: read with care, it may be damaged."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from energon_pack.findings import short
 from energon_pack.packed.files import PackFiles
-from energon_pack.packed.forms import FOREIGN, FORMS, Fields, Form, Schema
-from energon_pack.packs import MULTI_MIX_QA
 from energon_pack.record import load_json
 from energon_pack.sample import Part, Skip, media_type
+from energon_pack.samples.flavors import DEFAULT, foreign_flavor
+from energon_pack.samples.flavors.base import Fields, PackedFlavor
+from energon_pack.samples.flavors.schema import Schema
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -21,17 +24,23 @@ class Pack:
     parts: dict[str, Part]
     fields: Fields = field(default_factory=dict)
     meta: Fields = field(default_factory=dict)
-    form: Form = FORMS[MULTI_MIX_QA]
+    flavor: PackedFlavor = DEFAULT
 
     @cached_property
     def members(self) -> list[dict[str, Any]] | None:
         """Of each member what the JSON has of it; None where it can't be told."""
-        return self.form.members(self.fields) if self.form.has(self.fields, self.form.for_members) else None
+        return self._told_by(self.flavor.members)
 
     @cached_property
     def named(self) -> list[list[str]] | None:
         """The parts of each member, in the order of writing; None where they can't be told."""
-        return self.form.names(self.fields) if self.form.has(self.fields, self.form.for_names) else None
+        return self._told_by(self.flavor.parts)
+
+    def _told_by(self, read: Callable[[Fields], T]) -> T | None:
+        try:
+            return read(self.fields)
+        except KeyError:
+            return None
 
     @cached_property
     def names(self) -> list[list[str]]:
@@ -41,7 +50,12 @@ class Pack:
     @cached_property
     def kinds(self) -> list[list[str | None]]:
         """image or video for each of these."""
-        return [[self.form.kind(name) for name in names] for names in self.names]
+        return [[self.flavor.kind(name) for name in names] for names in self.names]
+
+    def positions(self, image: str) -> Part | None:
+        """The part with the patch positions of an image; None: it has none."""
+        name = self.flavor.positions_part(image)
+        return None if name is None else self.parts.get(name)
 
     def origin(self, name: str) -> str | None:
         """The sample whose medium this is; None where the JSON does not tell."""
@@ -51,48 +65,47 @@ class Pack:
     @cached_property
     def ids(self) -> list[str]:
         """Of each member its sample id; in packs of another tool that has none, its place."""
-        places = [] if self.form.is_ours else [f"{self.files.key}#{i}" for i in range(len(self.members or ()))]
+        places = [] if self.flavor.is_ours else [f"{self.files.key}#{i}" for i in range(len(self.members or ()))]
         found: list[str] = self.meta.get("sample_ids", places)
         return found
 
     @property
     def media_type(self) -> str:
         """As the JSON says it, or by the media."""
-        if "media_type" in self.form.fields:
+        if "media_type" in self.flavor.schema:
             return str(self.fields.get("media_type", "unknown"))
         return media_type([kind for kinds in self.kinds for kind in kinds if kind])
 
 
-def parse(files: PackFiles, raw: bytes | None, flavor: str | None) -> tuple[Pack, list[str]]:
+def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor | None) -> tuple[Pack, list[str]]:
     """A pack, and what its JSON lacks.
 
     Args:
         raw: the bytes of its JSON; None where it has none.
-        flavor: of this package; None: another tool wrote it.
+        flavor: as this package writes it; None: another tool wrote it.
     """
     parts = {part.name: part for part in files.parts}
-    form = FORMS[flavor or MULTI_MIX_QA]
+    unread = Pack(files, parts, flavor=flavor or DEFAULT)
     if raw is None:
-        return Pack(files, parts, form=form), ["it has no JSON"]
+        return unread, ["it has no JSON"]
     try:
         value = load_json(raw)
     except Skip as skip:
-        return Pack(files, parts, form=form), [f"its JSON can't be read: {skip.detail}"]
+        return unread, [f"its JSON can't be read: {skip.detail}"]
     if not isinstance(value, dict):
-        return Pack(files, parts, form=form), [f"its JSON is a {type(value).__name__}, not an object"]
+        return unread, [f"its JSON is a {type(value).__name__}, not an object"]
     if flavor is None:
-        known = next((form for names, form in FOREIGN.items() if set(names) <= value.keys()), None)
-        if known is None:
-            return Pack(files, parts, form=form), [f"its JSON is of no form that is known: {', '.join(value)[:80]}"]
-        form = known
+        flavor = foreign_flavor(value)
+        if flavor is None:
+            return unread, [f"its JSON is of no form that is known: {', '.join(value)[:80]}"]
     meta = value.get("_meta")
-    fields = _good(value, {**form.fields, **form.optional})
-    pack = Pack(files, parts, fields, _good(meta, form.meta) if isinstance(meta, dict) else {}, form)
-    optional = {name: how for name, how in form.optional.items() if name in value}
-    wrong = list(_wrong(value, fields, "", {**form.fields, **optional}))
-    if form.meta:
-        wrong += _wrong(meta, pack.meta, "_meta.", form.meta)
-    return pack, [*wrong, *_unequal(pack), *form.defects(fields)]
+    fields = _good(value, flavor.schema)
+    pack = Pack(files, parts, fields, _good(meta, flavor.meta) if isinstance(meta, dict) else {}, flavor)
+    absent = set(flavor.optional) - value.keys()
+    wrong = list(_wrong(value, fields, "", {name: what for name, what in flavor.schema.items() if name not in absent}))
+    if flavor.meta:
+        wrong += _wrong(meta, pack.meta, "_meta.", flavor.meta)
+    return pack, [*wrong, *_unequal(pack), *flavor.defects(fields)]
 
 
 def _good(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
@@ -110,7 +123,7 @@ def _wrong(value: Any, good: Fields, where: str, schema: Schema) -> Iterator[str
 
 def _unequal(pack: Pack) -> Iterator[str]:
     both = {**pack.fields, **pack.meta}
-    lens = {name: len(both[name]) for name in pack.form.lists if name in both}
+    lens = {name: len(items) for name, items in both.items() if isinstance(items, list)}
     if len(set(lens.values())) > 1:
         yield f"unequal lengths: {', '.join(f'{name} {number}' for name, number in lens.items())}"
     if 0 in lens.values():

@@ -1,0 +1,43 @@
+"""The flavours there are. A new one is its class in a file here, and an entry below."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from energon_pack.sample import Message
+from energon_pack.samples.flavors.base import Fields, Flavor, PackedFlavor
+from energon_pack.samples.flavors.captioning import PackedCaptioning
+from energon_pack.samples.flavors.foreign import LlavaCaptioning, LoongForgeChatMix, LoongForgeMixQA
+from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA
+from energon_pack.samples.flavors.parts import Parts, json_of
+
+UNPACKED = MultiMixQA()
+DEFAULT = PackedMultiMixQA()
+#: Those that are written, by `output.flavor`.
+PACKED: dict[str, PackedFlavor] = {flavor.name: flavor for flavor in (DEFAULT, PackedCaptioning())}
+#: Those that are loaded, by the `flavor` of dataset.yaml.
+FLAVORS: dict[str, Flavor] = {**PACKED, UNPACKED.name: UNPACKED}
+#: Those that only other tools write; the first whose fields are there is it.
+FOREIGN: tuple[PackedFlavor, ...] = (LlavaCaptioning(), LoongForgeMixQA(), LoongForgeChatMix())
+
+
+def do_not_fit(messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> dict[str, str | None]:
+    """For each flavour that is written, what of a sample has no place in it."""
+    return {name: flavor.does_not_fit(messages, tools, kinds) for name, flavor in PACKED.items()}
+
+
+def foreign_flavor(value: Fields) -> PackedFlavor | None:
+    """Which other tool's layout the JSON of a pack is; None: none that is known."""
+    return next((flavor for flavor in FOREIGN if set(flavor.told_by) <= value.keys()), None)
+
+
+def load_pack(parts: Parts, flavor: PackedFlavor) -> dict[str, Any]:
+    """The fields of a flavour's sample class from the parts of a pack, whoever wrote it; raises Skip as its `load`."""
+    value = json_of(parts["json"])
+    is_ours = "fingerprint" in value.get("_meta", {})
+    return (flavor if is_ours else foreign_flavor(value) or flavor).load(parts, value)
+
+
+def flavor_of_sample(sample: Any) -> Flavor | None:
+    """The flavour whose sample class an object is; None: it is of no class in `energon_pack.flavors`."""
+    names = [cls.__name__ for cls in type(sample).__mro__ if cls.__module__ == "energon_pack.flavors"]
+    return next((flavor for flavor in FLAVORS.values() if flavor.sample_class in names), None)

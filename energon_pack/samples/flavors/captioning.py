@@ -1,0 +1,186 @@
+"""LLaVA-OneVision-2's layout: prompts and captions alternate, and images are the only media.
+
+<pack>.json  <pack>.img0_0.jpg  <pack>.img0_0.npy …
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from energon_pack.findings import short
+from energon_pack.record import Record
+from energon_pack.sample import Message
+from energon_pack.samples.conversation import place
+from energon_pack.samples.flavors.base import Conversation, Fields, MemberInput, PackedFlavor, sample_value
+from energon_pack.samples.flavors.parts import Parts, image_of, positions_of
+from energon_pack.samples.flavors.schema import COUNT, LIST, META, NAMES, OBJECTS, TEXTS, Schema
+
+#: The lists with an entry for each member, in the order of writing.
+COLUMNS: Schema = {
+    "images": NAMES,
+    "prompts": TEXTS,
+    "captions": TEXTS,
+    "patch_positions": NAMES,
+    "fps": LIST,
+    "timestamp_decimal": LIST,
+    "source_fields": OBJECTS,
+}
+_LEFT_OUT_IF_EMPTY = ("fps", "source_fields")
+_ALTERNATING = ("user", "assistant")
+
+
+class PackedCaptioning(PackedFlavor):
+    """A pack of conversations in columns, whose times stay fields."""
+
+    name = "packed_captioning"
+    sample_class = "PackedCaptioningSample"
+    subflavor = "packed_captioning"
+    schema: ClassVar[Schema] = {**COLUMNS, "sample_count": COUNT}
+    optional: ClassVar[tuple[str, ...]] = _LEFT_OUT_IF_EMPTY
+    meta: ClassVar[Schema] = META
+    names_content = False  # all are .jpg
+    times_in_text = False
+
+    def does_not_fit(self, messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> str | None:
+        roles = [message["role"] for message in messages]
+        if "system" in roles or "tool" in roles:
+            return f"a {'system' if 'system' in roles else 'tool'} turn"
+        if tools:
+            return "tools"
+        if "video" in kinds:
+            return "a video"
+        if len(roles) % 2 or roles != [*_ALTERNATING] * (len(roles) // 2):
+            return "turns of user and assistant do not alternate"
+        for number, message in enumerate(messages):
+            if not isinstance(message["content"], str):
+                return f"message {number} spells a placeholder that is text"
+            if more := [key for key in message if key not in ("role", "content") and message[key] is not None]:
+                return f"message {number} has {', '.join(more)}"
+        return None
+
+    def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
+        """`img3_0.jpg`, for which LLaVA-OneVision-2's loader asks, whatever the bytes are."""
+        return [f"img{index}_{number}.jpg" for number in range(len(media))]
+
+    def positions_part(self, image: str) -> str | None:
+        return f"{image.removesuffix('.jpg')}.npy"
+
+    def write(self, conversations: Sequence[Conversation], meta: Fields) -> dict[str, Any]:
+        members = [self.member_value(index, member) for index, member in enumerate(conversations)]
+        columns = {name: [member[name] for member in members] for name in COLUMNS}
+        columns = {name: items for name, items in columns.items() if name not in _LEFT_OUT_IF_EMPTY or any(items)}
+        return {**columns, "sample_count": len(members), "_meta": meta}
+
+    def member_value(self, index: int, conversation: Conversation) -> dict[str, Any]:
+        texts = [message["content"] for message in conversation.messages]
+        stems = _stems(index, len(conversation.media))
+        has_positions = conversation.has_positions or [False] * len(stems)
+        fields, is_timed = conversation.fields, conversation.is_timed
+        used = [*["patch_positions"] * bool(conversation.has_positions), *["fps", "timestamp_decimal"] * is_timed]
+        return {
+            "images": [f"{stem}.jpg" for stem in stems],
+            "prompts": texts[::2],
+            "captions": texts[1::2],
+            "patch_positions": [f"{stem}.npy" * has for stem, has in zip(stems, has_positions, strict=True)],
+            "fps": fields.get("fps") if is_timed else None,
+            "timestamp_decimal": fields.get("timestamp_decimal") if is_timed else None,
+            "source_fields": {key: item for key, item in fields.items() if key not in used},
+        }
+
+    def members(self, value: Fields) -> list[dict[str, Any]]:
+        number = len(value["images"])
+        columns = {name: value.get(name) or [None] * number for name in COLUMNS}
+        columns |= {name: list(map(_as_list, value[name] or [None] * number)) for name in ("prompts", "captions")}
+        columns["source_fields"] = value.get("source_fields") or [{}] * number
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
+
+    def parts(self, value: Fields) -> list[list[str]]:
+        images, arrays = value["images"], value["patch_positions"] or [[]] * len(value["images"])
+        return [
+            [f"img{s}_{i}.jpg" for i in range(len(names))] + [f"img{s}_{i}.npy" for i, name in enumerate(array) if name]
+            for s, (names, array) in enumerate(zip(images, arrays, strict=False))
+        ]
+
+    def kind(self, part: str) -> str | None:
+        return "image" if part.endswith(".jpg") else None
+
+    def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
+        return timed_messages(member, positions, 0)
+
+    def samples(self, value: Fields) -> list[dict[str, Any]]:
+        samples = []
+        for member in self.members(value):
+            times = {name: member[name] for name in ("fps", "timestamp_decimal") if member[name] is not None}
+            messages = alternating(member["prompts"], member["captions"])
+            samples.append(sample_value(Conversation(messages, None, {**member["source_fields"], **times}, [])))
+        return samples
+
+    def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
+        names = [[f"img{s}_{i}" for i in range(len(images))] for s, images in enumerate(value["images"])]
+        positions = [[positions_of(parts.get(f"{name}.npy")) for name in member] for member in names]
+        meta = value.get("_meta", {})
+        return {
+            "images": [[image_of(parts, f"{name}.jpg") for name in member] for member in names],
+            "prompts": list(map(_as_list, value["prompts"])),
+            "captions": list(map(_as_list, value["captions"])),
+            "patch_positions": positions if any(p is not None for member in positions for p in member) else None,
+            "fps": value.get("fps"),
+            "timestamp_decimal": value.get("timestamp_decimal"),
+            **{key: meta.get(key) for key in ("sample_ids", "token_lens", "num_supervised", "fingerprint")},
+        }
+
+    def inputs(self, sample: Any) -> Iterator[MemberInput]:
+        for index, images in enumerate(sample.images):
+            sample_id, token_len = self.measured(sample, index)
+            columns = {name: getattr(sample, name) for name in ("prompts", "captions", "fps", "timestamp_decimal")}
+            member = {name: column[index] if column else None for name, column in columns.items()}
+            positions = sample.patch_positions[index] if sample.patch_positions else [None] * len(images)
+            yield MemberInput(sample_id, timed_messages(member, positions, len(images)), images, token_len=token_len)
+
+    def defects(self, fields: Fields) -> Iterator[str]:
+        if {"sample_count", "images"} <= fields.keys() and fields["sample_count"] != len(fields["images"]):
+            yield f"sample_count is {fields['sample_count']}, it has {len(fields['images'])} members"
+        if not {"images", "prompts", "captions"} <= fields.keys():
+            return
+        for number, member in enumerate(self.members(fields)):
+            prompts, captions = (len(member[name] or ()) for name in ("prompts", "captions"))
+            if prompts != captions or not prompts:
+                yield f"member {number} has {prompts} prompts and {captions} captions"
+            positions, num_images = member["patch_positions"], len(member["images"] or ())
+            if positions is not None and (self.is_ours or positions) and len(positions) != num_images:
+                yield f"member {number} has {num_images} images and {len(positions)} patch_positions"
+            if self.is_ours:
+                stems = _stems(number, num_images)
+                wrong = [n for n, stem in zip(member["images"] or (), stems, strict=True) if n != f"{stem}.jpg"]
+                arrays = zip(positions or (), stems, strict=False)
+                wrong += [name for name, stem in arrays if name not in ("", f"{stem}.npy")]
+                yield from (f"member {number} has a file named {short(name)}" for name in wrong[:1])
+
+
+def _stems(index: int, num_images: int) -> list[str]:
+    """What the JSON calls the images of a member, without their extensions."""
+    return [f"img{index:03d}_sub{number:03d}" for number in range(num_images)]
+
+
+def _as_list(turns: Any) -> Any:
+    return [turns] if isinstance(turns, str) else turns
+
+
+def alternating(prompts: Sequence[str], captions: Sequence[str]) -> list[Message]:
+    """The conversation that prompts and captions make."""
+    turns = zip(prompts, captions, strict=True)
+    return [{"role": role, "content": text} for turn in turns for role, text in zip(_ALTERNATING, turn, strict=True)]
+
+
+def timed_messages(member: Fields, positions: Sequence[Any], num_images: int) -> list[Message]:
+    """A conversation with its times in the text, and placeholders put in where another tool's pack has none.
+
+    Args:
+        positions: the array of each image, None for one without; empty: without times.
+
+    Raises:
+        Skip: the times can't be told, or the placeholders do not match the images.
+    """
+    fields = {name: member[name] for name in ("fps", "timestamp_decimal")}
+    record = Record(alternating(member["prompts"], member["captions"]), fields=fields)
+    placed = place(record, ["image"] * num_images)
+    return placed.timed(positions) if positions else placed.messages

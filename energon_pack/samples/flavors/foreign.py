@@ -1,0 +1,106 @@
+"""Layouts that other tools write and this package reads: each is loaded as the flavour that it derives from."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from energon_pack.findings import short
+from energon_pack.record import parse_record
+from energon_pack.sample import Message, place_media
+from energon_pack.samples.flavors.base import Fields
+from energon_pack.samples.flavors.captioning import COLUMNS, PackedCaptioning, alternating, timed_messages
+from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
+from energon_pack.samples.flavors.schema import COUNT, MEDIA, META, Schema, is_list_of
+from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.settings import ReadSettings
+
+
+def _is_turns(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(turns, str) or is_list_of(str)(turns) for turns in value)
+
+
+def _is_texts(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    sides = value.get("prompts"), value.get("captions")
+    return all(map(is_list_of(str), sides)) and len(sides[0] or ()) == len(sides[1] or ())
+
+
+_TURNS = ("a list of texts, or of lists of them", _is_turns)
+
+
+class LlavaCaptioning(PackedCaptioning):
+    """LLaVA-OneVision-2's `packed_captioning`: without `_meta`, and its texts may leave placeholders out."""
+
+    whose = "LLaVA-OneVision-2's packed_captioning"
+    told_by = ("images", "captions")
+    schema: ClassVar[Schema] = {
+        **{name: what for name, what in COLUMNS.items() if name != "source_fields"},
+        "prompts": _TURNS,
+        "captions": _TURNS,
+        "sample_count": COUNT,
+    }
+    optional = ("patch_positions", "fps", "timestamp_decimal", "sample_count")
+    meta: ClassVar[Schema] = {}
+
+    def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
+        return timed_messages(member, positions, len(member["images"]))
+
+    def parts(self, value: Fields) -> list[list[str]]:
+        return super().parts({"patch_positions": None, **value})
+
+
+class LoongForgeChatMix(PackedMultiMixQA):
+    """LoongForge's `packed_chat_mix`: media are named `s000_jpg`, with or without dots."""
+
+    whose = "LoongForge's packed_chat_mix"
+    told_by = ("messages", "media_files", "_meta")
+    meta: ClassVar[Schema] = {name: META[name] for name in ("pack_id", "sample_ids", "token_lens", "total_token_len")}
+    stated = ()  # its lengths are another processor's
+    names_content = False
+
+    def kind(self, part: str) -> str | None:
+        return kind_by_name(f".{re.split('[._]', part)[-1]}")
+
+    def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
+        messages: list[Message] = member["messages"]
+        return messages
+
+    def conversations(self, value: Fields, kinds: Sequence[list[str]]) -> list[dict[str, Any]]:
+        """Members with their roles and placeholders as packing writes them."""
+        members = []
+        for member, its_kinds in zip(self.members(value), kinds, strict=True):
+            record = parse_record(member, ReadSettings())
+            members.append({"messages": place_media(record.messages, its_kinds)[0], "tools": record.tools})
+        return members
+
+    def defects(self, fields: Fields) -> Iterator[str]:
+        return iter(())
+
+    def unread(self, fields: Fields) -> Iterator[str]:
+        """Energon decodes a part by what stands after its last dot; their cooker hands on what it gets."""
+        if fields.get("media_type") == "mix":
+            yield "media_type is mix, and LoongForge's cooker takes text, image and video"
+        if "media_files" in fields:
+            undecoded = [name for names in self.parts(fields) for name in names if kind_by_name(name) is None]
+            if undecoded:
+                yield (
+                    f"LoongForge's encoder gets {short(undecoded[0])} as bytes (media of this pack: {len(undecoded)}):"
+                    " Energon decodes no part without an extension; energon_pack's loader reads it"
+                )
+
+
+class LoongForgeMixQA(LoongForgeChatMix):
+    """LoongForge's `packed_multi_mix_qa`: a prompt and a caption a member."""
+
+    subflavor = "packed_multi_mix_qa"
+    whose = "LoongForge's packed_multi_mix_qa"
+    told_by = ("texts", "media_files", "_meta")
+    schema: ClassVar[Schema] = {"texts": ("prompts and as many captions", _is_texts), **MEDIA}
+
+    def members(self, value: Fields) -> list[dict[str, Any]]:
+        pairs = zip(value["texts"]["prompts"], value["texts"]["captions"], strict=True)
+        return [{"prompts": prompt, "captions": caption} for prompt, caption in pairs]
+
+    def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
+        return alternating([member["prompts"]], [member["captions"]])

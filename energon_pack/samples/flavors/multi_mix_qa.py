@@ -1,0 +1,106 @@
+"""Conversations with their media, packed and unpacked: what this package writes unless it is told otherwise.
+
+<pack>.json  <pack>.s000.i00.jpg  <pack>.s001.v00.mp4 …
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from energon_pack.sample import media_type
+from energon_pack.samples.flavors.base import Conversation, Fields, Flavor, MemberInput, PackedFlavor, sample_value
+from energon_pack.samples.flavors.parts import Parts, image_of, kind_of
+from energon_pack.samples.flavors.schema import MEDIA, META, OBJECTS, Schema
+
+_KINDS = {"i": "image", "v": "video"}
+_NAME = re.compile(r"s\d{3,}\.([iv])\d{2,}\.[a-z0-9]+")  # s003.i00.jpg
+
+
+class MultiMixQA(Flavor):
+    """An unpacked sample: one conversation with its media."""
+
+    name = "multi_mix_qa"
+    sample_class = "MultiMixQASample"
+    subflavor = "multi_mix_qa"
+
+    def inputs(self, sample: Any) -> Iterator[MemberInput]:
+        media = sample.image or [], sample.video or []
+        yield MemberInput(sample.__key__, sample.messages, *media, sample.tools, sample.video_frames)
+
+
+class PackedMultiMixQA(PackedFlavor):
+    """A pack of such conversations, in JSON as each of them would have it alone."""
+
+    name = "packed_multi_mix_qa"
+    sample_class = "PackedMultiMixQASample"
+    subflavor = "packed_chat_mix"
+    schema: ClassVar[Schema] = {"messages": OBJECTS, **MEDIA}
+    meta: ClassVar[Schema] = META
+    #: fields of `_meta` that its sample class has, beside the ids
+    stated: ClassVar[tuple[str, ...]] = ("token_lens", "num_supervised", "fingerprint")
+
+    def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
+        """`s003.i00.jpg` is the first image of member 3, with the extension of its content."""
+        counts = {"image": 0, "video": 0}
+        names = []
+        for kind, extension in media:
+            names.append(f"s{index:03d}.{kind[0]}{counts[kind]:02d}.{extension}")
+            counts[kind] += 1
+        return names
+
+    def write(self, conversations: Sequence[Conversation], meta: Fields) -> dict[str, Any]:
+        return {
+            "messages": [self.member_value(index, member) for index, member in enumerate(conversations)],
+            "media_files": [self.part_names(index, member.media) for index, member in enumerate(conversations)],
+            "media_type": media_type([kind for member in conversations for kind, _ in member.media]),
+            "_meta": meta,
+        }
+
+    def member_value(self, index: int, conversation: Conversation) -> dict[str, Any]:
+        return sample_value(conversation)
+
+    def members(self, value: Fields) -> list[dict[str, Any]]:
+        return list(value["messages"])
+
+    def parts(self, value: Fields) -> list[list[str]]:
+        return list(value["media_files"])
+
+    def kind(self, part: str) -> str | None:
+        match = _NAME.fullmatch(part)
+        return _KINDS[match[1]] if match else None
+
+    def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
+        kinds = [[kind_of(parts, name) for name in names] for names in value["media_files"]]
+        media = [list(zip(*member, strict=True)) for member in zip(value["media_files"], kinds, strict=True)]
+        members = self.conversations(value, kinds)
+        return {
+            "messages": [member["messages"] for member in members],
+            "images": [[image_of(parts, name) for name, kind in member if kind == "image"] for member in media],
+            "videos": [[parts.get(name, b"") for name, kind in member if kind == "video"] for member in media],
+            "tools": [member.get("tools") for member in members],
+            "video_frames": [member.get("video_frames") for member in members],
+            "sample_ids": value["_meta"]["sample_ids"],
+            "media_type": value["media_type"],
+            **{name: value["_meta"][name] for name in self.stated},
+        }
+
+    def conversations(self, value: Fields, kinds: Sequence[list[str]]) -> list[dict[str, Any]]:
+        """Messages, tools and frames of each member, as packing writes them.
+
+        Args:
+            kinds: of the media of each.
+        """
+        return self.members(value)
+
+    def inputs(self, sample: Any) -> Iterator[MemberInput]:
+        for index, messages in enumerate(sample.messages):
+            sample_id, token_len = self.measured(sample, index)
+            media = sample.images[index], sample.videos[index]
+            frames = sample.video_frames[index] if sample.video_frames else None
+            yield MemberInput(sample_id, messages, *media, sample.tools[index], frames, token_len)
+
+    def defects(self, fields: Fields) -> Iterator[str]:
+        if MEDIA.keys() <= fields.keys():
+            kinds = [kind for names in self.parts(fields) for name in names if (kind := self.kind(name))]
+            if fields["media_type"] != media_type(kinds):
+                yield f"media_type is {fields['media_type']}, its media make it {media_type(kinds)}"

@@ -1,0 +1,46 @@
+"""What fields of JSON have to hold: in words, and how to tell."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from energon_pack.manifest import FORMAT
+
+Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
+
+
+def is_list_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(type(item) is kind for item in value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 53
+
+
+def _is_lists_of_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_list_of(str), value))
+
+
+LIST = ("a list", lambda value: isinstance(value, list))
+NAMES = ("a list of lists of names", _is_lists_of_strings)
+TEXTS = ("a list of lists of texts", _is_lists_of_strings)
+OBJECTS = ("a list of objects", is_list_of(dict))
+COUNT = ("a count", _is_count)
+_COUNTS = ("a list of counts", lambda value: isinstance(value, list) and all(map(_is_count, value)))
+_STRING = ("a string", lambda value: isinstance(value, str))
+
+#: `_meta` of every pack that this package writes.
+META: Schema = {
+    "format": (str(FORMAT), lambda value: type(value) is int and value == FORMAT),
+    "pack_id": _STRING,
+    "sample_ids": ("a list of strings", is_list_of(str)),
+    "token_lens": _COUNTS,
+    "num_supervised": _COUNTS,
+    "total_token_len": COUNT,
+    "fingerprint": _STRING,
+    "source_parts": NAMES,
+}
+#: Of packs that name the media of each member.
+MEDIA: Schema = {
+    "media_files": NAMES,
+    "media_type": ("text, image, video or mix", lambda value: value in ("text", "image", "video", "mix")),
+}
