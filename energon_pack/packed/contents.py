@@ -1,9 +1,10 @@
 """What the JSON of a pack says, whoever wrote it: read with care, it may be damaged."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from energon_pack.findings import short
 from energon_pack.packed.files import PackFiles
@@ -12,8 +13,6 @@ from energon_pack.sample import Part, Skip, media_type
 from energon_pack.samples.flavors import DEFAULT, foreign_flavor
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
 from energon_pack.samples.flavors.schema import Schema
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,18 +28,16 @@ class Pack:
     @cached_property
     def members(self) -> list[dict[str, Any]] | None:
         """Of each member what the JSON has of it; None where it can't be told."""
-        return self._told_by(self.flavor.members)
+        with suppress(KeyError):
+            return self.flavor.members(self.fields)
+        return None
 
     @cached_property
     def named(self) -> list[list[str]] | None:
         """The parts of each member, in the order of writing; None where they can't be told."""
-        return self._told_by(self.flavor.parts)
-
-    def _told_by(self, read: Callable[[Fields], T]) -> T | None:
-        try:
-            return read(self.fields)
-        except KeyError:
-            return None
+        with suppress(KeyError):
+            return self.flavor.parts(self.fields)
+        return None
 
     @cached_property
     def names(self) -> list[list[str]]:

@@ -122,7 +122,8 @@ class PackedFlavor(Flavor):
         Args:
             positions: the array of each image, for the times that are not in the text; none: without these.
         """
-        return list(member["messages"])
+        messages: list[Message] = member["messages"]
+        return messages
 
     def samples(self, value: Fields) -> list[dict[str, Any]]:
         """The JSON of each member as a sample of its own: what `sample_value` makes of it, without its media."""

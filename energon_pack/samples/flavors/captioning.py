@@ -104,7 +104,7 @@ class PackedCaptioning(PackedFlavor):
         return "image" if part.endswith(".jpg") else None
 
     def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
-        return timed_messages(member, positions, 0)
+        return _timed(member, positions, 0 if self.is_ours else len(member["images"]))
 
     def samples(self, value: Fields) -> list[dict[str, Any]]:
         samples = []
@@ -134,7 +134,7 @@ class PackedCaptioning(PackedFlavor):
             columns = {name: getattr(sample, name) for name in ("prompts", "captions", "fps", "timestamp_decimal")}
             member = {name: column[index] if column else None for name, column in columns.items()}
             positions = sample.patch_positions[index] if sample.patch_positions else [None] * len(images)
-            yield MemberInput(sample_id, timed_messages(member, positions, len(images)), images, token_len=token_len)
+            yield MemberInput(sample_id, _timed(member, positions, len(images)), images, token_len=token_len)
 
     def defects(self, fields: Fields) -> Iterator[str]:
         if {"sample_count", "images"} <= fields.keys() and fields["sample_count"] != len(fields["images"]):
@@ -171,7 +171,7 @@ def alternating(prompts: Sequence[str], captions: Sequence[str]) -> list[Message
     return [{"role": role, "content": text} for turn in turns for role, text in zip(_ALTERNATING, turn, strict=True)]
 
 
-def timed_messages(member: Fields, positions: Sequence[Any], num_images: int) -> list[Message]:
+def _timed(member: Fields, positions: Sequence[Any], num_images: int) -> list[Message]:
     """A conversation with its times in the text, and placeholders put in where another tool's pack has none.
 
     Args:

@@ -8,7 +8,7 @@ from energon_pack.findings import short
 from energon_pack.record import parse_record
 from energon_pack.sample import Message, place_media
 from energon_pack.samples.flavors.base import Fields
-from energon_pack.samples.flavors.captioning import COLUMNS, PackedCaptioning, alternating, timed_messages
+from energon_pack.samples.flavors.captioning import COLUMNS, PackedCaptioning, alternating
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
 from energon_pack.samples.flavors.schema import COUNT, MEDIA, META, Schema, is_list_of
 from energon_pack.samples.media.formats import kind_by_name
@@ -43,9 +43,6 @@ class LlavaCaptioning(PackedCaptioning):
     optional = ("patch_positions", "fps", "timestamp_decimal", "sample_count")
     meta: ClassVar[Schema] = {}
 
-    def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
-        return timed_messages(member, positions, len(member["images"]))
-
     def parts(self, value: Fields) -> list[list[str]]:
         return super().parts({"patch_positions": None, **value})
 
@@ -62,20 +59,13 @@ class LoongForgeChatMix(PackedMultiMixQA):
     def kind(self, part: str) -> str | None:
         return kind_by_name(f".{re.split('[._]', part)[-1]}")
 
-    def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
-        messages: list[Message] = member["messages"]
-        return messages
-
     def conversations(self, value: Fields, kinds: Sequence[list[str]]) -> list[dict[str, Any]]:
         """Members with their roles and placeholders as packing writes them."""
         members = []
-        for member, its_kinds in zip(self.members(value), kinds, strict=True):
+        for member, media_kinds in zip(self.members(value), kinds, strict=True):
             record = parse_record(member, ReadSettings())
-            members.append({"messages": place_media(record.messages, its_kinds)[0], "tools": record.tools})
+            members.append({"messages": place_media(record.messages, media_kinds)[0], "tools": record.tools})
         return members
-
-    def defects(self, fields: Fields) -> Iterator[str]:
-        return iter(())
 
     def unread(self, fields: Fields) -> Iterator[str]:
         """Energon decodes a part by what stands after its last dot; their cooker hands on what it gets."""

@@ -100,7 +100,7 @@ class PackedMultiMixQA(PackedFlavor):
             yield MemberInput(sample_id, messages, *media, sample.tools[index], frames, token_len)
 
     def defects(self, fields: Fields) -> Iterator[str]:
-        if MEDIA.keys() <= fields.keys():
+        if self.is_ours and MEDIA.keys() <= fields.keys():
             kinds = [kind for names in self.parts(fields) for name in names if (kind := self.kind(name))]
             if fields["media_type"] != media_type(kinds):
                 yield f"media_type is {fields['media_type']}, its media make it {media_type(kinds)}"
