@@ -44,6 +44,17 @@ _IDLE = 0.01  # of the time: workers that wait for the GIL for ever wake up, and
 _END_SECONDS = 5.0  # for workers to end by themselves, and then for the system to end them
 
 
+class _Worker(SpawnProcess):
+    """Leaves SIGTERM to its parent, as every worker does; so it is killed where a pool wants it ended.
+
+    From Python 3.12 on, a pool one of whose workers was killed joins the others with its lock held: a job handed to it
+    then would wait for ever.
+    """
+
+    def terminate(self) -> None:
+        self.kill()
+
+
 class _Context(SpawnContext):
     """Remembers the processes it makes.
 
@@ -52,14 +63,14 @@ class _Context(SpawnContext):
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: list[SpawnProcess] = []
+        self._made: list[_Worker] = []
 
-    def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
-        self._made.append(SpawnProcess(*args, **kwargs))
+    def Process(self, *args: Any, **kwargs: Any) -> _Worker:  # type: ignore[override]
+        self._made.append(_Worker(*args, **kwargs))
         return self._made[-1]
 
     @property
-    def started(self) -> list[SpawnProcess]:
+    def started(self) -> list[_Worker]:
         return [process for process in self._made if process.pid is not None]
 
 
@@ -202,7 +213,7 @@ class LocalExecutor:
             for end in self._ends:  # a pool may wait for the rest of a message of which a half was sent
                 ending.join(_END_SECONDS / len(self._ends))
                 if ending.is_alive():  # else it closes them itself
-                    end.close()
+                    _hang_up(end)
             ending.join(_END_SECONDS)
         self._hand.close()
         self._life.close()
@@ -222,6 +233,14 @@ class LocalExecutor:
         )
         self._ends += [pool._result_queue._writer, pool._call_queue._reader]
         return cast(ProcessPoolExecutor, pool)
+
+
+def _hang_up(end: Connection) -> None:
+    """Close a pipe for whoever waits at its other end; its number stays taken, as its pool closes it once more."""
+    null = os.open(os.devnull, os.O_RDWR)
+    with suppress(OSError):  # the pool was first
+        os.dup2(null, end.fileno())
+    os.close(null)
 
 
 @_kills_named()
