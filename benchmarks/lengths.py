@@ -33,10 +33,10 @@ from energon_pack.sample import Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.shard import Shard
-from energon_pack.template_settings import ModelConfig
-from energon_pack.templates import Sample, Template, TemplateSettings, load_saved, prepare_template
-from energon_pack.templates.base import Rendered
+from energon_pack.template_settings import ModelConfig, TemplateSettings
+from energon_pack.templates.base import Rendered, Sample, Template
 from energon_pack.templates.counting import CountingError
+from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.templates.words import HOSTILE
 

@@ -34,7 +34,8 @@ from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.table_cache import Chunk, in_chunks
-from energon_pack.templates import Sample, Template, load_saved
+from energon_pack.templates.base import Sample, Template
+from energon_pack.templates.processor import load_saved
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 _KNOWN = "known.json"

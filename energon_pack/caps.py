@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_pack.bins import Ints
 from energon_pack.plan_settings import PackingConfig
+from energon_pack.run.seeded import Ints
 
 
 class Cap(NamedTuple):

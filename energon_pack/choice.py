@@ -12,7 +12,8 @@ from rich.table import Table
 from energon_pack.items import Lengths
 from energon_pack.plan import plan_packs
 from energon_pack.plan_settings import Overlong, PackingConfig
-from energon_pack.report import console, spread
+from energon_pack.report import spread
+from energon_pack.run.console import console
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from energon_pack.bins import Ints
 from energon_pack.errors import PackError
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
+from energon_pack.run.seeded import Ints
 from energon_pack.sample import Reason
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.shard import Shard

@@ -17,22 +17,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack import caps
-from energon_pack.bins import Ints
 from energon_pack.cut import Cut, exchanges, messages_of, num_media_before
+from energon_pack.errors import PackError
 from energon_pack.items import Lengths
 from energon_pack.lengths import MeasuredShard
 from energon_pack.measuring import LengthsRow, counts_of, lengths_table
 from energon_pack.method import Method
+from energon_pack.plan import LEFT_OUT, PackPlan
 from energon_pack.plan_settings import Overlong, PackingConfig
 from energon_pack.run.context import Run
-from energon_pack.sample import Skip, media_type
+from energon_pack.run.seeded import Ints
+from energon_pack.sample import Reason, Skip, media_type
 from energon_pack.sources.reader import Reader, SourceChanged
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of
-from energon_pack.templates import Sample, Template, load_saved
+from energon_pack.templates.base import Sample, Template
+from energon_pack.templates.processor import load_saved
 
 CUTTING = (Overlong.split_turns, Overlong.truncate_text)
 #: Raised when the same conversation is cut in another way.
@@ -48,6 +51,18 @@ class CutJob:
     rows: pa.Table
     method: Method
     packing: PackingConfig
+
+
+def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> None:
+    """Raises PackError on the first overlong sample where `packing.overlong=error`."""
+    overlong = np.flatnonzero(plan.left_out == LEFT_OUT.index(Reason.OVERLONG))
+    if packing.overlong is Overlong.error and len(overlong):
+        first = int(overlong[0])
+        raise PackError(
+            f"{len(overlong)} samples are longer than packing.max_token_len={packing.max_token_len}, first"
+            f" {lengths.sample_id(first)} with {lengths.items.lens[first]} tokens;"
+            " packing.overlong=drop leaves them out"
+        )
 
 
 def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, run: Run) -> Lengths:

@@ -5,8 +5,8 @@ from zlib import crc32
 
 import numpy as np
 
-from energon_pack.bins import Ints, random_keys
 from energon_pack.errors import PackError
+from energon_pack.run.seeded import Ints, random_keys
 
 
 def drawn_rows(num_rows: int, ratio: float, name: str, seed: int) -> Ints:

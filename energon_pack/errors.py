@@ -1,5 +1,7 @@
 """Errors a user can mend. The command line shows their text as one line and exits with `exit_code`."""
 
+from typing import Any
+
 
 class PackError(ValueError):
     """Refused or wrong input: names the offending value and the knob to turn."""
@@ -11,3 +13,14 @@ class SamplesLost(PackError):
     """More samples lost to bad data than `max_skipped` allows, or a whole modality lost."""
 
     exit_code = 3
+
+
+def short(value: Any, limit: int = 80) -> str:
+    """A value in an error: on one line, and no longer than it needs to be."""
+    text = repr(value) if not isinstance(value, (list, dict)) else f"{type(value).__name__} of {len(value)}"
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def printable(text: str) -> str:
+    """Text that a terminal shows as it is, whatever a damaged file had in it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

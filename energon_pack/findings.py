@@ -5,10 +5,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from energon_pack.errors import printable
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -119,14 +121,3 @@ def several(values: Hashes) -> Hashes:
     """Those that come more than once."""
     unique, counts = np.unique(values, return_counts=True)
     return unique[counts > 1]
-
-
-def short(value: Any, limit: int = 80) -> str:
-    """A value in an error: on one line, and no longer than it needs to be."""
-    text = repr(value) if not isinstance(value, (list, dict)) else f"{type(value).__name__} of {len(value)}"
-    return text if len(text) <= limit else f"{text[:limit]}…"
-
-
-def printable(text: str) -> str:
-    """Text that a terminal shows as it is, whatever a damaged file had in it."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack import caps
-from energon_pack.bins import Ints
 from energon_pack.lengths import MeasuredShard
+from energon_pack.run.seeded import Ints
 from energon_pack.sample import Reason
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor

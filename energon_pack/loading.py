@@ -21,8 +21,8 @@ from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of, positions_of
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.template_settings import LabelsConfig, MediaConfig, ModelConfig, TemplateSettings
-from energon_pack.templates import Template
-from energon_pack.templates import load_template as load_model_template
+from energon_pack.templates.base import Template
+from energon_pack.templates.processor import load_template as load_model_template
 
 __all__ = ["cookers", "load_template", "make_part_filter", "make_sample_loader"]
 

@@ -7,11 +7,8 @@ from typing import Any
 
 import yaml
 
-#: Version of the packs' JSON (`_meta.format`) and of `energon_pack.json`.
-FORMAT = 1
+from energon_pack.files import META_FOLDER
 
-#: Energon's folder of metadata in a dataset, and this package's file in it.
-META_FOLDER = ".nv-meta"
 MANIFEST = "energon_pack.json"
 
 

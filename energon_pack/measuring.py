@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from energon_pack.cut import CUT_TYPE
 from energon_pack.method import Method
-from energon_pack.sample import AnyPart, Reason, Skip, media_type, media_type_by_name, num_placeholders
+from energon_pack.sample import AnyPart, Reason, Skip, media_type, media_type_by_name
 from energon_pack.samples.flavors import PACKED, do_not_fit
+from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.sources import wds
 from energon_pack.sources.reader import Reader
@@ -18,8 +19,8 @@ from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
-from energon_pack.templates import Sample, Template, load_saved
-from energon_pack.templates.base import Rendered
+from energon_pack.templates.base import Rendered, Sample, Template
+from energon_pack.templates.processor import load_saved
 
 _BATCH = 512  # texts tokenized at once
 _BATCH_CHARACTERS = 4_000_000

@@ -14,9 +14,9 @@ from energon_pack.media import Media, probe, with_frames
 from energon_pack.pixels import Pixels
 from energon_pack.processor_inputs import Clip, clip
 from energon_pack.rope import Rope, rope_positions
-from energon_pack.sample import split_content
 from energon_pack.samples.flavors.base import MemberInput
-from energon_pack.templates import Rendered, Sample, Template, Tokens
+from energon_pack.samples.placeholders import split_content
+from energon_pack.templates.base import Rendered, Sample, Template, Tokens
 
 
 class LengthError(Exception):

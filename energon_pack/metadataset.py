@@ -15,9 +15,9 @@ import yaml
 from rich.table import Table
 
 from energon_pack.errors import PackError
-from energon_pack.files import write_whole
-from energon_pack.manifest import META_FOLDER, read_manifest
-from energon_pack.report import console, say
+from energon_pack.files import META_FOLDER, write_whole
+from energon_pack.manifest import read_manifest
+from energon_pack.run.console import console, say
 from energon_pack.splits import SPLITS
 from energon_pack.tool import count, parser, run
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.bins import Ints, random_keys
+from energon_pack.run.seeded import Ints, random_keys
 
 
 def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uint64]:

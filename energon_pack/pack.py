@@ -18,7 +18,7 @@ from energon_pack.check import job_of as check_job
 from energon_pack.choice import print_choices, try_lens
 from energon_pack.config import OnDamaged, PackConfig, Stage, plain
 from energon_pack.current import check_media
-from energon_pack.cutting import CUTTING, cut_overlong
+from energon_pack.cutting import CUTTING, check_overlong, cut_overlong
 from energon_pack.draws import parse_slice
 from energon_pack.executor import LocalExecutor
 from energon_pack.files import naming_place, write_whole
@@ -37,8 +37,8 @@ from energon_pack.metadata import manifest_of, write_metadata
 from energon_pack.method import Method, prepare
 from energon_pack.naming import content_settings, shards_identity
 from energon_pack.packed.files import LEDGER, REPORT
-from energon_pack.plan import PackPlan, plan_packs
-from energon_pack.plan_file import ShardPlan, check_overlong, check_splits, plan_shards, write_ledger
+from energon_pack.plan import PackPlan, check_splits, plan_packs
+from energon_pack.plan_file import ShardPlan, plan_shards, write_ledger
 from energon_pack.progress import Progress
 from energon_pack.publish import (
     bad_data,
@@ -50,8 +50,9 @@ from energon_pack.publish import (
     refuse_losses,
     staging_folder,
 )
-from energon_pack.report import Report, RunFacts, print_plan, print_stages, say, summarize
+from energon_pack.report import Report, RunFacts, print_plan, print_stages, summarize
 from energon_pack.resolve import Places, resolve
+from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.samples.flavors import PACKED
 from energon_pack.shards import WrittenShard

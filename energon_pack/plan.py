@@ -1,5 +1,6 @@
 """Which items go into which pack, in which order, and which are left out. Pure: arrays in, arrays out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -7,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack import caps
-from energon_pack.bins import Bins, Ints, lower_bound, pack_bins
+from energon_pack.bins import Bins, lower_bound, pack_bins
 from energon_pack.errors import PackError
-from energon_pack.items import AnyInts, Items
+from energon_pack.items import AnyInts, Items, Lengths
 from energon_pack.order import order_packs
 from energon_pack.plan_settings import GroupBy, PackingConfig
+from energon_pack.run.seeded import Ints
 from energon_pack.sample import Reason
 from energon_pack.splits import SPLITS
 
@@ -98,6 +100,17 @@ def split_counts(items: Items, plan: PackPlan) -> dict[str, dict[str, int]]:
         for number, name in enumerate(SPLITS)
         if (split == number).any()
     }
+
+
+def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> None:
+    """Raises PackError where a split that was asked for gets no pack."""
+    counts = split_counts(lengths.items, plan)
+    for name, share in zip(SPLITS, shares, strict=True):
+        if share and plan.num_packs and name not in counts:
+            raise PackError(
+                f"output.splits.{name}={share:g}: none of the {len(plan.items)} samples is in it; a larger share,"
+                " or another seed"
+            )
 
 
 def without_window(items: Items, packing: PackingConfig, seed: int) -> int:

@@ -18,18 +18,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack import caps
-from energon_pack.bins import Ints
 from energon_pack.cut import split_id
-from energon_pack.errors import PackError
 from energon_pack.items import AnyInts, Lengths
 from energon_pack.measuring import LENGTHS_SCHEMA
-from energon_pack.plan import LEFT_OUT, PackPlan, split_counts, split_of_packs
-from energon_pack.plan_settings import Overlong, PackingConfig
+from energon_pack.plan import LEFT_OUT, PackPlan, split_of_packs
+from energon_pack.plan_settings import PackingConfig
+from energon_pack.run.seeded import Ints
 from energon_pack.sample import Reason
 from energon_pack.sources.lines import LINE
 from energon_pack.sources.rows import MeasuredRow
 from energon_pack.sources.tar import BLOCK
-from energon_pack.splits import SPLITS
 
 _ROWS = 200_000  # dealt at once
 _COLUMNS = (
@@ -58,29 +56,6 @@ class PlanRow(MeasuredRow):
         """As `sample`, of a part with its number; a whole one that is called like a part is `#1of1` of its name."""
         part = self.cut.part if self.cut else "1of1" if split_id(self.sample)[1] else None
         return f"{self.sample}#{part}" if part else self.sample
-
-
-def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> None:
-    """Raises PackError on the first overlong sample where `packing.overlong=error`."""
-    overlong = np.flatnonzero(plan.left_out == LEFT_OUT.index(Reason.OVERLONG))
-    if packing.overlong is Overlong.error and len(overlong):
-        first = int(overlong[0])
-        raise PackError(
-            f"{len(overlong)} samples are longer than packing.max_token_len={packing.max_token_len}, first"
-            f" {lengths.sample_id(first)} with {lengths.items.lens[first]} tokens;"
-            " packing.overlong=drop leaves them out"
-        )
-
-
-def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> None:
-    """Raises PackError where a split that was asked for gets no pack."""
-    counts = split_counts(lengths.items, plan)
-    for name, share in zip(SPLITS, shares, strict=True):
-        if share and plan.num_packs and name not in counts:
-            raise PackError(
-                f"output.splits.{name}={share:g}: none of the {len(plan.items)} samples is in it; a larger share,"
-                " or another seed"
-            )
 
 
 def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator[dict[str, Any]]:

@@ -1,17 +1,14 @@
 """What a run comes to: the figures of report.json, and the table at its end."""
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
-from energon_pack.bins import Ints, random_keys
 from energon_pack.errors import PackError
 from energon_pack.items import MEDIA_TYPES, NOTES, AnyInts, Lengths
 from energon_pack.order import spread_of_steps
@@ -25,6 +22,8 @@ from energon_pack.plan import (
 )
 from energon_pack.plan_settings import PackingConfig
 from energon_pack.progress import Progress
+from energon_pack.run.console import console, say
+from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.sample import Reason
 
 _UNKNOWN = "unknown"  # media type of samples that could not be read
@@ -244,16 +243,6 @@ def print_stages(progress: Progress) -> None:
     """Seconds and peak memory of each stage."""
     peaks = progress.peak_rss_bytes
     say("; ".join(f"{name} {s:.1f} s, {peaks[name] / 1e6:.0f} MB" for name, s in progress.seconds.items()))
-
-
-def say(text: str) -> None:
-    """A line on standard output, never broken."""
-    console().print(text, soft_wrap=True)
-
-
-def console() -> Console:
-    """Standard output: as wide as the terminal, or 120 columns."""
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)
 
 
 def _cells(values: tuple[Any, ...]) -> Iterator[str]:

@@ -7,8 +7,8 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.bins.base import mixed
 from energon_pack.errors import PackError
+from energon_pack.run.seeded import mixed
 
 #: those that Energon's tools ask for
 SPLITS = ("train", "val", "test")

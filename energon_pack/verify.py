@@ -24,11 +24,12 @@ from energon_pack.checks.source import drawn_of, find_source, read_settings, una
 from energon_pack.checks.videos import is_read_as_bytes
 from energon_pack.errors import PackError
 from energon_pack.executor import LocalExecutor
+from energon_pack.files import META_FOLDER
 from energon_pack.findings import CHECKS, Findings
-from energon_pack.manifest import MANIFEST, META_FOLDER
+from energon_pack.manifest import MANIFEST
 from energon_pack.packed.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
 from energon_pack.progress import Progress
-from energon_pack.report import console, say
+from energon_pack.run.console import console, say
 from energon_pack.run.context import Run
 from energon_pack.samples.flavors import DEFAULT, PACKED
 from energon_pack.samples.flavors.base import PackedFlavor

@@ -23,7 +23,8 @@ from energon_pack.progress import Progress
 from energon_pack.run.context import Run
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
-from energon_pack.templates import Template, Tokens, prepare_template
+from energon_pack.templates.base import Template, Tokens
+from energon_pack.templates.processor import prepare_template
 from support.models import of_model
 from support.running import REAL, need_torchvision
 

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.bins import Bins, lower_bound, pack_bins, random_keys
+from energon_pack.bins import Bins, lower_bound, pack_bins
 from energon_pack.bins.capped import pack_capped
+from energon_pack.run.seeded import random_keys
 
 #: caps, and items of which none breaks one alone
 cases = st.lists(st.integers(1, 30), min_size=1, max_size=4).flatmap(

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from energon_pack.sample import place_media
-from energon_pack.templates import Sample, Template, load_saved, prepare_template
-from energon_pack.templates.base import Rendered
+from energon_pack.samples.placeholders import place_media
+from energon_pack.templates.base import Rendered, Sample, Template
 from energon_pack.templates.counting import CountingError, TokenCounter
 from energon_pack.templates.doubts import doubtful
+from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.words import HOSTILE, ascii_pattern
 from support.models import of_model
 

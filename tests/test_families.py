@@ -6,7 +6,7 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.models import packaged_models, read_model
-from energon_pack.templates import load_template
+from energon_pack.templates.processor import load_template
 from support.models import of_model
 
 #: Real processors, and the models they may be used with. `text` takes any, and `hf` any with images.

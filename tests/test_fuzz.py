@@ -16,10 +16,11 @@ from energon_pack.errors import PackError
 from energon_pack.measuring import LENGTHS_SCHEMA, MeasureJob, measure
 from energon_pack.method import Method
 from energon_pack.record import load_json, media_parts, parse_record
-from energon_pack.sample import Part, Reason, Skip, place_media
+from energon_pack.sample import Part, Reason, Skip
+from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.shard import shard_of
-from energon_pack.templates import prepare_template
+from energon_pack.templates.processor import prepare_template
 from support.models import of_model
 from support.samples import chat, picture, write_tar
 

@@ -22,7 +22,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.table_cache import in_chunks
-from energon_pack.templates import prepare_template
+from energon_pack.templates.processor import prepare_template
 from support.models import of_model
 from support.samples import chat, picture, write_tar
 

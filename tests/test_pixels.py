@@ -13,7 +13,8 @@ from energon_pack.rope import Rope
 from energon_pack.sample import Skip
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
-from energon_pack.templates import Sample, load_template
+from energon_pack.templates.base import Sample
+from energon_pack.templates.processor import load_template
 from support.models import of_model
 from support.running import need_torchvision
 from support.samples import picture, video

@@ -16,8 +16,10 @@ from PIL import Image
 from energon_pack.errors import PackError
 from energon_pack.media import Media
 from energon_pack.preprocess import smart_resize
-from energon_pack.sample import Reason, Skip, place_media
-from energon_pack.templates import Sample, Template, load_saved, load_template, prepare_template
+from energon_pack.sample import Reason, Skip
+from energon_pack.samples.placeholders import place_media
+from energon_pack.templates.base import Sample, Template
+from energon_pack.templates.processor import load_saved, load_template, prepare_template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from support.models import of_model
 from support.running import need_torchvision

@@ -18,7 +18,7 @@ from energon_pack.pack import pack
 from energon_pack.sample import Skip
 from energon_pack.samples.flavors import PACKED
 from energon_pack.task_encoder import inputs_of
-from energon_pack.templates import Sample
+from energon_pack.templates.base import Sample
 from energon_pack.timestamps import load_positions, stamped, time_marks
 from energon_pack.verify import Options, verify
 from support.packed import json_lines, train

@@ -20,7 +20,8 @@ from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.template_settings import MediaConfig
-from energon_pack.templates import Sample, Template, load_saved, prepare_template
+from energon_pack.templates.base import Sample, Template
+from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.rules import MediaRules
 from support.models import of_model
 from support.packed import json_lines

@@ -19,8 +19,8 @@ import pytest
 from energon_pack import findings as findings_module
 from energon_pack.checks.packs import capacity
 from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
-from energon_pack.errors import PackError
-from energon_pack.findings import CHECKS, Findings, printable
+from energon_pack.errors import PackError, printable
+from energon_pack.findings import CHECKS, Findings
 from energon_pack.pack import pack
 from energon_pack.packed.contents import Pack
 from energon_pack.packed.files import PackFiles

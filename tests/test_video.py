@@ -19,10 +19,12 @@ from energon_pack.checks.videos import decoded_by_energon, decoded_by_us
 from energon_pack.config import DatasetYaml, PackConfig
 from energon_pack.media import Media, probe, with_frames
 from energon_pack.pack import pack
-from energon_pack.sample import Reason, Skip, place_media
+from energon_pack.sample import Reason, Skip
+from energon_pack.samples.placeholders import place_media
 from energon_pack.template_settings import MediaConfig
-from energon_pack.templates import Sample, load_saved, prepare_template
+from energon_pack.templates.base import Sample
 from energon_pack.templates.llava import LlavaOneVision
+from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.rules import ProcessorSettings
 from energon_pack.verify import Options, verify

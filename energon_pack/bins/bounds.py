@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from energon_pack.bins.base import AnyInts, Ints
+from energon_pack.run.seeded import AnyInts, Ints
 
 
 def lower_bound(costs: AnyInts, caps: int | Ints) -> int:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.bins.balanced import fill_gaps
-from energon_pack.bins.base import AnyInts, Bins, Ints, gather, shuffled_argsort
+from energon_pack.bins.base import Bins, gather, shuffled_argsort
+from energon_pack.run.seeded import AnyInts, Ints
 
 _LEVELS = 2**16 - 1  # loads are compared as 16-bit shares of a cap: NumPy sorts these by radix
 #: Ways to try: which share of the tokens, in small items without special costs, is dealt last, and whether bins rich

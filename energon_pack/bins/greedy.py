@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from energon_pack.bins.base import Ints, OpenBins, Run
+from energon_pack.bins.base import OpenBins, Run
+from energon_pack.run.seeded import Ints
 
 
 def best_fit_decreasing(

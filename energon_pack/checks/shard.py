@@ -14,8 +14,8 @@ import numpy as np
 
 from energon_pack.checks import packs as checks
 from energon_pack.checks.videos import decoded_by_energon, decoded_by_us
-from energon_pack.errors import PackError
-from energon_pack.findings import Findings, Hashes, hashed, short
+from energon_pack.errors import PackError, short
+from energon_pack.findings import Findings, Hashes, hashed
 from energon_pack.media import probe
 from energon_pack.packed.contents import Pack, parse
 from energon_pack.packed.files import PackFiles, PlanFile, packs_in

@@ -10,8 +10,8 @@ import numpy as np
 
 from energon_pack.demo import make_demo
 from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
-from energon_pack.errors import PackError
-from energon_pack.findings import Hashes, hashes, joined, named, short
+from energon_pack.errors import PackError, short
+from energon_pack.findings import Hashes, hashes, joined, named
 from energon_pack.nodes import node_of
 from energon_pack.packed.files import REPORT, at
 from energon_pack.run.context import Run

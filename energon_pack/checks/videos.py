@@ -13,8 +13,8 @@ from statistics import median
 
 import yaml
 
-from energon_pack.findings import short
-from energon_pack.manifest import META_FOLDER
+from energon_pack.errors import short
+from energon_pack.files import META_FOLDER
 from energon_pack.media import Media
 from energon_pack.video import frame_times
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from energon_pack.findings import short
+from energon_pack.errors import short
 from energon_pack.packed.files import PackFiles
 from energon_pack.record import load_json
 from energon_pack.sample import Part, Skip, media_type

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from energon_pack.record import Record
-from energon_pack.sample import Message, place_media
+from energon_pack.sample import Message
+from energon_pack.samples.placeholders import place_media
 from energon_pack.timestamps import position_names, stamped, time_marks
 
 

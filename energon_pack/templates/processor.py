@@ -20,29 +20,9 @@ from energon_pack.nodes import node_of
 from energon_pack.preprocess import image_settings, video_settings
 from energon_pack.template_settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.base import RULES_VERSION, Identity, Template, TemplateSpec
-from energon_pack.templates.gemma import Gemma3
-from energon_pack.templates.hf import HuggingFace
-from energon_pack.templates.idefics import Idefics3
-from energon_pack.templates.internvl import InternVL
-from energon_pack.templates.kimi import Kimi
-from energon_pack.templates.llava import LlavaOneVision
-from energon_pack.templates.qwen_vl import Qwen3VL, QwenVL
+from energon_pack.templates.families_registry import FAMILIES
 from energon_pack.templates.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.text import Text
 from energon_pack.templates.torchvision_shim import prepare_torchvision
-
-#: `model.template` of the config: the family's media rules by name.
-FAMILIES: dict[str, type[MediaRules]] = {
-    "qwen_vl": QwenVL,
-    "qwen3_vl": Qwen3VL,
-    "llava_onevision": LlavaOneVision,
-    "internvl": InternVL,
-    "kimi": Kimi,
-    "gemma3": Gemma3,
-    "idefics3": Idefics3,
-    "text": Text,
-    "hf": HuggingFace,
-}
 
 #: The tokenizer of the template that this process built last, by its folder: reading it takes a while.
 _built: dict[str, Tokenizer] = {}

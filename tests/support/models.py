@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from energon_pack.template_settings import MediaConfig, ModelConfig
-from energon_pack.templates import TemplateSettings
+from energon_pack.template_settings import MediaConfig, ModelConfig, TemplateSettings
 
 
 def of_model(template: str, processor: Path | str, media: MediaConfig | None = None, **model: Any) -> TemplateSettings:

@@ -6,7 +6,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from energon_pack.findings import short
+from energon_pack.errors import short
 from energon_pack.record import Record
 from energon_pack.sample import Message
 from energon_pack.samples.conversation import place

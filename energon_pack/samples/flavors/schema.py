@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from energon_pack.manifest import FORMAT
+#: Version of the packs' JSON (`_meta.format`) and of `energon_pack.json`.
+FORMAT = 1
+
 
 Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
 

@@ -1,0 +1,48 @@
+"""Chance that never changes: by a seed alone, on every machine and with every NumPy."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+#: Of any width: inside, arrays are as narrow as their values allow.
+AnyInts = npt.NDArray[np.integer[Any]]
+_MULTIPLY = 0xD1342543DE82EF95, 0xAF251AF3B0F025B5
+_STEP, _MIX_1, _MIX_2, _WORD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 2**64 - 1
+
+
+def random_keys(num: int, seed: int, stream: int = 0) -> npt.NDArray[np.uint64]:
+    """uint64[num] that look random and depend on `seed` and `stream` alone: not on the machine or NumPy's version.
+
+    Source: SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+    """
+    z = np.arange(1, num + 1, dtype=np.uint64)
+    z *= np.uint64(_STEP)
+    z += np.uint64((seed * _MULTIPLY[0] + stream * _MULTIPLY[1]) & _WORD)
+    return mixed(z)
+
+
+def mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Numbers whose bits look random and depend on all bits of those given, which are written over."""
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(_MIX_1)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(_MIX_2)
+    z ^= z >> np.uint64(31)
+    return z
+
+
+class Chance:
+    """One number of the same generator at a time."""
+
+    def __init__(self, seed: int, stream: int = 0):
+        self._state = (seed * _MULTIPLY[0] + stream * _MULTIPLY[1]) & _WORD
+
+    def below(self, bound: int) -> int:
+        """An integer in [0, bound)."""
+        self._state = (self._state + _STEP) & _WORD
+        z = self._state
+        z = ((z ^ (z >> 30)) * _MIX_1) & _WORD
+        z = ((z ^ (z >> 27)) * _MIX_2) & _WORD
+        return (z ^ (z >> 31)) % bound

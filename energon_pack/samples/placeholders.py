@@ -1,0 +1,148 @@
+"""Where the media of a sample stand in its text.
+
+messages + kinds of the media ──place_media──► messages whose placeholders match the media, one to one
+                              ──split_content──► the same as a chat template takes them
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from energon_pack.sample import Message, Reason, Skip, media_type
+
+PLACEHOLDERS = {"image": "<image>", "video": "<video>"}
+_PLACEHOLDER = re.compile("<(image|video)>")
+
+
+def spells_placeholder(text: str) -> bool:
+    """Whether a text holds `<image>` or `<video>`."""
+    return _PLACEHOLDER.search(text) is not None
+
+
+def num_placeholders(messages: Sequence[Message]) -> int:
+    """How many `<image>` and `<video>` the texts of a conversation spell."""
+    texts = (m["content"] for m in messages if isinstance(m["content"], str))
+    return sum(len(_PLACEHOLDER.findall(text)) for text in texts)
+
+
+def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list[Message], list[int], bool]:
+    """Match the placeholders of a conversation with its media.
+
+    Args:
+        messages: as in `Record.messages`.
+        kinds: `image` or `video` for each medium, in the order the sample lists them.
+
+    Returns:
+        The messages as they are stored and rendered, the order of the media by their placeholders (indices into
+        `kinds`), and whether the placeholders had to be put in (at the start of the first user turn).
+
+    A placeholder of a kind of which the sample has no media is text. Where the assistant's turns spell more
+    placeholders than there are media and the other turns fit exactly, those of the assistant are text.
+
+    Raises:
+        Skip: `placeholder_mismatch`.
+    """
+    messages = [_without_names(message) for message in messages]
+    if not kinds:
+        return messages, [], False
+    found = [kind for message in messages for kind in _placeholders(message, kinds)]
+    inserted = False
+    if sorted(found) != sorted(kinds):
+        spoken_to = [k for m in messages if m["role"] != "assistant" for k in _placeholders(m, kinds)]
+        if sorted(spoken_to) == sorted(kinds):
+            found = spoken_to
+        elif found or num_placeholders([m for m in messages if m["role"] == "user"]):
+            spelled = [k for m in messages for k in _placeholders(m, tuple(PLACEHOLDERS))]
+            raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_count(spelled)} in the text for {_count(kinds)}")
+        else:
+            messages, inserted, found = _put_in(messages, kinds), True, list(kinds)
+    waiting = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in PLACEHOLDERS}
+    return messages, [waiting[kind].pop(0) for kind in found], inserted
+
+
+def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Message]:
+    """Stored messages as a chat template takes them: placeholders become content parts of their own.
+
+    Args:
+        messages: as `place_media` returned them.
+        kinds: the media in the order of their placeholders.
+    """
+    if not kinds:
+        return list(messages)
+    found = [_placeholders(message, kinds) for message in messages]
+    in_all = sum(map(len, found))
+    result = []
+    for message, here in zip(messages, found, strict=True):
+        literal = message["role"] == "assistant" and in_all != len(kinds)
+        content = message["content"]
+        if here and not literal and isinstance(content, str):
+            content = _parts(content, kinds)
+        result.append({**message, "content": content})
+    return result
+
+
+def flat_content(parts: list[Message]) -> str | list[Message]:
+    """Content parts as a string with placeholders; as they are where a text spells a placeholder or media are named."""
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    if any("name" in part for part in parts) or any(map(spells_placeholder, texts)):
+        return parts
+    return "".join(part["text"] if part["type"] == "text" else PLACEHOLDERS[part["type"]] for part in parts)
+
+
+def kind_of_parts(conversations: Iterable[Any]) -> str | None:
+    """What the content parts of conversations stand for; None: all of it is text. A part is never text as `<image>` is.
+
+    Args:
+        conversations: lists of messages that were read well; what is no such list has no parts.
+    """
+    turns = (turn for turns in conversations if isinstance(turns, list) for turn in turns if isinstance(turn, dict))
+    contents = (turn.get("content", turn.get("value")) for turn in turns)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    kinds = {kind for part in parts if (kind := str(part.get("type", "text")).removesuffix("_url")) != "text"}
+    return media_type([*kinds]) if kinds else None
+
+
+def _parts(content: str, kinds: Sequence[str]) -> list[Message]:
+    parts: list[Message] = []
+    start = 0
+    for match in _PLACEHOLDER.finditer(content):
+        if match[1] in kinds:
+            if match.start() > start:
+                parts.append({"type": "text", "text": content[start : match.start()]})
+            parts.append({"type": match[1]})
+            start = match.end()
+    if start < len(content):
+        parts.append({"type": "text", "text": content[start:]})
+    return parts
+
+
+def _placeholders(message: Message, kinds: Sequence[str]) -> list[str]:
+    content = message["content"]
+    if isinstance(content, str):
+        return [kind for kind in _PLACEHOLDER.findall(content) if kind in kinds]
+    return [part["type"] for part in content if part["type"] != "text"]
+
+
+def _put_in(messages: list[Message], kinds: Sequence[str]) -> list[Message]:
+    for index, message in enumerate(messages):
+        if message["role"] == "user":
+            content = message["content"]
+            if isinstance(content, str):
+                content = "".join(PLACEHOLDERS[kind] for kind in kinds) + content
+            else:
+                content = [{"type": kind} for kind in kinds] + content
+            return [*messages[:index], {**message, "content": content}, *messages[index + 1 :]]
+    raise Skip(Reason.PLACEHOLDER_MISMATCH, f"no placeholder and no user turn for {_count(kinds)}")
+
+
+def _without_names(message: Message) -> Message:
+    content = message["content"]
+    if isinstance(content, str) or not any("name" in part for part in content):
+        return message
+    parts = [{key: part[key] for key in part if key != "name"} for part in content]
+    return {**message, "content": flat_content(parts)}
+
+
+def _count(kinds: Sequence[str]) -> str:
+    return ", ".join(f"{n} {kind}" for kind, n in sorted(Counter(kinds).items())) or "no media"
