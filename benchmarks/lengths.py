@@ -19,16 +19,16 @@ from rich.console import Console
 from rich.table import Table
 from timing import at_least, at_most, cpu_seconds, cpu_seconds_in_turn
 
-from energon_pack.executor import LocalExecutor
 from energon_pack.items import Lengths
 from energon_pack.lengths import index_shards, measure_shards
 from energon_pack.measuring import MeasureJob, measure
 from energon_pack.method import Method
 from energon_pack.plan import plan_packs
 from energon_pack.plan_settings import PackingConfig
-from energon_pack.progress import Progress
 from energon_pack.record import load_json, parse_record
 from energon_pack.run.context import Run
+from energon_pack.run.executors.local import LocalExecutor
+from energon_pack.run.progress import Progress
 from energon_pack.sample import Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards

@@ -32,9 +32,9 @@ from rich.table import Table
 from timing import at_least, at_most, cpu_and_wall_seconds
 
 from energon_pack.demo import make_demo
-from energon_pack.executor import LocalExecutor
 from energon_pack.metadata import write_metadata
 from energon_pack.plan_file import PLAN_SCHEMA
+from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.sample import MediaPart
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.settings import ReadSettings

@@ -14,18 +14,18 @@ import numpy as np
 import yaml
 
 from energon_pack.errors import PackError
-from energon_pack.files import META_FOLDER, write_whole
 from energon_pack.manifest import is_packed_here
 from energon_pack.metadata import dataset_yamls
 from energon_pack.packed.contents import parse
 from energon_pack.packed.files import packs_in, shard_paths
 from energon_pack.run.console import say
+from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.run.tool import parser, run
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.splits import SPLITS
-from energon_pack.tool import parser, run
 
 
 def adopt(folder: Path) -> tuple[str, list[str]]:

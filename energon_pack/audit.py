@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.files import write_whole
-from energon_pack.heavy import importing
 from energon_pack.lengths import LengthsWrong, MeasuredShard
 from energon_pack.method import Method
 from energon_pack.processor_inputs import clip, media_inputs
 from energon_pack.run.context import Run
+from energon_pack.run.files import write_whole
+from energon_pack.run.heavy import importing
 from energon_pack.sample import Skip
 from energon_pack.samples.media.image import open_image
 from energon_pack.samples.settings import ReadSettings

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_pack.errors import PackError
-from energon_pack.files import META_FOLDER
-from energon_pack.heavy import importing
+from energon_pack.run.files import META_FOLDER
+from energon_pack.run.heavy import importing
 from energon_pack.samples.flavors.base import PackedFlavor
 
 if TYPE_CHECKING:  # the process that checks needs none of what writing does

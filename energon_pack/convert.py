@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.errors import PackError
-from energon_pack.files import write_whole
 from energon_pack.metadata import write_energon
+from energon_pack.run.files import write_whole
+from energon_pack.run.tool import parser, run
 from energon_pack.sample import AnyPart, Reason, Skip
 from energon_pack.samples.flavors import UNPACKED
 from energon_pack.samples.settings import ReadSettings
@@ -29,7 +30,6 @@ from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import tar_len
 from energon_pack.tar_writer import TarWriter
-from energon_pack.tool import parser, run
 
 
 @dataclass(frozen=True)

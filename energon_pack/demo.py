@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from energon_pack.files import make_once
+from energon_pack.run.files import make_once
 
 #: Raised when the demo's content changes: a cached one is then made again.
 _VERSION = 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from energon_pack.files import META_FOLDER
+from energon_pack.run.files import META_FOLDER
 
 MANIFEST = "energon_pack.json"
 

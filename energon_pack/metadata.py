@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from energon_pack.files import META_FOLDER, write_whole
 from energon_pack.items import Lengths
 from energon_pack.manifest import MANIFEST
 from energon_pack.plan import PackPlan, split_counts
+from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.flavors.schema import FORMAT
 from energon_pack.shards import WrittenShard

@@ -20,8 +20,6 @@ from energon_pack.config import OnDamaged, PackConfig, Stage, plain
 from energon_pack.current import check_media
 from energon_pack.cutting import CUTTING, check_overlong, cut_overlong
 from energon_pack.draws import parse_slice
-from energon_pack.executor import LocalExecutor
-from energon_pack.files import naming_place, write_whole
 from energon_pack.items import Lengths
 from energon_pack.lengths import (
     IndexedShard,
@@ -39,7 +37,6 @@ from energon_pack.naming import content_settings, shards_identity
 from energon_pack.packed.files import LEDGER, REPORT
 from energon_pack.plan import PackPlan, check_splits, plan_packs
 from energon_pack.plan_file import ShardPlan, plan_shards, write_ledger
-from energon_pack.progress import Progress
 from energon_pack.publish import (
     bad_data,
     discarding_shards,
@@ -54,6 +51,9 @@ from energon_pack.report import Report, RunFacts, print_plan, print_stages, summ
 from energon_pack.resolve import Places, resolve
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
+from energon_pack.run.executors.local import LocalExecutor
+from energon_pack.run.files import naming_place, write_whole
+from energon_pack.run.progress import Progress
 from energon_pack.samples.flavors import PACKED
 from energon_pack.shards import WrittenShard
 from energon_pack.splits import split_shares

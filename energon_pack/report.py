@@ -21,8 +21,8 @@ from energon_pack.plan import (
     without_window,
 )
 from energon_pack.plan_settings import PackingConfig
-from energon_pack.progress import Progress
 from energon_pack.run.console import console, say
+from energon_pack.run.progress import Progress
 from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.sample import Reason
 

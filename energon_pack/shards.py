@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energon_pack.files import write_whole
 from energon_pack.plan_file import PlanRow
+from energon_pack.run.files import write_whole
 from energon_pack.sample import AnyPart, Skip
 from energon_pack.samples.flavors.base import Conversation, PackedFlavor
 from energon_pack.samples.flavors.schema import FORMAT

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from energon_pack.errors import PackError
-from energon_pack.files import digest_of, write_whole
+from energon_pack.run.files import digest_of, write_whole
 from energon_pack.run.seeded import Ints
 
 _FILE_ROWS = 50_000  # read whole, whichever of its rows are wanted

@@ -23,19 +23,19 @@ from energon_pack.checks.shard import VerifiedShard, VerifyJob, packs_of, verify
 from energon_pack.checks.source import drawn_of, find_source, read_settings, unaccounted
 from energon_pack.checks.videos import is_read_as_bytes
 from energon_pack.errors import PackError
-from energon_pack.executor import LocalExecutor
-from energon_pack.files import META_FOLDER
 from energon_pack.findings import CHECKS, Findings
 from energon_pack.manifest import MANIFEST
 from energon_pack.packed.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
-from energon_pack.progress import Progress
 from energon_pack.run.console import console, say
 from energon_pack.run.context import Run
+from energon_pack.run.executors.local import LocalExecutor
+from energon_pack.run.files import META_FOLDER
+from energon_pack.run.progress import Progress
+from energon_pack.run.tool import count, parser, run
 from energon_pack.samples.flavors import DEFAULT, PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.shard import Source
 from energon_pack.splits import split_shares
-from energon_pack.tool import count, parser, run
 
 
 @dataclass(frozen=True)

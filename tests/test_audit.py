@@ -15,12 +15,12 @@ import pytest
 import energon_pack.pack
 from energon_pack.audit import Audit, Auditing, AuditJob, audit, draw, finish, is_known, remember, what_is_missing
 from energon_pack.config import PackConfig
-from energon_pack.executor import LocalExecutor
 from energon_pack.lengths import LengthsWrong, MeasuredShard, index_shards, measure_shards
 from energon_pack.method import Method
 from energon_pack.pack import pack
-from energon_pack.progress import Progress
 from energon_pack.run.context import Run
+from energon_pack.run.executors.local import LocalExecutor
+from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.templates.base import Template, Tokens

@@ -13,8 +13,8 @@ from energon_pack.caps import CAPS, COLUMNS, costs, exceeded
 from energon_pack.checks.packs import capacity
 from energon_pack.cutting import how_cut
 from energon_pack.measuring import LENGTHS_SCHEMA
-from energon_pack.nodes import plain
 from energon_pack.plan_settings import GroupBy, Layout, Overlong, PackingConfig
+from energon_pack.run.nodes import plain
 
 Members = list[tuple[int, int, int]]  # token_len, num_images, num_visual_tokens
 

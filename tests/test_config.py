@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 
 from energon_pack.config import MediaConfig, ModelConfig, PackConfig, Rope, conf_dir, plain
 from energon_pack.errors import PackError
-from energon_pack.nodes import node_of
+from energon_pack.run.nodes import node_of
 from energon_pack.validate import to_config
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.executor import LocalExecutor, _Busy
+from energon_pack.run.executors.local import LocalExecutor, _Busy
 from support.jobs import hold, sleep
 from support.running import ROOT
 
@@ -155,7 +155,7 @@ def test_workers_die_with_a_killed_parent(tmp_path: Path, work: str) -> None:
 if __name__ == "__main__":
     import sys; sys.path[:0] = [{tests!r}, {str(ROOT)!r}]
     from pathlib import Path
-    from energon_pack.executor import LocalExecutor
+    from energon_pack.run.executors.local import LocalExecutor
     from support.jobs import {work}
     with LocalExecutor(2) as executor:
         executor.result(executor.start({work}, Path({str(began)!r})))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_pack.files import make_once, write_whole
+from energon_pack.run.files import make_once, write_whole
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,12 @@ import pytest
 from energon_pack import lengths, measuring
 from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import PackError
-from energon_pack.executor import LocalExecutor
 from energon_pack.lengths import first_samples, index_shards, measure_shards
 from energon_pack.method import Method
 from energon_pack.pack import pack
-from energon_pack.progress import Progress
 from energon_pack.run.context import Run
+from energon_pack.run.executors.local import LocalExecutor
+from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.tar import num_tar_bytes

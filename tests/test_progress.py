@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from energon_pack.progress import Progress, seconds_left
+from energon_pack.run.progress import Progress, seconds_left
 from support.running import ROOT
 
 RUN = ("-m", "energon_pack", "+model=qwen2_5_vl", "executor.num_workers=1", "measure.verify=0")
@@ -57,7 +57,7 @@ def test_the_time_left_is_by_the_rate_since_the_first_result() -> None:
 
 def test_a_log_says_the_time_left_when_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 60.0, 61.0, 120.0, 300.0])
-    monkeypatch.setattr("energon_pack.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("energon_pack.run.progress.time.monotonic", lambda: next(clock))
     log = Progress()
     log._console = Console(file=io.StringIO(), width=120)
     with log.stage("measure", 10_000, "samples") as advance:

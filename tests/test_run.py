@@ -10,9 +10,9 @@ import pytest
 
 from energon_pack.config import PackConfig
 from energon_pack.pack import pack
-from energon_pack.progress import Progress
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor, Job, Result
+from energon_pack.run.progress import Progress
 from support.packed import files
 
 

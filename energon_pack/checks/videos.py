@@ -14,8 +14,8 @@ from statistics import median
 import yaml
 
 from energon_pack.errors import short
-from energon_pack.files import META_FOLDER
 from energon_pack.media import Media
+from energon_pack.run.files import META_FOLDER
 from energon_pack.video import frame_times
 
 _NUM_ASKED = 8  # frames that Energon is asked for, from the first to the last

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_pack.files import naming_place
-from energon_pack.progress import Progress
 from energon_pack.run.executors import Executor
+from energon_pack.run.files import naming_place
+from energon_pack.run.progress import Progress
 
 
 @dataclass(frozen=True)

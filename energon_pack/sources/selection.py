@@ -14,7 +14,7 @@ import yaml
 from braceexpand import braceexpand
 
 from energon_pack.errors import PackError
-from energon_pack.files import META_FOLDER
+from energon_pack.run.files import META_FOLDER
 
 
 @dataclass(frozen=True)

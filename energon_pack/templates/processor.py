@@ -14,10 +14,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
-from energon_pack.files import is_as_made, make_once
-from energon_pack.heavy import importing
-from energon_pack.nodes import node_of
 from energon_pack.preprocess import image_settings, video_settings
+from energon_pack.run.files import is_as_made, make_once
+from energon_pack.run.heavy import importing
+from energon_pack.run.nodes import node_of
 from energon_pack.template_settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.base import RULES_VERSION, Identity, Template, TemplateSpec
 from energon_pack.templates.families_registry import FAMILIES
