@@ -25,11 +25,11 @@ from energon_pack.measuring import MeasureJob, measure
 from energon_pack.method import Method
 from energon_pack.plan import plan_packs
 from energon_pack.plan_settings import PackingConfig
-from energon_pack.record import load_json, parse_record
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
-from energon_pack.sample import Skip
+from energon_pack.samples.record import load_json, parse_record
+from energon_pack.samples.sample import Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.shard import Shard

@@ -35,8 +35,8 @@ from energon_pack.demo import make_demo
 from energon_pack.metadata import write_metadata
 from energon_pack.plan_file import PLAN_SCHEMA
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.sample import MediaPart
 from energon_pack.samples.flavors import DEFAULT
+from energon_pack.samples.sample import MediaPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.sources.find import find_shards

@@ -26,8 +26,8 @@ from energon_pack.processor_inputs import clip, media_inputs
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.run.heavy import importing
-from energon_pack.sample import Skip
 from energon_pack.samples.media.image import open_image
+from energon_pack.samples.sample import Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import MeasuredRow, rows_of

@@ -19,8 +19,8 @@ from energon_pack.errors import PackError
 from energon_pack.metadata import write_energon
 from energon_pack.run.files import write_whole
 from energon_pack.run.tool import parser, run
-from energon_pack.sample import AnyPart, Reason, Skip
 from energon_pack.samples.flavors import UNPACKED
+from energon_pack.samples.sample import AnyPart, Reason, Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.shards import WrittenShard
 from energon_pack.sources.meta import find_lines

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack import caps
-from energon_pack.cut import Cut, exchanges, messages_of, num_media_before
 from energon_pack.errors import PackError
 from energon_pack.items import Lengths
 from energon_pack.lengths import MeasuredShard
@@ -27,7 +26,8 @@ from energon_pack.plan import LEFT_OUT, PackPlan
 from energon_pack.plan_settings import Overlong, PackingConfig
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
-from energon_pack.sample import Reason, Skip, media_type
+from energon_pack.samples.cut import Cut, exchanges, messages_of, num_media_before
+from energon_pack.samples.sample import Reason, Skip, media_type
 from energon_pack.sources.reader import Reader, SourceChanged
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import read_again

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from energon_pack.cut import CUT_TYPE
 from energon_pack.method import Method
-from energon_pack.sample import AnyPart, Reason, Skip, media_type, media_type_by_name
+from energon_pack.samples.cut import CUT_TYPE
 from energon_pack.samples.flavors import PACKED, do_not_fit
 from energon_pack.samples.placeholders import num_placeholders
+from energon_pack.samples.sample import AnyPart, Reason, Skip, media_type, media_type_by_name
 from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.sources import wds
 from energon_pack.sources.reader import Reader

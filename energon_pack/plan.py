@@ -14,7 +14,7 @@ from energon_pack.items import AnyInts, Items, Lengths
 from energon_pack.order import order_packs
 from energon_pack.plan_settings import GroupBy, PackingConfig
 from energon_pack.run.seeded import Ints
-from energon_pack.sample import Reason
+from energon_pack.samples.sample import Reason
 from energon_pack.splits import SPLITS
 
 #: `PackPlan.left_out` by code

@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack import caps
-from energon_pack.cut import split_id
 from energon_pack.items import AnyInts, Lengths
 from energon_pack.measuring import LENGTHS_SCHEMA
 from energon_pack.plan import LEFT_OUT, PackPlan, split_of_packs
 from energon_pack.plan_settings import PackingConfig
 from energon_pack.run.seeded import Ints
-from energon_pack.sample import Reason
+from energon_pack.samples.cut import split_id
+from energon_pack.samples.sample import Reason
 from energon_pack.sources.lines import LINE
 from energon_pack.sources.rows import MeasuredRow
 from energon_pack.sources.tar import BLOCK

@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.media import Media
-from energon_pack.sample import Reason, Skip
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.sample import Reason, Skip
 from energon_pack.template_settings import MediaConfig
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from energon_pack.media import Media
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.video import decode_frames
 from energon_pack.templates.base import Template
-from energon_pack.video import decode_frames
 
 Clip = tuple[np.ndarray[Any, Any], dict[str, Any]]  # frames [n, height, width, 3], and what the processor asks of them
 

@@ -24,7 +24,7 @@ from energon_pack.plan_settings import PackingConfig
 from energon_pack.run.console import console, say
 from energon_pack.run.progress import Progress
 from energon_pack.run.seeded import Ints, random_keys
-from energon_pack.sample import Reason
+from energon_pack.samples.sample import Reason
 
 _UNKNOWN = "unknown"  # media type of samples that could not be read
 

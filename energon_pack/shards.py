@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from energon_pack.plan_file import PlanRow
 from energon_pack.run.files import write_whole
-from energon_pack.sample import AnyPart, Skip
 from energon_pack.samples.flavors.base import Conversation, PackedFlavor
 from energon_pack.samples.flavors.schema import FORMAT
+from energon_pack.samples.sample import AnyPart, Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.reader import END, Reader, SourceChanged
 from energon_pack.sources.rows import rows_of

@@ -6,8 +6,8 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.packed.contents import Pack
 from energon_pack.plan_file import PlanRow
-from energon_pack.sample import Part, media_type
 from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.sample import Part, media_type
 from energon_pack.sources.lines import LINE
 
 _MESSAGE_KEYS = ("messages", "conversations", "texts")  # where reading looks for a conversation, in order

@@ -12,8 +12,8 @@ import io
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
 from energon_pack.loading import load_template
-from energon_pack.media import Media, probe, with_frames
 from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.media.probe import Media, probe, with_frames
 from energon_pack.task_encoder import inputs_of
 from energon_pack.templates.base import Sample, Template
 

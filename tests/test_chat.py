@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.sample import Reason, Skip
+from energon_pack.samples.sample import Reason, Skip
 from energon_pack.templates.chat import CLOSE, OPEN, ChatTemplate
 
 CHATML = (

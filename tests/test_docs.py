@@ -22,8 +22,8 @@ from hydra import compose, initialize_config_dir
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.findings import CHECKS
 from energon_pack.metadata import dataset_yamls
-from energon_pack.sample import Reason
 from energon_pack.samples.flavors import UNPACKED
+from energon_pack.samples.sample import Reason
 from energon_pack.splits import SPLITS
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.validate import to_config

@@ -29,8 +29,8 @@ from PIL import Image
 from energon_pack.config import DatasetYaml, PackConfig
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample, PackedMultiMixQASample
 from energon_pack.loading import cookers, load_template, make_sample_loader
-from energon_pack.media import Media
 from energon_pack.pack import pack
+from energon_pack.samples.media.probe import Media
 from energon_pack.templates.base import Sample
 from support.packed import prepare, train, typed
 from support.running import ROOT, command

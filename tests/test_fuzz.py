@@ -15,9 +15,9 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.measuring import LENGTHS_SCHEMA, MeasureJob, measure
 from energon_pack.method import Method
-from energon_pack.record import load_json, media_parts, parse_record
-from energon_pack.sample import Part, Reason, Skip
 from energon_pack.samples.placeholders import place_media
+from energon_pack.samples.record import load_json, media_parts, parse_record
+from energon_pack.samples.sample import Part, Reason, Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.shard import shard_of
 from energon_pack.templates.processor import prepare_template

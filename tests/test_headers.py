@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from energon_pack.headers import plain_image
-from energon_pack.media import Media, probe, probe_part
-from energon_pack.sample import Part, Skip
+from energon_pack.samples.media.headers import plain_image
+from energon_pack.samples.media.probe import Media, probe, probe_part
+from energon_pack.samples.sample import Part, Skip
 from energon_pack.sources.storage import InMemory
 from support.samples import picture
 

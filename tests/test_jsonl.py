@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.sample import Reason, Skip
+from energon_pack.samples.sample import Reason, Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.listing import Lines, parse_line

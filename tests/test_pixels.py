@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.media import Media
 from energon_pack.members import MemberEncoder
 from energon_pack.pixels import join
 from energon_pack.rope import Rope
-from energon_pack.sample import Skip
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.sample import Skip
 from energon_pack.templates.base import Sample
 from energon_pack.templates.processor import load_template
 from support.models import of_model

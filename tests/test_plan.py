@@ -15,7 +15,7 @@ from energon_pack.order import spread_of_steps
 from energon_pack.plan import LEFT_OUT, PackPlan, plan_packs, without_window
 from energon_pack.plan_file import shard_bounds
 from energon_pack.plan_settings import GroupBy, Overlong, PackingConfig
-from energon_pack.sample import Reason
+from energon_pack.samples.sample import Reason
 
 OVERLONG, OVER_CAP = LEFT_OUT.index(Reason.OVERLONG), LEFT_OUT.index(Reason.OVER_CAP)
 

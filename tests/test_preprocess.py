@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.media import Media
 from energon_pack.preprocess import IMAGE_PREPROCESSORS, image_preprocessor, video_settings
+from energon_pack.samples.media.probe import Media
 from energon_pack.samples.placeholders import place_media
 from energon_pack.template_settings import MediaConfig
 from energon_pack.templates.base import Sample, Template

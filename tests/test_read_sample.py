@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_pack.cut import Cut
 from energon_pack.loading import load_multi_mix_qa
-from energon_pack.sample import MediaPart, Part, Skip
+from energon_pack.samples.cut import Cut
+from energon_pack.samples.sample import MediaPart, Part, Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.record import Record
-from energon_pack.sample import Part, Skip
+from energon_pack.samples.record import Record
+from energon_pack.samples.sample import Part, Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.lines import LINE
 from energon_pack.sources.listing import Lines

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from energon_pack.record import load_json, media_parts, parse_record
-from energon_pack.sample import Part, Reason, Skip
+from energon_pack.samples.record import load_json, media_parts, parse_record
+from energon_pack.samples.sample import Part, Reason, Skip
 from energon_pack.samples.settings import ReadSettings
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]

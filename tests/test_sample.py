@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from energon_pack.sample import Reason, Skip, media_type
 from energon_pack.samples.placeholders import place_media, split_content
+from energon_pack.samples.sample import Reason, Skip, media_type
 
 
 def conversation(*texts: object) -> list[dict[str, object]]:

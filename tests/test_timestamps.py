@@ -13,13 +13,13 @@ import pytest
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.convert import convert
 from energon_pack.loading import load_multi_mix_qa, load_template
-from energon_pack.media import Media
 from energon_pack.pack import pack
-from energon_pack.sample import Skip
 from energon_pack.samples.flavors import PACKED
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.sample import Skip
+from energon_pack.samples.times import load_positions, stamped, time_marks
 from energon_pack.task_encoder import inputs_of
 from energon_pack.templates.base import Sample
-from energon_pack.timestamps import load_positions, stamped, time_marks
 from energon_pack.verify import Options, verify
 from support.packed import json_lines, train
 from support.samples import npy, picture, write_tar

@@ -16,8 +16,8 @@ import pytest
 
 from energon_pack.config import Overlong, PackConfig
 from energon_pack.errors import PackError
-from energon_pack.record import media_parts, parse_record
-from energon_pack.sample import Part
+from energon_pack.samples.record import media_parts, parse_record
+from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.single import record_of
 from energon_pack.unpack import unpack

@@ -17,10 +17,10 @@ from PIL import Image
 
 from energon_pack.checks.videos import decoded_by_energon, decoded_by_us
 from energon_pack.config import DatasetYaml, PackConfig
-from energon_pack.media import Media, probe, with_frames
 from energon_pack.pack import pack
-from energon_pack.sample import Reason, Skip
+from energon_pack.samples.media.probe import Media, probe, with_frames
 from energon_pack.samples.placeholders import place_media
+from energon_pack.samples.sample import Reason, Skip
 from energon_pack.template_settings import MediaConfig
 from energon_pack.templates.base import Sample
 from energon_pack.templates.llava import LlavaOneVision
@@ -34,7 +34,7 @@ from support.samples import video, write_tar
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 
-from energon_pack.video import decode_frames  # noqa: E402
+from energon_pack.samples.media.video import decode_frames  # noqa: E402
 
 QWEN = ProcessorSettings(
     image={"patch_size": 14, "merge_size": 2, "size": {"shortest_edge": 3136, "longest_edge": 1_000_000}},
@@ -218,7 +218,7 @@ def test_ffmpeg_does_not_call_python() -> None:
 _DECODE = """
 import io, sys
 import av
-from energon_pack.video import decode_frames, probe_video
+from energon_pack.samples.media.video import decode_frames, probe_video
 av.logging.set_level(av.logging.PANIC if sys.argv[2] == "python" else None)
 data = open(sys.argv[1], "rb").read()
 num_frames = probe_video(io.BytesIO(data))[2]

@@ -19,9 +19,9 @@ from energon_pack.manifest import MANIFEST
 from energon_pack.metadata import SAMPLE_LOADER, dataset_yamls, sample_loader_py
 from energon_pack.packed.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object
 from energon_pack.run.files import META_FOLDER
-from energon_pack.sample import Reason
 from energon_pack.samples.flavors import FLAVORS
 from energon_pack.samples.flavors.base import Flavor
+from energon_pack.samples.sample import Reason
 from energon_pack.sources.storage import open_file
 
 _META_FILES = {

@@ -12,17 +12,17 @@ from energon_pack.checks.shard import VerifiedShard, packs_of
 from energon_pack.checks.source import demo_of, when_packed
 from energon_pack.errors import short
 from energon_pack.loading import load_template
-from energon_pack.media import probe, with_frames
 from energon_pack.packed.contents import Pack
 from energon_pack.packed.files import at
-from energon_pack.record import parse_record
-from energon_pack.sample import Skip
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.media.probe import probe, with_frames
 from energon_pack.samples.placeholders import place_media
+from energon_pack.samples.record import parse_record
+from energon_pack.samples.sample import Skip
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.times import load_positions
 from energon_pack.templates.base import Sample, Template
-from energon_pack.timestamps import load_positions
 
 _SEED = 0
 

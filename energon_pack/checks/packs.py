@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack import caps
-from energon_pack.cut import split_id
 from energon_pack.errors import short
 from energon_pack.packed.contents import Pack
 from energon_pack.plan_file import PlanRow
 from energon_pack.plan_settings import Overlong
-from energon_pack.record import parse_record
-from energon_pack.sample import Skip
+from energon_pack.samples.cut import split_id
 from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, format_of
 from energon_pack.samples.placeholders import place_media
+from energon_pack.samples.record import parse_record
+from energon_pack.samples.sample import Skip
 from energon_pack.samples.settings import ReadSettings
 
 _ARRAY_MAGIC = b"\x93NUMPY"

@@ -16,24 +16,24 @@ from energon_pack.checks import packs as checks
 from energon_pack.checks.videos import decoded_by_energon, decoded_by_us
 from energon_pack.errors import PackError, short
 from energon_pack.findings import Findings, Hashes, hashed
-from energon_pack.media import probe
 from energon_pack.packed.contents import Pack, parse
 from energon_pack.packed.files import PackFiles, PlanFile, packs_in
 from energon_pack.plan_file import PlanRow
 from energon_pack.run.context import Run
-from energon_pack.sample import AnyPart, Part, Skip
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.image import open_image
+from energon_pack.samples.media.probe import probe
+from energon_pack.samples.sample import AnyPart, Part, Skip
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.times import load_positions
 from energon_pack.shards import Sources, conversation, parts_beside
 from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import BLOCK, TarScan
 from energon_pack.splits import SPLITS, split_numbers
-from energon_pack.timestamps import load_positions
 
 _CHUNK = 1 << 20
 _PACKS = 256  # of which the rows of the plan are held at once

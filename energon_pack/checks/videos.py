@@ -14,9 +14,9 @@ from statistics import median
 import yaml
 
 from energon_pack.errors import short
-from energon_pack.media import Media
 from energon_pack.run.files import META_FOLDER
-from energon_pack.video import frame_times
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.video import frame_times
 
 _NUM_ASKED = 8  # frames that Energon is asked for, from the first to the last
 
@@ -54,7 +54,7 @@ def decoded_by_energon(times: Sequence[float], data: bytes) -> Iterator[str]:
             what = f"gives the one at {clips[0][0]:.2f} s" if clips else "gives none"
         yield (
             f"Energon's AVDecoder, asked for frame {index} (at {times[index]:.2f} s), {what}; all {len(times)} frames"
-            " decode from the start, as energon_pack.video.decode_frames does"
+            " decode from the start, as energon_pack.samples.media.video.decode_frames does"
         )
         return
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from energon_pack.errors import short
 from energon_pack.packed.files import PackFiles
-from energon_pack.record import load_json
-from energon_pack.sample import Part, Skip, media_type
 from energon_pack.samples.flavors import DEFAULT, foreign_flavor
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
 from energon_pack.samples.flavors.schema import Schema
+from energon_pack.samples.record import load_json
+from energon_pack.samples.sample import Part, Skip, media_type
 
 
 @dataclass(frozen=True)

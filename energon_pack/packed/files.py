@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energon_pack.cut import PART_OF, Cut
 from energon_pack.errors import PackError
 from energon_pack.plan_file import PLAN_SCHEMA, PlanRow
-from energon_pack.sample import Part
+from energon_pack.samples.cut import PART_OF, Cut
+from energon_pack.samples.sample import Part
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import BLOCK, TarScan

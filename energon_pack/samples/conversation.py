@@ -9,10 +9,10 @@ Measuring, writing and training all come this way, so that a sample means the sa
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from energon_pack.record import Record
-from energon_pack.sample import Message
 from energon_pack.samples.placeholders import place_media
-from energon_pack.timestamps import position_names, stamped, time_marks
+from energon_pack.samples.record import Record
+from energon_pack.samples.sample import Message
+from energon_pack.samples.times import position_names, stamped, time_marks
 
 
 class Placed(NamedTuple):

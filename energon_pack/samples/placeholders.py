@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from energon_pack.sample import Message, Reason, Skip, media_type
+from energon_pack.samples.sample import Message, Reason, Skip, media_type
 
 PLACEHOLDERS = {"image": "<image>", "video": "<video>"}
 _PLACEHOLDER = re.compile("<(image|video)>")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from energon_pack.record import Record, parse_record
-from energon_pack.sample import Message, Reason, Skip
+from energon_pack.samples.record import Record, parse_record
+from energon_pack.samples.sample import Message, Reason, Skip
 from energon_pack.samples.settings import ReadSettings
 
 _FIELDS = ("images", "image", "videos", "video")

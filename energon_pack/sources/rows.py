@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from energon_pack.cut import Cut
-from energon_pack.sample import MediaPart, Part
+from energon_pack.samples.cut import Cut
+from energon_pack.samples.sample import MediaPart, Part
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.record import Record, listed_parts, load_json, media_parts
-from energon_pack.sample import Part, Reason, Skip
+from energon_pack.samples.record import Record, listed_parts, load_json, media_parts
+from energon_pack.samples.sample import Part, Reason, Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import lines, wds
 from energon_pack.sources.listing import Lines, parse_line

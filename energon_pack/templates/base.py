@@ -19,11 +19,11 @@ from typing import Any
 from PIL import Image
 from tokenizers import Tokenizer
 
-from energon_pack.media import Media
 from energon_pack.preprocess import image_preprocessor, video_preprocessor
 from energon_pack.run.files import write_whole
-from energon_pack.sample import Message, Reason, Skip
+from energon_pack.samples.media.probe import Media
 from energon_pack.samples.placeholders import split_content
+from energon_pack.samples.sample import Message, Reason, Skip
 from energon_pack.template_settings import MediaConfig, TrainOn
 from energon_pack.templates.added import AddedTokens
 from energon_pack.templates.chat import CLOSE, OPEN, ChatTemplate

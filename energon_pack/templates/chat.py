@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 
 from energon_pack.errors import PackError
-from energon_pack.sample import Message, Reason, Skip
+from energon_pack.samples.sample import Message, Reason, Skip
 from energon_pack.templates.jinja import environment, strings_in
 from energon_pack.templates.skeleton import BEGIN, END, Shape, Skeleton, copies_texts, shape_of, texts_of, with_numbers
 

@@ -6,7 +6,7 @@ InternVLProcessor and its image processor in transformers.
 
 from collections.abc import Sequence
 
-from energon_pack.media import Media
+from energon_pack.samples.media.probe import Media
 from energon_pack.templates.rules import FrameSampling, MediaRules, ProcessorSettings, number
 
 

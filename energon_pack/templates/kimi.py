@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from energon_pack.errors import PackError
-from energon_pack.media import Media
+from energon_pack.samples.media.probe import Media
 from energon_pack.templates.rules import MediaRules, ProcessorSettings, number
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.media import Media
 from energon_pack.preprocess import first_to_last, smart_resize
-from energon_pack.sample import Reason, Skip
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.sample import Reason, Skip
 from energon_pack.templates.rules import FrameSampling, MediaRules, ProcessorSettings, number
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.media import Media
-from energon_pack.sample import Reason, Skip
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.sample import Reason, Skip
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
-from energon_pack.sample import Message
+from energon_pack.samples.sample import Message
 
 BEGIN, END = "\ufdd2", "\ufdd3"  # noncharacters around the number of a text
 _TEXT = re.compile(f"{BEGIN}([0-9]+){END}")

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from energon_pack.sample import Message
 from energon_pack.samples.flavors.base import Fields, Flavor, PackedFlavor
 from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.foreign import LlavaCaptioning, LoongForgeChatMix, LoongForgeMixQA
 from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA
 from energon_pack.samples.flavors.parts import Parts, json_of
+from energon_pack.samples.sample import Message
 
 UNPACKED = MultiMixQA()
 DEFAULT = PackedMultiMixQA()

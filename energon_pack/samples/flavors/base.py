@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from energon_pack.sample import Message
 from energon_pack.samples.flavors.parts import Parts
 from energon_pack.samples.flavors.schema import Schema
+from energon_pack.samples.sample import Message
 
 Fields = Mapping[str, Any]
 

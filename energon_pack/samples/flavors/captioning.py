@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from energon_pack.errors import short
-from energon_pack.record import Record
-from energon_pack.sample import Message
 from energon_pack.samples.conversation import place
 from energon_pack.samples.flavors.base import Conversation, Fields, MemberInput, PackedFlavor, sample_value
 from energon_pack.samples.flavors.parts import Parts, image_of, positions_of
 from energon_pack.samples.flavors.schema import COUNT, LIST, META, NAMES, OBJECTS, TEXTS, Schema
+from energon_pack.samples.record import Record
+from energon_pack.samples.sample import Message
 
 #: The lists with an entry for each member, in the order of writing.
 COLUMNS: Schema = {

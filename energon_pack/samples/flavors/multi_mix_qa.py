@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from energon_pack.sample import media_type
 from energon_pack.samples.flavors.base import Conversation, Fields, Flavor, MemberInput, PackedFlavor, sample_value
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of
 from energon_pack.samples.flavors.schema import MEDIA, META, OBJECTS, Schema
+from energon_pack.samples.sample import media_type
 
 _KINDS = {"i": "image", "v": "video"}
 _NAME = re.compile(r"s\d{3,}\.([iv])\d{2,}\.[a-z0-9]+")  # s003.i00.jpg

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from energon_pack.sample import Message
 from energon_pack.samples.placeholders import split_content
+from energon_pack.samples.sample import Message
 
 #: Which part of a sample that was cut.
 PART_OF = re.compile(r"[1-9]\d{0,6}of[1-9]\d{0,6}")

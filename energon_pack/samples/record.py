@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-from energon_pack.dialects import refuse_unrendered
-from energon_pack.sample import Message, Part, Reason, Skip
+from energon_pack.samples.dialects import refuse_unrendered
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.placeholders import flat_content, kind_of_parts, num_placeholders
+from energon_pack.samples.sample import Message, Part, Reason, Skip
 from energon_pack.samples.settings import ReadSettings, SampleType
 
 _ROLES = {

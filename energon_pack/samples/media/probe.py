@@ -6,12 +6,12 @@ from typing import Any, BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
-from energon_pack.headers import plain_image
-from energon_pack.sample import AnyPart, Reason, Skip
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.media.formats import extension_of, format_of
+from energon_pack.samples.media.headers import plain_image
 from energon_pack.samples.media.image import is_whole, png_chunks, upright_size
-from energon_pack.video import probe_video
+from energon_pack.samples.media.video import probe_video
+from energon_pack.samples.sample import AnyPart, Reason, Skip
 
 
 @dataclass(frozen=True)
