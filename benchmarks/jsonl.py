@@ -16,7 +16,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from energon_pack.demo import make_demo
+from energon_pack.sources.demo import make_demo
 
 WORDS = ("red", "green", "blue", "round", "square", "small", "large", "left", "right", "above", "below", "circle")
 

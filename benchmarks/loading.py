@@ -32,9 +32,9 @@ from rich.table import Table
 from timing import at_least, at_most
 
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
-from energon_pack.demo import make_demo
 from energon_pack.pack import pack
 from energon_pack.samples.media.image import open_image
+from energon_pack.sources.demo import make_demo
 from energon_pack.task_encoder import PackedTaskEncoder
 
 NUM_IMAGES, SIDE = 3_000, 256

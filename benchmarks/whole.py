@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from timing import at_least, at_most, cpu_seconds
 
-from energon_pack.demo import make_demo
+from energon_pack.sources.demo import make_demo
 
 NUM_PICTURES = 40
 WORDS = "the of a picture shows house tree with under sky people and red".split()  # noqa: SIM905

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.errors import PackError
 from energon_pack.metadata import write_energon
 from energon_pack.run.files import write_whole
@@ -23,7 +22,8 @@ from energon_pack.samples.flavors import UNPACKED
 from energon_pack.samples.sample import AnyPart, Reason, Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.shards import WrittenShard
-from energon_pack.sources.meta import find_lines
+from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows
+from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample

@@ -19,7 +19,6 @@ from energon_pack.choice import print_choices, try_lens
 from energon_pack.config import OnDamaged, PackConfig, Stage, plain
 from energon_pack.current import check_media
 from energon_pack.cutting import CUTTING, check_overlong, cut_overlong
-from energon_pack.draws import parse_slice
 from energon_pack.items import Lengths
 from energon_pack.lengths import (
     IndexedShard,
@@ -56,6 +55,7 @@ from energon_pack.run.files import naming_place, write_whole
 from energon_pack.run.progress import Progress
 from energon_pack.samples.flavors import PACKED
 from energon_pack.shards import WrittenShard
+from energon_pack.sources.draws import parse_slice
 from energon_pack.splits import split_shares
 from energon_pack.template_settings import TemplateSettings
 from energon_pack.writing import write_shards

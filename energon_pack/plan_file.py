@@ -25,7 +25,7 @@ from energon_pack.plan_settings import PackingConfig
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.cut import split_id
 from energon_pack.samples.sample import Reason
-from energon_pack.sources.lines import LINE
+from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.rows import MeasuredRow
 from energon_pack.sources.tar import BLOCK
 

@@ -8,7 +8,7 @@ from energon_pack.packed.contents import Pack
 from energon_pack.plan_file import PlanRow
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.sample import Part, media_type
-from energon_pack.sources.lines import LINE
+from energon_pack.sources.jsonl.index import LINE
 
 _MESSAGE_KEYS = ("messages", "conversations", "texts")  # where reading looks for a conversation, in order
 _TIMES = ("patch_positions", "fps", "timestamp_decimal")

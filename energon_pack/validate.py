@@ -9,8 +9,8 @@ from typing import Any, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 from energon_pack.config import PackConfig, plain
-from energon_pack.draws import parse_slice
 from energon_pack.errors import PackError
+from energon_pack.sources.draws import parse_slice
 from energon_pack.splits import split_shares
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, SourceConfig
-from energon_pack.demo import make_demo
+from energon_pack.sources.demo import make_demo
 from energon_pack.templates.base import Template
 from energon_pack.templates.processor import load_saved, prepare_template
 from support.models import of_model

@@ -14,9 +14,9 @@ import pytest
 
 from energon_pack import measuring
 from energon_pack.config import Format, PackConfig, Stage
-from energon_pack.demo import make_demo
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
+from energon_pack.sources.demo import make_demo
 from support.packed import files
 from support.running import ROOT
 from support.samples import chat, picture, write_tar

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from energon_pack.config import conf_dir
-from energon_pack.demo import make_demo
+from energon_pack.sources.demo import make_demo
 from support.running import ROOT, command
 from support.samples import chat, write_tar
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.demo import make_demo
-from energon_pack.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
 from energon_pack.errors import PackError, short
 from energon_pack.findings import Hashes, hashes, joined, named
 from energon_pack.packed.files import REPORT, at
 from energon_pack.run.context import Run
 from energon_pack.run.nodes import node_of
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.sources.demo import make_demo
+from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
 from energon_pack.sources.find import find_shards
-from energon_pack.sources.meta import find_lines
+from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.shard import Shard, Source
 
 

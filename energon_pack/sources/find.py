@@ -9,7 +9,7 @@ from pathlib import Path
 
 from energon_pack.errors import PackError
 from energon_pack.sources.compressed import COMPRESSED_NAMES, compressed_error
-from energon_pack.sources.selection import LeftOut, Selection
+from energon_pack.sources.prepared import LeftOut, Selection
 from energon_pack.sources.shard import Source, shard_of
 from energon_pack.sources.storage import expand, real_path, walk
 
