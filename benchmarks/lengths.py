@@ -33,12 +33,12 @@ from energon_pack.samples.sample import Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.shard import Shard
-from energon_pack.template_settings import ModelConfig, TemplateSettings
-from energon_pack.templates.base import Rendered, Sample, Template
-from energon_pack.templates.counting import CountingError
 from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.settings import ModelConfig, TemplateSettings
+from energon_pack.templates.template import Rendered, Sample, Template
+from energon_pack.templates.tokens.counter import CountingError
+from energon_pack.templates.tokens.words import HOSTILE
 from energon_pack.templates.torchvision_shim import prepare_torchvision
-from energon_pack.templates.words import HOSTILE
 
 ENGINES = ("words", "fastokens", "gigatoken")
 NUM_HOSTILE = 60_000

@@ -23,8 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 from energon_pack import __version__
 from energon_pack.config import ModelConfig, PackConfig, conf_dir
 from energon_pack.errors import PackError
-from energon_pack.models import packaged_models, read_model
 from energon_pack.naming import output_name
+from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.validate import nearest_key, to_config
 
 _EXIT_INTERRUPTED = 130

@@ -9,12 +9,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from energon_pack.bins import Algorithm
 from energon_pack.errors import PackError
-from energon_pack.models import conf_dir
 from energon_pack.plan_settings import GroupBy, Layout, Overlong, PackingConfig
 from energon_pack.run.nodes import plain
 from energon_pack.samples.settings import ControlTokens, SampleType
 from energon_pack.sources.settings import Format, OnDamaged, SourceConfig
-from energon_pack.template_settings import LabelsConfig, Mask, MediaConfig, ModelConfig, Rope, TrainOn
+from energon_pack.templates.models import conf_dir
+from energon_pack.templates.settings import LabelsConfig, Mask, MediaConfig, ModelConfig, Rope, TrainOn
 
 __all__ = [
     "Algorithm",

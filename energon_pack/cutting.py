@@ -34,8 +34,8 @@ from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of
-from energon_pack.templates.base import Sample, Template
 from energon_pack.templates.processor import load_saved
+from energon_pack.templates.template import Sample, Template
 
 CUTTING = (Overlong.split_turns, Overlong.truncate_text)
 #: Raised when the same conversation is cut in another way.

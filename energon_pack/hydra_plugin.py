@@ -15,7 +15,7 @@ class EnergonPackSearchPath(SearchPathPlugin):
     """Found by Hydra in every application of the environment, so it loads nothing heavy."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        from energon_pack.models import conf_dir
+        from energon_pack.templates.models import conf_dir
 
         conf = conf_dir()
         places = [str(item.path).removeprefix("file://") for item in search_path.get_path() if item.provider == "main"]

@@ -27,8 +27,8 @@ from energon_pack.sources import reader, wds
 from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.sources.shard import Shard
 from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of, write_tables
-from energon_pack.templates.counting import CountingError
 from energon_pack.templates.processor import load_saved
+from energon_pack.templates.tokens.counter import CountingError
 
 _SLICE = 2000  # samples a job: small enough that one shard uses all cores
 _JOB_SHARDS, _JOB_BYTES = 256, 64 << 20  # shards of a job that reads headers

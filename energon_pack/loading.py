@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from energon_pack.manifest import is_packed_here, read_manifest
-from energon_pack.models import read_model
 from energon_pack.run.nodes import node_of, plain
 from energon_pack.samples.conversation import place
 from energon_pack.samples.flavors import FLAVORS, FOREIGN, PACKED, load_pack
@@ -20,9 +19,10 @@ from energon_pack.samples.flavors.parts import Parts, image_of, kind_of, positio
 from energon_pack.samples.record import Record, caption_record, listed_parts, load_json, media_parts, parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType
-from energon_pack.template_settings import LabelsConfig, MediaConfig, ModelConfig, TemplateSettings
-from energon_pack.templates.base import Template
+from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_template as load_model_template
+from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig, TemplateSettings
+from energon_pack.templates.template import Template
 
 __all__ = ["cookers", "load_template", "make_part_filter", "make_sample_loader"]
 

@@ -19,8 +19,8 @@ from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
-from energon_pack.templates.base import Rendered, Sample, Template
 from energon_pack.templates.processor import load_saved
+from energon_pack.templates.template import Rendered, Sample, Template
 
 _BATCH = 512  # texts tokenized at once
 _BATCH_CHARACTERS = 4_000_000

@@ -19,7 +19,7 @@ from energon_pack.shards import WrittenShard
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.splits import SPLITS
-from energon_pack.templates.base import Identity
+from energon_pack.templates.template import Identity
 
 #: The Energon version whose layout this is; readers only show it.
 _ENERGON_VERSION = "7.4.1"

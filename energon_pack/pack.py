@@ -57,7 +57,7 @@ from energon_pack.samples.flavors import PACKED
 from energon_pack.shards import WrittenShard
 from energon_pack.sources.draws import parse_slice
 from energon_pack.splits import split_shares
-from energon_pack.template_settings import TemplateSettings
+from energon_pack.templates.settings import TemplateSettings
 from energon_pack.writing import write_shards
 
 

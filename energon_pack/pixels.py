@@ -9,8 +9,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
-from energon_pack.processor_inputs import Clip, media_inputs
-from energon_pack.templates.base import Template
+from energon_pack.templates.processor_inputs import Clip, media_inputs
+from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 #: what a processor gives beside a model's media: the text's, and counts for its own use

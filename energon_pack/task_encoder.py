@@ -30,7 +30,7 @@ from energon_pack.pixels import MEDIA_KEYS, join
 from energon_pack.rope import ROPE_KINDS, Rope
 from energon_pack.samples.flavors import UNPACKED, flavor_of_sample
 from energon_pack.samples.flavors.base import MemberInput
-from energon_pack.templates.base import Template
+from energon_pack.templates.template import Template
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
 

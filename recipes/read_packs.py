@@ -15,7 +15,7 @@ from energon_pack.loading import load_template
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.probe import Media, probe, with_frames
 from energon_pack.task_encoder import inputs_of
-from energon_pack.templates.base import Sample, Template
+from energon_pack.templates.template import Sample, Template
 
 
 def member_tokens(template: Template, member: MemberInput) -> list[int]:

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, SourceConfig
 from energon_pack.sources.demo import make_demo
-from energon_pack.templates.base import Template
 from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.template import Template
 from support.models import of_model
 from support.running import REAL
 

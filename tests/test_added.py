@@ -1,6 +1,6 @@
 """Where added tokens stand, and which of them nothing can hide."""
 
-from energon_pack.templates.added import AddedTokens
+from energon_pack.templates.tokens.added import AddedTokens
 
 
 def test_a_token_that_another_overlaps_or_holds_does_not_stand_alone() -> None:

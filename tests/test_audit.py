@@ -23,8 +23,8 @@ from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
-from energon_pack.templates.base import Template, Tokens
 from energon_pack.templates.processor import prepare_template
+from energon_pack.templates.template import Template, Tokens
 from support.models import of_model
 from support.running import REAL, need_torchvision
 

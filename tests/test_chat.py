@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from energon_pack.samples.sample import Reason, Skip
-from energon_pack.templates.chat import CLOSE, OPEN, ChatTemplate
+from energon_pack.templates.chat.template import CLOSE, OPEN, ChatTemplate
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"

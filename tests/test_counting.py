@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from energon_pack.samples.placeholders import place_media
-from energon_pack.templates.base import Rendered, Sample, Template
-from energon_pack.templates.counting import CountingError, TokenCounter
-from energon_pack.templates.doubts import doubtful
 from energon_pack.templates.processor import load_saved, prepare_template
-from energon_pack.templates.words import HOSTILE, ascii_pattern
+from energon_pack.templates.template import Rendered, Sample, Template
+from energon_pack.templates.tokens.counter import CountingError, TokenCounter
+from energon_pack.templates.tokens.doubts import doubtful
+from energon_pack.templates.tokens.words import HOSTILE, ascii_pattern
 from support.models import of_model
 
 ENGINES = ["words", "gigatoken", "fastokens"]
@@ -159,7 +159,7 @@ def test_other_tokenizers_are_left_to_the_reference(tokenizer: Tokenizer) -> Non
 
 
 def test_an_engine_that_counts_otherwise_is_refused(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
-    from energon_pack.templates import counting
+    from energon_pack.templates.tokens import counter as counting
 
     monkeypatch.setitem(counting._FAST, "gigatoken", lambda tokenizer: lambda texts: list(map(len, texts)))
     with pytest.raises(CountingError, match="the reference"):
@@ -172,7 +172,7 @@ def test_an_engine_that_counts_otherwise_is_refused(template: Template, monkeypa
 
 def test_few_texts_set_no_engine_up(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take longer than counting a small set by its words, in every process."""
-    from energon_pack.templates import counting
+    from energon_pack.templates.tokens import counter as counting
 
     asked: list[int] = []
     monkeypatch.setattr(counting, "_FAST", {"gigatoken": asked.append})

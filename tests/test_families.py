@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.models import packaged_models, read_model
+from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.templates.processor import load_template
 from support.models import of_model
 

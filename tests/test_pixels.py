@@ -13,8 +13,8 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.sample import Skip
-from energon_pack.templates.base import Sample
 from energon_pack.templates.processor import load_template
+from energon_pack.templates.template import Sample
 from support.models import of_model
 from support.running import need_torchvision
 from support.samples import picture, video

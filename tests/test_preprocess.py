@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.preprocess import IMAGE_PREPROCESSORS, image_preprocessor, video_settings
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.placeholders import place_media
-from energon_pack.template_settings import MediaConfig
-from energon_pack.templates.base import Sample, Template
+from energon_pack.templates.preprocess import IMAGE_PREPROCESSORS, image_preprocessor, video_settings
 from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.settings import MediaConfig
+from energon_pack.templates.template import Sample, Template
 from support.models import of_model
 
 SETTINGS: dict[str, Any] = {"longest_side": 200, "max_pixels": 20_000, "crop_width": 150, "crop_height": 90}

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from energon_pack.templates.base import _token_ranges
-from energon_pack.templates.runs import Runs, grow
+from energon_pack.templates.template import _token_ranges
+from energon_pack.templates.tokens.runs import Runs, grow
 
 PAD, OTHER = "<|pad|>", "<|video|>"
 

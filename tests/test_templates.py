@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.preprocess import smart_resize
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.sample import Reason, Skip
-from energon_pack.templates.base import Sample, Template
+from energon_pack.templates.preprocess import smart_resize
 from energon_pack.templates.processor import load_saved, load_template, prepare_template
+from energon_pack.templates.template import Sample, Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from support.models import of_model
 from support.running import need_torchvision

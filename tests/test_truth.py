@@ -19,10 +19,10 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
-from energon_pack.template_settings import MediaConfig
-from energon_pack.templates.base import Sample, Template
+from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.processor import load_saved, prepare_template
-from energon_pack.templates.rules import MediaRules
+from energon_pack.templates.settings import MediaConfig
+from energon_pack.templates.template import Sample, Template
 from support.models import of_model
 from support.packed import json_lines
 from support.running import REAL, ROOT, need_torchvision

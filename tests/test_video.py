@@ -21,12 +21,12 @@ from energon_pack.pack import pack
 from energon_pack.samples.media.probe import Media, probe, with_frames
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.sample import Reason, Skip
-from energon_pack.template_settings import MediaConfig
-from energon_pack.templates.base import Sample
-from energon_pack.templates.llava import LlavaOneVision
+from energon_pack.templates.families.llava import LlavaOneVision
+from energon_pack.templates.families.qwen_vl import Qwen3VL, QwenVL
+from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.processor import load_saved, prepare_template
-from energon_pack.templates.qwen_vl import Qwen3VL, QwenVL
-from energon_pack.templates.rules import ProcessorSettings
+from energon_pack.templates.settings import MediaConfig
+from energon_pack.templates.template import Sample
 from energon_pack.verify import Options, verify
 from support.models import of_model
 from support.running import ROOT, need_torchvision

@@ -22,7 +22,7 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.times import load_positions
-from energon_pack.templates.base import Sample, Template
+from energon_pack.templates.template import Sample, Template
 
 _SEED = 0
 

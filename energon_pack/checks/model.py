@@ -17,7 +17,7 @@ from energon_pack.members import Encoded
 from energon_pack.probe import Finding, probe, shrink
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
-from energon_pack.templates.base import Template
+from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 _NUM_PACKS = 16  # looked at for short members

@@ -14,14 +14,14 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
-from energon_pack.preprocess import image_settings, video_settings
 from energon_pack.run.files import is_as_made, make_once
 from energon_pack.run.heavy import importing
 from energon_pack.run.nodes import node_of
-from energon_pack.template_settings import MediaConfig, ModelConfig, TemplateSettings
-from energon_pack.templates.base import RULES_VERSION, Identity, Template, TemplateSpec
-from energon_pack.templates.families_registry import FAMILIES
-from energon_pack.templates.rules import MediaRules, ProcessorSettings
+from energon_pack.templates.families import FAMILIES
+from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
+from energon_pack.templates.preprocess import image_settings, video_settings
+from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
+from energon_pack.templates.template import RULES_VERSION, Identity, Template, TemplateSpec
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 #: The tokenizer of the template that this process built last, by its folder: reading it takes a while.

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from energon_pack.template_settings import MediaConfig, ModelConfig, TemplateSettings
+from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 
 
 def of_model(template: str, processor: Path | str, media: MediaConfig | None = None, **model: Any) -> TemplateSettings:

@@ -7,7 +7,7 @@ InternVLProcessor and its image processor in transformers.
 from collections.abc import Sequence
 
 from energon_pack.samples.media.probe import Media
-from energon_pack.templates.rules import FrameSampling, MediaRules, ProcessorSettings, number
+from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
 
 
 class InternVL(MediaRules):

@@ -18,8 +18,17 @@ import jinja2
 
 from energon_pack.errors import PackError
 from energon_pack.samples.sample import Message, Reason, Skip
-from energon_pack.templates.jinja import environment, strings_in
-from energon_pack.templates.skeleton import BEGIN, END, Shape, Skeleton, copies_texts, shape_of, texts_of, with_numbers
+from energon_pack.templates.chat.jinja import environment, strings_in
+from energon_pack.templates.chat.skeleton import (
+    BEGIN,
+    END,
+    Shape,
+    Skeleton,
+    copies_texts,
+    shape_of,
+    texts_of,
+    with_numbers,
+)
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 _MARKS = re.compile(f"({OPEN}|{CLOSE})")

@@ -6,7 +6,7 @@ from typing import Any
 import regex
 from tokenizers import Tokenizer, pre_tokenizers
 
-from energon_pack.templates.added import AddedTokens
+from energon_pack.templates.tokens.added import AddedTokens
 
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _MOST_WORDS = 500_000  # about 100 MB; then a dictionary starts again

@@ -19,18 +19,18 @@ from typing import Any
 from PIL import Image
 from tokenizers import Tokenizer
 
-from energon_pack.preprocess import image_preprocessor, video_preprocessor
 from energon_pack.run.files import write_whole
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message, Reason, Skip
-from energon_pack.template_settings import MediaConfig, TrainOn
-from energon_pack.templates.added import AddedTokens
-from energon_pack.templates.chat import CLOSE, OPEN, ChatTemplate
-from energon_pack.templates.counting import TokenCounter
-from energon_pack.templates.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.runs import Runs, grow
-from energon_pack.templates.skeleton import texts_of
+from energon_pack.templates.chat.skeleton import texts_of
+from energon_pack.templates.chat.template import CLOSE, OPEN, ChatTemplate
+from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
+from energon_pack.templates.preprocess import image_preprocessor, video_preprocessor
+from energon_pack.templates.settings import MediaConfig, TrainOn
+from energon_pack.templates.tokens.added import AddedTokens
+from energon_pack.templates.tokens.counter import TokenCounter
+from energon_pack.templates.tokens.runs import Runs, grow
 
 #: Raised whenever a change in this package changes any length: old caches and packs are then told apart.
 RULES_VERSION = 2

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.probe import Media
-from energon_pack.templates.rules import FrameSampling, MediaRules, ProcessorSettings, number
+from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
 
 
 class _WholeSteps(FrameSampling):

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from tokenizers import AddedToken, Tokenizer
 
-from energon_pack.templates.added import AddedTokens
+from energon_pack.templates.tokens.added import AddedTokens
 
 Ranges = list[tuple[int, int]]
 #: where a run begins in the text without runs, its token, and how often it stands there

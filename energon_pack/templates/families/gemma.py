@@ -9,7 +9,7 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.probe import Media
-from energon_pack.templates.rules import MediaRules, ProcessorSettings, number
+from energon_pack.templates.families.rules import MediaRules, ProcessorSettings, number
 
 
 class Gemma3(MediaRules):

@@ -8,7 +8,7 @@ from PIL import Image
 
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.media.video import decode_frames
-from energon_pack.templates.base import Template
+from energon_pack.templates.template import Template
 
 Clip = tuple[np.ndarray[Any, Any], dict[str, Any]]  # frames [n, height, width, 3], and what the processor asks of them
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models
 
-from energon_pack.templates.added import AddedTokens
-from energon_pack.templates.doubts import doubtful
-from energon_pack.templates.words import HOSTILE, WordCounter, word_pattern
+from energon_pack.templates.tokens.added import AddedTokens
+from energon_pack.templates.tokens.doubts import doubtful
+from energon_pack.templates.tokens.words import HOSTILE, WordCounter, word_pattern
 
 Spans = Sequence[tuple[int, int]]
 Count = Callable[[list[str]], list[int]]

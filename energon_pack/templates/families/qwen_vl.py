@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.preprocess import first_to_last, smart_resize
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.sample import Reason, Skip
-from energon_pack.templates.rules import FrameSampling, MediaRules, ProcessorSettings, number
+from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
+from energon_pack.templates.preprocess import first_to_last, smart_resize
 
 
 class QwenVL(MediaRules):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from energon_pack.templates.rules import MediaRules, ProcessorSettings
+from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 
 
 class Text(MediaRules):

@@ -1,0 +1,24 @@
+"""The families of models: each a file with its rules, and all by name."""
+
+from energon_pack.templates.families.gemma import Gemma3
+from energon_pack.templates.families.hf import HuggingFace
+from energon_pack.templates.families.idefics import Idefics3
+from energon_pack.templates.families.internvl import InternVL
+from energon_pack.templates.families.kimi import Kimi
+from energon_pack.templates.families.llava import LlavaOneVision
+from energon_pack.templates.families.qwen_vl import Qwen3VL, QwenVL
+from energon_pack.templates.families.rules import MediaRules
+from energon_pack.templates.families.text import Text
+
+#: `model.template` of the config: the family's media rules by name.
+FAMILIES: dict[str, type[MediaRules]] = {
+    "qwen_vl": QwenVL,
+    "qwen3_vl": Qwen3VL,
+    "llava_onevision": LlavaOneVision,
+    "internvl": InternVL,
+    "kimi": Kimi,
+    "gemma3": Gemma3,
+    "idefics3": Idefics3,
+    "text": Text,
+    "hf": HuggingFace,
+}
