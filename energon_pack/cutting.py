@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 from energon_pack import caps
 from energon_pack.errors import PackError
 from energon_pack.items import Lengths
-from energon_pack.lengths import MeasuredShard
-from energon_pack.measuring import LengthsRow, counts_of, lengths_table
-from energon_pack.method import Method
+from energon_pack.lengths.cache import MeasuredShard
+from energon_pack.lengths.measure import LengthsRow, counts_of, lengths_table
+from energon_pack.lengths.method import Method
+from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.plan import LEFT_OUT, PackPlan
 from energon_pack.plan_settings import Overlong, PackingConfig
 from energon_pack.run.context import Run
@@ -33,7 +34,6 @@ from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
-from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.template import Sample, Template
 

@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from energon_pack.audit import Audit, finish, start
 from energon_pack.check import check, get_ready, reconcile
 from energon_pack.check import job_of as check_job
 from energon_pack.choice import print_choices, try_lens
 from energon_pack.config import OnDamaged, PackConfig, Stage, plain
-from energon_pack.current import check_media
 from energon_pack.cutting import CUTTING, check_overlong, cut_overlong
 from energon_pack.items import Lengths
-from energon_pack.lengths import (
+from energon_pack.lengths.audit import Audit, finish, start
+from energon_pack.lengths.cache import (
     IndexedShard,
     MeasuredShard,
     check_unchanged,
@@ -30,8 +29,9 @@ from energon_pack.lengths import (
     index_shards,
     measure_shards,
 )
+from energon_pack.lengths.changed_media import check_media
+from energon_pack.lengths.method import Method, prepare
 from energon_pack.metadata import manifest_of, write_metadata
-from energon_pack.method import Method, prepare
 from energon_pack.naming import content_settings, shards_identity
 from energon_pack.packed.files import LEDGER, REPORT
 from energon_pack.plan import PackPlan, check_splits, plan_packs

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from energon_pack import caps
 from energon_pack.items import AnyInts, Lengths
-from energon_pack.measuring import LENGTHS_SCHEMA
+from energon_pack.lengths.measure import LENGTHS_SCHEMA
 from energon_pack.plan import LEFT_OUT, PackPlan, split_of_packs
 from energon_pack.plan_settings import PackingConfig
 from energon_pack.run.seeded import Ints

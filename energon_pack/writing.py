@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from energon_pack.items import Lengths
-from energon_pack.method import Method
+from energon_pack.lengths.method import Method
 from energon_pack.packed.files import PLAN
 from energon_pack.plan import PackPlan
 from energon_pack.plan_file import ShardPlan, write_plan

@@ -13,10 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 
 import energon_pack.pack
-from energon_pack.audit import Audit, Auditing, AuditJob, audit, draw, finish, is_known, remember, what_is_missing
 from energon_pack.config import PackConfig
-from energon_pack.lengths import LengthsWrong, MeasuredShard, index_shards, measure_shards
-from energon_pack.method import Method
+from energon_pack.lengths.audit import (
+    Audit,
+    Auditing,
+    AuditJob,
+    audit,
+    draw,
+    finish,
+    is_known,
+    remember,
+    what_is_missing,
+)
+from energon_pack.lengths.cache import LengthsWrong, MeasuredShard, index_shards, measure_shards
+from energon_pack.lengths.method import Method
 from energon_pack.pack import pack
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
@@ -88,7 +98,9 @@ def test_a_length_in_the_cache_that_is_wrong_is_noticed_without_the_full_process
     measured: tuple[list[MeasuredShard], Method], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was asked about these lengths before; the source has changed since, and kept its size and time."""
-    monkeypatch.setattr("energon_pack.audit._full_processor", lambda *_: pytest.fail("it takes seconds to import"))
+    monkeypatch.setattr(
+        "energon_pack.lengths.audit._full_processor", lambda *_: pytest.fail("it takes seconds to import")
+    )
     job = replace(job_of(*measured), is_known=True)
     assert audit(job) == Audit(16, 0, is_known=True)
     monkeypatch.setattr(Template, "encode", lambda *_: Tokens([1, 2], []))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from energon_pack.caps import CAPS, COLUMNS, costs, exceeded
 from energon_pack.checks.packs import capacity
 from energon_pack.cutting import how_cut
-from energon_pack.measuring import LENGTHS_SCHEMA
+from energon_pack.lengths.measure import LENGTHS_SCHEMA
 from energon_pack.plan_settings import GroupBy, Layout, Overlong, PackingConfig
 from energon_pack.run.nodes import plain
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.measuring import LENGTHS_SCHEMA, MeasureJob, measure
-from energon_pack.method import Method
+from energon_pack.lengths.measure import LENGTHS_SCHEMA, MeasureJob, measure
+from energon_pack.lengths.method import Method
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import load_json, media_parts, parse_record
 from energon_pack.samples.sample import Part, Reason, Skip

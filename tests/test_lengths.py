@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from energon_pack import lengths, measuring
 from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import PackError
-from energon_pack.lengths import first_samples, index_shards, measure_shards
-from energon_pack.method import Method
+from energon_pack.lengths import cache as lengths
+from energon_pack.lengths import measure as measuring
+from energon_pack.lengths.cache import first_samples, index_shards, measure_shards
+from energon_pack.lengths.method import Method
+from energon_pack.lengths.table_cache import in_chunks
 from energon_pack.pack import pack
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
@@ -21,7 +23,6 @@ from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.tar import num_tar_bytes
-from energon_pack.table_cache import in_chunks
 from energon_pack.templates.processor import prepare_template
 from support.models import of_model
 from support.samples import chat, picture, write_tar

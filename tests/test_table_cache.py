@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack import table_cache
-from energon_pack.table_cache import Piece, Record, TableCache, in_chunks
+from energon_pack.lengths import table_cache
+from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunks
 
 
 def table(*values: int) -> pa.Table:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from energon_pack.errors import PackError
+from energon_pack.lengths.table_cache import Chunk, Piece, in_chunks
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
 from energon_pack.run.seeded import Ints
@@ -12,7 +13,6 @@ from energon_pack.samples.sample import Reason
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import State
-from energon_pack.table_cache import Chunk, Piece, in_chunks
 
 _MAY_BE_MENDED = {reason.value for reason in (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)}
 _JOB_ROWS = 50_000

@@ -16,17 +16,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.current import stale_rows
 from energon_pack.errors import PackError
-from energon_pack.measuring import LENGTHS_VERSION, MeasureJob, measure
-from energon_pack.method import Method
+from energon_pack.lengths.changed_media import stale_rows
+from energon_pack.lengths.measure import LENGTHS_VERSION, MeasureJob, measure
+from energon_pack.lengths.method import Method
+from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunks, key_of, write_tables
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors import PACKED
 from energon_pack.sources import reader, wds
 from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.sources.shard import Shard
-from energon_pack.table_cache import Piece, Record, TableCache, in_chunks, key_of, write_tables
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.tokens.counter import CountingError
 

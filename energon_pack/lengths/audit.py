@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.lengths import LengthsWrong, MeasuredShard
-from energon_pack.method import Method
+from energon_pack.lengths.cache import LengthsWrong, MeasuredShard
+from energon_pack.lengths.method import Method
+from energon_pack.lengths.table_cache import Chunk, in_chunks
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.run.heavy import importing
@@ -32,7 +33,6 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_again
 from energon_pack.sources.shard import Shard
-from energon_pack.table_cache import Chunk, in_chunks
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.processor_inputs import clip, media_inputs
 from energon_pack.templates.template import Sample, Template

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from energon_pack.method import Method
+from energon_pack.lengths.method import Method
 from energon_pack.samples.cut import CUT_TYPE
 from energon_pack.samples.flavors import PACKED, do_not_fit
 from energon_pack.samples.placeholders import num_placeholders
