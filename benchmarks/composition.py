@@ -16,10 +16,10 @@ from megatron.energon.flavors.webdataset.structs import ShardInfo
 from rich.console import Console
 from rich.table import Table
 
-from energon_pack.items import MEDIA_TYPES, Items
-from energon_pack.order import spread_of_steps
-from energon_pack.plan import PackPlan, features_of_packs, media_of_packs, plan_packs
-from energon_pack.plan_settings import PackingConfig
+from energon_pack.plan.items import MEDIA_TYPES, Items
+from energon_pack.plan.order import spread_of_steps
+from energon_pack.plan.plan import PackPlan, features_of_packs, media_of_packs, plan_packs
+from energon_pack.plan.settings import PackingConfig
 
 NUM_RANKS, NUM_WORKERS, SHARD_PACKS = 16, 2, 512
 

@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 from timing import at_least, at_most, cpu_seconds, cpu_seconds_in_turn
 
-from energon_pack.items import Lengths
 from energon_pack.lengths.cache import index_shards, measure_shards
 from energon_pack.lengths.measure import MeasureJob, measure
 from energon_pack.lengths.method import Method
-from energon_pack.plan import plan_packs
-from energon_pack.plan_settings import PackingConfig
+from energon_pack.plan.items import Lengths
+from energon_pack.plan.plan import plan_packs
+from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress

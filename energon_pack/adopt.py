@@ -18,6 +18,7 @@ from energon_pack.manifest import is_packed_here
 from energon_pack.metadata import dataset_yamls
 from energon_pack.packed.contents import parse
 from energon_pack.packed.files import packs_in, shard_paths
+from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.tool import parser, run
@@ -25,7 +26,6 @@ from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
-from energon_pack.splits import SPLITS
 
 
 def adopt(folder: Path) -> tuple[str, list[str]]:

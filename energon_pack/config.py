@@ -7,9 +7,9 @@ from enum import Enum
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from energon_pack.bins import Algorithm
 from energon_pack.errors import PackError
-from energon_pack.plan_settings import GroupBy, Layout, Overlong, PackingConfig
+from energon_pack.plan.bins import Algorithm
+from energon_pack.plan.settings import GroupBy, Layout, Overlong, PackingConfig
 from energon_pack.run.nodes import plain
 from energon_pack.samples.settings import ControlTokens, SampleType
 from energon_pack.sources.settings import Format, OnDamaged, SourceConfig

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from energon_pack.choice import Choices
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.manifest import MANIFEST
-from energon_pack.report import Report, num_lost_to_bad_data
+from energon_pack.plan.choice import Choices
+from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
 from energon_pack.sources.shard import Source
 

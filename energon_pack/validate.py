@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from energon_pack.config import PackConfig, plain
 from energon_pack.errors import PackError
+from energon_pack.plan.splits import split_shares
 from energon_pack.sources.draws import parse_slice
-from energon_pack.splits import split_shares
 
 
 def to_config(composed: DictConfig, models: list[str]) -> PackConfig:

@@ -26,6 +26,7 @@ from energon_pack.errors import PackError
 from energon_pack.findings import CHECKS, Findings
 from energon_pack.manifest import MANIFEST
 from energon_pack.packed.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
+from energon_pack.plan.splits import split_shares
 from energon_pack.run.console import console, say
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
@@ -35,7 +36,6 @@ from energon_pack.run.tool import count, parser, run
 from energon_pack.samples.flavors import DEFAULT, PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.shard import Source
-from energon_pack.splits import split_shares
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.bins import Bins, lower_bound, pack_bins
-from energon_pack.bins.capped import pack_capped
+from energon_pack.plan.bins import Bins, lower_bound, pack_bins
+from energon_pack.plan.bins.capped import pack_capped
 from energon_pack.run.seeded import random_keys
 
 #: caps, and items of which none breaks one alone

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack.order import likeness, order_packs, spread_of_steps
+from energon_pack.plan.order import likeness, order_packs, spread_of_steps
 
 
 def features(num: int = 8000, seed: int = 0) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from megatron.energon import WorkerConfig, get_loader, get_val_dataset
 from energon_pack.config import Overlong, PackConfig, SplitsConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.splits import split_numbers, split_shares
+from energon_pack.plan.splits import split_numbers, split_shares
 from energon_pack.verify import Options, verify
 from support.samples import chat, write_tar
 

@@ -18,6 +18,7 @@ from energon_pack.errors import PackError, short
 from energon_pack.findings import Findings, Hashes, hashed
 from energon_pack.packed.contents import Pack, parse
 from energon_pack.packed.files import PackFiles, PlanFile, packs_in
+from energon_pack.plan.splits import SPLITS, split_numbers
 from energon_pack.plan_file import PlanRow
 from energon_pack.run.context import Run
 from energon_pack.samples.bytes import Bytes
@@ -33,7 +34,6 @@ from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import BLOCK, TarScan
-from energon_pack.splits import SPLITS, split_numbers
 
 _CHUNK = 1 << 20
 _PACKS = 256  # of which the rows of the plan are held at once

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from energon_pack.bins.base import OpenBins, Run
+from energon_pack.plan.bins.base import OpenBins, Run
 from energon_pack.run.seeded import Ints
 
 

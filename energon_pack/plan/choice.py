@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.table import Table
 
-from energon_pack.items import Lengths
-from energon_pack.plan import plan_packs
-from energon_pack.plan_settings import Overlong, PackingConfig
-from energon_pack.report import spread
+from energon_pack.plan.items import Lengths
+from energon_pack.plan.plan import plan_packs
+from energon_pack.plan.report import spread
+from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.run.console import console
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from energon_pack.bins import Algorithm
 from energon_pack.errors import PackError
+from energon_pack.plan.bins import Algorithm
 
 
 class Layout(str, Enum):

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack import caps
-from energon_pack.bins import Bins, lower_bound, pack_bins
 from energon_pack.errors import PackError
-from energon_pack.items import AnyInts, Items, Lengths
-from energon_pack.order import order_packs
-from energon_pack.plan_settings import GroupBy, PackingConfig
+from energon_pack.plan import caps
+from energon_pack.plan.bins import Bins, lower_bound, pack_bins
+from energon_pack.plan.items import AnyInts, Items, Lengths
+from energon_pack.plan.order import order_packs
+from energon_pack.plan.settings import GroupBy, PackingConfig
+from energon_pack.plan.splits import SPLITS
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.sample import Reason
-from energon_pack.splits import SPLITS
 
 #: `PackPlan.left_out` by code
 LEFT_OUT = (None, Reason.OVERLONG, Reason.OVER_CAP)

@@ -5,12 +5,12 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.bins.balanced import balance
-from energon_pack.bins.base import Bins, Run, bins_of, count_bins, gather, narrow, shuffled_argsort
-from energon_pack.bins.bounds import l2_of_histogram
-from energon_pack.bins.capped import pack_capped
-from energon_pack.bins.exact import exact_fit
-from energon_pack.bins.greedy import best_fit_decreasing, first_fit_decreasing
+from energon_pack.plan.bins.balanced import balance
+from energon_pack.plan.bins.base import Bins, Run, bins_of, count_bins, gather, narrow, shuffled_argsort
+from energon_pack.plan.bins.bounds import l2_of_histogram
+from energon_pack.plan.bins.capped import pack_capped
+from energon_pack.plan.bins.exact import exact_fit
+from energon_pack.plan.bins.greedy import best_fit_decreasing, first_fit_decreasing
 from energon_pack.run.seeded import Ints
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_pack.plan_settings import PackingConfig
+from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded import Ints
 
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from energon_pack.bins.base import OpenBins, Run, bins_of, count_bins, narrow
-from energon_pack.bins.exact import Stock
-from energon_pack.bins.greedy import best_fit_decreasing
+from energon_pack.plan.bins.base import OpenBins, Run, bins_of, count_bins, narrow
+from energon_pack.plan.bins.exact import Stock
+from energon_pack.plan.bins.greedy import best_fit_decreasing
 from energon_pack.run.seeded import AnyInts, Chance, Ints, random_keys
 
 #: Shares of the tokens kept back to fill gaps. The first that gives few enough bins is taken: the less is kept back,

@@ -10,17 +10,10 @@ import numpy as np
 from rich.table import Table
 
 from energon_pack.errors import PackError
-from energon_pack.items import MEDIA_TYPES, NOTES, AnyInts, Lengths
-from energon_pack.order import spread_of_steps
-from energon_pack.plan import (
-    LEFT_OUT,
-    PackPlan,
-    features_of_packs,
-    media_of_packs,
-    split_counts,
-    without_window,
-)
-from energon_pack.plan_settings import PackingConfig
+from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Lengths
+from energon_pack.plan.order import spread_of_steps
+from energon_pack.plan.plan import LEFT_OUT, PackPlan, features_of_packs, media_of_packs, split_counts, without_window
+from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.console import console, say
 from energon_pack.run.progress import Progress
 from energon_pack.run.seeded import Ints, random_keys

@@ -10,7 +10,7 @@ L2, best fit in brackets: long-tailed mixtures 0 (0 to 0.05 %); uniform 700-2600
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.bins.base import Run
+from energon_pack.plan.bins.base import Run
 from energon_pack.run.seeded import Chance, Ints
 
 _TRIES = 6  # first items tried for a completion with three
