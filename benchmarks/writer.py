@@ -31,13 +31,13 @@ from rich.console import Console
 from rich.table import Table
 from timing import at_least, at_most, cpu_and_wall_seconds
 
-from energon_pack.metadata import write_metadata
-from energon_pack.plan_file import PLAN_SCHEMA
+from energon_pack.dataset.energon import write_metadata
+from energon_pack.dataset.plan_file import PLAN_SCHEMA
+from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.sample import MediaPart
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.reader import Reader

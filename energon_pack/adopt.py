@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import yaml
 
+from energon_pack.dataset.contents import parse
+from energon_pack.dataset.energon import dataset_yamls
+from energon_pack.dataset.files import packs_in, shard_paths
+from energon_pack.dataset.manifest import is_packed_here
 from energon_pack.errors import PackError
-from energon_pack.manifest import is_packed_here
-from energon_pack.metadata import dataset_yamls
-from energon_pack.packed.contents import parse
-from energon_pack.packed.files import packs_in, shard_paths
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole

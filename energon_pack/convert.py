@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from energon_pack.dataset.energon import write_energon
+from energon_pack.dataset.shards import WrittenShard
+from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError
-from energon_pack.metadata import write_energon
 from energon_pack.run.files import write_whole
 from energon_pack.run.tool import parser, run
 from energon_pack.samples.flavors import UNPACKED
 from energon_pack.samples.sample import AnyPart, Reason, Skip
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.shards import WrittenShard
 from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.reader import Reader
@@ -29,7 +30,6 @@ from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import tar_len
-from energon_pack.tar_writer import TarWriter
 
 
 @dataclass(frozen=True)

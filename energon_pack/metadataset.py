@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 from rich.table import Table
 
+from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
-from energon_pack.manifest import read_manifest
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import console, say
 from energon_pack.run.files import META_FOLDER, write_whole

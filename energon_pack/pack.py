@@ -12,9 +12,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from energon_pack.check import check, get_ready, reconcile
-from energon_pack.check import job_of as check_job
 from energon_pack.config import OnDamaged, PackConfig, Stage, plain
+from energon_pack.dataset.energon import manifest_of, write_metadata
+from energon_pack.dataset.files import LEDGER, REPORT
+from energon_pack.dataset.last_look import check, get_ready, reconcile
+from energon_pack.dataset.last_look import job_of as check_job
+from energon_pack.dataset.plan_file import ShardPlan, plan_shards, write_ledger
+from energon_pack.dataset.publish import (
+    bad_data,
+    discarding_shards,
+    foresee,
+    losses,
+    publish,
+    refuse_little_space,
+    refuse_losses,
+    staging_folder,
+)
+from energon_pack.dataset.shards import WrittenShard
+from energon_pack.dataset.write import write_shards
 from energon_pack.lengths.audit import Audit, finish, start
 from energon_pack.lengths.cache import (
     IndexedShard,
@@ -28,26 +43,13 @@ from energon_pack.lengths.cache import (
 )
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.method import Method, prepare
-from energon_pack.metadata import manifest_of, write_metadata
 from energon_pack.naming import content_settings, shards_identity
-from energon_pack.packed.files import LEDGER, REPORT
 from energon_pack.plan.choice import print_choices, try_lens
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.overlong import CUTTING, check_overlong, cut_overlong
 from energon_pack.plan.plan import PackPlan, check_splits, plan_packs
 from energon_pack.plan.report import Report, RunFacts, print_plan, print_stages, summarize
 from energon_pack.plan.splits import split_shares
-from energon_pack.plan_file import ShardPlan, plan_shards, write_ledger
-from energon_pack.publish import (
-    bad_data,
-    discarding_shards,
-    foresee,
-    losses,
-    publish,
-    refuse_little_space,
-    refuse_losses,
-    staging_folder,
-)
 from energon_pack.resolve import Places, resolve
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
@@ -55,10 +57,8 @@ from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import naming_place, write_whole
 from energon_pack.run.progress import Progress
 from energon_pack.samples.flavors import PACKED
-from energon_pack.shards import WrittenShard
 from energon_pack.sources.draws import parse_slice
 from energon_pack.templates.settings import TemplateSettings
-from energon_pack.writing import write_shards
 
 
 def pack(config: PackConfig) -> dict[str, Any]:

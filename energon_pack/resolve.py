@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from energon_pack.config import Format, PackConfig, Stage
+from energon_pack.dataset.publish import refuse_existing, refuse_source, refuse_unwritable
 from energon_pack.errors import PackError
-from energon_pack.publish import refuse_existing, refuse_source, refuse_unwritable
 from energon_pack.run.console import say
 from energon_pack.run.files import naming_place
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo

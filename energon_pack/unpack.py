@@ -23,22 +23,22 @@ import pyarrow as pa
 from energon_pack.checks import packs as checks
 from energon_pack.checks.shard import packs_of
 from energon_pack.checks.source import read_settings
+from energon_pack.dataset.contents import Pack
+from energon_pack.dataset.files import PLAN, PlanFile, read_object, shard_paths
+from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.plan_file import PlanRow
+from energon_pack.dataset.publish import staging_folder
+from energon_pack.dataset.single import singles
+from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, printable
-from energon_pack.manifest import MANIFEST
-from energon_pack.packed.contents import Pack
-from energon_pack.packed.files import PLAN, PlanFile, read_object, shard_paths
-from energon_pack.plan_file import PlanRow
-from energon_pack.publish import staging_folder
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
 from energon_pack.run.tool import count, parser, run
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.single import singles
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard, shard_of
-from energon_pack.tar_writer import TarWriter
 
 _ROWS = 50_000  # dealt at once
 _PACKS = 256  # of which the rows of the plan are held at once

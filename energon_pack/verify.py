@@ -22,10 +22,10 @@ from energon_pack.checks.packs import samples_of
 from energon_pack.checks.shard import VerifiedShard, VerifyJob, packs_of, verify_shards
 from energon_pack.checks.source import drawn_of, find_source, read_settings, unaccounted
 from energon_pack.checks.videos import is_read_as_bytes
+from energon_pack.dataset.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
+from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.errors import PackError
 from energon_pack.findings import CHECKS, Findings
-from energon_pack.manifest import MANIFEST
-from energon_pack.packed.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.console import console, say
 from energon_pack.run.context import Run

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from megatron.energon import WorkerConfig
 from packed_data import Endless, train_loader, val_loader
 
-from energon_pack.manifest import read_manifest
+from energon_pack.dataset.manifest import read_manifest
 from energon_pack.task_encoder import PackedTaskEncoder
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from megatron.energon.errors import FatalSampleError
 from packed_data import Endless, parts, train_loader, val_loader
 
 from energon_pack.batch import PackedBatch
-from energon_pack.manifest import read_manifest
+from energon_pack.dataset.manifest import read_manifest
 from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder
 
 IMAGE_TOKEN = "<image>"  # as in megatron.core.models.multimodal.llava_model

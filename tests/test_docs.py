@@ -20,8 +20,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from energon_pack.config import PackConfig, conf_dir
+from energon_pack.dataset.energon import dataset_yamls
 from energon_pack.findings import CHECKS
-from energon_pack.metadata import dataset_yamls
 from energon_pack.plan.splits import SPLITS
 from energon_pack.samples.flavors import UNPACKED
 from energon_pack.samples.sample import Reason

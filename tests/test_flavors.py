@@ -7,8 +7,8 @@ import pytest
 
 import energon_pack.flavors
 from energon_pack.config import Flavor as FlavorConfig
-from energon_pack.packed.contents import parse
-from energon_pack.packed.files import PackFiles
+from energon_pack.dataset.contents import parse
+from energon_pack.dataset.files import PackFiles
 from energon_pack.samples.flavors import FLAVORS, FOREIGN, PACKED, do_not_fit, flavor_of_sample, foreign_flavor
 from energon_pack.samples.flavors.base import Conversation, Flavor, PackedFlavor
 

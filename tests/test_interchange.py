@@ -17,10 +17,10 @@ import yaml
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SampleDecoder, basic_sample_keys, edataclass, stateless
 
 from energon_pack.config import Flavor, GroupBy
+from energon_pack.dataset.energon import sample_loader_py
 from energon_pack.errors import PackError
 from energon_pack.flavors import PackedCaptioningSample, PackedMultiMixQASample
 from energon_pack.loading import cookers
-from energon_pack.metadata import sample_loader_py
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
 from energon_pack.task_encoder import inputs_of

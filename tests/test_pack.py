@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import shards
 from energon_pack.config import OnDamaged, Overlong, PackConfig, Stage
+from energon_pack.dataset import shards
+from energon_pack.dataset.publish import staging_folder
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
-from energon_pack.publish import staging_folder
 from energon_pack.sources.tar import tar_header
 from support.packed import files, json_lines
 from support.running import ROOT, need_torchvision
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_written_is_found_first(
     ("writer", "knob"),
     [
         ("energon_pack.lengths.table_cache.write_whole", "cache_dir"),
-        ("energon_pack.metadata.write_whole", "output.dir"),
+        ("energon_pack.dataset.energon.write_whole", "output.dir"),
     ],
 )
 def test_a_full_disk_says_which(config: Make, tmp_path: Path, knob: str, writer: str, monkeypatch: Any) -> None:
@@ -295,7 +295,7 @@ def stopped(config: Make, monkeypatch: pytest.MonkeyPatch) -> PackConfig:
         return written[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.writing.write_shard", write)
+        patch.setattr("energon_pack.dataset.write.write_shard", write)
         with pytest.raises(KeyboardInterrupt):
             pack(run)
     assert not output(run).exists()
@@ -357,8 +357,8 @@ def test_a_disk_that_fills_publishes_nothing(config: Make, monkeypatch: pytest.M
         return write(fd, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.tar_writer.os.write", full)
-        patch.setattr("energon_pack.tar_writer.os.copy_file_range", None, raising=False)
+        patch.setattr("energon_pack.dataset.tar_writer.os.write", full)
+        patch.setattr("energon_pack.dataset.tar_writer.os.copy_file_range", None, raising=False)
         with pytest.raises(PackError, match=r"/out: No space left on device; .* another output\.dir"):
             pack(run)
     assert not output(run).exists()

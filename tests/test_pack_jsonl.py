@@ -194,8 +194,8 @@ def test_what_was_mended_is_measured_again(config: Make, source: Path) -> None:
 def test_media_that_change_while_it_runs_are_noticed(
     config: Make, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from energon_pack import shards
-    from energon_pack import writing as module
+    from energon_pack.dataset import shards
+    from energon_pack.dataset import write as module
 
     write = shards.write_shard
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_pack.dataset.plan_file import shard_bounds
 from energon_pack.errors import PackError
 from energon_pack.plan.caps import COLUMNS
 from energon_pack.plan.items import MEDIA_TYPES, Items
 from energon_pack.plan.order import spread_of_steps
 from energon_pack.plan.plan import LEFT_OUT, PackPlan, plan_packs, without_window
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
-from energon_pack.plan_file import shard_bounds
 from energon_pack.samples.sample import Reason
 
 OVERLONG, OVER_CAP = LEFT_OUT.index(Reason.OVERLONG), LEFT_OUT.index(Reason.OVER_CAP)

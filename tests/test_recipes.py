@@ -33,7 +33,7 @@ from megatron_lm import one_token_per_image
 from energon_pack import metadataset
 from energon_pack.batch import PackedBatch
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
-from energon_pack.manifest import read_manifest
+from energon_pack.dataset.manifest import read_manifest
 from energon_pack.pack import pack
 from energon_pack.task_encoder import PackedTaskEncoder
 from support.running import ROOT, need_torchvision

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import tar_header
-from energon_pack.tar_writer import TarWriter
 from support.samples import write_tar
 
 

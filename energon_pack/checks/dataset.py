@@ -13,11 +13,11 @@ import yaml
 from energon_pack.checks.packs import samples_of
 from energon_pack.checks.shard import VerifiedShard, packs_of
 from energon_pack.checks.sqlite import sqlite
+from energon_pack.dataset.energon import SAMPLE_LOADER, dataset_yamls, sample_loader_py
+from energon_pack.dataset.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object
+from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.errors import PackError, short
 from energon_pack.findings import Hashes, hashed, joined, named, several
-from energon_pack.manifest import MANIFEST
-from energon_pack.metadata import SAMPLE_LOADER, dataset_yamls, sample_loader_py
-from energon_pack.packed.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.flavors import FLAVORS
 from energon_pack.samples.flavors.base import Flavor

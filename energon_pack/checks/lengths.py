@@ -10,10 +10,10 @@ import numpy as np
 
 from energon_pack.checks.shard import VerifiedShard, packs_of
 from energon_pack.checks.source import demo_of, when_packed
+from energon_pack.dataset.contents import Pack
+from energon_pack.dataset.files import at
 from energon_pack.errors import short
 from energon_pack.loading import load_template
-from energon_pack.packed.contents import Pack
-from energon_pack.packed.files import at
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.probe import probe, with_frames

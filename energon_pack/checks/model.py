@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset
 
+from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
 from energon_pack.guards import MixingError
 from energon_pack.loading import cookers
-from energon_pack.manifest import read_manifest
 from energon_pack.members import Encoded
 from energon_pack.probe import Finding, probe, shrink
 from energon_pack.samples.flavors.base import MemberInput

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from energon_pack.dataset.contents import Pack
+from energon_pack.dataset.plan_file import PlanRow
 from energon_pack.errors import short
-from energon_pack.packed.contents import Pack
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
-from energon_pack.plan_file import PlanRow
 from energon_pack.samples.cut import split_id
 from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, format_of
 from energon_pack.samples.placeholders import place_media

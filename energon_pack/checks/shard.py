@@ -14,12 +14,13 @@ import numpy as np
 
 from energon_pack.checks import packs as checks
 from energon_pack.checks.videos import decoded_by_energon, decoded_by_us
+from energon_pack.dataset.contents import Pack, parse
+from energon_pack.dataset.files import PackFiles, PlanFile, packs_in
+from energon_pack.dataset.plan_file import PlanRow
+from energon_pack.dataset.shards import Sources, conversation, parts_beside
 from energon_pack.errors import PackError, short
 from energon_pack.findings import Findings, Hashes, hashed
-from energon_pack.packed.contents import Pack, parse
-from energon_pack.packed.files import PackFiles, PlanFile, packs_in
 from energon_pack.plan.splits import SPLITS, split_numbers
-from energon_pack.plan_file import PlanRow
 from energon_pack.run.context import Run
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT
@@ -29,7 +30,6 @@ from energon_pack.samples.media.probe import probe
 from energon_pack.samples.sample import AnyPart, Part, Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.times import load_positions
-from energon_pack.shards import Sources, conversation, parts_beside
 from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import open_file

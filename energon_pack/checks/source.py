@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from energon_pack.dataset.files import REPORT, at
 from energon_pack.errors import PackError, short
 from energon_pack.findings import Hashes, hashes, joined, named
-from energon_pack.packed.files import REPORT, at
 from energon_pack.run.context import Run
 from energon_pack.run.nodes import node_of
 from energon_pack.samples.settings import ReadSettings

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from energon_pack.dataset.files import packs_in
 from energon_pack.errors import short
-from energon_pack.packed.files import packs_in
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 

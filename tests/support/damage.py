@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from energon_pack.dataset.files import packs_in
+from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.findings import Findings
-from energon_pack.packed.files import packs_in
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
-from energon_pack.tar_writer import TarWriter
 from energon_pack.verify import Options, verify
 
 Members = list[tuple[str, bytes]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from energon_pack.metadata import sample_loader_py
+from energon_pack.dataset.energon import sample_loader_py
 from energon_pack.samples.flavors import PACKED
 from support.damage import read_shard, write_index, write_shard
 from support.samples import chat, npy, picture, write_tar

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from energon_pack.dataset.files import PackFiles
 from energon_pack.errors import short
-from energon_pack.packed.files import PackFiles
 from energon_pack.samples.flavors import DEFAULT, foreign_flavor
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
 from energon_pack.samples.flavors.schema import Schema

@@ -14,7 +14,7 @@ from energon_pack.run.heavy import importing
 from energon_pack.samples.flavors.base import PackedFlavor
 
 if TYPE_CHECKING:  # the process that checks needs none of what writing does
-    from energon_pack.shards import WrittenShard
+    from energon_pack.dataset.shards import WrittenShard
 
 _NUM_PACKS = 16
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
+from energon_pack.dataset.files import PLAN
+from energon_pack.dataset.plan_file import ShardPlan, write_plan
+from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.lengths.method import Method
-from energon_pack.packed.files import PLAN
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import PackPlan
 from energon_pack.plan.splits import SPLITS
-from energon_pack.plan_file import ShardPlan, write_plan
 from energon_pack.run.context import Run
-from energon_pack.shards import ShardJob, WrittenShard, write_shard
 
 
 def write_shards(

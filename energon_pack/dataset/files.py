@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from energon_pack.dataset.plan_file import PLAN_SCHEMA, PlanRow
 from energon_pack.errors import PackError
-from energon_pack.plan_file import PLAN_SCHEMA, PlanRow
 from energon_pack.samples.cut import PART_OF, Cut
 from energon_pack.samples.sample import Part
 from energon_pack.sources.rows import rows_of

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from energon_pack.dataset.contents import Pack
+from energon_pack.dataset.plan_file import PlanRow
 from energon_pack.errors import PackError
-from energon_pack.packed.contents import Pack
-from energon_pack.plan_file import PlanRow
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.sources.jsonl.index import LINE

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energon_pack.plan_file import PlanRow
+from energon_pack.dataset.plan_file import PlanRow
+from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, PackedFlavor
 from energon_pack.samples.flavors.schema import FORMAT
@@ -29,7 +30,6 @@ from energon_pack.sources.sample import ReadSample, read_but_media
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import is_header_of, tar_len
-from energon_pack.tar_writer import TarComparer, TarDiffers, TarWriter
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import yaml
 
-from energon_pack.manifest import MANIFEST
+from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.shards import WrittenShard
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import PackPlan, split_counts
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.flavors.schema import FORMAT
-from energon_pack.shards import WrittenShard
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.template import Identity
