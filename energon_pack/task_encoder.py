@@ -20,17 +20,17 @@ import torch
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, edataclass, stateless
 from megatron.energon.errors import FatalSampleError
 
-from energon_pack import layout as layouts
-from energon_pack.batch import PackedBatch, VisualInputs
-from energon_pack.guards import refuse_hybrid
-from energon_pack.layout import Form
 from energon_pack.loading import cookers, load_template, manifest_of
-from energon_pack.members import Encoded, LengthError, MemberEncoder
-from energon_pack.pixels import MEDIA_KEYS, join
-from energon_pack.rope import ROPE_KINDS, Rope
 from energon_pack.samples.flavors import UNPACKED, flavor_of_sample
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.templates.template import Template
+from energon_pack.training import layout as layouts
+from energon_pack.training.batch import PackedBatch, VisualInputs
+from energon_pack.training.guards import refuse_hybrid
+from energon_pack.training.layout import Form
+from energon_pack.training.members import Encoded, LengthError, MemberEncoder
+from energon_pack.training.pixels import MEDIA_KEYS, join
+from energon_pack.training.rope import ROPE_KINDS, Rope
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
 

@@ -35,9 +35,9 @@ from packed_data import train_loader, val_loader
 from torch.nn.parallel import DistributedDataParallel
 from train_tiny import evaluate, num_trained, tiny_model
 
-from energon_pack.batch import touch_vision
-from energon_pack.guards import guard
 from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training.batch import touch_vision
+from energon_pack.training.guards import guard
 
 
 def arguments_of() -> argparse.Namespace:

@@ -19,10 +19,10 @@ import torch
 from megatron.energon import WorkerConfig, stateless
 from packed_data import train_loader, val_loader
 
-from energon_pack.batch import PackedBatch
-from energon_pack.guards import guard
-from energon_pack.layout import IGNORE
 from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.guards import guard
+from energon_pack.training.layout import IGNORE
 
 
 class Unpacked(PackedTaskEncoder):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.batch import PackedBatch, weighted_loss
-from energon_pack.layout import IGNORE
-from energon_pack.members import Encoded
+from energon_pack.training.batch import PackedBatch, weighted_loss
+from energon_pack.training.layout import IGNORE
+from energon_pack.training.members import Encoded
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model
 
 CASES = [

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack import guards
-from energon_pack.guards import MixingError, check_inputs, guard
-from energon_pack.probe import probe, shrink, text_members
+from energon_pack.training import guards
+from energon_pack.training.guards import MixingError, check_inputs, guard
+from energon_pack.training.probe import probe, shrink, text_members
 from support.tiny import FAMILIES, make_batch, make_members, make_model, tf
 
 

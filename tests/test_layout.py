@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from energon_pack.layout import IGNORE, Form, Member, automodel, loss_weights, mlm, neat, rows_of, seq_idx, thd
+from energon_pack.training.layout import IGNORE, Form, Member, automodel, loss_weights, mlm, neat, rows_of, seq_idx, thd
 
 
 def member(length: int, first: int = 1, num_ignored: int = 1) -> Member:

@@ -12,7 +12,7 @@ from energon_pack.checks.model import check_model
 from energon_pack.config import ModelConfig, PackConfig, Rope
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.probe import probe
+from energon_pack.training.probe import probe
 from energon_pack.verify import Options, verify
 from support.running import need_torchvision
 from support.samples import chat, write_tar
@@ -115,7 +115,7 @@ def test_a_model_that_mixes_is_found(texts: Path, demo: tuple[Path, Path], monke
 def test_a_hybrid_model_is_refused_with_its_reason(
     texts: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("energon_pack.guards.missing_kernels", lambda: ["causal-conv1d"])
+    monkeypatch.setattr("energon_pack.training.guards.missing_kernels", lambda: ["causal-conv1d"])
     checked = check_model(texts, "Qwen3_5ForConditionalGeneration", str(demo[1]), False)
     assert checked.defects == [
         "a hybrid model carries its state from member to member without its kernels: pip install causal-conv1d"

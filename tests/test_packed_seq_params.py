@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.layout import Form, Member, thd
 from energon_pack.packed_seq_params import packed_seq_params
+from energon_pack.training.layout import Form, Member, thd
 
 
 @dataclass

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.members import MemberEncoder
-from energon_pack.pixels import join
-from energon_pack.rope import Rope
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.sample import Skip
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Sample
+from energon_pack.training.members import MemberEncoder
+from energon_pack.training.pixels import join
+from energon_pack.training.rope import Rope
 from support.models import of_model
 from support.running import need_torchvision
 from support.samples import picture, video

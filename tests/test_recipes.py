@@ -31,11 +31,11 @@ from megatron.energon.errors import FatalSampleError
 from megatron_lm import one_token_per_image
 
 from energon_pack import metadataset
-from energon_pack.batch import PackedBatch
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.pack import pack
 from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training.batch import PackedBatch
 from support.running import ROOT, need_torchvision
 from support.samples import chat, video, write_tar
 

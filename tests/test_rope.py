@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.rope import Rope, rope_positions
+from energon_pack.training.rope import Rope, rope_positions
 from support.tiny import FAMILIES, tf
 
 CLASSES = {"qwen2_vl": "Qwen2VLModel", "qwen2_5_vl": "Qwen2_5_VLModel", "qwen3_vl": "Qwen3VLModel"}

@@ -13,14 +13,14 @@ import torch
 from megatron.energon import SkipSample, WorkerConfig, get_loader, get_savable_loader, get_train_dataset
 from megatron.energon.errors import FatalSampleError
 
-from energon_pack import guards
-from energon_pack.batch import PackedBatch, touch_vision
 from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
-from energon_pack.layout import IGNORE
 from energon_pack.pack import pack
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training import guards
+from energon_pack.training.batch import PackedBatch, touch_vision
+from energon_pack.training.layout import IGNORE
 from support.packed import prepare, train
 from support.running import need_torchvision
 from support.samples import picture, video

@@ -11,14 +11,14 @@ from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_v
 
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
-from energon_pack.guards import MixingError
 from energon_pack.loading import cookers
-from energon_pack.members import Encoded
-from energon_pack.probe import Finding, probe, shrink
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
+from energon_pack.training.guards import MixingError
+from energon_pack.training.members import Encoded
+from energon_pack.training.probe import Finding, probe, shrink
 
 _NUM_PACKS = 16  # looked at for short members
 _MAX_LEN = 2048  # of a member, where there are shorter ones

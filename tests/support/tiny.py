@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.batch import PackedBatch
-from energon_pack.layout import IGNORE, Form, Member, neat
-from energon_pack.members import Encoded
-from energon_pack.pixels import join
-from energon_pack.rope import Rope, rope_positions
 from energon_pack.templates.torchvision_shim import prepare_torchvision
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.layout import IGNORE, Form, Member, neat
+from energon_pack.training.members import Encoded
+from energon_pack.training.pixels import join
+from energon_pack.training.rope import Rope, rope_positions
 
 prepare_torchvision()
 #: transformers; its classes take their settings as keywords of every type

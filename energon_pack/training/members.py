@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.layout import IGNORE, Member
-from energon_pack.pixels import Pixels
-from energon_pack.rope import Rope, rope_positions
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.probe import Media, probe, with_frames
 from energon_pack.samples.placeholders import split_content
 from energon_pack.templates.processor_inputs import Clip, clip
 from energon_pack.templates.template import Rendered, Sample, Template, Tokens
+from energon_pack.training.layout import IGNORE, Member
+from energon_pack.training.pixels import Pixels
+from energon_pack.training.rope import Rope, rope_positions
 
 
 class LengthError(Exception):

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from energon_pack.batch import PackedBatch
-from energon_pack.guards import check_inputs, is_hybrid
-from energon_pack.layout import Form, Member, neat
-from energon_pack.members import Encoded
-from energon_pack.pixels import join
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.guards import check_inputs, is_hybrid
+from energon_pack.training.layout import Form, Member, neat
+from energon_pack.training.members import Encoded
+from energon_pack.training.pixels import join
 
 #: sizes of a shrunk model, by the names configs have for them
 _SMALL = {

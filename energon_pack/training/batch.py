@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.layout import IGNORE
-from energon_pack.masks import additive_masks
-from energon_pack.pixels import MEDIA_KEYS
+from energon_pack.training.layout import IGNORE
+from energon_pack.training.masks import additive_masks
+from energon_pack.training.pixels import MEDIA_KEYS
 
 #: read on the host by Megatron's kernels
 _ON_HOST = frozenset(("max_seqlen_q", "max_seqlen_kv"))
