@@ -22,10 +22,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack import __version__
 from energon_pack.config import ModelConfig, PackConfig, conf_dir
+from energon_pack.config.naming import output_name
+from energon_pack.config.validate import nearest_key, to_config
 from energon_pack.errors import PackError
-from energon_pack.naming import output_name
 from energon_pack.templates.models import packaged_models, read_model
-from energon_pack.validate import nearest_key, to_config
 
 _EXIT_INTERRUPTED = 130
 
@@ -90,7 +90,7 @@ def main() -> NoReturn:
             stream.reconfigure(errors="replace")  # a name or a message must not end a run in an ASCII locale
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
     if {"-sc", "--shell-completion"} & set(sys.argv):
-        from energon_pack import completion
+        from energon_pack.config import completion
 
         completion.install()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import OnDamaged, PackConfig, Stage, plain
+from energon_pack.config.naming import content_settings, shards_identity
+from energon_pack.config.resolve import Places, resolve
 from energon_pack.dataset.energon import manifest_of, write_metadata
 from energon_pack.dataset.files import LEDGER, REPORT
 from energon_pack.dataset.last_look import check, get_ready, reconcile
@@ -43,14 +45,12 @@ from energon_pack.lengths.cache import (
 )
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.method import Method, prepare
-from energon_pack.naming import content_settings, shards_identity
 from energon_pack.plan.choice import print_choices, try_lens
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.overlong import CUTTING, check_overlong, cut_overlong
 from energon_pack.plan.plan import PackPlan, check_splits, plan_packs
 from energon_pack.plan.report import Report, RunFacts, print_plan, print_stages, summarize
 from energon_pack.plan.splits import split_shares
-from energon_pack.resolve import Places, resolve
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor

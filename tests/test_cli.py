@@ -226,7 +226,7 @@ def test_a_model_built_upon_another_has_a_name_of_its_own(tmp_path: Path) -> Non
 def test_every_choice_of_groups_composes() -> None:
     from hydra import compose, initialize_config_dir
 
-    from energon_pack.validate import to_config
+    from energon_pack.config.validate import to_config
 
     options: dict[str, list[str]] = {path.parent.name: [] for path in conf_dir().glob("*/*.yaml")}
     for path in conf_dir().glob("*/*.yaml"):
@@ -324,7 +324,7 @@ def test_groups_for_other_hydra_apps(tmp_path: Path) -> None:
     )
     (tmp_path / "app.py").write_text(
         "import hydra\nfrom hydra.core.plugins import Plugins\n"
-        "from energon_pack.hydra_plugin import EnergonPackSearchPath\n"
+        "from energon_pack.config.hydra_plugin import EnergonPackSearchPath\n"
         "Plugins.instance().register(EnergonPackSearchPath)\n"
         "@hydra.main(version_base='1.3', config_path='conf', config_name='config')\n"
         "def main(cfg): print(cfg.model.depth, cfg.data.packing.layout)\nmain()\n"

@@ -9,9 +9,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from energon_pack.config import MediaConfig, ModelConfig, PackConfig, Rope, conf_dir, plain
+from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError
 from energon_pack.run.nodes import node_of
-from energon_pack.validate import to_config
 
 
 def nodes(kind: type[Any] = PackConfig) -> list[type[Any]]:

@@ -16,8 +16,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from energon_pack.config import conf_dir
+from energon_pack.config.validate import to_config
 from energon_pack.pack import pack
-from energon_pack.validate import to_config
 from support.packed import files
 from support.running import ROOT
 
