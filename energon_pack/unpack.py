@@ -20,9 +20,6 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from energon_pack.checks import packs as checks
-from energon_pack.checks.shard import packs_of
-from energon_pack.checks.source import read_settings
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PLAN, PlanFile, read_object, shard_paths
 from energon_pack.dataset.manifest import MANIFEST
@@ -39,6 +36,9 @@ from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard, shard_of
+from energon_pack.verify import packs as checks
+from energon_pack.verify.shard import packs_of
+from energon_pack.verify.source import read_settings
 
 _ROWS = 50_000  # dealt at once
 _PACKS = 256  # of which the rows of the plan are held at once

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.checks import model as model_check
-from energon_pack.checks.model import check_model
 from energon_pack.config import ModelConfig, PackConfig, Rope
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.training.probe import probe
-from energon_pack.verify import Options, verify
+from energon_pack.verify import model as model_check
+from energon_pack.verify.command import Options, verify
+from energon_pack.verify.model import check_model
 from support.running import need_torchvision
 from support.samples import chat, write_tar
 from support.tiny import TEXT, tf

@@ -16,15 +16,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack import findings as findings_module
-from energon_pack.checks.packs import capacity
 from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PackFiles
 from energon_pack.errors import PackError, printable
-from energon_pack.findings import CHECKS, Findings
 from energon_pack.pack import pack
-from energon_pack.verify import Options, main, verify
+from energon_pack.verify import findings as findings_module
+from energon_pack.verify.command import Options, main, verify
+from energon_pack.verify.findings import CHECKS, Findings
+from energon_pack.verify.packs import capacity
 from support.corruptions import CORRUPTIONS, cut_short, duplicate_pack, flip
 from support.damage import (
     HOSTILE,

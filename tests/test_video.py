@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack.checks.videos import decoded_by_energon, decoded_by_us
 from energon_pack.config import DatasetYaml, PackConfig
 from energon_pack.pack import pack
 from energon_pack.samples.media.probe import Media, probe, with_frames
@@ -27,7 +26,8 @@ from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.settings import MediaConfig
 from energon_pack.templates.template import Sample
-from energon_pack.verify import Options, verify
+from energon_pack.verify.command import Options, verify
+from energon_pack.verify.videos import decoded_by_energon, decoded_by_us
 from support.models import of_model
 from support.running import ROOT, need_torchvision
 from support.samples import video, write_tar

@@ -10,7 +10,6 @@ import numpy as np
 
 from energon_pack.dataset.files import REPORT, at
 from energon_pack.errors import PackError, short
-from energon_pack.findings import Hashes, hashes, joined, named
 from energon_pack.run.context import Run
 from energon_pack.run.nodes import node_of
 from energon_pack.samples.settings import ReadSettings
@@ -19,6 +18,7 @@ from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows, par
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.shard import Shard, Source
+from energon_pack.verify.findings import Hashes, hashes, joined, named
 
 
 def find_source(folder: Path, report: Mapping[str, Any], given: Sequence[str], media_root: str | None = None) -> Source:

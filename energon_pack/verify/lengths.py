@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.checks.shard import VerifiedShard, packs_of
-from energon_pack.checks.source import demo_of, when_packed
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import at
 from energon_pack.errors import short
@@ -23,6 +21,8 @@ from energon_pack.samples.sample import Skip
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.times import load_positions
 from energon_pack.templates.template import Sample, Template
+from energon_pack.verify.shard import VerifiedShard, packs_of
+from energon_pack.verify.source import demo_of, when_packed
 
 _SEED = 0
 

@@ -15,17 +15,9 @@ from typing import Any
 
 from rich.table import Table
 
-from energon_pack.checks import dataset as checks
-from energon_pack.checks.foreign import verify_foreign
-from energon_pack.checks.lengths import measured_again, packed_with
-from energon_pack.checks.packs import samples_of
-from energon_pack.checks.shard import VerifiedShard, VerifyJob, packs_of, verify_shards
-from energon_pack.checks.source import drawn_of, find_source, read_settings, unaccounted
-from energon_pack.checks.videos import is_read_as_bytes
 from energon_pack.dataset.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.errors import PackError
-from energon_pack.findings import CHECKS, Findings
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.console import console, say
 from energon_pack.run.context import Run
@@ -36,6 +28,14 @@ from energon_pack.run.tool import count, parser, run
 from energon_pack.samples.flavors import DEFAULT, PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.shard import Source
+from energon_pack.verify import dataset as checks
+from energon_pack.verify.findings import CHECKS, Findings
+from energon_pack.verify.foreign import verify_foreign
+from energon_pack.verify.lengths import measured_again, packed_with
+from energon_pack.verify.packs import samples_of
+from energon_pack.verify.shard import VerifiedShard, VerifyJob, packs_of, verify_shards
+from energon_pack.verify.source import drawn_of, find_source, read_settings, unaccounted
+from energon_pack.verify.videos import is_read_as_bytes
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _verify_ours(folder: Path, options: Options, findings: Findings) -> None:
         processor = options.processor or packed_with(folder, stated.report)
         _check_lengths(stated, shards, processor, options, findings)
     if options.model:
-        from energon_pack.checks.model import check_model  # torch and the model's own code
+        from energon_pack.verify.model import check_model  # torch and the model's own code
 
         processor = options.processor or packed_with(folder, stated.report)
         with Progress().stage("model", 1, "model") as advance:

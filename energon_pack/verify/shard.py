@@ -12,14 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.checks import packs as checks
-from energon_pack.checks.videos import decoded_by_energon, decoded_by_us
 from energon_pack.dataset.contents import Pack, parse
 from energon_pack.dataset.files import PackFiles, PlanFile, packs_in
 from energon_pack.dataset.plan_file import PlanRow
 from energon_pack.dataset.shards import Sources, conversation, parts_beside
 from energon_pack.errors import PackError, short
-from energon_pack.findings import Findings, Hashes, hashed
 from energon_pack.plan.splits import SPLITS, split_numbers
 from energon_pack.run.context import Run
 from energon_pack.samples.bytes import Bytes
@@ -34,6 +31,9 @@ from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import BLOCK, TarScan
+from energon_pack.verify import packs as checks
+from energon_pack.verify.findings import Findings, Hashes, hashed
+from energon_pack.verify.videos import decoded_by_energon, decoded_by_us
 
 _CHUNK = 1 << 20
 _PACKS = 256  # of which the rows of the plan are held at once

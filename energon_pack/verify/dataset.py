@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import yaml
 
-from energon_pack.checks.packs import samples_of
-from energon_pack.checks.shard import VerifiedShard, packs_of
-from energon_pack.checks.sqlite import sqlite
 from energon_pack.dataset.energon import SAMPLE_LOADER, dataset_yamls, sample_loader_py
 from energon_pack.dataset.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.errors import PackError, short
-from energon_pack.findings import Hashes, hashed, joined, named, several
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.flavors import FLAVORS
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.sample import Reason
 from energon_pack.sources.storage import open_file
+from energon_pack.verify.findings import Hashes, hashed, joined, named, several
+from energon_pack.verify.packs import samples_of
+from energon_pack.verify.shard import VerifiedShard, packs_of
+from energon_pack.verify.sqlite import sqlite
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,

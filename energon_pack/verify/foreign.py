@@ -6,16 +6,16 @@ from pathlib import Path
 
 import yaml
 
-from energon_pack.checks import dataset as checks
-from energon_pack.checks.shard import VerifiedShard, VerifyJob, verify_shards
-from energon_pack.checks.videos import is_read_as_bytes
 from energon_pack.dataset.files import PLAN, REPORT, shard_paths
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.errors import PackError
-from energon_pack.findings import Findings
 from energon_pack.run.context import Run
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.verify import dataset as checks
+from energon_pack.verify.findings import Findings
+from energon_pack.verify.shard import VerifiedShard, VerifyJob, verify_shards
+from energon_pack.verify.videos import is_read_as_bytes
 
 _PREPARE = "`energon prepare --non-interactive --split-ratio 1,0,0 --skip-dataset-yaml` writes it anew"
 
