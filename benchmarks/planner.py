@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from timing import at_least, at_most, cpu_seconds
 
-from energon_pack.plan.bins import Algorithm, Bins, lower_bound, lower_bound_l2, pack_bins
+from energon_pack.plan.bins import Bins, lower_bound, lower_bound_l2, pack_bins
+from energon_pack.plan.settings import Algorithm
 from energon_pack.run.seeded import Ints
 
 Rows = list[tuple[str, ...]]

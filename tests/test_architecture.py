@@ -171,7 +171,7 @@ def test_a_public_face_says_what_is_public(face: str) -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("energon_pack.config.hydra_plugin", {"torch", "transformers", "pyarrow"}),
+        ("energon_pack.hydra_plugin", {"torch", "transformers", "pyarrow"}),
         ("energon_pack.cli", {"torch", "transformers", "pyarrow"}),
         ("energon_pack.lengths.cache", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
         ("energon_pack.dataset.shards", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),

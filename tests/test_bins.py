@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.plan.bins import Algorithm, Bins, lower_bound, lower_bound_l2, pack_bins
+from energon_pack.plan.bins import Bins, lower_bound, lower_bound_l2, pack_bins
 from energon_pack.plan.bins.base import shuffled_argsort
+from energon_pack.plan.settings import Algorithm
 from energon_pack.run.seeded import Chance, random_keys
 
 #: a capacity, and lengths that fit it

@@ -18,7 +18,7 @@ from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.media.probe import Media
 from energon_pack.task_encoder import inputs_of
 from energon_pack.templates.template import Sample
-from energon_pack.verify.command import Options, verify
+from energon_pack.verify import Options, verify
 from support.packed import json_lines, train
 from support.running import command
 from support.samples import chat, picture, write_tar

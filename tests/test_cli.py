@@ -324,7 +324,7 @@ def test_groups_for_other_hydra_apps(tmp_path: Path) -> None:
     )
     (tmp_path / "app.py").write_text(
         "import hydra\nfrom hydra.core.plugins import Plugins\n"
-        "from energon_pack.config.hydra_plugin import EnergonPackSearchPath\n"
+        "from energon_pack.hydra_plugin import EnergonPackSearchPath\n"
         "Plugins.instance().register(EnergonPackSearchPath)\n"
         "@hydra.main(version_base='1.3', config_path='conf', config_name='config')\n"
         "def main(cfg): print(cfg.model.depth, cfg.data.packing.layout)\nmain()\n"

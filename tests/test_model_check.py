@@ -11,8 +11,8 @@ from energon_pack.config import ModelConfig, PackConfig, Rope
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.training.probe import probe
+from energon_pack.verify import Options, verify
 from energon_pack.verify import model as model_check
-from energon_pack.verify.command import Options, verify
 from energon_pack.verify.model import check_model
 from support.running import need_torchvision
 from support.samples import chat, write_tar

@@ -15,7 +15,7 @@ from energon_pack.config import Overlong, PackConfig, SplitsConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.plan.splits import split_numbers, split_shares
-from energon_pack.verify.command import Options, verify
+from energon_pack.verify import Options, verify
 from support.samples import chat, write_tar
 
 Make = Callable[..., PackConfig]

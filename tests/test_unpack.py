@@ -21,7 +21,7 @@ from energon_pack.samples.record import media_parts, parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.unpack import unpack
-from energon_pack.verify.command import Options, verify
+from energon_pack.verify import Options, verify
 from support.packed import files, lengths, packed, samples
 from support.running import ROOT, command
 from support.samples import chat, picture, write_tar

@@ -9,7 +9,7 @@ import pytest
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.unpack import unpack
-from energon_pack.verify.command import Options, verify
+from energon_pack.verify import Options, verify
 from support.packed import lengths, packed, samples
 from support.samples import chat, npy, picture, write_source, write_tar
 

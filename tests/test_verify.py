@@ -19,9 +19,8 @@ import pytest
 from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PackFiles
-from energon_pack.errors import PackError, printable
+from energon_pack.errors import PackError, printable, short
 from energon_pack.pack import pack
-from energon_pack.verify import findings as findings_module
 from energon_pack.verify.command import Options, main, verify
 from energon_pack.verify.findings import CHECKS, Findings
 from energon_pack.verify.packs import capacity
@@ -288,4 +287,4 @@ def test_findings_keep_the_first_of_each_check() -> None:
     findings.merge(other)
     assert findings.num_defects == {"tar": 4, "totals": 1}
     assert [str(defect) for defect in findings.first(2)] == ["tar: a: 1", "totals: b: 5"]
-    assert findings_module.short(["x"] * 9) == "list of 9"
+    assert short(["x"] * 9) == "list of 9"

@@ -16,7 +16,7 @@ import pytest
 from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.verify.command import Options, verify
+from energon_pack.verify import Options, verify
 from energon_pack.verify.findings import CHECKS
 from support.damage import Members, change_file, found, grown, lines, read_shard, set_at, write_shard
 from support.samples import npy, picture, write_source

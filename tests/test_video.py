@@ -26,7 +26,7 @@ from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.settings import MediaConfig
 from energon_pack.templates.template import Sample
-from energon_pack.verify.command import Options, verify
+from energon_pack.verify import Options, verify
 from energon_pack.verify.videos import decoded_by_energon, decoded_by_us
 from support.models import of_model
 from support.running import ROOT, need_torchvision

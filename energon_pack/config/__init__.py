@@ -1,15 +1,18 @@
-"""The config: its nodes, put together. A node that a room reads whole is that room's own dataclass."""
+"""The config: `PackConfig`, its nodes and their enums."""
 
-import re
-from dataclasses import dataclass, field
-from enum import Enum
-
-from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
-
-from energon_pack.errors import PackError
-from energon_pack.plan.bins import Algorithm
-from energon_pack.plan.settings import GroupBy, Layout, Overlong, PackingConfig
+from energon_pack.config.schema import (
+    DatasetYaml,
+    Engine,
+    ExecutorConfig,
+    Flavor,
+    MeasureConfig,
+    OutputConfig,
+    PackConfig,
+    ReportConfig,
+    SplitsConfig,
+    Stage,
+)
+from energon_pack.plan.settings import Algorithm, GroupBy, Layout, Overlong, PackingConfig
 from energon_pack.run.nodes import plain
 from energon_pack.samples.settings import ControlTokens, SampleType
 from energon_pack.sources.settings import Format, OnDamaged, SourceConfig
@@ -46,158 +49,3 @@ __all__ = [
     "conf_dir",
     "plain",
 ]
-
-
-class Flavor(str, Enum):
-    """What the packs' JSON looks like."""
-
-    packed_multi_mix_qa = "packed_multi_mix_qa"
-    packed_captioning = "packed_captioning"
-
-
-class DatasetYaml(str, Enum):
-    """How Energon reads the packs."""
-
-    typed = "typed"
-    crude = "crude"
-
-
-class Stage(str, Enum):
-    """How far a run goes."""
-
-    lengths = "lengths"
-    plan = "plan"
-    all = "all"
-
-
-class Engine(str, Enum):
-    """What counts tokens."""
-
-    auto = "auto"
-    words = "words"
-    gigatoken = "gigatoken"
-    fastokens = "fastokens"
-    tokenizers = "tokenizers"
-
-
-@dataclass
-class MeasureConfig:
-    """How lengths are measured; they are the same with each choice."""
-
-    #: auto: the fastest that is installed and exact for the tokenizer
-    engine: Engine = Engine.auto
-    #: share of the samples that goes through the full processor, to be sure; 0: none
-    verify: float = 0.002
-
-
-@dataclass
-class SplitsConfig:
-    """Shares of the samples, drawn by id and seed."""
-
-    #: None: the rest
-    train: float | None = None
-    #: by default none
-    val: float = 0.0
-    #: by default none
-    test: float = 0.0
-
-
-@dataclass
-class OutputConfig:
-    """Where packs are written, and how."""
-
-    #: the folder of all datasets and of the cache
-    dir: str = "packed"
-    #: of this dataset's folder in it; None: `<source>-<model>-<layout>-<max_token_len>`, and a hash
-    name: str | None = None
-    #: of the packs' JSON
-    flavor: Flavor = Flavor.packed_multi_mix_qa
-    #: typed: sample type and loader; crude: CrudeWebdataset, for cookers
-    dataset_yaml: DatasetYaml = DatasetYaml.typed
-    #: whether a loader of plain Python lies beside the data, for a stack that can't import energon_pack
-    sample_loader_py: bool = False
-    #: `module:Class` that such a stack reads packs as; None: this package's own class
-    sample_type: str | None = None
-    #: what the names of shards begin with
-    shard_prefix: str = "packed"
-    #: packs of a shard
-    max_shard_packs: int = 4096
-    #: bytes of a shard; a pack that has more has a shard of its own
-    max_shard_bytes: float = 1e9
-    #: by default all is train
-    splits: SplitsConfig = field(default_factory=SplitsConfig)
-    #: whether index.sqlite is written, for joins and random access
-    sqlite: bool = False
-    #: whether a dataset of that name is replaced
-    overwrite: bool = False
-
-    def check(self) -> None:
-        """Raises PackError where nothing could be written so."""
-        if not self.dir:
-            raise PackError("output.dir is empty: output.dir=. is this folder")
-        for key, text in (("output.name", self.name), ("output.shard_prefix", self.shard_prefix)):
-            if text is not None and (not text or set(text) & set("/\\{},") or text.startswith(".")):
-                raise PackError(f"{key}={text!r}: no slash, brace, comma or leading dot")
-        name = self.sample_type
-        if name is not None and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
-            raise PackError(f"output.sample_type={name}: a class is named module:Class, as my_stack.data:PackedSample")
-        if self.sample_loader_py and name is None:
-            raise PackError(
-                "output.sample_loader_py=true needs output.sample_type=module:Class, the class that the other stack"
-                " reads packs as; energon_pack's own classes need no sample_loader.py"
-            )
-        if name is not None and not self.sample_loader_py:
-            raise PackError(
-                f"output.sample_type={name} needs output.sample_loader_py=true: energon_pack's own loader fills its own"
-                " classes alone"
-            )
-
-
-@dataclass
-class ReportConfig:
-    """What `stage=lengths` tries."""
-
-    #: tokens of a pack
-    lens: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384, 32768, 65536])
-
-
-@dataclass
-class ExecutorConfig:
-    """Processes on this machine."""
-
-    #: None: all cores
-    num_workers: int | None = None
-
-
-@dataclass
-class PackConfig:
-    """Everything a run depends on."""
-
-    model: ModelConfig = field(default_factory=ModelConfig)
-    media: MediaConfig = field(default_factory=MediaConfig)
-    labels: LabelsConfig = field(default_factory=LabelsConfig)
-    measure: MeasureConfig = field(default_factory=MeasureConfig)
-    packing: PackingConfig = field(default_factory=PackingConfig)
-    source: SourceConfig = field(default_factory=SourceConfig)
-    output: OutputConfig = field(default_factory=OutputConfig)
-    report: ReportConfig = field(default_factory=ReportConfig)
-    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
-    #: of all that is left to chance: order, splits, samples that are drawn
-    seed: int = 0
-    #: lengths: measure, and try `report.lens`; plan: write no dataset; all: pack
-    stage: Stage = Stage.all
-    #: lengths of each source shard, kept for the next run; None: `<output.dir>/.cache`
-    cache_dir: str | None = None
-    #: share of the samples that bad data may cost before nothing is published
-    max_skipped: float = 0.01
-
-
-def _schema() -> DictConfig:
-    """The schema, its free dictionaries open, so that their keys need no `+` on the command line."""
-    schema: DictConfig = OmegaConf.structured(PackConfig)
-    OmegaConf.set_struct(schema.model.processor_kwargs, False)
-    OmegaConf.set_struct(schema.model.chat_template_kwargs, False)
-    return schema
-
-
-ConfigStore.instance().store(name="pack_schema", node=_schema(), provider="energon_pack")

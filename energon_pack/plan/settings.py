@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from energon_pack.errors import PackError
-from energon_pack.plan.bins import Algorithm
 
 
 class Layout(str, Enum):
@@ -12,6 +11,19 @@ class Layout(str, Enum):
 
     neat = "neat"
     thd = "thd"
+
+
+class Algorithm(str, Enum):
+    """How items are dealt to bins, where lengths alone are limited."""
+
+    #: balanced, unless that takes more than 1.0001 · the lower bound + 1 bins
+    auto = "auto"
+    #: spreads long items evenly
+    balanced = "balanced"
+    #: only counts bins, never more than best fit
+    optimal = "optimal"
+    best_fit_decreasing = "best_fit_decreasing"
+    first_fit_decreasing = "first_fit_decreasing"
 
 
 class Overlong(str, Enum):

@@ -8,7 +8,7 @@ import yaml
 
 def conf_dir() -> Path:
     """The folder of config.yaml: inside the package in a wheel, beside it in a checkout or an editable install."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "config.yaml").is_file():
             return folder

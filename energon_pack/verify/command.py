@@ -24,7 +24,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.progress import Progress
-from energon_pack.run.tool import count, parser, run
+from energon_pack.run.tool import count, parser
 from energon_pack.samples.flavors import DEFAULT, PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.shard import Source
@@ -288,7 +288,3 @@ def _arguments() -> argparse.Namespace:
     made.add_argument("--max-errors", type=count, default=20, metavar="N", help="defects to show (default 20)")
     made.add_argument("--num-workers", type=count, metavar="N", help="processes (default: all cores)")
     return made.parse_args()
-
-
-if __name__ == "__main__":
-    run("verify", main)

@@ -14,7 +14,7 @@ from energon_pack.dataset.files import packs_in
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
-from energon_pack.verify.command import Options, verify
+from energon_pack.verify import Options, verify
 from energon_pack.verify.findings import Findings
 
 Members = list[tuple[str, bytes]]

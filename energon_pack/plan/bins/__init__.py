@@ -9,6 +9,6 @@ planned for them is dealt out to the items with two sorts.
 
 from energon_pack.plan.bins.base import Bins
 from energon_pack.plan.bins.bounds import lower_bound, lower_bound_l2
-from energon_pack.plan.bins.packing import Algorithm, pack_bins
+from energon_pack.plan.bins.packing import pack_bins
 
-__all__ = ["Algorithm", "Bins", "lower_bound", "lower_bound_l2", "pack_bins"]
+__all__ = ["Bins", "lower_bound", "lower_bound_l2", "pack_bins"]

@@ -1,7 +1,5 @@
 """One call for all ways to pack."""
 
-from enum import Enum
-
 import numpy as np
 import numpy.typing as npt
 
@@ -11,21 +9,8 @@ from energon_pack.plan.bins.bounds import l2_of_histogram
 from energon_pack.plan.bins.capped import pack_capped
 from energon_pack.plan.bins.exact import exact_fit
 from energon_pack.plan.bins.greedy import best_fit_decreasing, first_fit_decreasing
+from energon_pack.plan.settings import Algorithm
 from energon_pack.run.seeded import Ints
-
-
-class Algorithm(str, Enum):
-    """How items are dealt to bins, where lengths alone are limited."""
-
-    #: balanced, unless that takes more than 1.0001 · the lower bound + 1 bins
-    auto = "auto"
-    #: spreads long items evenly
-    balanced = "balanced"
-    #: only counts bins, never more than best fit
-    optimal = "optimal"
-    best_fit_decreasing = "best_fit_decreasing"
-    first_fit_decreasing = "first_fit_decreasing"
-
 
 #: Times the lower bound: what a balanced plan is searched for. `auto` takes one with a bin more, too: what an exact fit
 #: may save beside it is not worth packs sorted by length.
