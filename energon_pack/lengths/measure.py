@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -125,8 +126,8 @@ def _rendered(
     """A sample as text, and its row before its tokens are counted; None where the row says why it is left out."""
     place = index_row.key, index_row.record_part, index_row.record_offset, index_row.record_size
     row = LengthsRow(*place, [], [], None, 0, 0, 0, reason=index_row.reason, detail=index_row.detail)
-    row.media_type = media_type_by_name([part.name for part in index_row.parts])
     if row.reason is not None:
+        row.media_type = media_type_by_name([part.name for part in index_row.parts])
         return row, None
     try:
         sample = read_sample(reader, shard, index_row, settings)
@@ -178,5 +179,5 @@ def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
 
 def lengths_table(rows: Sequence[LengthsRow]) -> pa.Table:
     """Rows as a table of `LENGTHS_SCHEMA`."""
-    columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in LENGTHS_SCHEMA]
+    columns = [pa.array(list(map(attrgetter(field.name), rows)), field.type) for field in LENGTHS_SCHEMA]
     return pa.table(columns, schema=LENGTHS_SCHEMA)

@@ -108,7 +108,8 @@ def _timed(
     reader: Reader, shard: Shard, placed: Placed, key: str, parts: Sequence[Part]
 ) -> tuple[list[Part | None], list[Message]]:
     """Where the patch positions of each image are, and the messages with the times that they tell."""
-    positions = reader.positions(shard, placed.position_names, key, parts)
+    names = placed.position_names
+    positions = reader.positions(shard, names, key, parts) if names else []
     arrays = [None if part is None else load_positions(reader.read(shard, part), part.name) for part in positions]
     return positions, placed.timed(arrays)
 
