@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from timing import at_least, at_most, cpu_seconds, cpu_seconds_in_turn
 
-from energon_pack.lengths.cache import index_shards, measure_shards
-from energon_pack.lengths.measure import MeasureJob, measure
+from energon_pack.lengths.index import index_shards
+from energon_pack.lengths.measure import measure_shards
 from energon_pack.lengths.method import Method
+from energon_pack.lengths.worker import MeasureJob, measure
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
@@ -29,8 +30,8 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.record import load_json, parse_record
-from energon_pack.samples.sample import Skip
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.processor import load_saved, prepare_template

@@ -19,9 +19,9 @@ from energon_pack.dataset.files import packs_in, shard_paths
 from energon_pack.dataset.manifest import is_packed_here
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
+from energon_pack.run.command import parser, run
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.run.tool import parser, run
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.storage import open_file

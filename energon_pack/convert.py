@@ -18,11 +18,12 @@ from energon_pack.dataset.energon import write_energon
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError
+from energon_pack.run.command import parser, run
 from energon_pack.run.files import write_whole
-from energon_pack.run.tool import parser, run
 from energon_pack.samples.flavors import UNPACKED
-from energon_pack.samples.sample import AnyPart, Reason, Skip
+from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.reader import Reader

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from energon_pack.dataset.manifest import is_packed_here, read_manifest
-from energon_pack.run.nodes import node_of, plain
+from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.samples.conversation import place
 from energon_pack.samples.flavors import FLAVORS, FOREIGN, PACKED, load_pack
 from energon_pack.samples.flavors.base import Flavor

@@ -17,9 +17,9 @@ from rich.table import Table
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
+from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import console, say
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.run.tool import count, parser, run
 
 _COUNTS = ("packs", "samples", "tokens")
 _TEXT_TAG = "tag:yaml.org,2002:str"

@@ -15,10 +15,10 @@ from typing import Any
 from energon_pack.config import OnDamaged, PackConfig, Stage, plain
 from energon_pack.config.naming import content_settings, shards_identity
 from energon_pack.config.resolve import Places, resolve
+from energon_pack.dataset.check import check, get_ready, reconcile
+from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
 from energon_pack.dataset.files import LEDGER, REPORT
-from energon_pack.dataset.last_look import check, get_ready, reconcile
-from energon_pack.dataset.last_look import job_of as check_job
 from energon_pack.dataset.plan_file import ShardPlan, plan_shards, write_ledger
 from energon_pack.dataset.publish import (
     bad_data,
@@ -33,19 +33,11 @@ from energon_pack.dataset.publish import (
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.dataset.write import write_shards
 from energon_pack.lengths.audit import Audit, finish, start
-from energon_pack.lengths.cache import (
-    IndexedShard,
-    MeasuredShard,
-    check_unchanged,
-    draw_samples,
-    first_samples,
-    forgetting_wrong,
-    index_shards,
-    measure_shards,
-)
 from energon_pack.lengths.changed_media import check_media
+from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples, index_shards
+from energon_pack.lengths.measure import MeasuredShard, check_unchanged, forgetting_wrong, measure_shards
 from energon_pack.lengths.method import Method, prepare
-from energon_pack.plan.choice import print_choices, try_lens
+from energon_pack.plan.compare_lens import print_choices, try_lens
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.overlong import CUTTING, check_overlong, cut_overlong
 from energon_pack.plan.plan import PackPlan, check_splits, plan_packs

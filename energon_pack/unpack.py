@@ -28,10 +28,10 @@ from energon_pack.dataset.publish import staging_folder
 from energon_pack.dataset.single import singles
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, printable
+from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
-from energon_pack.run.tool import count, parser, run
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.reader import Reader

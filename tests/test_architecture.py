@@ -95,7 +95,7 @@ def test_a_public_face_says_what_is_public(face: str) -> None:
     [
         ("energon_pack.hydra_plugin", {"torch", "transformers", "pyarrow"}),
         ("energon_pack.cli", {"torch", "transformers", "pyarrow"}),
-        ("energon_pack.lengths.cache", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
+        ("energon_pack.lengths.measure", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
         ("energon_pack.dataset.shards", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
         ("energon_pack.training.layout", {"transformers", "hydra", "omegaconf", "megatron", "pyarrow"}),
         ("energon_pack.task_encoder", {"hydra", "omegaconf", "pyarrow"}),

@@ -24,7 +24,7 @@ from energon_pack.config.validate import to_config
 from energon_pack.dataset.energon import dataset_yamls
 from energon_pack.plan.splits import SPLITS
 from energon_pack.samples.flavors import UNPACKED
-from energon_pack.samples.sample import Reason
+from energon_pack.samples.skip import Reason
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.verify.findings import CHECKS
 from support.damage import read_shard

@@ -13,7 +13,7 @@ from energon_pack.config.schema import (
     Stage,
 )
 from energon_pack.plan.settings import Algorithm, GroupBy, Layout, Overlong, PackingConfig
-from energon_pack.run.nodes import plain
+from energon_pack.run.json_nodes import plain
 from energon_pack.samples.settings import ControlTokens, SampleType
 from energon_pack.sources.settings import Format, OnDamaged, SourceConfig
 from energon_pack.templates.models import conf_dir

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.lengths.measure import LENGTHS_SCHEMA
+from energon_pack.lengths.worker import LENGTHS_SCHEMA
 from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Lengths
 from energon_pack.plan.plan import LEFT_OUT, PackPlan, split_of_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.cut import split_id
-from energon_pack.samples.sample import Reason
+from energon_pack.samples.skip import Reason
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.rows import MeasuredRow
 from energon_pack.sources.tar import BLOCK

@@ -11,7 +11,7 @@ from typing import IO
 
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.plan.choice import Choices
+from energon_pack.plan.compare_lens import Choices
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
 from energon_pack.sources.shard import Source

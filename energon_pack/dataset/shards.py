@@ -22,8 +22,9 @@ from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, PackedFlavor
 from energon_pack.samples.flavors.schema import FORMAT
-from energon_pack.samples.sample import AnyPart, Skip
+from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import END, Reader, SourceChanged
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import ReadSample, read_but_media

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.lengths.cache import LengthsWrong, MeasuredShard
+from energon_pack.lengths.measure import LengthsWrong, MeasuredShard
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, in_chunks
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
-from energon_pack.run.heavy import importing
+from energon_pack.run.heavy_imports import importing
 from energon_pack.samples.media.image import open_image
-from energon_pack.samples.sample import Skip
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_again

@@ -1,183 +1,184 @@
-"""Measuring a slice of samples in a worker: JSON, headers of media, chat template, counts."""
+"""Exact token lengths of all samples, kept in the cache by source shard.
 
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any
+    shard ──index──► index/ ──measure, in slices──► lengths/<model and settings>/
 
+The key of a shard is all its rows depend on: its identity, and for lengths what is drawn of it. `packing.*` is not in
+it, so a sweep over packing settings measures once. A slice is kept when it is measured: a run that is interrupted is
+gone on from there, in the middle of a file too.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import numpy as np
 import pyarrow as pa
 
+from energon_pack.errors import PackError
+from energon_pack.lengths.changed_media import stale_rows
+from energon_pack.lengths.index import IndexedShard, batches, index_cache
 from energon_pack.lengths.method import Method
-from energon_pack.samples.cut import CUT_TYPE
-from energon_pack.samples.flavors import PACKED, do_not_fit
-from energon_pack.samples.placeholders import num_placeholders
-from energon_pack.samples.sample import AnyPart, Reason, Skip, media_type, media_type_by_name
-from energon_pack.samples.settings import ControlTokens, ReadSettings
-from energon_pack.sources import wds
-from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
-from energon_pack.sources.sample import read_sample
+from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunks, key_of
+from energon_pack.lengths.worker import LENGTHS_VERSION, MeasureJob, measure
+from energon_pack.run.context import Run
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.flavors import PACKED
+from energon_pack.sources import reader
+from energon_pack.sources.draws import drawn_keys
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import load_saved
-from energon_pack.templates.template import Rendered, Sample, Template
+from energon_pack.templates.tokens.counter import CountingError
 
-_BATCH = 512  # texts tokenized at once
-_BATCH_CHARACTERS = 4_000_000
-#: of samples that were never seen whole: no text, though no name tells a medium (a key of an LMDB, a URL)
-_MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
-
-_PART_TYPE = pa.list_(
-    pa.struct(
-        [
-            ("name", pa.large_string()),
-            ("offset", pa.int64()),
-            ("size", pa.int64()),
-            ("kind", pa.string()),  # image | video
-            ("extension", pa.string()),  # of the content
-        ]
-    )
-)
-_FILES_TYPE = pa.list_(pa.struct([("name", pa.large_string()), ("size", pa.int64()), ("version", pa.string())]))
-_DOES_NOT_FIT_TYPE = pa.struct([(name, pa.large_string()) for name in PACKED])
-#: Raised when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 11
-LENGTHS_SCHEMA = pa.schema(
-    [
-        ("key", pa.large_string()),
-        ("record_part", pa.string()),
-        ("record_offset", pa.int64()),
-        ("record_size", pa.int64()),
-        ("parts", _PART_TYPE),  # the media, in the order of their placeholders
-        ("positions", wds.PART_TYPE),  # the .npy of its images, where they are members of its tar
-        ("files", _FILES_TYPE),  # that it is made of beside its shard, to see whether they change; null: none can be
-        ("media_type", pa.string()),
-        ("token_len", pa.int32()),
-        ("num_supervised", pa.int32()),
-        ("num_visual_tokens", pa.int32()),
-        ("num_images", pa.int32()),
-        ("num_bytes", pa.int64()),  # of its JSON and media, as members of a tar
-        ("num_control_tokens", pa.int32()),
-        ("placeholders_put_in", pa.bool_()),
-        ("placeholders_as_text", pa.bool_()),  # placeholders, but no media
-        ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what of it has no place in packs of a flavour; null: all has one
-        ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools
-        ("checksum", pa.uint32()),  # of its JSON and the ends of its media: `reader.checksum`
-        ("reason", pa.string()),  # null: measured
-        ("detail", pa.large_string()),
-        ("cut", CUT_TYPE),  # null: a whole sample
-    ]
-)
+_SLICE = 2000  # samples a job: small enough that one shard uses all cores
 
 
 @dataclass(frozen=True)
-class MeasureJob:
-    """A slice of the index, and how it is measured."""
+class MeasuredShard:
+    """A shard, and where its rows of `LENGTHS_SCHEMA` are."""
 
-    shards: list[Shard]  # of each sample
-    samples: pa.Table  # of `wds.INDEX_SCHEMA`
-    method: Method
+    indexed: IndexedShard
+    pieces: list[Piece]
+    was_cached: bool  # some of it, or all
 
-
-@dataclass(slots=True)
-class LengthsRow(MeasuredRow):
-    """One sample, or a part of one that was cut: a row of `LENGTHS_SCHEMA`."""
-
-    media_type: str | None = None  # None: can't be told
-    files: list[dict[str, Any]] | None = None
-    num_images: int = 0
-    num_bytes: int = 0
-    num_control_tokens: int = 0
-    placeholders_put_in: bool = False
-    placeholders_as_text: bool = False
-    does_not_fit: dict[str, str | None] | None = None
-    tools_left_out: bool = False
-    checksum: int = 0
-    reason: str | None = None
-    detail: str | None = None
+    @property
+    def shard(self) -> Shard:
+        return self.indexed.shard
 
 
-def measure(job: MeasureJob) -> pa.Table:
-    """Lengths of a slice of samples, as a table of `LENGTHS_SCHEMA`; runs in a worker."""
-    template = load_saved(job.method.template_folder)
-    warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like; what can't be opened is in the ledger
-    rows: list[LengthsRow] = []
-    with Reader() as reader:
-        waiting: list[tuple[LengthsRow, Rendered]] = []
-        num_characters = 0
-        for index_row, shard in zip(rows_of(job.samples, IndexRow), job.shards, strict=True):
-            row, rendered = _rendered(reader, shard, index_row, template, job.method.read)
-            rows.append(row)
-            if rendered is None:
-                continue
-            waiting.append((row, rendered))
-            num_characters += len(rendered.text)
-            if len(waiting) == _BATCH or num_characters > _BATCH_CHARACTERS:
-                _count(template, waiting, job.method.engine)
-                num_characters = 0
-        _count(template, waiting, job.method.engine)
-    return lengths_table(rows)
+def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> list[MeasuredShard]:
+    """Measure every sample that is not in the cache yet, or whose media are no longer what was measured.
 
-
-def _rendered(
-    reader: Reader, shard: Shard, index_row: IndexRow, template: Template, settings: ReadSettings
-) -> tuple[LengthsRow, Rendered | None]:
-    """A sample as text, and its row before its tokens are counted; None where the row says why it is left out."""
-    place = index_row.key, index_row.record_part, index_row.record_offset, index_row.record_size
-    row = LengthsRow(*place, [], [], None, 0, 0, 0, reason=index_row.reason, detail=index_row.detail)
-    if row.reason is not None:
-        row.media_type = media_type_by_name([part.name for part in index_row.parts])
-        return row, None
-    try:
-        sample = read_sample(reader, shard, index_row, settings)
-        kinds = sample.kinds
-        row.media_type = media_type(kinds)
-        positions = [part for part in sample.positions if part is not None]
-        parts: list[AnyPart] = [*sample.parts, *positions]
-        row.files = reader.files(shard, parts)
-        rendered = template.render(Sample(sample.timed, sample.media, sample.tools))
-        if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
-            raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
-    except Skip as skip:
-        row.reason, row.detail = skip.reason.value, skip.detail
-        row.media_type = skip.media_type or row.media_type
-        if row.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:
-            row.media_type = "text"
-        return row, None
-    row.parts = sample.parts
-    row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
-    row.placeholders_put_in = sample.placeholders_put_in
-    row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
-    row.checksum = reader.checksum(shard, sample.raw, sample.parts)
-    for name, number in counts_of(rendered, kinds).items():
-        setattr(row, name, number)
-    row.num_bytes = num_tar_bytes([row.record_size, *(part.size for part in parts)])
-    row.does_not_fit = do_not_fit(sample.messages, sample.tools, kinds)
-    row.num_control_tokens = rendered.num_control_tokens
-    row.tools_left_out = rendered.leaves_out_tools
-    return row, rendered
-
-
-def _count(template: Template, waiting: list[tuple[LengthsRow, Rendered]], engine: str) -> None:
-    counts = template.count([rendered for _, rendered in waiting], engine)
-    for (row, _), (token_len, num_supervised) in zip(waiting, counts, strict=True):
-        row.token_len, row.num_supervised = token_len, num_supervised
-        if not row.token_len:
-            row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
-    waiting.clear()
-
-
-def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
-    """What `caps` are about beside tokens, by column.
-
-    Args:
-        kinds: of its media.
+    Raises:
+        PackError: `measure.engine` can't be used.
     """
-    return {"num_visual_tokens": rendered.num_visual_tokens, "num_images": kinds.count("image")}
+    cache = _lengths_cache(method, run)
+    keys = [_lengths_key(item) for item in indexed]
+    found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
+    pieces = [pieces for pieces, _ in found]
+    was_cached = [bool(there) or not item.num_samples for there, item in zip(pieces, indexed, strict=True)]
+    todo = {number: missing for number, (_, missing) in enumerate(found) if len(missing)}
+    for number, stale in stale_rows([item.shard for item in indexed], pieces, run.executor).items():
+        missing = found[number][1]
+        there = np.delete(np.arange(indexed[number].num_samples), missing)
+        todo[number] = np.union1d(missing, there[stale])
+    if todo and method.engine != "auto":
+        try:
+            load_saved(method.template_folder).counter(method.engine)
+        except CountingError as error:
+            raise PackError(str(error)) from None
+
+    slices: list[tuple[Ints, Ints]] = []  # at work: of each sample the number of its shard, and its own in that
+
+    def jobs() -> Iterator[MeasureJob]:
+        for numbers, rows, samples in _samples(indexed, todo):
+            for start in range(0, len(rows), _SLICE):
+                here = slice(start, start + _SLICE)
+                slices.append((numbers[here], rows[here]))
+                shards = [indexed[number].shard for number in numbers[here].tolist()]
+                part = samples.slice(start, _SLICE).combine_chunks()
+                yield MeasureJob(shards, part, method)
+
+    with run.progress.stage("measure", sum(map(len, todo.values())), "samples") as advance:
+        try:
+            for table in run.executor.map(measure, jobs()):
+                cache.add(table, _records(keys, *slices.pop(0)))
+                advance(table.num_rows)
+        finally:
+            cache.flush()
+    for number in todo:
+        pieces[number], missing = cache.find(keys[number], indexed[number].num_samples)
+        assert not len(missing)
+    return list(map(MeasuredShard, indexed, pieces, was_cached))
 
 
-def lengths_table(rows: Sequence[LengthsRow]) -> pa.Table:
-    """Rows as a table of `LENGTHS_SCHEMA`."""
-    columns = [pa.array(list(map(attrgetter(field.name), rows)), field.type) for field in LENGTHS_SCHEMA]
-    return pa.table(columns, schema=LENGTHS_SCHEMA)
+def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[tuple[Ints, Ints, pa.Table]]:
+    """The samples to measure, many at a time: of each the number of its shard, its own in that, and its index row.
+
+    `@2` is added to the key of one that is drawn a second time.
+    """
+    of_index = {n: rows if (drawn := indexed[n].rows) is None else drawn[rows] for n, rows in todo.items()}
+    for chunk in in_chunks((number, indexed[number].pieces) for number in todo):
+        places, numbers, rows = [], [], []
+        before = 0
+        for number, start, piece in zip(chunk.numbers, chunk.starts, chunk.pieces, strict=True):
+            wanted = of_index[number]
+            here = slice(*np.searchsorted(wanted, [start, start + piece.num_rows]))
+            places.append(wanted[here] - start + before)
+            rows.append(todo[number][here])
+            numbers.append(np.full(len(rows[-1]), number))
+            before += piece.num_rows
+        table = chunk.read().take(pa.array(np.concatenate(places)))
+        copies = [_copies(indexed[number], mine) for number, mine in zip(chunk.numbers, rows, strict=True)]
+        keys = drawn_keys(table["key"].to_pylist(), np.arange(table.num_rows), np.concatenate(copies))
+        table = table.set_column(0, table.schema.field("key"), pa.array(keys, pa.string()))
+        yield np.concatenate(numbers), np.concatenate(rows), table
+
+
+def _copies(item: IndexedShard, rows: Ints) -> Ints:
+    return np.zeros(len(rows), np.int64) if item.copies is None else item.copies[rows]
+
+
+def _records(keys: Sequence[str], numbers: Ints, rows: Ints) -> list[Record]:
+    """Whose the rows of a slice are, by shard and by runs of its rows."""
+    is_first = np.concatenate(([True], (np.diff(numbers) != 0) | (np.diff(rows) != 1)))
+    starts = np.flatnonzero(is_first)
+    sizes = np.diff([*starts, len(rows)])
+    return [
+        Record(keys[number], start, size)
+        for number, start, size in zip(numbers[starts].tolist(), rows[starts].tolist(), sizes.tolist(), strict=True)
+    ]
+
+
+class LengthsWrong(PackError):
+    """The full processor makes another length of a sample: none can be trusted."""
+
+
+@contextmanager
+def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run) -> Iterator[None]:
+    """Have the next run measure anew what turns out to be wrong: a shard that changed, or all of these."""
+    try:
+        yield
+    except (reader.SourceChanged, LengthsWrong) as error:
+        wrong = [item.indexed for item in measured]
+        if isinstance(error, reader.SourceChanged):
+            wrong = [item for item in wrong if item.shard.path == error.path]
+            index_cache(run).forget(item.key for item in wrong)
+        _lengths_cache(method, run).forget(map(_lengths_key, wrong))
+        raise
+
+
+def check_unchanged(measured: Sequence[MeasuredShard], run: Run) -> None:
+    """Compare the headers of shards that were not read in this run with those they were measured with.
+
+    Raises:
+        SourceChanged: a shard was written anew, with size and time as before.
+    """
+    cached = [item.indexed for item in measured if item.was_cached]
+    jobs = (
+        [(cached[number].shard, cached[number].about) for number in batch]
+        for batch in batches(range(len(cached)), [item.shard for item in cached])
+    )
+    with run.progress.stage("compare", len(cached), "shards") as advance:
+        for num_same, changed in run.executor.map(_first_changed, jobs, are_short=True):
+            advance(num_same)
+            if changed is not None:
+                raise reader.SourceChanged(changed.path)
+
+
+def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, Shard | None]:
+    """How many are unchanged, and the one after them."""
+    for number, (shard, about) in enumerate(job):
+        if not shard.is_unchanged(about):
+            return number, shard
+    return len(job), None
+
+
+def _lengths_cache(method: Method, run: Run) -> TableCache:
+    template = method.identity
+    versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*PACKED]
+    how = key_of(template.fingerprint, template.train_on, asdict(method.read), *versions)
+    return TableCache(run.cache("lengths", how))
+
+
+def _lengths_key(item: IndexedShard) -> str:
+    return key_of(item.key, item.how_drawn) if item.how_drawn else item.key

@@ -14,14 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.lengths.cache import MeasuredShard
+from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.table_cache import Chunk, in_chunks
 from energon_pack.plan import caps
 from energon_pack.plan.splits import split_numbers
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.sample import Reason
+from energon_pack.samples.skip import Reason
 
 #: In the order of two bits: holds images, holds videos.
 MEDIA_TYPES = ("text", "image", "video", "mix")

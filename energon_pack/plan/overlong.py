@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.errors import PackError
-from energon_pack.lengths.cache import MeasuredShard
-from energon_pack.lengths.measure import LengthsRow, counts_of, lengths_table
+from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunks, key_of
+from energon_pack.lengths.worker import LengthsRow, counts_of, lengths_table
 from energon_pack.plan import caps
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import LEFT_OUT, PackPlan
@@ -28,7 +28,8 @@ from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.cut import Cut, exchanges, messages_of, num_media_before
-from energon_pack.samples.sample import Reason, Skip, media_type
+from energon_pack.samples.sample import media_type
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader, SourceChanged
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import read_again

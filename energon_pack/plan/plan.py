@@ -15,7 +15,7 @@ from energon_pack.plan.order import order_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.sample import Reason
+from energon_pack.samples.skip import Reason
 
 #: `PackPlan.left_out` by code
 LEFT_OUT = (None, Reason.OVERLONG, Reason.OVER_CAP)

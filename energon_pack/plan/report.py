@@ -17,7 +17,7 @@ from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.console import console, say
 from energon_pack.run.progress import Progress
 from energon_pack.run.seeded import Ints, random_keys
-from energon_pack.samples.sample import Reason
+from energon_pack.samples.skip import Reason
 
 _UNKNOWN = "unknown"  # media type of samples that could not be read
 

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from energon_pack.samples.sample import Message, Reason, Skip, media_type
+from energon_pack.samples.sample import Message, media_type
+from energon_pack.samples.skip import Reason, Skip
 
 PLACEHOLDERS = {"image": "<image>", "video": "<video>"}
 _PLACEHOLDER = re.compile("<(image|video)>")

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-from energon_pack.samples.dialects import refuse_unrendered
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.placeholders import flat_content, kind_of_parts, num_placeholders
-from energon_pack.samples.sample import Message, Part, Reason, Skip
+from energon_pack.samples.sample import Message, Part
 from energon_pack.samples.settings import ReadSettings, SampleType
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.unrendered import refuse_unrendered
 
 _ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},

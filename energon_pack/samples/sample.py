@@ -1,54 +1,11 @@
-"""One sample, independent of any model: its parts, what kinds of media they are, and the reasons to leave it out."""
+"""One sample, independent of any model: its parts, and what kinds of media they are."""
 
 from collections.abc import Sequence
-from enum import Enum
 from typing import Any, NamedTuple
 
 from energon_pack.samples.media.formats import kind_by_name
 
 Message = dict[str, Any]
-
-
-class Reason(str, Enum):
-    """Why a sample is in no pack. The words of `skipped.jsonl`."""
-
-    MISSING_JSON = "missing_json"
-    INVALID_JSON = "invalid_json"
-    NOT_AN_OBJECT = "not_an_object"
-    NO_MESSAGES = "no_messages"
-    BAD_MESSAGE = "bad_message"
-    NO_ASSISTANT_TURN = "no_assistant_turn"
-    UNSUPPORTED_MEDIA = "unsupported_media"
-    MISSING_MEDIA = "missing_media"
-    UNREADABLE_MEDIA = "unreadable_media"
-    PLACEHOLDER_MISMATCH = "placeholder_mismatch"
-    DUPLICATE_KEY = "duplicate_key"
-    NON_ADJACENT_MEMBER = "non_adjacent_member"
-    CONTROL_TOKEN = "control_token"
-    PROCESSOR_ERROR = "processor_error"
-    TRUNCATED_TAR = "truncated_tar"
-    OVERLONG = "overlong"
-    OVER_CAP = "over_cap"
-    NOT_IN_FLAVOR = "not_in_flavor"
-
-    @property
-    def is_policy(self) -> bool:
-        """A choice of the settings, not a fault of the data: does not count against `max_skipped`."""
-        return self in (Reason.OVERLONG, Reason.OVER_CAP, Reason.NOT_IN_FLAVOR)
-
-
-class Skip(Exception):
-    """This sample, and only this one, is left out."""
-
-    def __init__(self, reason: Reason, detail: str):
-        super().__init__(reason, detail)
-        #: what the sample seems to be, as far as that was seen
-        self.media_type: str | None = None
-        self.reason = reason
-        self.detail = " ".join(detail.split())[:300]
-
-    def __str__(self) -> str:
-        return f"{self.reason.value}: {self.detail}"
 
 
 class Part(NamedTuple):

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from energon_pack.samples.placeholders import PLACEHOLDERS
-from energon_pack.samples.sample import Message, Reason, Skip
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
 
 _IMAGE = PLACEHOLDERS["image"]
 _MOST_DECIMALS = 9

@@ -7,7 +7,8 @@ from zlib import crc32
 
 from energon_pack.errors import PackError
 from energon_pack.samples.record import Record
-from energon_pack.samples.sample import AnyPart, Part, Reason, Skip
+from energon_pack.samples.sample import AnyPart, Part
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.jsonl.lmdb_file import open_value, split_name
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.shard import Shard

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from energon_pack.samples.conversation import Placed, place
 from energon_pack.samples.cut import Cut, fields_of_part, media_of_part, messages_of
 from energon_pack.samples.media.probe import Media, probe_part, with_frames
-from energon_pack.samples.sample import AnyPart, MediaPart, Message, Part, Skip, media_type, media_type_by_name
+from energon_pack.samples.sample import AnyPart, MediaPart, Message, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow

@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.samples.record import Record, listed_parts, load_json, media_parts
-from energon_pack.samples.sample import Part, Reason, Skip
+from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
 from energon_pack.sources.jsonl import index as lines
-from energon_pack.sources.jsonl.line import Lines, parse_line
+from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.storage import real_path, state_of
 from energon_pack.sources.tar import BLOCK
 

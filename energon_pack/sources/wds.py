@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.samples.record import Record, caption_record, load_json, parse_record
-from energon_pack.samples.sample import Reason, Skip
 from energon_pack.samples.settings import ReadSettings, SampleType
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.compressed import compressed_error, compression
 from energon_pack.sources.dotted_keys import DottedKeys, Member
 from energon_pack.sources.storage import open_file

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import is_as_made, make_once
-from energon_pack.run.heavy import importing
-from energon_pack.run.nodes import node_of
+from energon_pack.run.heavy_imports import importing
+from energon_pack.run.json_nodes import node_of
 from energon_pack.templates.families import FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.preprocess import image_settings, video_settings

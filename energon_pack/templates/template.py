@@ -22,7 +22,8 @@ from tokenizers import Tokenizer
 from energon_pack.run.files import write_whole
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.placeholders import split_content
-from energon_pack.samples.sample import Message, Reason, Skip
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.skeleton import texts_of
 from energon_pack.templates.chat.template import CLOSE, OPEN, ChatTemplate
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings

@@ -19,12 +19,12 @@ from energon_pack.dataset.files import LEDGER, PLAN, REPORT, PlanFile, at, read_
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import split_shares
+from energon_pack.run.command import count, parser
 from energon_pack.run.console import console, say
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.progress import Progress
-from energon_pack.run.tool import count, parser
 from energon_pack.samples.flavors import DEFAULT, PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.shard import Source

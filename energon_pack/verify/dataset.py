@@ -17,7 +17,7 @@ from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.flavors import FLAVORS
 from energon_pack.samples.flavors.base import Flavor
-from energon_pack.samples.sample import Reason
+from energon_pack.samples.skip import Reason
 from energon_pack.sources.storage import open_file
 from energon_pack.verify.findings import Hashes, hashed, joined, named, several
 from energon_pack.verify.packs import samples_of

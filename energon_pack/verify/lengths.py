@@ -17,8 +17,8 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.probe import probe, with_frames
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
-from energon_pack.samples.sample import Skip
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
 from energon_pack.templates.template import Sample, Template
 from energon_pack.verify.shard import VerifiedShard, packs_of

@@ -16,8 +16,8 @@ from energon_pack.samples.cut import split_id
 from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, format_of
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
-from energon_pack.samples.sample import Skip
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
 
 _ARRAY_MAGIC = b"\x93NUMPY"
 

@@ -24,8 +24,9 @@ from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.image import open_image
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.sample import AnyPart, Part, Skip
+from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
 from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard

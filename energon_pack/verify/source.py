@@ -11,7 +11,7 @@ import numpy as np
 from energon_pack.dataset.files import REPORT, at
 from energon_pack.errors import PackError, short
 from energon_pack.run.context import Run
-from energon_pack.run.nodes import node_of
+from energon_pack.run.json_nodes import node_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice

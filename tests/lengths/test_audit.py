@@ -25,7 +25,8 @@ from energon_pack.lengths.audit import (
     remember,
     what_is_missing,
 )
-from energon_pack.lengths.cache import LengthsWrong, MeasuredShard, index_shards, measure_shards
+from energon_pack.lengths.index import index_shards
+from energon_pack.lengths.measure import LengthsWrong, MeasuredShard, measure_shards
 from energon_pack.lengths.method import Method
 from energon_pack.pack import pack
 from energon_pack.run.context import Run

@@ -14,7 +14,7 @@ import pytest
 
 from energon_pack.config import Format, PackConfig, Stage
 from energon_pack.errors import PackError
-from energon_pack.lengths import measure as measuring
+from energon_pack.lengths import worker as measuring
 from energon_pack.pack import pack
 from energon_pack.sources.demo import make_demo
 from support.packed import files
@@ -38,7 +38,7 @@ def measured_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(job.samples.num_rows)
         return measure(job)
 
-    monkeypatch.setattr("energon_pack.lengths.cache.measure", spy)
+    monkeypatch.setattr("energon_pack.lengths.measure.measure", spy)
     return sizes
 
 
@@ -126,7 +126,7 @@ def test_slices_that_were_measured_are_kept(
 ) -> None:
     """A 665k-line JSON is one file to most users: an interrupt began it anew."""
     source = json_lines(tmp_path / "s" / "x.jsonl", 100)
-    monkeypatch.setattr("energon_pack.lengths.cache._SLICE", 10)
+    monkeypatch.setattr("energon_pack.lengths.measure._SLICE", 10)
     run = config(source, cache_dir=str(tmp_path / "cache"), source__format=Format.jsonl, stage=Stage.plan)
 
     def interrupted(job: measuring.MeasureJob):  # type: ignore[no-untyped-def]
@@ -136,7 +136,7 @@ def test_slices_that_were_measured_are_kept(
         return measuring.measure(job)
 
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.lengths.cache.measure", interrupted)
+        patch.setattr("energon_pack.lengths.measure.measure", interrupted)
         with pytest.raises(KeyboardInterrupt):
             pack(run)
     assert pack(run)["samples_packed"] == 100

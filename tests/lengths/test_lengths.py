@@ -11,9 +11,10 @@ import pytest
 
 from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import PackError
-from energon_pack.lengths import cache as lengths
-from energon_pack.lengths import measure as measuring
-from energon_pack.lengths.cache import first_samples, index_shards, measure_shards
+from energon_pack.lengths import measure as lengths
+from energon_pack.lengths import worker as measuring
+from energon_pack.lengths.index import first_samples, index_shards
+from energon_pack.lengths.measure import measure_shards
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import in_chunks
 from energon_pack.pack import pack

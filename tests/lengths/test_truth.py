@@ -12,8 +12,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from energon_pack.samples.media.probe import Media, probe_part
-from energon_pack.samples.sample import Skip
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of

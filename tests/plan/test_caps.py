@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from energon_pack.lengths.measure import LENGTHS_SCHEMA
+from energon_pack.lengths.worker import LENGTHS_SCHEMA
 from energon_pack.plan.caps import CAPS, COLUMNS, costs, exceeded
 from energon_pack.plan.overlong import how_cut
 from energon_pack.plan.settings import GroupBy, Layout, Overlong, PackingConfig
-from energon_pack.run.nodes import plain
+from energon_pack.run.json_nodes import plain
 from energon_pack.verify.packs import capacity
 
 Members = list[tuple[int, int, int]]  # token_len, num_images, num_visual_tokens

@@ -15,7 +15,7 @@ from energon_pack.plan.items import MEDIA_TYPES, Items
 from energon_pack.plan.order import spread_of_steps
 from energon_pack.plan.plan import LEFT_OUT, PackPlan, plan_packs, without_window
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
-from energon_pack.samples.sample import Reason
+from energon_pack.samples.skip import Reason
 
 OVERLONG, OVER_CAP = LEFT_OUT.index(Reason.OVERLONG), LEFT_OUT.index(Reason.OVER_CAP)
 

@@ -5,7 +5,8 @@ import pickle
 import pytest
 
 from energon_pack.samples.placeholders import place_media, split_content
-from energon_pack.samples.sample import Reason, Skip, media_type
+from energon_pack.samples.sample import media_type
+from energon_pack.samples.skip import Reason, Skip
 
 
 def conversation(*texts: object) -> list[dict[str, object]]:

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from energon_pack.samples.record import load_json, media_parts, parse_record
-from energon_pack.samples.sample import Part, Reason, Skip
+from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Reason, Skip
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 

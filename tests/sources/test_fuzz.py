@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.lengths.measure import LENGTHS_SCHEMA, MeasureJob, measure
 from energon_pack.lengths.method import Method
+from energon_pack.lengths.worker import LENGTHS_SCHEMA, MeasureJob, measure
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import load_json, media_parts, parse_record
-from energon_pack.samples.sample import Part, Reason, Skip
+from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.shard import shard_of
 from energon_pack.templates.processor import prepare_template
 from support.models import of_model

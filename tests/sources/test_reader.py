@@ -7,10 +7,11 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.samples.record import Record
-from energon_pack.samples.sample import Part, Skip
+from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.jsonl.index import LINE
-from energon_pack.sources.jsonl.line import Lines
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.shard import Shard, shard_of

@@ -14,8 +14,9 @@ import pytest
 
 from energon_pack.loading import load_multi_mix_qa
 from energon_pack.samples.cut import Cut
-from energon_pack.samples.sample import MediaPart, Part, Skip
+from energon_pack.samples.sample import MediaPart, Part
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_again, read_but_media, read_sample

@@ -16,7 +16,7 @@ from PIL import Image
 from energon_pack.errors import PackError
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.placeholders import place_media
-from energon_pack.samples.sample import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.preprocess import smart_resize
 from energon_pack.templates.processor import load_saved, load_template, prepare_template
 from energon_pack.templates.template import Sample, Template

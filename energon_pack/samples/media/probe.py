@@ -11,7 +11,8 @@ from energon_pack.samples.media.formats import extension_of, format_of
 from energon_pack.samples.media.headers import plain_image
 from energon_pack.samples.media.image import is_whole, png_chunks, upright_size
 from energon_pack.samples.media.video import probe_video
-from energon_pack.samples.sample import AnyPart, Reason, Skip
+from energon_pack.samples.sample import AnyPart
+from energon_pack.samples.skip import Reason, Skip
 
 
 @dataclass(frozen=True)

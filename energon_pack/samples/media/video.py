@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from PIL import Image
 
 from energon_pack.samples.media.formats import format_of
-from energon_pack.samples.sample import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip
 
 
 def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:

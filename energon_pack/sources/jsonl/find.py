@@ -14,7 +14,7 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.sources.find import names_of
-from energon_pack.sources.jsonl.line import Lines
+from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.shard import Source, shard_of
 from energon_pack.sources.storage import expand, walk
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from energon_pack.errors import PackError
 from energon_pack.run.files import digest_of_rest
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.sample import Reason
+from energon_pack.samples.skip import Reason
 from energon_pack.sources.compressed import compressed_error, compression
 from energon_pack.sources.storage import File, open_file
 from energon_pack.sources.tar import BLOCK

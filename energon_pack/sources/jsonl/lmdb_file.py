@@ -4,7 +4,7 @@ import os
 from functools import lru_cache
 from typing import Any
 
-from energon_pack.samples.sample import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import InMemory, state_of
 
 _SEPARATOR = "::"

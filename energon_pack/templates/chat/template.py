@@ -17,7 +17,8 @@ from typing import Any
 import jinja2
 
 from energon_pack.errors import PackError
-from energon_pack.samples.sample import Message, Reason, Skip
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.jinja import environment, strings_in
 from energon_pack.templates.chat.skeleton import (
     BEGIN,

@@ -12,7 +12,7 @@ from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.probe import Media
-from energon_pack.samples.sample import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 

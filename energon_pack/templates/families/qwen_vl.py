@@ -12,7 +12,7 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.probe import Media
-from energon_pack.samples.sample import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
 from energon_pack.templates.preprocess import first_to_last, smart_resize
 

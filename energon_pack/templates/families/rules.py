@@ -11,7 +11,7 @@ import numpy as np
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.probe import Media
-from energon_pack.samples.sample import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from PIL import Image, PngImagePlugin
 
 from energon_pack.samples.media.headers import plain_image
 from energon_pack.samples.media.probe import Media, probe, probe_part
-from energon_pack.samples.sample import Part, Skip
+from energon_pack.samples.sample import Part
+from energon_pack.samples.skip import Skip
 from energon_pack.sources.storage import InMemory
 from support.samples import picture
 

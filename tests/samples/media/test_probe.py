@@ -14,7 +14,7 @@ from energon_pack.samples.bytes import Range, as_file
 from energon_pack.samples.media.formats import format_of
 from energon_pack.samples.media.image import open_image
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.sample import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import open_file
 from support.samples import picture
 

@@ -19,7 +19,7 @@ from energon_pack.config import DatasetYaml, PackConfig
 from energon_pack.pack import pack
 from energon_pack.samples.media.probe import Media, probe, with_frames
 from energon_pack.samples.placeholders import place_media
-from energon_pack.samples.sample import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.llava import LlavaOneVision
 from energon_pack.templates.families.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.families.rules import ProcessorSettings

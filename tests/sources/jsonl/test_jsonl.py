@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.samples.sample import Reason, Skip
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.find import find_shards
+from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.jsonl.find import find_lines
-from energon_pack.sources.jsonl.line import Lines, parse_line
 from energon_pack.sources.shard import JsonlShard, shard_of
 from support.samples import write_tar
 

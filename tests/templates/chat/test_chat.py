@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.sample import Reason, Skip
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.template import CLOSE, OPEN, ChatTemplate
 
 CHATML = (

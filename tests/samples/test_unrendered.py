@@ -10,8 +10,8 @@ import pytest
 from energon_pack.config import PackConfig
 from energon_pack.pack import pack
 from energon_pack.samples.record import load_json, parse_record
-from energon_pack.samples.sample import Skip
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
 from support.packed import json_lines
 from support.samples import chat, picture, write_tar
 

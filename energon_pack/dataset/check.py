@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.heavy import importing
+from energon_pack.run.heavy_imports import importing
 from energon_pack.samples.flavors.base import PackedFlavor
 
 if TYPE_CHECKING:  # the process that checks needs none of what writing does

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_pack.samples.record import Record, parse_record
-from energon_pack.samples.sample import Message, Reason, Skip
+from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Reason, Skip
 
 _FIELDS = ("images", "image", "videos", "video")
 _PATHS = ("path", "url", "image", "video", "image_url", "video_url")  # of an entry that is an object

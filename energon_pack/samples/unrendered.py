@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.sample import Message, Reason, Skip
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
 
 _MEDIUM = re.compile(r"<img>([^<>\n]+)</img>")  # HTML's img has no end, and a text about it names no file in one
 #: field → what stands in the text for its values, unless a tag ends it (HTML, `<bbox>1,2,3,4</bbox>`); what is wrong

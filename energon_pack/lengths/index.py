@@ -1,0 +1,169 @@
+"""Where each sample of a shard is, kept in the cache, and which of them are drawn."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from energon_pack.errors import PackError
+from energon_pack.lengths.table_cache import Piece, Record, TableCache, key_of, write_tables
+from energon_pack.run.context import Run
+from energon_pack.run.seeded import Ints
+from energon_pack.sources import reader, wds
+from energon_pack.sources.draws import copy_numbers, drawn_rows
+from energon_pack.sources.shard import Shard
+
+_JOB_SHARDS, _JOB_BYTES = 256, 64 << 20  # shards of a job that reads headers
+_INDEX_ROWS = 50_000  # of a file
+
+
+@dataclass(frozen=True)
+class IndexedShard:
+    """A shard, where its rows of `wds.INDEX_SCHEMA` are, and what of it is drawn."""
+
+    shard: Shard
+    key: str  # in the cache
+    pieces: list[Piece]
+    num_rows: int
+    #: of the whole shard: what `Shard.is_unchanged` asks for
+    about: dict[str, str]
+    rows: Ints | None = None  # ascending, some several times; None: all
+    copies: Ints | None = None  # of each of them how often it was drawn before, in this slice or in another
+    how_drawn: tuple[float | str, ...] = ()  # what `rows` depend on
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_rows if self.rows is None else len(self.rows)
+
+    @property
+    def num_repeated(self) -> int:
+        return 0 if self.copies is None else int(np.count_nonzero(self.copies))
+
+
+def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[IndexedShard]:
+    """Index every shard that is not in the cache yet.
+
+    Raises:
+        PackError: a tar is compressed, or damaged and `keep_damaged` is off.
+    """
+    cache = index_cache(run)
+    keys = [_key(shard) for shard in shards]
+    found = [_indexed(cache, shard, key) for shard, key in zip(shards, keys, strict=True)]
+    todo = [number for number, item in enumerate(found) if item is None]
+    jobs = (
+        (cache.folder, cache.number, [shards[number] for number in some], [keys[number] for number in some])
+        for some in batches(todo, shards)
+    )
+    with run.progress.stage("index", len(todo), "shards") as advance:
+        for num_shards, paths in run.executor.map(_index_some, jobs, are_short=True):
+            for path in paths:
+                cache.take_in(path)
+            advance(num_shards)
+    for number in todo:
+        found[number] = _indexed(cache, shards[number], keys[number])
+    indexed = [item for item in found if item is not None]
+    assert len(indexed) == len(shards)
+    damaged = [
+        f"{item.shard.path}: {what} at byte {offset}" for item in indexed for offset, what in wds.damage_of(item.about)
+    ]
+    if damaged and not keep_damaged:
+        others = f" (and {len(damaged) - 1} more like it)" if len(damaged) > 1 else ""
+        raise PackError(f"damaged tar {damaged[0]}{others}; source.on_damaged=keep packs what is whole")
+    return indexed
+
+
+def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: int) -> list[IndexedShard]:
+    """Which samples are drawn, by the `sample_ratio` of each shard and by the slice of the whole that is asked for.
+
+    Args:
+        slice_of: number and how many: every n-th sample, from there on.
+    """
+    number, num_slices = slice_of
+    drawn = []
+    start = 0
+    for item in indexed:
+        ratio = item.shard.ratio
+        if ratio == num_slices == 1:
+            drawn.append(item)
+            continue
+        rows = drawn_rows(item.num_rows, ratio, item.shard.name, seed)
+        first = (number - start) % num_slices
+        start += len(rows)
+        by = (seed, item.shard.name) if ratio != 1 else ()
+        how = (ratio, *by, first, num_slices)
+        mine, copies = rows[first::num_slices], copy_numbers(rows)[first::num_slices]
+        drawn.append(replace(item, rows=mine, copies=copies, how_drawn=how))
+    return drawn
+
+
+def first_samples(indexed: list[IndexedShard], limit: int | None, num_excluded: int) -> list[IndexedShard]:
+    """The shards that hold the first `limit` samples, of which `num_excluded` may not count."""
+    if limit is None:
+        return indexed
+    before = accumulate((item.num_samples for item in indexed), initial=0)
+    return [item for item, count in zip(indexed, before, strict=False) if count < limit + num_excluded]
+
+
+def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, list[Path]]:
+    """Index shards into files of the cache; runs in a worker."""
+    folder, number, shards, keys = job
+    tables: list[pa.Table] = []
+    records: list[Record] = []
+    paths: list[Path] = []
+    num_rows = 0
+
+    def write() -> None:
+        nonlocal num_rows
+        paths.append(write_tables(folder, number, pa.concat_tables(tables), records))
+        tables.clear()
+        records.clear()
+        num_rows = 0
+
+    for shard, key in zip(shards, keys, strict=True):
+        table = shard.index()
+        about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
+        about["num_rows"] = str(table.num_rows)
+        for start in range(0, max(1, table.num_rows), _INDEX_ROWS):
+            part = table.slice(start, _INDEX_ROWS)
+            tables.append(part.replace_schema_metadata(None))
+            records.append(Record(key, start, part.num_rows, about))
+            num_rows += part.num_rows
+            if num_rows >= _INDEX_ROWS:
+                write()
+    if tables:
+        write()
+    return len(shards), paths
+
+
+def _indexed(cache: TableCache, shard: Shard, key: str) -> IndexedShard | None:
+    about = cache.note(key)
+    if about is None:
+        return None
+    num_rows = int(about["num_rows"])
+    pieces, missing = cache.find(key, num_rows)
+    return None if len(missing) else IndexedShard(shard, key, pieces, num_rows, about)
+
+
+def batches(numbers: Sequence[int], shards: Sequence[Shard]) -> Iterator[list[int]]:
+    """Some shards a job: many small ones, or a large one."""
+    batch: list[int] = []
+    num_bytes = 0
+    for number in numbers:
+        if batch and (len(batch) == _JOB_SHARDS or num_bytes + shards[number].size > _JOB_BYTES):
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(number)
+        num_bytes += shards[number].size
+    if batch:
+        yield batch
+
+
+def index_cache(run: Run) -> TableCache:
+    return TableCache(run.cache("index", f"v{reader.INDEX_VERSION}"))
+
+
+def _key(shard: Shard) -> str:
+    return key_of(*shard.identity)

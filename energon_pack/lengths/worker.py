@@ -1,0 +1,184 @@
+"""Measuring a slice of samples in a worker: JSON, headers of media, chat template, counts."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import pyarrow as pa
+
+from energon_pack.lengths.method import Method
+from energon_pack.samples.cut import CUT_TYPE
+from energon_pack.samples.flavors import PACKED, do_not_fit
+from energon_pack.samples.placeholders import num_placeholders
+from energon_pack.samples.sample import AnyPart, media_type, media_type_by_name
+from energon_pack.samples.settings import ControlTokens, ReadSettings
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources import wds
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
+from energon_pack.sources.sample import read_sample
+from energon_pack.sources.shard import Shard
+from energon_pack.sources.tar import num_tar_bytes
+from energon_pack.templates.processor import load_saved
+from energon_pack.templates.template import Rendered, Sample, Template
+
+_BATCH = 512  # texts tokenized at once
+_BATCH_CHARACTERS = 4_000_000
+#: of samples that were never seen whole: no text, though no name tells a medium (a key of an LMDB, a URL)
+_MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
+
+_PART_TYPE = pa.list_(
+    pa.struct(
+        [
+            ("name", pa.large_string()),
+            ("offset", pa.int64()),
+            ("size", pa.int64()),
+            ("kind", pa.string()),  # image | video
+            ("extension", pa.string()),  # of the content
+        ]
+    )
+)
+_FILES_TYPE = pa.list_(pa.struct([("name", pa.large_string()), ("size", pa.int64()), ("version", pa.string())]))
+_DOES_NOT_FIT_TYPE = pa.struct([(name, pa.large_string()) for name in PACKED])
+#: Raised when measuring the same sample gives other columns or values.
+LENGTHS_VERSION = 11
+LENGTHS_SCHEMA = pa.schema(
+    [
+        ("key", pa.large_string()),
+        ("record_part", pa.string()),
+        ("record_offset", pa.int64()),
+        ("record_size", pa.int64()),
+        ("parts", _PART_TYPE),  # the media, in the order of their placeholders
+        ("positions", wds.PART_TYPE),  # the .npy of its images, where they are members of its tar
+        ("files", _FILES_TYPE),  # that it is made of beside its shard, to see whether they change; null: none can be
+        ("media_type", pa.string()),
+        ("token_len", pa.int32()),
+        ("num_supervised", pa.int32()),
+        ("num_visual_tokens", pa.int32()),
+        ("num_images", pa.int32()),
+        ("num_bytes", pa.int64()),  # of its JSON and media, as members of a tar
+        ("num_control_tokens", pa.int32()),
+        ("placeholders_put_in", pa.bool_()),
+        ("placeholders_as_text", pa.bool_()),  # placeholders, but no media
+        ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what of it has no place in packs of a flavour; null: all has one
+        ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools
+        ("checksum", pa.uint32()),  # of its JSON and the ends of its media: `reader.checksum`
+        ("reason", pa.string()),  # null: measured
+        ("detail", pa.large_string()),
+        ("cut", CUT_TYPE),  # null: a whole sample
+    ]
+)
+
+
+@dataclass(frozen=True)
+class MeasureJob:
+    """A slice of the index, and how it is measured."""
+
+    shards: list[Shard]  # of each sample
+    samples: pa.Table  # of `wds.INDEX_SCHEMA`
+    method: Method
+
+
+@dataclass(slots=True)
+class LengthsRow(MeasuredRow):
+    """One sample, or a part of one that was cut: a row of `LENGTHS_SCHEMA`."""
+
+    media_type: str | None = None  # None: can't be told
+    files: list[dict[str, Any]] | None = None
+    num_images: int = 0
+    num_bytes: int = 0
+    num_control_tokens: int = 0
+    placeholders_put_in: bool = False
+    placeholders_as_text: bool = False
+    does_not_fit: dict[str, str | None] | None = None
+    tools_left_out: bool = False
+    checksum: int = 0
+    reason: str | None = None
+    detail: str | None = None
+
+
+def measure(job: MeasureJob) -> pa.Table:
+    """Lengths of a slice of samples, as a table of `LENGTHS_SCHEMA`; runs in a worker."""
+    template = load_saved(job.method.template_folder)
+    warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like; what can't be opened is in the ledger
+    rows: list[LengthsRow] = []
+    with Reader() as reader:
+        waiting: list[tuple[LengthsRow, Rendered]] = []
+        num_characters = 0
+        for index_row, shard in zip(rows_of(job.samples, IndexRow), job.shards, strict=True):
+            row, rendered = _rendered(reader, shard, index_row, template, job.method.read)
+            rows.append(row)
+            if rendered is None:
+                continue
+            waiting.append((row, rendered))
+            num_characters += len(rendered.text)
+            if len(waiting) == _BATCH or num_characters > _BATCH_CHARACTERS:
+                _count(template, waiting, job.method.engine)
+                num_characters = 0
+        _count(template, waiting, job.method.engine)
+    return lengths_table(rows)
+
+
+def _rendered(
+    reader: Reader, shard: Shard, index_row: IndexRow, template: Template, settings: ReadSettings
+) -> tuple[LengthsRow, Rendered | None]:
+    """A sample as text, and its row before its tokens are counted; None where the row says why it is left out."""
+    place = index_row.key, index_row.record_part, index_row.record_offset, index_row.record_size
+    row = LengthsRow(*place, [], [], None, 0, 0, 0, reason=index_row.reason, detail=index_row.detail)
+    if row.reason is not None:
+        row.media_type = media_type_by_name([part.name for part in index_row.parts])
+        return row, None
+    try:
+        sample = read_sample(reader, shard, index_row, settings)
+        kinds = sample.kinds
+        row.media_type = media_type(kinds)
+        positions = [part for part in sample.positions if part is not None]
+        parts: list[AnyPart] = [*sample.parts, *positions]
+        row.files = reader.files(shard, parts)
+        rendered = template.render(Sample(sample.timed, sample.media, sample.tools))
+        if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
+            raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
+    except Skip as skip:
+        row.reason, row.detail = skip.reason.value, skip.detail
+        row.media_type = skip.media_type or row.media_type
+        if row.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:
+            row.media_type = "text"
+        return row, None
+    row.parts = sample.parts
+    row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
+    row.placeholders_put_in = sample.placeholders_put_in
+    row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
+    row.checksum = reader.checksum(shard, sample.raw, sample.parts)
+    for name, number in counts_of(rendered, kinds).items():
+        setattr(row, name, number)
+    row.num_bytes = num_tar_bytes([row.record_size, *(part.size for part in parts)])
+    row.does_not_fit = do_not_fit(sample.messages, sample.tools, kinds)
+    row.num_control_tokens = rendered.num_control_tokens
+    row.tools_left_out = rendered.leaves_out_tools
+    return row, rendered
+
+
+def _count(template: Template, waiting: list[tuple[LengthsRow, Rendered]], engine: str) -> None:
+    counts = template.count([rendered for _, rendered in waiting], engine)
+    for (row, _), (token_len, num_supervised) in zip(waiting, counts, strict=True):
+        row.token_len, row.num_supervised = token_len, num_supervised
+        if not row.token_len:
+            row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
+    waiting.clear()
+
+
+def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
+    """What `caps` are about beside tokens, by column.
+
+    Args:
+        kinds: of its media.
+    """
+    return {"num_visual_tokens": rendered.num_visual_tokens, "num_images": kinds.count("image")}
+
+
+def lengths_table(rows: Sequence[LengthsRow]) -> pa.Table:
+    """Rows as a table of `LENGTHS_SCHEMA`."""
+    columns = [pa.array(list(map(attrgetter(field.name), rows)), field.type) for field in LENGTHS_SCHEMA]
+    return pa.table(columns, schema=LENGTHS_SCHEMA)
