@@ -15,6 +15,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.plan_file import PlanRow
@@ -68,7 +69,8 @@ def write_shard(job: ShardJob) -> WrittenShard:
     index = job.path.with_suffix(".tar.idx")
     if not _is_finished(job, table, index):
         _write_tar(job, table, index)
-    num_bytes_read = sum(row.record_size + sum(part.size for part in row.parts) for row in rows_of(table, PlanRow))
+    sizes = pc.struct_field(pc.list_flatten(table["parts"]), "size")
+    num_bytes_read = sum(pc.sum(column, min_count=0).as_py() for column in (table["record_size"], sizes))
     num_packs = index.stat().st_size // 8 - 1
     return WrittenShard(job.path.name, num_packs, table.num_rows, job.path.stat().st_size, num_bytes_read, job.split)
 

@@ -60,7 +60,8 @@ def parts_of(column: pa.ChunkedArray) -> list[list[Any]]:
     starts = array.offsets.to_pylist()
     first, values = starts[0], array.values[starts[0] : starts[-1]]  # a slice of a table has the values of all of it
     form: type[Part] | type[MediaPart] = MediaPart if "kind" in values.type.names else Part
-    parts = list(map(form, *(values.field(number).to_pylist() for number in range(values.type.num_fields))))
+    columns = (values.field(number).to_pylist() for number in range(values.type.num_fields))
+    parts = list(map(form._make, zip(*columns, strict=True)))
     return [parts[start - first : end - first] for start, end in pairwise(starts)]
 
 
