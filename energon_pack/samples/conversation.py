@@ -26,7 +26,7 @@ class Placed(NamedTuple):
 
     @property
     def position_names(self) -> list[str]:
-        """As `timestamps.position_names`."""
+        """As `times.position_names`."""
         return position_names(self.record.fields, self.num_images)
 
     def timed(self, arrays: Sequence[Any]) -> list[Message]:

@@ -39,7 +39,7 @@ class ModelConfig:
 
     #: as in `+model=NAME`
     name: str = _MISSING
-    #: the family of rules, of `templates.FAMILIES`
+    #: the family of rules, of `templates.families.FAMILIES`
     template: str = _MISSING
     #: the published processor
     hub_id: str | None = None

@@ -148,7 +148,7 @@ def test_ctrl_c_while_one_file_is_measured(demo: tuple[Path, Path], tmp_path: Pa
     num = 30_000
     json_lines(tmp_path / "s" / "x.jsonl", num)
     script = (
-        "from energon_pack import lengths, table_cache; lengths._SLICE = 100; table_cache._FILE_ROWS = 500;"
+        "from energon_pack.lengths import measure, table_cache; measure._SLICE = 100; table_cache._FILE_ROWS = 500;"
         "from energon_pack.cli import main; main()"
     )
     command = [
