@@ -29,7 +29,8 @@ from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
-from energon_pack.samples.record import load_json, parse_record
+from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import find_shards

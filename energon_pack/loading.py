@@ -16,7 +16,9 @@ from energon_pack.samples.conversation import place
 from energon_pack.samples.flavors import FLAVORS, FOREIGN, PACKED, load_pack
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of, positions_of
-from energon_pack.samples.record import Record, caption_record, listed_parts, load_json, media_parts, parse_record
+from energon_pack.samples.listed import listed_parts, media_parts
+from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.templates.models import read_model

@@ -11,7 +11,7 @@ from energon_pack.errors import short
 from energon_pack.samples.flavors import DEFAULT, foreign_flavor
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
 from energon_pack.samples.flavors.schema import Schema
-from energon_pack.samples.record import load_json
+from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
 

@@ -1,20 +1,18 @@
 """One source sample's JSON, normalised: the messages, and the names of the media they speak of.
 
-    raw bytes ──load_json──► JSON ──parse_record──► Record ──media_parts──► the parts that are its media
+    bytes ──raw_json.load_json──► JSON ──parse_record──► Record ──listed.media_parts──► the parts that are its media
 
 Pure functions. Measuring, writing and training all call them, so that a sample means the same in each of the three.
 """
 
-import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any
 
 from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.placeholders import flat_content, kind_of_parts, num_placeholders
-from energon_pack.samples.sample import Message, Part
+from energon_pack.samples.placeholders import flat_content, kind_of_parts
+from energon_pack.samples.raw_json import parse_json
+from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unrendered import refuse_unrendered
@@ -31,8 +29,6 @@ _ROLES = {
 MESSAGE_KEYS = ("messages", "conversations", "texts")
 _MEDIA_KEYS = ("name", "media_files")
 _KIND_KEYS = ("media", "media_type")
-_MANY_BRACKETS = 200
-_NESTING_OF_PACK = 200  # levels kept free for the pack's own JSON, and for readers that recurse
 
 
 @dataclass
@@ -49,44 +45,6 @@ class Record:
     declared: str | None = None
     #: the sample's other fields, untouched
     fields: dict[str, Any] = field(default_factory=dict)
-
-
-def load_json(raw: bytes) -> Any:
-    """Parse one sample's JSON (UTF-8, or UTF-16/32 by its first bytes).
-
-    NaN and infinite numbers, which Python writes and JSON has not, become null: else a strict reader would refuse the
-    whole pack the sample is in.
-
-    Raises:
-        Skip: `invalid_json`, also for half a surrogate pair, which no tokenizer can encode.
-    """
-    try:
-        return _parse(raw.decode(json.detect_encoding(raw)))
-    except UnicodeDecodeError as error:
-        raise Skip(Reason.INVALID_JSON, f"text is not valid Unicode: {error}") from None
-
-
-def _parse(text: str) -> Any:
-    try:
-        value = _DECODER.decode(text)
-        if "\\u" in text or text.count("[") + text.count("{") > _MANY_BRACKETS:
-            # Only an escape can bring half a character in; and what is nested to the limit has no room in a pack.
-            json.dumps(reduce(lambda inner, _: [inner], range(_NESTING_OF_PACK), value), ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise Skip(Reason.INVALID_JSON, f"text is not valid Unicode: {error}") from None
-    except RecursionError:
-        raise Skip(Reason.INVALID_JSON, "nested too deeply") from None
-    except ValueError as error:
-        raise Skip(Reason.INVALID_JSON, str(error)) from None
-    return value
-
-
-def _number(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None
-
-
-_DECODER = json.JSONDecoder(parse_float=_number, parse_constant=_number)
 
 
 def parse_record(value: Any, settings: ReadSettings) -> Record:
@@ -235,7 +193,7 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
 def _tools(value: Any) -> list[Any] | None:
     if isinstance(value, str) and value.strip():
         try:
-            value = _parse(value)
+            value = parse_json(value)
         except Skip as skip:
             raise Skip(Reason.BAD_MESSAGE, f"tools are not JSON: {skip.detail}") from None
     if not value:
@@ -277,48 +235,3 @@ def _flatten(value: Any) -> Iterator[Any]:
             waiting += reversed(item)
         else:
             yield item
-
-
-def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
-    """The media of a sample in the order it lists them, else all media parts in the tar's order.
-
-    A listed name is a part (`0.jpg`), a whole member name (`00012.0.jpg`), or the extension of the only part that
-    has it (`jpg`).
-
-    Raises:
-        Skip: `missing_media`.
-    """
-    chosen = listed_parts(record.listed_media, key, parts) if record.listed_media is not None else None
-    if chosen is None:
-        chosen = [part for part in parts if kind_by_name(part.name)]
-        if not chosen and record.declared in ("image", "video", "mix"):
-            raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but there are no media")
-        if not chosen and parts and num_placeholders(record.messages):
-            names = ", ".join(part.name for part in parts)
-            raise Skip(Reason.MISSING_MEDIA, f"placeholders, but no medium by its name: {names} (`name` lists media)")
-    return _with_bytes(chosen)
-
-
-def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
-    """Those of the parts that are listed, by the names that `media_parts` takes; raises Skip as that does."""
-    by_name = {part.name: part for part in parts}
-    chosen = []
-    for listed in listed_media:
-        part = by_name.get(listed)
-        if part is None:
-            whole = listed.removeprefix("./")
-            prefix = next((p for p in (f"{key}.", f"{key.rpartition('/')[2]}.") if whole.startswith(p)), None)
-            part = by_name.get(whole[len(prefix) :]) if prefix else None
-        if part is None:
-            same = [p for p in parts if p.name.rpartition(".")[2] == listed]
-            part = same[0] if len(same) == 1 else None
-        if part is None:
-            raise Skip(Reason.MISSING_MEDIA, f"{listed!r} is listed, the parts are {sorted(by_name)[:8]}")
-        chosen.append(part)
-    return _with_bytes(chosen)
-
-
-def _with_bytes(parts: list[Part]) -> list[Part]:
-    if link := next((part for part in parts if part.size < 0), None):
-        raise Skip(Reason.MISSING_MEDIA, f"{link.name} is a link or the like, without bytes in the tar")
-    return parts

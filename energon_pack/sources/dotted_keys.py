@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.record import MESSAGE_KEYS, load_json, parse_record
+from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.record import MESSAGE_KEYS, parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 

@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.samples.record import Record, listed_parts, load_json, media_parts
+from energon_pack.samples.listed import listed_parts, media_parts
+from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip

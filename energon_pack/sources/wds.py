@@ -12,7 +12,8 @@ from itertools import pairwise
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.samples.record import Record, caption_record, load_json, parse_record
+from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.compressed import compressed_error, compression

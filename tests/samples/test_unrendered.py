@@ -9,7 +9,8 @@ import pytest
 
 from energon_pack.config import PackConfig
 from energon_pack.pack import pack
-from energon_pack.samples.record import load_json, parse_record
+from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from support.packed import json_lines

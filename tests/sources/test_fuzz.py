@@ -15,8 +15,10 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.worker import LENGTHS_SCHEMA, MeasureJob, measure
+from energon_pack.samples.listed import media_parts
 from energon_pack.samples.placeholders import place_media
-from energon_pack.samples.record import load_json, media_parts, parse_record
+from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip

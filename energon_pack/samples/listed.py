@@ -1,0 +1,54 @@
+"""Which parts of a sample are its media: those that its JSON lists, or all that look like media."""
+
+from collections.abc import Sequence
+
+from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.placeholders import num_placeholders
+from energon_pack.samples.record import Record
+from energon_pack.samples.sample import Part
+from energon_pack.samples.skip import Reason, Skip
+
+
+def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
+    """The media of a sample in the order it lists them, else all media parts in the tar's order.
+
+    A listed name is a part (`0.jpg`), a whole member name (`00012.0.jpg`), or the extension of the only part that
+    has it (`jpg`).
+
+    Raises:
+        Skip: `missing_media`.
+    """
+    chosen = listed_parts(record.listed_media, key, parts) if record.listed_media is not None else None
+    if chosen is None:
+        chosen = [part for part in parts if kind_by_name(part.name)]
+        if not chosen and record.declared in ("image", "video", "mix"):
+            raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but there are no media")
+        if not chosen and parts and num_placeholders(record.messages):
+            names = ", ".join(part.name for part in parts)
+            raise Skip(Reason.MISSING_MEDIA, f"placeholders, but no medium by its name: {names} (`name` lists media)")
+    return _with_bytes(chosen)
+
+
+def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
+    """Those of the parts that are listed, by the names that `media_parts` takes; raises Skip as that does."""
+    by_name = {part.name: part for part in parts}
+    chosen = []
+    for listed in listed_media:
+        part = by_name.get(listed)
+        if part is None:
+            whole = listed.removeprefix("./")
+            prefix = next((p for p in (f"{key}.", f"{key.rpartition('/')[2]}.") if whole.startswith(p)), None)
+            part = by_name.get(whole[len(prefix) :]) if prefix else None
+        if part is None:
+            same = [p for p in parts if p.name.rpartition(".")[2] == listed]
+            part = same[0] if len(same) == 1 else None
+        if part is None:
+            raise Skip(Reason.MISSING_MEDIA, f"{listed!r} is listed, the parts are {sorted(by_name)[:8]}")
+        chosen.append(part)
+    return _with_bytes(chosen)
+
+
+def _with_bytes(parts: list[Part]) -> list[Part]:
+    if link := next((part for part in parts if part.size < 0), None):
+        raise Skip(Reason.MISSING_MEDIA, f"{link.name} is a link or the like, without bytes in the tar")
+    return parts
