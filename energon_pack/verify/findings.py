@@ -104,7 +104,7 @@ def hashes(names: Iterable[str]) -> Hashes:
     return np.fromiter(map(hashed, names), np.uint64)
 
 
-def joined(arrays: Sequence[Hashes]) -> Hashes:
+def joined(arrays: Sequence[npt.ArrayLike]) -> Hashes:
     return np.concatenate([np.zeros(0, np.uint64), *arrays])
 
 

@@ -1,0 +1,122 @@
+"""Whether the members of a pack are what the source makes them: their conversations, and their media byte for byte."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from energon_pack.dataset.contents import Pack
+from energon_pack.dataset.plan_file import PlanRow
+from energon_pack.dataset.shards import Sources, conversation, parts_beside
+from energon_pack.errors import PackError, short
+from energon_pack.samples.bytes import Bytes
+from energon_pack.samples.sample import AnyPart
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.shard import Shard
+from energon_pack.sources.tar import BLOCK
+
+_CHUNK = 1 << 20  # bytes compared at once
+
+
+def compared(
+    file: Bytes,
+    pack: Pack,
+    members: Sequence[PlanRow],
+    shards: Mapping[str, Shard],
+    sources: Sources,
+    settings: ReadSettings,
+) -> Iterator[tuple[str, str, Iterable[str]]]:
+    """Compare each member with what its row of the plan makes of the source.
+
+    Args:
+        file: the packed shard.
+        members: the rows of the pack.
+        shards: of the source, by name; `sources` has them open.
+
+    Yields:
+        Check, sample id of the member, and what is wrong.
+    """
+    for index, member in enumerate(members):
+        shard = shards.get(member.shard)
+        if shard is None or not _is_within(member, shard):
+            what = "the source has no shard" if shard is None else "it would lie beyond the end of the shard"
+            yield "source text", member.sample_id, [f"{what} {short(member.shard)}"]
+            continue
+        try:
+            sample = sources.read(member, settings)
+            content = conversation(sample, pack.flavor)
+            parts = parts_beside(sample, content)
+        except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it is cut at a turn that it does not have
+            yield "source text", member.sample_id, [str(error)]
+            parts = [*member.parts]
+        else:
+            packed = next(iter((pack.members or [])[index : index + 1]), None)
+            expected = pack.flavor.member_value(index, content)
+            yield "source text", member.sample_id, _text_differs(packed, expected)
+        for name, part in zip(next(iter((pack.named or [])[index : index + 1]), []), parts, strict=False):
+            yield "source media", member.sample_id, _media_differ(file, pack, name, member, part, sources)
+
+
+def _is_within(member: PlanRow, shard: Shard) -> bool:
+    """Whether a source shard is long enough: a damaged plan may ask for any number of bytes."""
+    record = member.record_offset, member.record_size
+    if shard.media_root is not None:  # media are files of their own
+        return record[0] >= 0 and record[1] >= 0 and sum(record) <= shard.size
+    parts: list[AnyPart] = [*member.parts, *member.positions]
+    places = [record, *((part.offset, part.size) for part in parts)]
+    return all(offset >= BLOCK and size >= 0 and offset + size <= shard.size for offset, size in places)
+
+
+def _text_differs(packed: Any, expected: dict[str, Any]) -> Iterator[str]:
+    if not isinstance(packed, dict):
+        yield "it is not in the pack's JSON"
+        return
+    for name in {**expected, **packed}:
+        if name not in packed or name not in expected:
+            yield f"{name} is {'only in the pack' if name in packed else 'missing'}"
+        elif not _same(packed[name], expected[name]):
+            ours, right = packed[name], expected[name]
+            if isinstance(ours, list) and isinstance(right, list) and len(ours) == len(right):
+                index = next(i for i, pair in enumerate(zip(ours, right, strict=True)) if not _same(*pair))
+                name, ours, right = f"{name}[{index}]", ours[index], right[index]
+            excerpt, right_excerpt = _excerpts(ours, right)
+            yield f"{name} is {excerpt}, in the source {right_excerpt}"
+
+
+def _same(packed: Any, expected: Any) -> bool:
+    """Equal as JSON: 1 is not true, and not 1.0."""
+    return json.dumps(packed, sort_keys=True) == json.dumps(expected, sort_keys=True)
+
+
+def _excerpts(packed: Any, expected: Any) -> tuple[str, str]:
+    """Both, of messages their texts, from a little before where they differ."""
+    if isinstance(packed, dict) and isinstance(expected, dict) and packed.get("content") != expected.get("content"):
+        packed, expected = packed.get("content"), expected.get("content")
+    if isinstance(packed, str) and isinstance(expected, str):
+        pairs = enumerate(zip(packed, expected, strict=False))
+        same = next((i for i, (ours, right) in pairs if ours != right), min(len(packed), len(expected)))
+        start = max(0, same - 20)
+        packed, expected = packed[start:], expected[start:]
+    return short(packed), short(expected)
+
+
+def _media_differ(
+    file: Bytes, pack: Pack, name: str, member: PlanRow, source: AnyPart, sources: Sources
+) -> Iterator[str]:
+    part = pack.parts.get(name)
+    if part is None or part.size < 0:
+        return  # `parts` says so
+    try:
+        source_file = sources.checked_file(member, source)
+        if part.size != source.size:
+            yield f"{name} has {part.size} bytes, {source.name} in the source {source.size}"
+            return
+        for start in range(0, source.size, _CHUNK):
+            number = min(_CHUNK, source.size - start)
+            ours, theirs = file.read(part.offset + start, number), source_file.read(source.offset + start, number)
+            if ours != theirs:
+                differs = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), 0)
+                yield f"{name} differs from {source.name} in the source at byte {start + differs}"
+                return
+    except (PackError, OSError) as error:
+        yield str(error)
