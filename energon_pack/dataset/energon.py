@@ -19,7 +19,7 @@ from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.flavors.schema import FORMAT
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
-from energon_pack.templates.template import Identity
+from energon_pack.templates.identity import Identity
 
 #: The Energon version whose layout this is; readers only show it.
 _ENERGON_VERSION = "7.4.1"

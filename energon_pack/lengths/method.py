@@ -6,9 +6,9 @@ from functools import partial
 
 from energon_pack.run.context import Run
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.templates.identity import Identity
 from energon_pack.templates.processor import identity_of, local_folder, prepare_template, saved_template
 from energon_pack.templates.settings import TemplateSettings
-from energon_pack.templates.template import Identity
 
 
 @dataclass(frozen=True)

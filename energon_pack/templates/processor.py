@@ -19,9 +19,10 @@ from energon_pack.run.heavy_imports import importing
 from energon_pack.run.json_nodes import node_of
 from energon_pack.templates.families import FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
+from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
 from energon_pack.templates.preprocess import image_settings, video_settings
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
-from energon_pack.templates.template import RULES_VERSION, Identity, Template, TemplateSpec
+from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 #: The tokenizer of the template that this process built last, by its folder: reading it takes a while.

@@ -6,11 +6,10 @@ One `Template` does this for measuring and for training, which is why the two le
 differ in `MediaRules` alone: what one image or video becomes in the text.
 """
 
-import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -25,16 +24,15 @@ from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.skeleton import texts_of
-from energon_pack.templates.chat.template import CLOSE, OPEN, ChatTemplate
-from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
+from energon_pack.templates.chat.template import ChatTemplate
+from energon_pack.templates.chat.turns import CLOSE, OPEN
+from energon_pack.templates.families.rules import MediaRules
+from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec, hash_of
 from energon_pack.templates.preprocess import image_preprocessor, video_preprocessor
-from energon_pack.templates.settings import MediaConfig, TrainOn
+from energon_pack.templates.settings import TrainOn
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
 from energon_pack.templates.tokens.runs import Runs, grow
-
-#: Raised whenever a change in this package changes any length: old caches and packs are then told apart.
-RULES_VERSION = 2
 
 _MOST_EXPANDED = 256  # images have few sizes in most sets
 
@@ -69,32 +67,6 @@ class Tokens:
     @property
     def num_supervised(self) -> int:
         return sum(end - start for start, end in self.supervised)
-
-
-@dataclass(frozen=True)
-class TemplateSpec:
-    """What a template is made of, beside its tokenizer: plain data, kept as JSON beside tokenizer.json."""
-
-    family: str
-    chat_template: str
-    chat_template_kwargs: dict[str, Any]
-    processor: ProcessorSettings
-    media: MediaConfig = field(default_factory=MediaConfig)
-    train_on: TrainOn = TrainOn.all
-    add_special_tokens: bool = False  # those the tokenizer puts around any text, beside the chat template's
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What tells templates apart, known without reading a tokenizer: kept as JSON beside the template."""
-
-    fingerprints: dict[str, str]  # a hash for each thing a length depends on
-    train_on: TrainOn
-
-    @property
-    def fingerprint(self) -> str:
-        """One hash over `fingerprints`: equal fingerprints, equal lengths."""
-        return _hash(self.fingerprints)
 
 
 class Template:
@@ -274,8 +246,8 @@ class Template:
     def fingerprints(self) -> dict[str, str]:
         """A hash for each thing a length depends on."""
         return {
-            "tokenizer": _hash(self._tokenizer.to_str()),
-            "chat_template": _hash(
+            "tokenizer": hash_of(self._tokenizer.to_str()),
+            "chat_template": hash_of(
                 [
                     self.spec.chat_template,
                     self.spec.processor.tokens,
@@ -283,7 +255,7 @@ class Template:
                     self.spec.add_special_tokens,
                 ]
             ),
-            "media": _hash([self.spec.family, self.rules.settings, asdict(self.spec.media)]),
+            "media": hash_of([self.spec.family, self.rules.settings, asdict(self.spec.media)]),
             "rules": str(RULES_VERSION),
         }
 
@@ -320,8 +292,3 @@ def _token_ranges(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) 
 
 def _without_first(ids: list[int], ranges: list[tuple[int, int]]) -> Tokens:
     return Tokens(ids, [(max(start, 1), end) for start, end in ranges if end > max(start, 1)])
-
-
-def _hash(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -9,7 +9,6 @@ any text does is not trained.
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -30,9 +29,8 @@ from energon_pack.templates.chat.skeleton import (
     texts_of,
     with_numbers,
 )
+from energon_pack.templates.chat.turns import CLOSE, OPEN, Turn, marked_message, put_marks, shared_beginning
 
-OPEN, CLOSE = "\ufdd0", "\ufdd1"
-_MARKS = re.compile(f"({OPEN}|{CLOSE})")
 _TURN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}")
 _MOST_SPACE = 64  # characters of a text that is empty
 _MOST_SHAPES = 10_000
@@ -58,7 +56,8 @@ class ChatTemplate:
         except Exception as error:  # Jinja computes constants when it compiles: 1 // 0
             raise PackError(f"the chat template is no valid Jinja: {error}") from None
         self._variables = {key: value for key, value in variables.items() if key != "add_generation_prompt"}
-        self._wants_parts = self._has_no_use_for_strings()
+        self._wants_parts = False  # until it is known: `_shows` hands contents on as they are
+        self._wants_parts = not self._shows("probe") and self._shows(_as_parts("probe"))  # as LLaVA's template does
         self._turn = self._read_turn(special_tokens)
         self._copies_texts = copies_texts(lambda messages: self.render(messages, None), strings_in(source))
         self._skeletons: dict[tuple[Shape, bool], Skeleton | None] = {}
@@ -180,11 +179,11 @@ class ChatTemplate:
         for place in ("name", "id"):  # a template may write either of a tool call
             with_marks = list(messages)
             for i in trained:
-                with_marks[i] = _mark(messages[i], place)
+                with_marks[i] = marked_message(messages[i], place)
             spans = self._turn.spans(self.render(with_marks, tools), plain, len(trained))
             if spans is not None:
-                return _put_marks(plain, spans)
-        return _put_marks(plain, [self._span_by_prefix(messages, tools, plain, i) for i in trained])
+                return put_marks(plain, spans)
+        return put_marks(plain, [self._span_by_prefix(messages, tools, plain, i) for i in trained])
 
     def _span_by_prefix(self, messages: list[Message], tools: list[Any] | None, plain: str, i: int) -> tuple[int, int]:
         """A turn as what is added when its message joins those before: for templates that look at the text itself."""
@@ -197,98 +196,35 @@ class ChatTemplate:
             raise Skip(Reason.PROCESSOR_ERROR, "the chat template changes assistant text; no labels can be found")
         return start, end
 
-    def _has_no_use_for_strings(self) -> bool:
-        """Whether the template shows text only where the content is a list of parts (LLaVA's)."""
+    def _shows(self, content: Any) -> bool:
+        """Whether the template writes the text `probe` where it is in such a content."""
+        try:
+            return "probe" in self.render([{"role": "user", "content": content}], None)
+        except Skip:
+            return False
 
-        def shows(content: Any) -> bool:
-            try:
-                return "probe" in self.render([{"role": "user", "content": content}], None)
-            except Skip:
-                return False
-
-        self._wants_parts = False
-        return not shows("probe") and shows(_as_parts("probe"))
-
-    def _read_turn(self, special_tokens: Collection[str]) -> "_Turn":
+    def _read_turn(self, special_tokens: Collection[str]) -> Turn:
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": "b"}
         try:
             before = self.render([question], None)
             prompted = self.render([question], None, prompt=True)
-            marked = self.render([question, _mark(answer)], None)
-            older = self.render([question, _mark(answer), question, answer], None)
+            marked = self.render([question, marked_message(answer)], None)
+            older = self.render([question, marked_message(answer), question, answer], None)
         except Skip:  # it wants more than questions and answers
-            return _Turn((), "", "")
+            return Turn((), "", "")
         # The prompt of a thinking model may hold more than its turns show later: `<think>`, say.
-        headers = {_same(prompted, turn)[len(before) :].partition(OPEN)[0] for turn in (marked, older)} - {""}
+        headers = {shared_beginning(prompted, turn)[len(before) :].partition(OPEN)[0] for turn in (marked, older)} - {
+            ""
+        }
         longest_first = tuple(sorted(headers, key=len, reverse=True))
         special = re.compile("|".join(map(re.escape, sorted(special_tokens, key=len, reverse=True))) or "(?!)")
         begins, ends = special.search("".join(longest_first)), special.search(marked.partition(CLOSE)[2])
-        return _Turn(longest_first, begins[0] if begins else "", ends[0] if ends else "")
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """How a template writes a turn of the assistant."""
-
-    headers: tuple[str, ...]  # `<|im_start|>assistant\n`, and what else may precede what is trained; longest first
-    begins: str  # the token every header begins with
-    ends: str  # the token that ends a turn
-
-    def has_whole(self, marked: str) -> bool:
-        """Whether what is trained is whole turns, from header to end, whatever white space is around a text."""
-        before = _MARKS.split(marked)
-        return all(
-            text.endswith(self.headers if mark == OPEN else self.ends)
-            for text, mark in zip(before[::2], before[1::2], strict=False)
-        ) and bool(self.headers and self.ends)
-
-    def spans(self, marked: str, plain: str, num_turns: int) -> list[tuple[int, int]] | None:
-        """The turns of a text that was rendered with marks and without; None where the marks don't tell."""
-        pieces = _MARKS.split(marked)
-        if "".join(pieces[::2]) != plain or pieces.count(CLOSE) != num_turns:
-            return None
-        spans = []
-        position = previous = 0
-        opened: int | None = None
-        for text, mark in zip(pieces[::2], pieces[1::2], strict=False):
-            position += len(text)
-            if mark == OPEN:
-                opened = position
-                continue
-            start = position if opened is None else opened
-            begin = self._begin(plain, previous, start)
-            if begin is None and opened is None:
-                return None
-            start = start if begin is None else begin
-            previous = self.end_after(plain, position) or position
-            spans.append((start, previous))
-            opened = None
-        return spans
-
-    def _begin(self, text: str, previous: int, start: int) -> int | None:
-        """Where the turn that holds `start` begins, after its header."""
-        for header in self.headers:
-            head = text.rfind(header, previous, start)
-            if head >= 0 and not (self.ends and self.ends in text[head:start]):
-                return head + len(header)
-        return None
-
-    def end_after(self, text: str, start: int) -> int | None:
-        """The end of the turn's last token; None where the next turn comes first, or the text ends."""
-        end = text.find(self.ends, start) if self.ends else -1
-        if end < 0 or (self.begins and self.begins in text[start:end]):
-            return None
-        return end + len(self.ends)
+        return Turn(longest_first, begins[0] if begins else "", ends[0] if ends else "")
 
 
 def _holds_any(text: str, characters: tuple[str, ...]) -> bool:
     return not text.isascii() and any(character in text for character in characters)
-
-
-def _same(a: str, b: str) -> str:
-    """The beginning that two texts share."""
-    return a[: next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
 
 
 def _without_space(text: str) -> str:
@@ -316,14 +252,6 @@ def _with_probes(message: Message, place: str, number: Iterator[int]) -> Message
     return {**message, "tool_calls": probed}
 
 
-def _put_marks(text: str, spans: list[tuple[int, int]]) -> str:
-    pieces, position = [], 0
-    for start, end in spans:
-        pieces += [text[position:start], OPEN, text[start:end], CLOSE]
-        position = end
-    return "".join([*pieces, text[position:]])
-
-
 def _is_trained(message: Message) -> bool:
     switches = (message.get("loss"), message.get("weight"))
     return message["role"] == "assistant" and all(switch is None or bool(switch) for switch in switches)
@@ -335,24 +263,3 @@ def _last_answer(messages: list[Message]) -> int:
 
 def _as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _mark(message: Message, place: str = "name") -> Message:
-    """Marks inside the white space around a text, which templates strip; in a tool call where there is no text."""
-    content = message["content"]
-    if isinstance(content, list):
-        return {**message, "content": [{"type": "text", "text": OPEN}, *content, {"type": "text", "text": CLOSE}]}
-    if text := content.strip():
-        before, _, after = content.partition(text)
-        return {**message, "content": f"{before}{OPEN}{text}{CLOSE}{after}"}
-    calls = message.get("tool_calls")
-    if isinstance(calls, list) and calls and isinstance(calls[0], dict):
-        call = calls[0]
-        function = call.get("function", call)
-        if place == "id" and isinstance(call.get("id"), str):
-            return {**message, "tool_calls": [{**call, "id": f"{OPEN}{call['id']}{CLOSE}"}, *calls[1:]]}
-        if place == "name" and isinstance(function, dict) and isinstance(function.get("name"), str):
-            named = {**function, "name": f"{OPEN}{function['name']}{CLOSE}"}
-            call = {**call, "function": named} if "function" in call else named
-            return {**message, "tool_calls": [call, *calls[1:]]}
-    return {**message, "content": f"{OPEN}{CLOSE}{content}"}

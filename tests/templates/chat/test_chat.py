@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.template import CLOSE, OPEN, ChatTemplate
+from energon_pack.templates.chat.template import ChatTemplate
+from energon_pack.templates.chat.turns import CLOSE, OPEN
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
