@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.run.executors.local import LocalExecutor, _Busy
+from energon_pack.run.executors.local import LocalExecutor
+from energon_pack.run.executors.workers import Busy
 from support.jobs import hold, sleep
 from support.running import ROOT
 
@@ -247,5 +248,5 @@ def test_reading_a_mapped_file_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
         io_counters=lambda: SimpleNamespace(read_chars=0, write_chars=0, read_bytes=next(pages), write_bytes=0),
     )
     monkeypatch.setattr(psutil, "Process", lambda _: process)
-    busy = _Busy(SimpleNamespace(started=[SimpleNamespace(pid=1)]))  # type: ignore[arg-type]
+    busy = Busy(SimpleNamespace(started=[SimpleNamespace(pid=1)]))  # type: ignore[arg-type]
     assert busy.seconds_without_work(60.0) == 0.0

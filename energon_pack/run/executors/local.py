@@ -5,12 +5,9 @@ not grow with their number. No wait has no end: workers that do nothing at all a
 what has not ended by itself.
 """
 
-import atexit
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,58 +17,23 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnContext, SpawnProcess
 from threading import Thread, current_thread, main_thread
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-import psutil
-
 from energon_pack.errors import PackError
+from energon_pack.run.executors.workers import INTERRUPTS, Busy, Context, start_worker
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 #: One thread a worker; the processes are the parallelism, and threads that wait for each other use the cores, too.
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 _JOBS_PER_WORKER = 2  # one at work, one waiting
 _KILLED = "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
 _START_SECONDS = 0.3  # about what starting a worker takes
 _LOOK_SECONDS = 10.0  # how often workers are looked at that give no result
-_IDLE = 0.01  # of the time: workers that wait for the GIL for ever wake up, and use less
 _END_SECONDS = 5.0  # for workers to end by themselves, and then for the system to end them
-
-
-class _Worker(SpawnProcess):
-    """Leaves SIGTERM to its parent, as every worker does; so it is killed where a pool wants it ended.
-
-    From Python 3.12 on, a pool one of whose workers was killed joins the others with its lock held: a job handed to it
-    then would wait for ever.
-    """
-
-    def terminate(self) -> None:
-        self.kill()
-
-
-class _Context(SpawnContext):
-    """Remembers the processes it makes.
-
-    Processes are spawned, not forked: the parent may hold threads (torch, pyarrow) that a fork would break.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._made: list[_Worker] = []
-
-    def Process(self, *args: Any, **kwargs: Any) -> _Worker:  # type: ignore[override]
-        self._made.append(_Worker(*args, **kwargs))
-        return self._made[-1]
-
-    @property
-    def started(self) -> list[_Worker]:
-        return [process for process in self._made if process.pid is not None]
 
 
 @contextmanager
@@ -96,7 +58,7 @@ class LocalExecutor:
         self._patience = patience
         self._pool: ProcessPoolExecutor | None = None
         self._beside: ProcessPoolExecutor | None = None
-        self._context = _Context()
+        self._context = Context()
         self._life, self._hand = self._context.Pipe(duplex=False)  # workers live while the hand is on the pipe
         self._ends: list[Connection] = []  # of the pipes between pools and workers: those that workers use
         self._last: Future[Any] | None = None  # of the jobs beside
@@ -170,7 +132,7 @@ class LocalExecutor:
         Raises:
             PackError: a worker was killed, or all are stuck.
         """
-        busy: _Busy | None = None  # looking costs more than most waits
+        busy: Busy | None = None  # looking costs more than most waits
         seconds = min(_LOOK_SECONDS, self._patience / 2)
         while True:
             try:
@@ -181,7 +143,7 @@ class LocalExecutor:
                 if any(process.exitcode is not None for process in self._context.started):
                     raise PackError(_KILLED) from None  # half a result may be waited for, of one that was killed
                 if busy is None:
-                    busy = _Busy(self._context)
+                    busy = Busy(self._context)
                 elif busy.seconds_without_work(seconds) > self._patience:
                     pids = ", ".join(str(process.pid) for process in self._context.started)
                     raise PackError(
@@ -227,7 +189,7 @@ class LocalExecutor:
         pool: Any = ProcessPoolExecutor(
             num_workers,
             mp_context=self._context,
-            initializer=_start_worker,
+            initializer=start_worker,
             # The kernel takes the end of the thread that started a worker for that of its parent.
             initargs=(self._life, os.getpid() if current_thread() is main_thread() else None),
         )
@@ -249,7 +211,7 @@ def _submit(pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: J
     if current_thread() is not main_thread():
         return pool.submit(function, job)
     came: list[int] = []
-    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _INTERRUPTS}
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in INTERRUPTS}
     try:
         return pool.submit(function, job)
     finally:
@@ -257,66 +219,6 @@ def _submit(pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: J
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         for interrupt in came:
             signal.raise_signal(interrupt)
-
-
-class _Busy:
-    """Tells how long processes have done nothing at all."""
-
-    def __init__(self, context: _Context):
-        self._context = context
-        self._idle = 0.0  # seconds that were waited: by the clock, all of a job that is suspended would be
-        self._done = self._work()
-
-    def seconds_without_work(self, waited: float) -> float:
-        """Since the last look at which any had used the processor, or had read or written a byte.
-
-        Args:
-            waited: seconds since the look before.
-        """
-        self._idle += waited
-        done = self._work()
-        if done[1] != self._done[1] or done[0] - self._done[0] > _IDLE * self._idle:
-            self._idle, self._done = 0.0, done
-        return self._idle
-
-    def _work(self) -> tuple[float, int]:
-        """Seconds of the processor, bytes read and written."""
-        seconds, num_bytes = 0.0, 0
-        for started in self._context.started:
-            with suppress(psutil.Error):
-                process = psutil.Process(started.pid)
-                seconds += sum(process.cpu_times()[:2])
-                if hasattr(process, "io_counters"):  # not on macOS
-                    io = process.io_counters()
-                    num_bytes += io.read_chars + io.write_chars + io.read_bytes  # these of mapped files
-        return seconds, num_bytes
-
-
-def _start_worker(life: Connection, parent: int | None) -> None:
-    """A worker leaves interrupts to its parent, and lives until the parent closes its end of the pipe, or dies."""
-    for interrupt in _INTERRUPTS:
-        signal.signal(interrupt, signal.SIG_IGN)
-
-    atexit.register(_leave)
-
-    def follow() -> None:
-        life.poll(None)
-        os._exit(1)
-
-    Thread(target=follow, daemon=True).start()
-    # A thread can't end a process whose GIL is held for ever; the kernel can.
-    if parent is not None and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-def _leave() -> None:
-    """End without taking modules apart, torch's above all: that takes half a second, and may hang."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(0)
 
 
 def _num_cores() -> int:

@@ -1,0 +1,109 @@
+"""The processes of a pool: how they are made, how they live and end, and whether they are at work."""
+
+import atexit
+import ctypes
+import os
+import signal
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext, SpawnProcess
+from threading import Thread
+from typing import Any
+
+import psutil
+
+#: what ends a run; workers leave it to their parent
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_IDLE = 0.01  # of the time: workers that wait for the GIL for ever wake up, and use less
+
+
+class _Worker(SpawnProcess):
+    """Leaves SIGTERM to its parent, as every worker does; so it is killed where a pool wants it ended.
+
+    From Python 3.12 on, a pool one of whose workers was killed joins the others with its lock held: a job handed to it
+    then would wait for ever.
+    """
+
+    def terminate(self) -> None:
+        self.kill()
+
+
+class Context(SpawnContext):
+    """Remembers the processes it makes.
+
+    Processes are spawned, not forked: the parent may hold threads (torch, pyarrow) that a fork would break.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[_Worker] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> _Worker:  # type: ignore[override]
+        self._made.append(_Worker(*args, **kwargs))
+        return self._made[-1]
+
+    @property
+    def started(self) -> list[_Worker]:
+        return [process for process in self._made if process.pid is not None]
+
+
+class Busy:
+    """Tells how long processes have done nothing at all."""
+
+    def __init__(self, context: Context):
+        self._context = context
+        self._idle = 0.0  # seconds that were waited: by the clock, all of a job that is suspended would be
+        self._done = self._work()
+
+    def seconds_without_work(self, waited: float) -> float:
+        """Since the last look at which any had used the processor, or had read or written a byte.
+
+        Args:
+            waited: seconds since the look before.
+        """
+        self._idle += waited
+        done = self._work()
+        if done[1] != self._done[1] or done[0] - self._done[0] > _IDLE * self._idle:
+            self._idle, self._done = 0.0, done
+        return self._idle
+
+    def _work(self) -> tuple[float, int]:
+        """Seconds of the processor, bytes read and written."""
+        seconds, num_bytes = 0.0, 0
+        for started in self._context.started:
+            with suppress(psutil.Error):
+                process = psutil.Process(started.pid)
+                seconds += sum(process.cpu_times()[:2])
+                if hasattr(process, "io_counters"):  # not on macOS
+                    io = process.io_counters()
+                    num_bytes += io.read_chars + io.write_chars + io.read_bytes  # these of mapped files
+        return seconds, num_bytes
+
+
+def start_worker(life: Connection, parent: int | None) -> None:
+    """A worker leaves interrupts to its parent, and lives until the parent closes its end of the pipe, or dies."""
+    for interrupt in INTERRUPTS:
+        signal.signal(interrupt, signal.SIG_IGN)
+
+    atexit.register(_leave)
+
+    def follow() -> None:
+        life.poll(None)
+        os._exit(1)
+
+    Thread(target=follow, daemon=True).start()
+    # A thread can't end a process whose GIL is held for ever; the kernel can.
+    if parent is not None and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _leave() -> None:
+    """End without taking modules apart, torch's above all: that takes half a second, and may hang."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(0)
