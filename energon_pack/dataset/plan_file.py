@@ -27,6 +27,7 @@ from energon_pack.samples.cut import split_id
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.rows import MeasuredRow
+from energon_pack.sources.shard import JsonlShard, TarShard
 from energon_pack.sources.tar import BLOCK
 
 _ROWS = 200_000  # dealt at once
@@ -49,7 +50,8 @@ class PlanRow(MeasuredRow):
     @property
     def sample(self) -> str:
         """`<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
-        return f"{self.shard}{':' if self.record_part == LINE else '/'}{self.key}"
+        mark = JsonlShard.mark if self.record_part == LINE else TarShard.mark
+        return f"{self.shard}{mark}{self.key}"
 
     @property
     def sample_id(self) -> str:

@@ -4,7 +4,6 @@ Shard ──index──► a row a sample ──record──► Record ──med
 """
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -31,9 +30,11 @@ LookUp = Callable[[str], Part]
 
 
 @dataclass(frozen=True)
-class Shard(ABC):
+class _File:
     """One source file, and how to tell whether it is still the same."""
 
+    #: what stands between its name and the key of a sample in a sample id
+    mark: ClassVar[str]
     #: bytes of the header that stands before each part of a sample
     lead: ClassVar[int] = 0
 
@@ -66,31 +67,37 @@ class Shard(ABC):
         """How often a sample is drawn."""
         return 1.0
 
-    @abstractmethod
     def sample_id(self, key: str) -> str:
-        """What a sample is called in packs and ledger."""
+        """What a sample is called in packs and ledger: `<shard>/<key>`, `<file>:<line>`."""
+        return f"{self.name}{self.mark}{key}"
 
-    @abstractmethod
+
+class TarShard(_File):
+    """A WebDataset tar: a sample is a JSON or text and the media beside it."""
+
+    mark = "/"
+    lead = BLOCK
+
     def index(self) -> pa.Table:
         """Where each sample is: a row of `wds.INDEX_SCHEMA` each.
 
         Raises:
             PackError: the shard is compressed, or can't be opened.
         """
+        return wds.index_tar(self.path)
 
-    @abstractmethod
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
         """Whether it is still what was indexed, its headers or its lines, by the metadata of its index."""
+        return wds.is_unchanged(self.path, about)
 
-    @abstractmethod
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """The record of a sample from the bytes of its JSON or text.
 
         Raises:
             Skip: as `parse_record`.
         """
+        return wds.record_of(raw, part, has_media, settings)
 
-    @abstractmethod
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
         """The media of a sample, in the order it lists them.
 
@@ -100,40 +107,18 @@ class Shard(ABC):
         Raises:
             Skip: `missing_media`, `unreadable_media`.
         """
-
-    @abstractmethod
-    def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
-        """What a sample names, as in `media`."""
-
-
-class TarShard(Shard):
-    """A WebDataset tar: a sample is a JSON or text and the media beside it."""
-
-    lead = BLOCK
-
-    def sample_id(self, key: str) -> str:
-        """`<shard>/<key>`."""
-        return f"{self.name}/{key}"
-
-    def index(self) -> pa.Table:
-        return wds.index_tar(self.path)
-
-    def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        return wds.is_unchanged(self.path, about)
-
-    def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        return wds.record_of(raw, part, has_media, settings)
-
-    def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
         return media_parts(record, key, parts)
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
+        """What a sample names, as in `media`."""
         return listed_parts([name], key, parts)[0]
 
 
 @dataclass(frozen=True)
-class JsonlShard(Shard):
-    """A file of JSON samples, their media files of their own."""
+class JsonlShard(_File):
+    """A file of JSON samples, their media files of their own; its methods are those of a tar."""
+
+    mark = ":"
 
     lines: Lines
 
@@ -148,10 +133,6 @@ class JsonlShard(Shard):
     @property
     def ratio(self) -> float:
         return self.lines.ratio
-
-    def sample_id(self, key: str) -> str:
-        """`<file>:<line>`."""
-        return f"{self.name}:{key}"
 
     def index(self) -> pa.Table:
         return lines.index_lines(self.path)
@@ -170,6 +151,9 @@ class JsonlShard(Shard):
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
         return look_up(name)
+
+
+Shard = TarShard | JsonlShard
 
 
 def shard_of(name: str, path: str, lines: Lines | None = None) -> Shard:
