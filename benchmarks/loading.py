@@ -181,7 +181,7 @@ def one_pack(dataset: Path, processor: str) -> None:
     encoder.members._pixels = lambda *_: ready  # type: ignore[assignment]
     without = best(tokens_and_layout)
     with_pixels = best(lambda: pixels([open_image(d) for member in data for d in member], [], order), 3)
-    process = pixels._processor.image_processor
+    process = pixels._loaded[0].image_processor
     alone = best(lambda: process([open_image(d) for member in data for d in member], return_tensors="pt"), 3)
     num_images = sum(map(len, data))
     share = alone / with_pixels

@@ -3,10 +3,8 @@
 Nothing here imports torch or transformers, so that `--help` and completion answer at once.
 """
 
-import io
 import os
 import re
-import signal
 import sys
 from typing import Any, NoReturn
 
@@ -25,9 +23,8 @@ from energon_pack.config import ModelConfig, PackConfig, conf_dir
 from energon_pack.config.naming import output_name
 from energon_pack.config.validate import nearest_key, to_config
 from energon_pack.errors import PackError
+from energon_pack.run.command import EXIT_INTERRUPTED, prepare_process
 from energon_pack.templates.models import packaged_models, read_model
-
-_EXIT_INTERRUPTED = 130
 
 #: Which keys a sweep is over: for its jobs, wherever a launcher runs them.
 _SWEPT = "ENERGON_PACK_SWEPT"
@@ -85,10 +82,7 @@ def main() -> NoReturn:
     if sys.argv[1:] == ["--version"]:
         print(f"energon-pack {__version__}")
         sys.exit(0)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a name or a message must not end a run in an ASCII locale
-    signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    prepare_process()
     if {"-sc", "--shell-completion"} & set(sys.argv):
         from energon_pack.config import completion
 
@@ -105,12 +99,8 @@ def main() -> NoReturn:
         refusals.add(_of_system(error))
     except KeyboardInterrupt:
         print("energon-pack: interrupted; the same command goes on from the lengths it has", file=sys.stderr)
-        sys.exit(_EXIT_INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)
     sys.exit(refusals.exit_code)
-
-
-def _interrupt() -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _of_system(error: OSError) -> PackError:

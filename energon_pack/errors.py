@@ -2,6 +2,8 @@
 
 from typing import Any
 
+_LONGEST = 80  # characters of a value
+
 
 class PackError(ValueError):
     """Refused or wrong input: names the offending value and the knob to turn."""
@@ -15,10 +17,10 @@ class SamplesLost(PackError):
     exit_code = 3
 
 
-def short(value: Any, limit: int = 80) -> str:
+def short(value: Any) -> str:
     """A value in an error: on one line, and no longer than it needs to be."""
     text = repr(value) if not isinstance(value, (list, dict)) else f"{type(value).__name__} of {len(value)}"
-    return text if len(text) <= limit else f"{text[:limit]}…"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def printable(text: str) -> str:

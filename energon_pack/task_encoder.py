@@ -116,15 +116,15 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         super().__init__()
         manifest = manifest_of(dataset, model)
         self.layout = layout or manifest["layout"]
-        given = {"layout": self.layout, "pad_to": pad_to, "labels": labels, "loss_weight": loss_weight}
+        given: dict[str, Any] = {"layout": self.layout, "pad_to": pad_to, "labels": labels, "loss_weight": loss_weight}
         given |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member}
         for name, value in given.items():
             if value not in _CHOICES[name]:
                 raise ValueError(f"{name}={value}: one of {', '.join(map(str, _CHOICES[name]))}")
+        given["rope_rows"] = rope_rows
         for name, (default, served) in _SERVED.items():
-            value = given.get(name, rope_rows)
-            if value != default and self.layout not in served:
-                raise ValueError(f"{name}={value}: layout={self.layout} has none; for {', '.join(served)}")
+            if given[name] != default and self.layout not in served:
+                raise ValueError(f"{name}={given[name]}: layout={self.layout} has none; for {', '.join(served)}")
         self.mask = attention_mask if attention_mask == "dict4d" else manifest["mask"]
         width, planned = manifest["max_token_len"], manifest["pad_to_multiple_of"]
         if model is not None:  # nothing was planned for their members

@@ -1,4 +1,4 @@
-"""What of a config a dataset's bytes depend on, and the name a dataset gets from it."""
+"""The settings that change the bytes of a dataset, and the name of its folder, which is made of them."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Names that the packer writes and training reads."""
+"""energon_pack.json of a packed dataset, which training reads; of a Metadataset, that of a dataset it names."""
 
 import json
 from collections.abc import Iterator

@@ -7,10 +7,10 @@ from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.plan_file import PlanRow
 from energon_pack.errors import PackError
 from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.record import MESSAGE_KEYS
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.sources.jsonl.index import LINE
 
-_MESSAGE_KEYS = ("messages", "conversations", "texts")  # where reading looks for a conversation, in order
 _TIMES = ("patch_positions", "fps", "timestamp_decimal")
 
 
@@ -67,7 +67,7 @@ def record_of(
     fields = {name: value for name, value in member.items() if name not in own}
     clashing = member.get("source_fields")
     restored = fields | clashing if isinstance(clashing, dict) else fields
-    places = [messages_key] if messages_key else list(_MESSAGE_KEYS)
+    places = [messages_key] if messages_key else list(MESSAGE_KEYS)
     found = (key for key in places if key not in restored and not _is_before(places, key, restored))
     if (key := next(found, None)) is None:  # it would be read as the conversation: it stays where it is
         key, restored = places[0], fields | {"source_fields": clashing}

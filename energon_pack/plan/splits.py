@@ -30,14 +30,12 @@ def split_shares(given: Mapping[str, float | None]) -> tuple[float, ...]:
     return shares
 
 
-def split_numbers(samples: Iterable[str], shares: Sequence[float], seed: int, prefix: str = "") -> npt.NDArray[np.int8]:
+def split_numbers(samples: Iterable[str], shares: Sequence[float], seed: int) -> npt.NDArray[np.int8]:
     """For each sample the index in `SPLITS`; the parts and the copies of one are all in the same.
 
     Args:
         samples: ids, without the part of one that was cut.
-        prefix: what each id begins with beside that.
     """
-    start = crc32(prefix.encode())
-    codes = np.fromiter((crc32(_COPY.sub("", sample).encode(), start) for sample in samples), np.uint64)
+    codes = np.fromiter((crc32(_COPY.sub("", sample).encode()) for sample in samples), np.uint64)
     place = mixed(codes ^ mixed(np.array([seed + 1], np.uint64))) * 2.0**-64
     return np.searchsorted(np.cumsum(shares)[:-1], place, side="right").astype(np.int8)

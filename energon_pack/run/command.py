@@ -1,4 +1,4 @@
-"""What the tools with plain arguments share: `--version`, a user's error in one line, and their exit codes."""
+"""What commands share: exit codes, signals, and of those with plain arguments a user's error in one line."""
 
 import argparse
 import io
@@ -10,7 +10,7 @@ from typing import NoReturn
 from energon_pack import __version__
 from energon_pack.errors import PackError
 
-_EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 
 
 def parser(name: str, takes: str, description: str) -> argparse.ArgumentParser:
@@ -28,12 +28,17 @@ def count(text: str) -> int:
     return int(text)
 
 
-def run(name: str, work: Callable[[], int]) -> NoReturn:
-    """Do a tool's work and exit: with its result, 1 after a user's error, 130 where it is interrupted."""
+def prepare_process() -> None:
+    """Have no name or message end the work in an ASCII locale, and SIGTERM interrupt it as Ctrl-C does."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+
+
+def run(name: str, work: Callable[[], int]) -> NoReturn:
+    """Do a tool's work and exit: with its result, 1 after a user's error, 130 where it is interrupted."""
+    prepare_process()
     try:
         sys.exit(work())
     except PackError as error:
@@ -41,7 +46,7 @@ def run(name: str, work: Callable[[], int]) -> NoReturn:
     except OSError as error:
         text, code = f"{error.filename or 'reading or writing failed'}: {error.strerror or error}", 1
     except KeyboardInterrupt:
-        text, code = "interrupted", _EXIT_INTERRUPTED
+        text, code = "interrupted", EXIT_INTERRUPTED
     print(f"energon_pack.{name}: {' '.join(text.splitlines())}", file=sys.stderr)
     sys.exit(code)
 

@@ -14,10 +14,8 @@ from typing import BinaryIO
 
 from energon_pack.errors import PackError
 
-#: Energon's folder of metadata in a dataset, and this package's file in it.
+#: Energon's folder of metadata in a dataset.
 META_FOLDER = ".nv-meta"
-
-
 #: In a folder of `make_once`: its files, and the hash of each.
 _SUMS = "sums.json"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

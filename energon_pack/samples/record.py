@@ -174,7 +174,7 @@ def _message(message: Any, index: int) -> Message:
 
 
 def _content(items: list[Any], index: int) -> str | list[Message]:
-    """Structured content: parts of type text, image or video, as a string where `sample.flat_content` can."""
+    """Structured content: parts of type text, image or video, as a string where `placeholders.flat_content` can."""
     parts: list[Message] = []
     for item in items:
         kind = item.get("type", "text" if "text" in item else None) if isinstance(item, dict) else None

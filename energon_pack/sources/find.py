@@ -1,4 +1,4 @@
-"""Which files a source is: folders, tars or JSONL, globs, less what Energon's split or excludes leave out."""
+"""Which tars a source is: folders, files and globs, less what Energon's split or excludes leave out."""
 
 import os
 import re

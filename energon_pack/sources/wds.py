@@ -1,4 +1,4 @@
-"""The samples of a WebDataset tar, and one sample's record.
+"""The samples of a WebDataset tar: where their parts are, and the record of one.
 
 A member's key is its path up to the first dot of the basename, its part the rest, as Energon groups them; the
 members of a sample are adjacent. Nothing is unpacked and nothing is written beside the tars.

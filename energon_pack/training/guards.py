@@ -1,5 +1,6 @@
-"""Inputs with which members of a pack would see each other are refused: each of these was measured to mix them, and the
-loss looks normal all the while.
+"""Refuse inputs with which members of a pack would see each other.
+
+Each of these was measured to mix them, and the loss looks normal all the while.
 """
 
 import importlib.util

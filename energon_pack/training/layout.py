@@ -28,8 +28,6 @@ from torch.nn.functional import pad as pad_tensor
 
 #: label of a token that is not trained on
 IGNORE = -100
-#: what fills the collated `seq_lens` of Automodel
-SENTINEL = -1000
 
 Batch = dict[str, Any]
 
@@ -229,24 +227,6 @@ def mlm(members: Sequence[Member], form: Form) -> Batch:
         "labels": pad_tensor(_gapped([m.labels for m in members], gaps, IGNORE), (0, 1), value=IGNORE),
         "cu_lengths": packed[f"cu_seqlens_q{padded}"].unsqueeze(0),
         "max_lengths": packed["max_seqlen_q"].view(1),
-    }
-
-
-def automodel(batches: Sequence[Batch]) -> Batch:
-    """Several `thd` batches as one of NeMo Automodel: flat [T] tensors, lengths [B, most members] filled with -1000."""
-    most = max(len(batch["seq_lens"]) for batch in batches)
-    flat = {
-        name: torch.cat([batch[name] for batch in batches], dim=-1).squeeze(-2)
-        for name in ("input_ids", "labels", "padding_mask")
-    }
-    position_ids = torch.cat([batch["position_ids"] for batch in batches], dim=-1)
-    return flat | {
-        "position_ids": position_ids if position_ids.dim() == 3 else position_ids.squeeze(0),
-        **{
-            name: torch.stack([_fill(batch[name], most, SENTINEL) for batch in batches])
-            for name in ("seq_lens", "seq_lens_padded")
-        },
-        "qkv_format": "thd",
     }
 
 

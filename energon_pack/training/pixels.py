@@ -52,44 +52,37 @@ class Pixels:
         if not images and not clips:
             return {}
         given = media_inputs(self._template, images, clips)
-        alone = self._images_alone
+        processor, alone = self._loaded
         if alone is not None and clips:
             raise ImportError("training on videos needs torchvision: pip install 'energon-pack[train]'")
-        if alone is None and not clips and "image_grid_thw" in self._processor.image_processor.model_input_names:
-            alone = self._processor.image_processor  # the processor of Qwen-VL adds nothing but texts
+        if alone is None and not clips and "image_grid_thw" in processor.image_processor.model_input_names:
+            alone = processor.image_processor  # the processor of Qwen-VL adds nothing but texts
         if alone is not None:
             made = alone(given["images"], return_tensors="pt", **given["images_kwargs"])
         else:
             text = "".join(self._template.rules.media_tokens[kind] for kind in order)
-            made = self._processor(text=[text], return_tensors="pt", **given)
+            made = processor(text=[text], return_tensors="pt", **given)
         media = {name: _tensor(value) for name, value in made.items() if name not in _NOT_MEDIA}
         unknown = media.keys() - _JOINED
         if unknown:
             raise NotImplementedError(
-                f"{type(self._processor).__name__} gives {', '.join(sorted(unknown))}: no rule joins it"
+                f"{type(processor or alone).__name__} gives {', '.join(sorted(unknown))}: no rule joins it"
             )
         return media
 
     @cached_property
-    def _processor(self) -> Any:
+    def _loaded(self) -> tuple[Any, Any]:
+        """The whole processor; where it needs a torchvision that is not there, None and the image processor alone."""
         prepare_torchvision()
-        from transformers import AutoProcessor
+        from transformers import AutoImageProcessor, AutoProcessor
         from transformers.utils import logging
 
         logging.set_verbosity_error()
         folder, kwargs = self._template.spec.processor.folder, self._template.spec.processor.kwargs
-        return AutoProcessor.from_pretrained(folder, **kwargs)
-
-    @cached_property
-    def _images_alone(self) -> Any:
-        """The image processor, where the whole processor needs a torchvision that is not there; else None."""
         try:
-            return self._processor and None
+            return AutoProcessor.from_pretrained(folder, **kwargs), None
         except ImportError:
-            from transformers import AutoImageProcessor
-
-            folder, kwargs = self._template.spec.processor.folder, self._template.spec.processor.kwargs
-            return AutoImageProcessor.from_pretrained(folder, backend="pil", **kwargs)
+            return None, AutoImageProcessor.from_pretrained(folder, backend="pil", **kwargs)
 
 
 def join(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.guards import check_inputs, is_hybrid
-from energon_pack.training.layout import Form, Member, neat
+from energon_pack.training.layout import Form, neat
 from energon_pack.training.members import Encoded
 from energon_pack.training.pixels import join
 
@@ -97,19 +97,6 @@ def _shrink_width(part: Any, text: Any) -> None:
     for name in ("out_hidden_size", *(("hidden_size",) if width == "embed_dim" else ())):
         if getattr(part, name, None):
             setattr(part, name, text.hidden_size)
-
-
-def text_members(
-    vocabulary: int, lengths: Sequence[int] = (9, 14, 6), seed: int = 0, rope: bool = False
-) -> list[Encoded]:
-    """Members of random words."""
-    generator = torch.Generator().manual_seed(seed)
-    members = []
-    for number, length in enumerate(lengths):
-        ids = torch.randint(min(10, vocabulary // 2), vocabulary, (length,), generator=generator)
-        rows = torch.arange(length).expand(3, -1) if rope else None
-        members.append(Encoded(str(number), Member(ids, ids.clone(), torch.zeros_like(ids), rows)))
-    return members
 
 
 def _logits(model: Any, members: Sequence[Encoded], mask: str) -> list[torch.Tensor]:

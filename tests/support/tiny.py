@@ -255,3 +255,14 @@ def alone(name: str, model: Any, member: Encoded) -> Any:
     if name == "gemma3":
         inputs["token_type_ids"] = tokens.types[None]
     return model(**inputs, attention_mask=torch.ones_like(tokens.ids[None]), use_cache=False)
+
+
+def text_members(vocabulary: int) -> list[Encoded]:
+    """Members of random words, with rows of M-RoPE."""
+    generator = torch.Generator().manual_seed(0)
+    members = []
+    for number, length in enumerate((9, 14, 6)):
+        ids = torch.randint(min(10, vocabulary // 2), vocabulary, (length,), generator=generator)
+        rows = torch.arange(length).expand(3, -1)
+        members.append(Encoded(str(number), Member(ids, ids.clone(), torch.zeros_like(ids), rows)))
+    return members

@@ -7,8 +7,8 @@ import torch
 
 from energon_pack.training import guards
 from energon_pack.training.guards import MixingError, check_inputs, guard
-from energon_pack.training.probe import probe, shrink, text_members
-from support.tiny import FAMILIES, make_batch, make_members, make_model, tf
+from energon_pack.training.probe import probe, shrink
+from support.tiny import FAMILIES, make_batch, make_members, make_model, text_members, tf
 
 
 def bad_inputs(inputs: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
@@ -76,7 +76,7 @@ def test_an_indexed_mask_of_one_member_is_no_mask_of_ones() -> None:
 
 def test_a_hybrid_model_is_refused_without_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("qwen3_5")
-    inputs = make_batch("qwen3_5", [text_members(64, rope=True)]).model_inputs()
+    inputs = make_batch("qwen3_5", [text_members(64)]).model_inputs()
     guard(model)
     monkeypatch.setattr(guards, "missing_kernels", lambda: ["flash-linear-attention"])
     with pytest.raises(MixingError, match="pip install flash-linear-attention"):
@@ -117,4 +117,4 @@ def test_a_class_of_full_size_is_probed_small() -> None:
     config.text_config.vocab_size = 1000
     model = tf.AutoModelForImageTextToText.from_config(shrink(config))
     assert sum(p.numel() for p in model.parameters()) < 1e7
-    assert not probe(model, text_members(1000, rope=True)).mixes
+    assert not probe(model, text_members(1000)).mixes

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from energon_pack.training.layout import IGNORE, Form, Member, automodel, loss_weights, mlm, neat, rows_of, seq_idx, thd
+from energon_pack.training.layout import IGNORE, Form, Member, loss_weights, mlm, neat, rows_of, seq_idx, thd
 
 
 def member(length: int, first: int = 1, num_ignored: int = 1) -> Member:
@@ -94,13 +94,6 @@ def test_rows_and_mlm() -> None:
     assert batch["labels"].shape == (1, 13)  # its step drops the first
     assert batch["labels"][0, 1:].tolist() == thd(THREE, Form(multiple=4))["labels"][0].tolist()
     assert values(batch, "cu_lengths", "max_lengths") == [[[0, 4, 8, 12]], [4]]
-
-
-def test_automodel_has_its_own_filling() -> None:
-    batch = automodel([thd(THREE, Form(multiple=4)), thd(THREE[:1], Form(multiple=4))])
-    assert batch["input_ids"].shape == (16,)
-    assert batch["seq_lens"].tolist() == [[3, 2, 4], [3, -1000, -1000]]
-    assert batch["seq_lens_padded"].tolist() == [[4, 4, 4], [4, -1000, -1000]]
 
 
 def test_a_pack_that_does_not_fit_is_refused() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 #: Version of the packs' JSON (`_meta.format`) and of `energon_pack.json`.
 FORMAT = 1
 
-
 Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
 
 

@@ -1,4 +1,4 @@
-"""The media that a line of JSONL names, and its conversation as `parse_record` reads it. Pure functions.
+"""A line of JSONL as other tools spell it, put into the words of `parse_record`: media, columns, tags of roles. Pure.
 
 {"images": ["a.jpg", ["f0.jpg", "f1.jpg"]], "video": {"path": "b.mp4"}, "messages": […]}
 """
