@@ -138,7 +138,7 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         self._drop, self._dummy = on_bad_member == "drop", dummy_image
         self._rope_rows = rope_rows or is_neat
         self._form = Form(
-            pad_id=_pad_id(self.template),
+            pad_id=self.template.token_id(self.template.spec.processor.tokens.get("pad_token", "")) or 0,
             width=width if pad_to == "max_token_len" else None,
             multiple=1 if is_neat else _multiple(pad_to_multiple_of, planned),
             shifted=labels == "shifted",
@@ -289,10 +289,6 @@ def _multiple(given: int | None, planned: int) -> int:
             f" packing.pad_to_multiple_of={math.lcm(max(given, 1), planned)} serves both"
         )
     return given or planned
-
-
-def _pad_id(template: Template) -> int:
-    return template.token_id(template.spec.processor.tokens.get("pad_token", "")) or 0
 
 
 def _counts(packs: list[EncodedPack], name: str, per_pack: bool) -> torch.Tensor:

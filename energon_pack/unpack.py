@@ -36,6 +36,7 @@ from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard, shard_of
+from energon_pack.sources.wds import PART_TYPE
 from energon_pack.verify import packs as checks
 from energon_pack.verify.shard import packs_of
 from energon_pack.verify.source import read_settings
@@ -51,7 +52,7 @@ _ROW = pa.schema(
         ("offset", pa.int64()),  # of its JSON, in the spill
         ("size", pa.int64()),
         ("packed", pa.string()),  # the packed shard with its media
-        ("media", pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))),
+        ("media", PART_TYPE),
     ]
 )
 _Row = dict[str, Any]

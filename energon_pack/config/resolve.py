@@ -12,6 +12,7 @@ from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.shard import Source
+from energon_pack.templates.processor import named_processor
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def resolve(config: PackConfig) -> Places:
 
 def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
     """The files of the source, and the folder or hub id of the processor."""
-    path, processor = config.source.path, config.model.processor or config.model.hub_id
+    path = config.source.path
     is_jsonl = config.source.format is Format.jsonl
     if path is None and is_jsonl:
         raise PackError(
@@ -58,8 +59,8 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
         )
     if path is None:
         path, processor = _demo(config, cache_dir)
-    if processor is None:
-        raise PackError(f"+model={config.model.name} needs model.processor, a folder or a hub id")
+    else:
+        processor = named_processor(config.model)
     source = find_lines(path, config.source.media_root) if is_jsonl else find_shards(path, config.source.split)
     return source, processor
 

@@ -98,7 +98,7 @@ def local_folder(model: ModelConfig) -> Path:
     """
     if model.template not in FAMILIES:
         raise PackError(f"model.template={model.template} is unknown; there are: {', '.join(FAMILIES)}")
-    processor = _named(model)
+    processor = named_processor(model)
     folder = Path(processor).expanduser()
     if folder.is_dir():
         return folder
@@ -116,8 +116,12 @@ def local_folder(model: ModelConfig) -> Path:
         ) from None
 
 
-def _named(model: ModelConfig) -> str:
-    """The folder or hub id of a model's processor."""
+def named_processor(model: ModelConfig) -> str:
+    """The folder or hub id of a model's processor.
+
+    Raises:
+        PackError: the model has none.
+    """
     processor = model.processor or model.hub_id
     if processor is None:
         raise PackError(f"+model={model.name} needs model.processor, a folder or a hub id")
@@ -152,7 +156,7 @@ def _build(settings: TemplateSettings, folder: Path) -> Template:
     logging.set_verbosity_error()
     model, media = settings.model, settings.media
     family = FAMILIES[model.template]
-    where = f"model.processor={_named(model)}"
+    where = f"model.processor={named_processor(model)}"
     # A copy: transformers writes into the settings it is given.
     common: dict[str, Any] = copy.deepcopy({"trust_remote_code": model.trust_remote_code, **model.all_processor_kwargs})
     try:
@@ -221,7 +225,7 @@ def _rules(family: type[MediaRules], processor: ProcessorSettings, model: ModelC
         raise
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
         raise PackError(
-            f"model.processor={_named(model)}: its settings make no sense to model.template={model.template}:"
+            f"model.processor={named_processor(model)}: its settings make no sense to model.template={model.template}:"
             f" {_line(error)}"
         ) from None
     return rules

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from energon_pack.samples.flavors import FLAVORS
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.storage import open_file
-from energon_pack.verify.findings import Hashes, hashed, joined, named, several
+from energon_pack.verify.findings import Hashes, hashed, hashes, joined, named, several
 from energon_pack.verify.packs import samples_of
 from energon_pack.verify.shard import VerifiedShard, packs_of
 from energon_pack.verify.sqlite import sqlite
@@ -48,11 +48,8 @@ def files(folder: Path, prefix: str) -> Iterator[str]:
             yield f"{name} is none of a packed dataset's files"
         elif name.endswith(".idx") and name.removesuffix(".idx") not in there:
             yield f"{name} is there without its shard"
-    yield from (f"{path.relative_to(folder)} is a folder" for path in sorted(folder.iterdir()) if _is_stray(path))
-
-
-def _is_stray(path: Path) -> bool:
-    return path.is_dir() and path.name != META_FOLDER
+    stray = (path.name for path in sorted(folder.iterdir()) if path.is_dir() and path.name != META_FOLDER)
+    yield from (f"{name} is a folder" for name in stray)
 
 
 def metadata(folder: Path, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
@@ -175,7 +172,7 @@ def keys(folder: Path, shards: Sequence[VerifiedShard], plan: PlanFile | None) -
     if plan is None:
         return
     try:
-        planned = joined([_hashes_of_packs(column) for (column,) in plan.columns("pack")])
+        planned = joined([hashes(map(str, dict.fromkeys(column))) for (column,) in plan.columns("pack")])
         missing = np.setdiff1d(planned, packs)
         if len(missing):
             in_plan = (str(key) for (column,) in plan.columns("pack") for key in column)
@@ -184,18 +181,13 @@ def keys(folder: Path, shards: Sequence[VerifiedShard], plan: PlanFile | None) -
         yield str(error)
 
 
-def _hashes_of_packs(column: Iterable[Any]) -> Hashes:
-    return np.array([hashed(str(key)) for key in dict.fromkeys(column)], np.uint64)
-
-
 def samples(folder: Path, shards: Sequence[VerifiedShard]) -> Iterator[str]:
     """No sample is there twice, and of each that was cut every part."""
     parts: dict[str, list[str]] = {}
     for shard in shards:
         for sample, numbers in shard.parts.items():
             parts.setdefault(sample, []).extend(numbers)
-    cut = np.array([hashed(sample) for sample in parts], np.uint64)
-    if len(twice := several(joined([*(shard.samples for shard in shards), cut]))):
+    if len(twice := several(joined([*(shard.samples for shard in shards), hashes(parts)]))):
         packs = (pack for shard in shards for _, pack, _ in packs_of(folder / shard.name))
         found = (sample for pack in packs for sample, _ in samples_of(pack, None))
         yield from (f"{sample} is there twice" for sample in named(twice, found))
@@ -209,7 +201,7 @@ def samples(folder: Path, shards: Sequence[VerifiedShard]) -> Iterator[str]:
 def packed_samples(shards: Sequence[VerifiedShard]) -> Hashes:
     """Every sample that is in a pack, whole or as its parts."""
     cut = {sample for shard in shards for sample in shard.parts}
-    return joined([*(shard.samples for shard in shards), np.array([hashed(s) for s in cut], np.uint64)])
+    return joined([*(shard.samples for shard in shards), hashes(cut)])
 
 
 # ------------------------------------------------------------------------------------------------ ledger and totals

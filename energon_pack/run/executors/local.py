@@ -65,14 +65,7 @@ class LocalExecutor:
         self._settings_before: dict[str, str | None] = {}
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
-        """Results in the order of the jobs. `function` and jobs are pickled.
-
-        Args:
-            are_short: starting a process may take longer than all of them: they run here until that is no longer so.
-
-        Raises:
-            PackError: a worker was killed, or all are stuck.
-        """
+        """As `Executor.map`; jobs that are short run here until they have taken as long as starting a process."""
         jobs = iter(jobs)
         if self.num_workers == 1:
             yield from map(function, jobs)
@@ -103,10 +96,7 @@ class LocalExecutor:
                 future.cancel()
 
     def start(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
-        """Begin one job in the process beside all others, after those begun before; `result` waits for it.
-
-        That process is the same for all: what takes long to import is imported once.
-        """
+        """As `Executor.start`: in the one process beside all others."""
         if self.num_workers > 1:
             if self._beside is None:
                 self._beside = self._start_pool(1)
@@ -127,11 +117,7 @@ class LocalExecutor:
 
     @_kills_named()
     def result(self, future: "Future[Result]") -> Result:
-        """Wait for a job.
-
-        Raises:
-            PackError: a worker was killed, or all are stuck.
-        """
+        """As `Executor.result`; raises PackError where a worker was killed, or all are stuck."""
         busy: Busy | None = None  # looking costs more than most waits
         seconds = min(_LOOK_SECONDS, self._patience / 2)
         while True:
