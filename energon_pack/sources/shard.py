@@ -153,6 +153,7 @@ class JsonlShard(_File):
         return look_up(name)
 
 
+#: One file of a source, of either kind.
 Shard = TarShard | JsonlShard
 
 
