@@ -2,17 +2,18 @@
 
 import multiprocessing
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from energon_pack.config import ModelConfig, OutputConfig, PackConfig, SourceConfig
+from energon_pack.config import PackConfig
 from energon_pack.sources.demo import make_demo
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.template import Template
 from support.models import of_model
+from support.packed import demo_config
 from support.running import REAL
 
 # Shared machines pause at any time: how long an example takes is no failure.
@@ -62,18 +63,4 @@ def _no_worker_is_left() -> Iterator[None]:
 def config(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> Callable[..., PackConfig]:
     """Makes a config for one run: the demo's processor, one worker, into tmp_path/out/packed."""
 
-    def make(source: Path | str | list[str] | None = None, **settings: Any) -> PackConfig:
-        result = PackConfig(
-            model=ModelConfig("qwen2_5_vl", "qwen_vl", "Qwen/Qwen2.5-VL-7B-Instruct", str(demo[1])),
-            source=SourceConfig(path=[str(s) for s in source] if isinstance(source, list) else str(source or demo[0])),
-            output=OutputConfig(dir=str(tmp_path / "out"), name="packed"),
-            cache_dir=str(cache),
-        )
-        result.executor.num_workers = 1
-        result.measure.verify = 0.0
-        for key, value in settings.items():
-            node, _, name = key.partition("__")
-            setattr(getattr(result, node) if name else result, name or node, value)
-        return result
-
-    return make
+    return partial(demo_config, demo, cache, tmp_path / "out")

@@ -23,6 +23,12 @@ def run(*arguments: str, cwd: Path) -> tuple[int, str, str]:
     return result.returncode, result.stdout, result.stderr
 
 
+@pytest.fixture
+def shared(cache: Path) -> str:
+    """The cache of all tests, where what is asked has nothing to do with it: the demo and its template are there."""
+    return f"cache_dir={cache}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
@@ -146,21 +152,23 @@ def test_a_sweep_measures_once_into_folders_of_their_own(tmp_path: Path) -> None
     assert [report["samples_packed"] for report in reports] == [320, 320]
 
 
-def test_a_failing_job_of_a_sweep_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_failing_job_of_a_sweep_does_not_stop_the_others(tmp_path: Path, shared: str) -> None:
     """At 52 tokens every text sample is overlong: exit code 3."""
-    code, _, errors = run("-m", "+model=qwen2_5_vl", "packing.max_token_len=52,2048", cwd=tmp_path)
+    code, _, errors = run("-m", "+model=qwen2_5_vl", shared, "packing.max_token_len=52,2048", cwd=tmp_path)
     assert code == 3
     assert "every text sample was skipped" in errors
     assert (tmp_path / "packed/demo-qwen2_5_vl-neat-2048").is_dir()
 
 
-def test_jobs_of_a_parallel_launcher_fail_and_are_named_as_others(tmp_path: Path, demo: tuple[Path, Path]) -> None:
+def test_jobs_of_a_parallel_launcher_fail_and_are_named_as_others(
+    tmp_path: Path, demo: tuple[Path, Path], shared: str
+) -> None:
     """joblib's jobs run in processes of its own: an error ended there with exit code 0, their workers could not start,
     and two sources of one name had one folder."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="hydra-joblib-launcher is not installed")
     for folder in ("a/wds", "b/wds"):
         shutil.copytree(demo[0], tmp_path / folder)
-    arguments = [f"model.processor={demo[1]}", "source.path=/nope,a/wds,b/wds", "executor.num_workers=2"]
+    arguments = [f"model.processor={demo[1]}", "source.path=/nope,a/wds,b/wds", "executor.num_workers=2", shared]
     code, _, errors = run("-m", "+model=qwen2_5_vl", *arguments, "hydra/launcher=joblib", cwd=tmp_path)
     assert code == 1
     assert "energon-pack: error: source.path=/nope: no such folder or file" in errors
@@ -169,45 +177,45 @@ def test_jobs_of_a_parallel_launcher_fail_and_are_named_as_others(tmp_path: Path
     assert all(name.startswith("wds-qwen2_5_vl-neat-8192-") for name in names)
 
 
-def test_paths_may_hold_an_equals_sign(tmp_path: Path, demo: tuple[Path, Path]) -> None:
+def test_paths_may_hold_an_equals_sign(tmp_path: Path, demo: tuple[Path, Path], shared: str) -> None:
     """The arguments of a sweep were read once more by hand, and anything with = was taken for an override."""
     (tmp_path / "my=conf").mkdir()
     shutil.copytree(demo[0], tmp_path / "a=b" / "wds")
     processor = f"model.processor={demo[1]}"
     source = "source.path='a=b/wds'"
     config_dir = ["--config-dir", str(tmp_path / "my=conf")]
-    code, _, errors = run(*config_dir, "-m", "+model=qwen2_5_vl", processor, source, "stage=plan", cwd=tmp_path)
+    arguments = (*config_dir, "-m", "+model=qwen2_5_vl", processor, source, "stage=plan", shared)
+    code, _, errors = run(*arguments, cwd=tmp_path)
     assert code == 0, errors
 
 
-def test_a_sweep_over_processors_gives_each_a_folder(tmp_path: Path, demo: tuple[Path, Path]) -> None:
+def test_a_sweep_over_processors_gives_each_a_folder(tmp_path: Path, demo: tuple[Path, Path], shared: str) -> None:
     shutil.copytree(demo[1], tmp_path / "other")
-    code, _, errors = run("-m", "+model=qwen2_5_vl", f"model.processor={demo[1]},other", cwd=tmp_path)
+    code, _, errors = run("-m", "+model=qwen2_5_vl", f"model.processor={demo[1]},other", shared, cwd=tmp_path)
     assert code == 0, errors
     names = [path.name for path in (tmp_path / "packed").iterdir() if not path.name.startswith(".")]
     assert len(names) == 2
 
 
-def test_other_settings_get_a_name_of_their_own(tmp_path: Path) -> None:
-    run("+model=qwen2_5_vl", "output.max_shard_packs=5", cwd=tmp_path)
-    run("+model=qwen2_5_vl", "model.processor_kwargs.max_pixels=200704", cwd=tmp_path)
-    run("+model=qwen2_5_vl", "packing=thd", "executor.num_workers=1", cwd=tmp_path)
+def test_other_settings_get_a_name_of_their_own(tmp_path: Path, shared: str) -> None:
+    for setting in ("output.max_shard_packs=5", "model.processor_kwargs.max_pixels=200704", "packing=thd"):
+        run("+model=qwen2_5_vl", setting, "executor.num_workers=1", shared, cwd=tmp_path)
     names = sorted(path.name for path in (tmp_path / "packed").iterdir() if not path.name.startswith("."))
     assert len(names) == 3
     assert all(name.startswith("demo-qwen2_5_vl-neat-8192-") for name in names[:2])
     assert names[2] == "demo-qwen2_5_vl-thd-8192"
 
 
-def test_a_model_of_ones_own(tmp_path: Path) -> None:
+def test_a_model_of_ones_own(tmp_path: Path, shared: str) -> None:
     (tmp_path / "conf" / "model").mkdir(parents=True)
     yaml = (conf_dir() / "model" / "qwen2_5_vl.yaml").read_text().replace("name: qwen2_5_vl", "name: mine")
     (tmp_path / "conf" / "model" / "mine.yaml").write_text(yaml)
-    code, out, errors = run("--config-dir", "conf", "+model=mine", "stage=plan", cwd=tmp_path)
+    code, out, errors = run("--config-dir", "conf", "+model=mine", "stage=plan", shared, cwd=tmp_path)
     assert code == 0, errors
     assert "320" in out
 
 
-def test_a_model_built_upon_another_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_a_model_built_upon_another_has_a_name_of_its_own(tmp_path: Path, shared: str) -> None:
     """Both datasets would lie in one folder, and the second run would be refused, or replace the first."""
     (tmp_path / "conf" / "model").mkdir(parents=True)
     base = "defaults: [qwen2_5_vl]\n"
@@ -215,7 +223,7 @@ def test_a_model_built_upon_another_has_a_name_of_its_own(tmp_path: Path) -> Non
     for name, pixels in (("small", 200704), ("smaller", 100352)):
         (tmp_path / "conf" / "model" / f"{name}.yaml").write_text(f"{base}max_pixels: {pixels}\n")
     for model in ("same", "small", "smaller"):
-        arguments = ("--config-dir", "conf", f"+model={model}", "executor.num_workers=1", "measure.verify=0")
+        arguments = ("--config-dir", "conf", f"+model={model}", "executor.num_workers=1", "measure.verify=0", shared)
         assert run(*arguments, cwd=tmp_path)[0] == 0
     names = sorted(path.name for path in (tmp_path / "packed").iterdir() if not path.name.startswith("."))
     assert names[0] == "demo-qwen2_5_vl-neat-8192"

@@ -1,6 +1,7 @@
 """A blend of packed datasets is one command, and Energon draws from it by its weights."""
 
 import json
+import shutil
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -26,20 +27,31 @@ from energon_pack.errors import PackError
 from energon_pack.loading import cookers
 from energon_pack.metadataset import main, read_subflavor, to_yaml
 from energon_pack.pack import pack
+from support.packed import demo_config
 from support.running import command
 from support.samples import chat, write_tar
 
+ODD_NAME = "a: #1 é {x}"
 
-@pytest.fixture
-def folders(config: Callable[..., PackConfig], tmp_path: Path) -> list[str]:
-    """Two datasets: 3 samples in a pack, 8 samples in two."""
-    made = []
+
+@pytest.fixture(scope="module")
+def packed(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three datasets in `out`: 3 samples in a pack, 8 samples in two, and these with a part val under an odd name."""
+    folder = tmp_path_factory.mktemp("packed")
     for name, num in (("few", 3), ("many", 8)):
         members = {f"{i}.json": chat("a " * 10, f"{name} {i} " * 20) for i in range(num)}
-        run = config(write_tar(tmp_path / name / "x.tar", members), output__name=name, packing__max_token_len=512)
-        pack(run)
-        made.append(str(Path(run.output.dir) / name))
-    return made
+        source = write_tar(folder / name / "x.tar", members)
+        pack(demo_config(demo, cache, folder / "out", source, output__name=name, packing__max_token_len=512))
+    splits = {"output__splits": SplitsConfig(val=0.3), "seed": 1}
+    pack(demo_config(demo, cache, folder / "out", folder / "many", output__name=ODD_NAME, **splits))
+    return folder
+
+
+@pytest.fixture
+def folders(packed: Path, tmp_path: Path) -> list[str]:
+    """Copies of the datasets; the first two."""
+    shutil.copytree(packed, tmp_path, dirs_exist_ok=True)
+    return [str(tmp_path / "out" / name) for name in ("few", "many")]
 
 
 class Cooking(DefaultTaskEncoder[Any, Any, Any, Any]):
@@ -154,16 +166,14 @@ def test_mistakes(folders: list[str], tmp_path: Path, arguments: list[str], mess
         ["--subflavors", "augmentation=false", "stage=2", "name=1e5", "yes='no'", 'quoted="true"'],
     ],
 )
-def test_energon_loads_what_is_written(
-    config: Callable[..., PackConfig], folders: list[str], tmp_path: Path, arguments: list[str]
-) -> None:
+def test_energon_loads_what_is_written(folders: list[str], tmp_path: Path, arguments: list[str]) -> None:
     """Each part, by itself and by way of another Metadataset. Energon's reader knows no aliases (`&id001`): one made
     by subflavors that several datasets share made the whole file useless.
     """
-    run = config(tmp_path / "many", output__name="a: #1 é {x}", output__splits=SplitsConfig(val=0.3), seed=1)
-    packs = {part: figures["packs"] for part, figures in pack(run)["by_split"].items()}
+    odd = tmp_path / "out" / ODD_NAME
+    packs = {part: counts["packs"] for part, counts in read_manifest(odd)["splits"].items()}
     out, outer = tmp_path / "blend.yaml", tmp_path / "outer.yaml"
-    assert main([str(out), *folders, str(Path(run.output.dir) / "a: #1 é {x}"), *arguments]) == 0
+    assert main([str(out), *folders, str(odd), *arguments]) == 0
     splits = {part: {"path": "blend.yaml"} for part in ("train", "val")}
     outer.write_text(yaml.safe_dump({"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}))
     given_ones = arguments[arguments.index("--subflavors") + 1 :] if "--subflavors" in arguments else []
@@ -217,11 +227,11 @@ def test_steps_and_epochs(folders: list[str], tmp_path: Path, capsys: pytest.Cap
     assert many[-3:] == ["75.00%", "1.3", "6.00"]
 
 
-def test_every_split_is_blended(config: Callable[..., PackConfig], folders: list[str], tmp_path: Path) -> None:
+def test_every_split_is_blended(folders: list[str], tmp_path: Path) -> None:
     """A dataset with validation samples beside one without."""
-    run = config(tmp_path / "many", output__name="split", output__splits=SplitsConfig(val=0.3), seed=1)
-    figures = pack(run)["by_split"]
-    assert main([str(tmp_path / "blend.yaml"), folders[0], str(Path(run.output.dir) / "split")]) == 0
+    odd = tmp_path / "out" / ODD_NAME
+    figures = read_manifest(odd)["splits"]
+    assert main([str(tmp_path / "blend.yaml"), folders[0], str(odd)]) == 0
     splits = yaml.safe_load((tmp_path / "blend.yaml").read_text())["splits"]
     assert [(r["weight"], r["split_part"]) for r in splits["train"]["blend"]] == [
         (3, "train"),

@@ -9,10 +9,33 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
-from energon_pack.config import Flavor, Format, PackConfig
+from energon_pack.config import Flavor, Format, ModelConfig, OutputConfig, PackConfig, SourceConfig
 from energon_pack.pack import pack
 
 Make = Callable[..., PackConfig]
+
+
+def demo_config(
+    demo: tuple[Path, Path], cache: Path, out: Path, source: Path | str | list[str] | None = None, **settings: Any
+) -> PackConfig:
+    """One run in this process with the demo's processor, into out/packed.
+
+    Args:
+        source: None: the demo itself.
+        settings: `packing__max_token_len=512` is packing.max_token_len=512.
+    """
+    result = PackConfig(
+        model=ModelConfig("qwen2_5_vl", "qwen_vl", "Qwen/Qwen2.5-VL-7B-Instruct", str(demo[1])),
+        source=SourceConfig(path=[str(s) for s in source] if isinstance(source, list) else str(source or demo[0])),
+        output=OutputConfig(dir=str(out), name="packed"),
+        cache_dir=str(cache),
+    )
+    result.executor.num_workers = 1
+    result.measure.verify = 0.0
+    for key, value in settings.items():
+        node, _, name = key.partition("__")
+        setattr(getattr(result, node) if name else result, name or node, value)
+    return result
 
 
 def packed(run: PackConfig) -> Path:
