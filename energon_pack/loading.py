@@ -17,6 +17,7 @@ from energon_pack.samples.flavors import FLAVORS, FOREIGN, PACKED, load_pack
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of, positions_of
 from energon_pack.samples.listed import listed_parts, media_parts
+from energon_pack.samples.media.probe import Media
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
@@ -24,9 +25,9 @@ from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_template as load_model_template
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig, TemplateSettings
-from energon_pack.templates.template import Template
+from energon_pack.templates.template import Sample, Template
 
-__all__ = ["cookers", "load_template", "make_part_filter", "make_sample_loader"]
+__all__ = ["Media", "Sample", "cookers", "load_template", "make_part_filter", "make_sample_loader"]
 
 _AUTO = ReadSettings()  # each sample is looked at
 

@@ -7,6 +7,7 @@ and checks are compared with what the package writes; links lead somewhere.
 import inspect
 import json
 import os
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -177,6 +178,18 @@ def test_links_lead_somewhere() -> None:
     assert {f"docs/{page}" for page in PAGES if page != "README.md"} <= {
         target for target in re.findall(r"\]\(([^)]*)\)", PAGES["README.md"])
     }
+
+
+def test_files_and_names_of_the_package_are_there() -> None:
+    """`energon_pack/x.py`, `tests/x.py`, `conf/x.yaml`, and `energon_pack.x.y`, in the text and in what is typed."""
+    text = "\n".join(PAGES.values())
+    files = set(re.findall(r"\b(?:energon_pack|tests|conf|recipes)/[\w/]+\.(?:py|yaml)", text))
+    assert len(files) > 4
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+    dotted = set(re.findall(r"\benergon_pack(?:\.\w+)+", text)) - {"energon_pack.json"}
+    assert len(dotted) > 10
+    for name in dotted:
+        pkgutil.resolve_name(name)
 
 
 def test_the_yaml_is_what_is_written() -> None:
