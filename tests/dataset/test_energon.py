@@ -331,8 +331,3 @@ def test_packs_write_llava_onevision_load_as_packed_captioning(tmp_path: Path) -
 def test_an_unknown_flavor_is_named() -> None:
     with pytest.raises(ValueError, match="packed_multi_mix_qa"):
         make_sample_loader("nope")
-
-
-def test_the_recipe_reads_packs(packed: Path, demo: tuple[Path, Path]) -> None:
-    result = command(ROOT / "recipes" / "read_packs.py", packed, "--processor", demo[1], cwd=ROOT)
-    assert "11 packs, 320 members" in result.stdout, result.stderr

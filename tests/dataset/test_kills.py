@@ -57,7 +57,7 @@ def kill_and_rerun(demo: tuple[Path, Path], tmp_path: Path, moments: Sequence[tu
     """
     source, processor = demo
     command = ["+model=qwen2_5_vl", f"model.processor={processor}", f"source.path={source}", *SETTINGS]
-    assert start([*command, f"output.dir={tmp_path / 'undisturbed'}"]).wait() == 0
+    run_here([*command, f"output.dir={tmp_path / 'undisturbed'}"])
     expected = files(tmp_path / "undisturbed" / "packed")
     assert len([name for name in expected if name.endswith(".tar")]) > 50
 

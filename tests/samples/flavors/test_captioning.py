@@ -1,6 +1,7 @@
 """The flavour packed_captioning: LLaVA-OneVision-2's layout, from tars and from JSONL, read back by one path."""
 
 import json
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import read_packs
 import yaml
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
@@ -20,7 +22,6 @@ from energon_pack.task_encoder import inputs_of
 from energon_pack.templates.template import Sample
 from energon_pack.verify import Options, verify
 from support.packed import json_lines, train
-from support.running import command
 from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
@@ -122,12 +123,13 @@ def test_parts_of_a_long_conversation_fit_too(config: Make, tmp_path: Path) -> N
     assert (figures["samples_cut"], figures["skipped_by_reason"]) == (1, {"not_in_flavor": 1})
 
 
-def test_the_recipe_reads_it(config: Make, demo: tuple[Path, Path]) -> None:
-    from support.running import ROOT
-
+def test_the_recipe_reads_it(
+    config: Make, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     figures, folder = packed(config)
-    result = command(ROOT / "recipes" / "read_packs.py", folder, "--processor", demo[1], cwd=ROOT)
-    assert f"{figures['packs']} packs, {figures['samples_packed']} members" in result.stdout, result.stderr
+    monkeypatch.setattr(sys, "argv", ["read_packs.py", str(folder), "--processor", str(demo[1])])
+    read_packs.main()
+    assert f"{figures['packs']} packs, {figures['samples_packed']} members" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
