@@ -178,7 +178,8 @@ def test_another_python(wheel: Path, python: Path, tmp_path: Path, number: str) 
     assert len(table) == 4
     assert set(table) <= set(theirs.splitlines())
     assert len(WITHOUT_TORCH) == 8
-    run(other, "-m", "pytest", "-p", "no:cacheprovider", "-k", "not energon", *WITHOUT_TORCH, cwd=ROOT)
+    options = ("-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}", "-k", "not energon")
+    run(other, "-m", "pytest", *options, *WITHOUT_TORCH, cwd=ROOT)
 
 
 def requirements(python: Path, folder: Path) -> list[str]:
