@@ -84,13 +84,13 @@ def main() -> None:
         costs = []
         for number in (few, most):
             source = make_tars(folder / f"images{number}", 4, number // 4, images)
-            costs.append(seconds(source, folder / f"out{number}", processor, "measure.verify=0"))
+            costs.append(seconds(source, folder / "out", processor, "measure.verify=0"))
         rate = (most - few) / (costs[1] - costs[0])
         beside = f"{few:,} samples {costs[0]:.1f} s, {most:,} samples {costs[1]:.1f} s"
         table.add_row("tars of images to packs, slope", f"{rate:,.0f}/s", beside, at_least(rate, 5000, "/s"))
 
         sources = [make_tars(folder / f"text{n}", n, 3000 // n, []) for n in (3, 3000)]
-        large, many = (seconds(source, folder / "plan", processor, "stage=plan") for source in sources)
+        large, many = (seconds(source, folder / "out", processor, "stage=plan") for source in sources)
         beside = f"3 tars {large:.1f} s, 3,000 tars {many:.1f} s"
         table.add_row(
             "3,000 samples in as many tars, to the plan", f"{many / large:.1f}×", beside, at_most(many / large, 4, "×")
