@@ -145,7 +145,7 @@ def test_slices_that_were_measured_are_kept(
 
 def test_ctrl_c_while_one_file_is_measured(demo: tuple[Path, Path], tmp_path: Path) -> None:
     """A real interrupt of a real run: exit 130, and what it says is true."""
-    num = 30_000
+    num = 12_000
     json_lines(tmp_path / "s" / "x.jsonl", num)
     script = (
         "from energon_pack.lengths import measure, table_cache; measure._SLICE = 100; table_cache._FILE_ROWS = 500;"

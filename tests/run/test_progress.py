@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from energon_pack.run.progress import Progress, seconds_left
-from support.running import ROOT
+from support.running import ROOT, command
 
 RUN = ("-m", "energon_pack", "+model=qwen2_5_vl", "executor.num_workers=1", "measure.verify=0")
 
@@ -43,9 +43,8 @@ def test_every_stage_is_shown_on_a_terminal(tmp_path: Path) -> None:
     assert "320 samples" in seen
 
 
-def test_a_log_of_a_short_run_has_no_progress(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run([sys.executable, *RUN], cwd=tmp_path, env=environment, capture_output=True, text=True)
+def test_a_log_of_a_short_run_has_no_progress(tmp_path: Path, cache: Path) -> None:
+    result = command(*RUN, f"cache_dir={cache}", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
 
 
