@@ -217,7 +217,7 @@ def hashes_of(checkout: Path, chosen: dict[str, Callable[[Checkout], Hashes]]) -
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("before", type=Path, help="a checkout, or hashes saved before")
-    arguments.add_argument("--only", nargs="+", metavar="NAME", help="steps to compare; default: all")
+    arguments.add_argument("--only", nargs="+", choices=steps(), metavar="NAME", help="steps to compare; default: all")
     arguments.add_argument("--save", type=Path, help="keep the hashes of the checkout here, and compare nothing")
     given = arguments.parse_args()
     chosen = {name: step for name, step in steps().items() if given.only is None or name in given.only}

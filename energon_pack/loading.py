@@ -44,7 +44,7 @@ def make_sample_loader(
     """The sample loader of a flavour: from the parts of a sample to the fields of its class.
 
     Args:
-        flavor: `packed_multi_mix_qa`, `packed_captioning` or `multi_mix_qa`.
+        flavor: a name of `samples.flavors.FLAVORS`.
         messages_key, sample_type, caption_prompt: how unpacked samples are read: `source.*` of the packing.
 
     Raises:

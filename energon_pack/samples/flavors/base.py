@@ -110,7 +110,10 @@ class PackedFlavor(Flavor):
 
     @abstractmethod
     def members(self, value: Fields) -> list[dict[str, Any]]:
-        """Take from the JSON of a pack what it has of each member; raises KeyError where that can't be told."""
+        """Take from the JSON of a pack what it has of each member; raises KeyError where that can't be told.
+
+        Beside what `messages` reads, a member may hold `tools` and `video_frames`, as samples do.
+        """
 
     @abstractmethod
     def parts(self, value: Fields) -> list[list[str]]:
