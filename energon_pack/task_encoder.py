@@ -26,7 +26,7 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.templates.template import Template
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.guards import refuse_hybrid
+from energon_pack.training.inputs import refuse_missing_kernels, refuse_rows
 from energon_pack.training.layout import Form
 from energon_pack.training.members import Encoded, LengthError, MemberEncoder
 from energon_pack.training.pixels import MEDIA_KEYS, join
@@ -125,8 +125,11 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         for name, (default, served) in _SERVED.items():
             if given[name] != default and self.layout not in served:
                 raise ValueError(f"{name}={given[name]}: layout={self.layout} has none; for {', '.join(served)}")
-        self.mask = attention_mask if attention_mask == "dict4d" else manifest["mask"]
-        width, planned = manifest["max_token_len"], manifest["pad_to_multiple_of"]
+        #: what keeps members apart
+        self.mask = attention_mask or manifest["mask"]
+        #: of the longest pack; None: the dataset does not say
+        self.max_token_len = width = manifest["max_token_len"]
+        planned = manifest["pad_to_multiple_of"]
         if model is not None:  # nothing was planned for their members
             planned = pad_to_multiple_of or planned
             if pad_to == "max_token_len":
@@ -134,7 +137,7 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         self.template = load_template(dataset, processor, trust_remote_code, model)
         rope = _rope(manifest, self.template, tokens_per_second)
         is_neat = self.layout == "neat"
-        self._indexed = attention_mask == "indexed"
+        self._is_hybrid = manifest["mask"] == "hybrid"
         self._drop, self._dummy = on_bad_member == "drop", dummy_image
         self._rope_rows = rope_rows or is_neat
         self._form = Form(
@@ -145,8 +148,8 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
             weights=loss_weight,
             rope=rope is not None and self._rope_rows,
         )
-        if is_neat and self.mask == "hybrid":
-            refuse_hybrid(1)
+        if is_neat and self._is_hybrid:
+            refuse_missing_kernels()
         self.members = MemberEncoder(self.template, rope)
         read = manifest["content"]["source"]
         self.cookers: Sequence[Cooker[Any]] = cookers(
@@ -218,6 +221,10 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         }
         return batch
 
+    def probe_members(self) -> list[Encoded]:
+        """Members to try a model with: see `guard`."""
+        return self.members.probe_members()
+
     def _is_too_long(self, member: Encoded) -> bool:
         """Whether a sample that was never packed does not fit a batch of fixed width."""
         multiple, width = self._form.multiple, self._form.width
@@ -225,10 +232,10 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
 
     def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
         batch = PackedBatch(layouts.neat(packs, self._form))
-        if self.mask == "hybrid":
-            refuse_hybrid(len(packs))
+        if self._is_hybrid:
+            refuse_rows(len(packs))
             batch["seq_idx"] = layouts.seq_idx(batch["cu_seq_lens_q"])
-        if self._indexed:
+        if self.mask == "indexed":
             batch["attention_mask"] = batch["doc_ids"]
         return batch
 

@@ -123,7 +123,7 @@ def train(arguments: argparse.Namespace) -> None:
     else:
         model = tiny_model(encoder, arguments.attention)
     model = model.to(device).train()
-    guard(model)  # a batch in which samples would see each other is an error
+    guard(model, encoder)  # a model or a batch in which samples would see each other is an error
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), arguments.lr or (1e-5 if arguments.model else 2e-3))
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=arguments.dtype == "bfloat16")

@@ -80,7 +80,6 @@ def evaluate(model: Any, batches: Iterable[PackedBatch]) -> tuple[float, int]:
 
 def train(name: str, stream: Iterator[PackedBatch], model: Any, max_steps: int) -> tuple[float, list[float]]:
     """Some steps; tokens a second of the model alone, and the losses."""
-    guard(model)  # a batch in which samples would see each other is an error
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     losses: list[float] = []
     seconds = 0.0
@@ -117,6 +116,7 @@ def main() -> None:
     for name, kind in (("packed  ", PackedTaskEncoder), ("unpacked", Unpacked)):
         encoder = kind(arguments.dataset, arguments.processor, layout="neat")
         model = tiny_model(encoder)
+        guard(model, encoder)  # a model or a batch in which samples would see each other is an error
         stream = iter(train_loader(arguments.dataset, encoder, worker))
         speed, losses = train(name, stream, model, arguments.max_steps)
         speeds.append(speed)

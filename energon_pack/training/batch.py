@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.layout import IGNORE
+from energon_pack.training.inputs import MixingError, has_rope_rows, proven_mask
+from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import additive_masks
 from energon_pack.training.pixels import MEDIA_KEYS
 
@@ -31,7 +32,8 @@ class VisualInputs(SimpleNamespace):
 class PackedBatch(dict[str, Any]):
     """The tensors of a batch by name, and their names' meaning.
 
-    `mask` says what keeps members apart in the model: `positions`, `dict4d` or `hybrid`.
+    `mask` says what keeps members apart in the model: `positions`, `dict4d`, `hybrid`, `indexed`, or `auto`: what was
+    found for the model by `guard`.
     """
 
     mask = "positions"
@@ -54,34 +56,52 @@ class PackedBatch(dict[str, Any]):
         """What goes to `model.forward` of a `neat` batch; masks, where the model needs some, are made here.
 
         Args:
-            model: needed where `mask` is `dict4d`: its window, dtype and device make the masks.
+            model: needed where `mask` is `dict4d` or `auto`, and for packs of text in a model with M-RoPE: its window,
+                dtype and device make the masks.
 
         Raises:
-            ValueError: the masks can't be made without the model; the batch is no `neat` one.
+            ValueError: the inputs can't be made without the model; the batch is no `neat` one.
+            MixingError: the model takes M-RoPE rows, and this batch has images without them.
         """
         if "input_ids" not in self or "cu_seqlens_q" in self or "doc_ids" not in self:
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
         inputs = {name: self[name] for name in (*_TEXT_KEYS, *sorted(MEDIA_KEYS)) if name in self}
-        if self["position_ids"].dim() == 3:
+        if model is not None and has_rope_rows(model):
+            inputs["position_ids"] = self._rope_rows(model)
+        if inputs["position_ids"].dim() == 3:
             inputs["mm_token_type_ids"] = self["mm_token_type_ids"]
         if "_packed_seq_ids" in self:  # labels are shifted already
             inputs["shift_labels"] = self["labels"]
-        if self.mask == "dict4d":
+        mask = self.mask if self.mask != "auto" else proven_mask(model)
+        if mask == "hybrid":
+            inputs["seq_idx"] = seq_idx(self["cu_seq_lens_q"])
+        if mask == "dict4d":
             if model is None:
                 raise ValueError("this model needs masks of its own, made on its device: model_inputs(model)")
             inputs["attention_mask"] = self._masks(model)
         return inputs
 
+    def _rope_rows(self, model: Any) -> Tensor:
+        """[4, B, S]; in a text the three rows of M-RoPE are those of the text."""
+        positions: Tensor = self["position_ids"]
+        if positions.dim() == 3:
+            return positions
+        if MEDIA_KEYS & self.keys():
+            raise MixingError(
+                f"{type(model).__name__} takes M-RoPE rows, and this batch has plain positions for its media: pack with"
+                " model.rope=…, or PackedTaskEncoder(rope=…)"
+            )
+        return positions.expand(4, *positions.shape)
+
     def _masks(self, model: Any) -> dict[str, Tensor]:
         config = model.config.get_text_config()
-        sees_images_whole = "token_type_ids" in inspect.signature(model.forward).parameters
-        window = getattr(config, "sliding_window", None)
         return additive_masks(
             self["doc_ids"].to(model.device),
             self["mm_token_type_ids"].to(model.device),
-            window,
-            sees_images_whole,
-            model.dtype,
+            getattr(config, "sliding_window", None),
+            getattr(config, "attention_chunk_size", None),
+            image_blocks="token_type_ids" in inspect.signature(model.forward).parameters,
+            dtype=model.dtype,
         )
 
 

@@ -1,117 +1,118 @@
-"""Refuse inputs with which members of a pack would see each other.
+"""A model trains on packs only if it was shown to keep their members apart, and only on inputs that do."""
 
-Each of these was measured to mix them, and the loss looks normal all the while.
-"""
+import inspect
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-import importlib.util
-from collections.abc import Mapping
-from typing import Any
+import torch
+from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
 
-from torch import Tensor
+from energon_pack.training.inputs import PROVEN, MixingError, check_inputs, has_rope_rows, mask_of
+from energon_pack.training.layout import Member
+from energon_pack.training.members import Encoded
+from energon_pack.training.pixels import MEDIA_KEYS
+from energon_pack.training.proof import Proof, kept_proofs, way_out
 
-#: what the kernels of gated delta nets are imported as, and how they are installed
-_KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
+__all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 
-
-class MixingError(ValueError):
-    """Members of a pack would see each other."""
-
-
-def missing_kernels() -> list[str]:
-    """Packages a hybrid model needs to keep members apart, and which are not there."""
-    return [name for module, name in _KERNELS.items() if importlib.util.find_spec(module) is None]
-
-
-def is_hybrid(model: Any) -> bool:
-    """Whether a model has layers of linear attention."""
-    return "linear_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ())
+_log = logging.getLogger(__name__)
 
 
-def refuse_hybrid(num_rows: int) -> None:
-    """Hybrid models (gated delta nets) carry a state along the row.
+class Encoder(Protocol):
+    """What of a `PackedTaskEncoder` is asked."""
 
-    Raises:
-        MixingError: their kernels are missing, without which that state runs through all members, or B > 1.
-    """
-    missing = missing_kernels()
-    if missing:
-        raise MixingError(
-            "a hybrid model carries its state from member to member without its kernels:"
-            f" pip install {' '.join(missing)}"
-        )
-    if num_rows > 1:
-        raise MixingError(f"a hybrid model keeps members apart in one row only, not in {num_rows}: batch_size=1")
+    mask: str
+    max_token_len: int | None
+
+    def probe_members(self) -> list[Encoded]:
+        """Members with each kind of media that the encoder makes."""
 
 
-def check_inputs(inputs: Mapping[str, Any], attention: str | None = None, is_hybrid: bool = False) -> None:
-    """Look at the inputs of a forward of a packed batch.
+class Guard:
+    """The hooks on a model; `remove()` ends them."""
+
+    def __init__(self, proofs: Sequence[Proof], handles: Sequence[RemovableHandle], model: Module):
+        #: what was tried; the last one holds
+        self.proofs = proofs
+        self._handles = handles
+        self._model = model
+
+    def remove(self) -> None:
+        """Let the model be called with any inputs again."""
+        for handle in self._handles:
+            handle.remove()
+        PROVEN.pop(self._model, None)
+
+
+def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None) -> Guard:
+    """Show that a model keeps members of packs apart, and have every forward of it or of its parts checked.
+
+    A small model of its class and config is probed: in seconds the first time, and kept in the user's cache. `generate`,
+    which needs a cache of keys and values, is refused meanwhile.
 
     Args:
-        attention: the model's attention implementation, `sdpa`, `eager`, `flash_attention_2` …
-        is_hybrid: the model has layers of linear attention.
+        model: of transformers, before it is wrapped (DDP, FSDP).
+        encoder: of the packs it is trained on: its processor makes the media that are tried. None: it trains on text.
+        trust: the name of a class that is trained although it was not shown.
 
     Raises:
-        MixingError: says what is wrong with them, and what would be right.
-    """
-    ids, positions, mask = inputs.get("input_ids"), inputs.get("position_ids"), inputs.get("attention_mask")
-    if inputs.get("use_cache") is not False:
-        raise MixingError(
-            f"use_cache={inputs.get('use_cache')}: a model that builds a cache takes the row for one text;"
-            " pass use_cache=False in the call (config.use_cache of a vision-language model is not enough)"
-        )
-    if positions is None:
-        raise MixingError("position_ids are missing: they are what tells members apart")
-    if positions.dim() == 3 and positions.shape[0] == 3:
-        raise MixingError(
-            "position_ids [3, B, S] have no text row: the model needs [4, B, S] to see where members begin"
-        )
-    has_cu = inputs.get("cu_seq_lens_q") is not None
-    if isinstance(mask, Tensor):
-        _check_mask(mask, positions)
-    if attention and "flash" in attention and ids is not None and ids.shape[0] > 1 and not has_cu:
-        raise MixingError(f"{attention} with {ids.shape[0]} rows needs cu_seq_lens_q, cu_seq_lens_k and max_length_q/k")
-    if has_cu:
-        _check_boundaries(positions, inputs["cu_seq_lens_q"])
-    if is_hybrid:
-        refuse_hybrid(1 if ids is None else len(ids))
-        if inputs.get("seq_idx") is None or not has_cu:
-            raise MixingError("a hybrid model needs seq_idx and cu_seq_lens_q to begin anew with each member")
-
-
-def guard(model: Any) -> Any:
-    """Have every forward of a model checked by `check_inputs`; `generate`, which needs a cache, is refused meanwhile.
-
-    Returns:
-        The hook's handle; `remove()` ends it.
+        MixingError: it was not shown to; says what was tried, and what keeps members apart.
     """
     attention = getattr(model.config, "_attn_implementation", None)
-    hybrid = is_hybrid(model)
-
-    def check(_: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
-        check_inputs({**dict(zip(("input_ids",), args, strict=False)), **inputs}, attention, hybrid)
-
-    return model.register_forward_pre_hook(check, with_kwargs=True)
-
-
-def _check_mask(mask: Tensor, positions: Tensor) -> None:
-    if mask.dim() == 4 and not mask.is_floating_point():
-        raise MixingError(
-            "a boolean 4-D mask: eager attention adds it to the scores, and windows are lost; leave it out"
-        )
-    if mask.dim() == 2 and mask.max() <= 1 and _has_several(mask, positions):
-        raise MixingError("a 2-D attention_mask of ones: with it the model takes the row for one text; leave it out")
+    mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
+    members = encoder.probe_members() if encoder else _texts(model.config.get_text_config().vocab_size)
+    device = model.device if model.device.type == "cuda" else torch.device("cpu")
+    proofs = kept_proofs(type(model), model.config, members, mask, attention, longest, device)
+    if not proofs[-1].is_exact:
+        said = f"{type(model).__name__} is not shown to keep members of packs apart: {'; '.join(map(str, proofs))}"
+        if trust != type(model).__name__:
+            out = way_out(type(model), model.config, members, attention, longest, proofs)
+            raise MixingError(f"{said}. {out} (trust={type(model).__name__!r} trains it all the same)")
+        _log.warning("%s; trained all the same: trust=%s", said, trust)
+    PROVEN[model] = proofs[-1].mask
+    tried = frozenset(name for member in members for name in member.media)
+    return Guard(proofs, _hooks(model, attention, proofs[-1].mask, tried), model)
 
 
-def _has_several(mask: Tensor, positions: Tensor) -> bool:
-    """Whether a row has more than one member where the mask is not 0; of one alone, an indexed mask is ones, too."""
-    row = positions[0] if positions.dim() == 3 else positions
-    begins = (row == 0).to(mask.device) & (mask != 0)
-    return bool((begins.sum(1) > 1).any())
+def _hooks(model: Module, attention: str | None, mask: str, tried: frozenset[str]) -> list[RemovableHandle]:
+    """On every part that takes positions: of nested calls the outermost is checked."""
+    state = threading.local()
+    rope_rows = has_rope_rows(model)
+
+    def check(module: Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        state.depth = getattr(state, "depth", 0) + 1
+        if state.depth > 1:
+            return
+        inputs = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **keywords}
+        check_inputs(inputs, attention)
+        given = mask_of(inputs)
+        if given != mask:
+            raise MixingError(f"inputs with mask={given}, and {type(model).__name__} was shown with mask={mask}")
+        if untried := sorted(name for name in MEDIA_KEYS & inputs.keys() - tried if inputs[name] is not None):
+            raise MixingError(f"{', '.join(untried)}: not tried with this model; guard(model, encoder) tries its media")
+        if rope_rows and inputs["position_ids"].dim() != 3:
+            raise MixingError(f"{type(model).__name__} takes M-RoPE rows [4, B, S]: model_inputs(model) makes them")
+
+    def leave(*_: Any) -> None:
+        state.depth -= 1
+
+    handles = []
+    for module in model.modules():
+        names = inspect.signature(module.forward).parameters
+        if "position_ids" in names and names.keys() & {"input_ids", "inputs_embeds"}:
+            handles.append(module.register_forward_pre_hook(check, with_kwargs=True))
+            handles.append(module.register_forward_hook(leave, always_call=True))
+    return handles
 
 
-def _check_boundaries(positions: Tensor, cu_seq_lens: Tensor) -> None:
-    """The text row starts again exactly where a document begins, so that all attention backends agree."""
-    row = (positions[0] if positions.dim() == 3 else positions).flatten()
-    begins = (row == 0).nonzero().flatten().to(cu_seq_lens.device)
-    if begins.tolist() != cu_seq_lens[:-1].tolist() or int(cu_seq_lens[-1]) != len(row):
-        raise MixingError("position_ids do not start again where cu_seq_lens_q says a member begins")
+def _texts(vocabulary: int) -> list[Encoded]:
+    """Members of random words."""
+    generator = torch.Generator().manual_seed(0)
+    members = []
+    for number, length in enumerate((19, 24, 16)):
+        ids = torch.randint(min(10, vocabulary // 2), vocabulary, (length,), generator=generator)
+        members.append(Encoded(str(number), Member(ids, ids.clone(), torch.zeros_like(ids))))
+    return members

@@ -1,12 +1,15 @@
 """One sample as the model would see it alone: its tokens, labels, positions and media."""
 
 import io
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from energon_pack.samples.flavors.base import MemberInput
@@ -17,6 +20,9 @@ from energon_pack.templates.template import Rendered, Sample, Template, Tokens
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.pixels import Pixels
 from energon_pack.training.rope import Rope, rope_positions
+
+
+_log = logging.getLogger(__name__)
 
 
 class LengthError(Exception):
@@ -92,18 +98,51 @@ class MemberEncoder:
                     on_bad(draft.member, error)
             drafts, tokens = [draft for draft, _ in good], [of for _, of in good]
             media = self._media(drafts)
+        return self._encoded(drafts, tokens, media), media
+
+    def probe_members(self) -> list[Encoded]:
+        """Short members to try a model with: text, and noise of each kind of media that the processor makes."""
+        members = []
+        for kind in ("", *(kind for kind in ("image", "video") if kind in self._template.rules.media_tokens), ""):
+            draft = self._noise(kind, len(members))
+            try:
+                media = self._media([draft])
+            except ImportError as error:  # then no such medium is trained on here, either
+                _log.warning("a model is not tried with a %s: %s", kind, error)
+                continue
+            (encoded,) = self._encoded([draft], self._template.tokenize([draft.rendered]), media)
+            members.append(replace(encoded, media=media))
+        return members
+
+    def _noise(self, kind: str, number: int) -> "_Draft":
+        """A member with one medium of random pixels, or with none."""
+        size, num_frames = (64, 96), 4
+        pixels = np.random.default_rng(number).integers(0, 256, (num_frames, *size, 3), np.uint8)
+        asked, answered = f"{f'<{kind}>' if kind else ''} What is number {number}?", f"A {kind or 'word'}, {number} of 9."
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        media = {"": [], "image": [Media("image", *size[::-1])]}.get(kind)
+        if media is None:
+            media = [Media("video", *size[::-1], "mp4", num_frames, 2.0, tuple(range(num_frames)))]
+        metadata = {"total_num_frames": num_frames, "fps": 2.0, "frames_indices": [*range(num_frames)], "duration": 2.0}
+        frames = np.stack([np.asarray(frame) for frame in self._template.prepare_frames([*map(Image.fromarray, pixels)])])
+        return _Draft(
+            MemberInput(f"{kind or 'text'} {number}", messages),
+            self._template.render(Sample(messages, media)),
+            [self._template.prepare_image(Image.fromarray(pixels[0]))] if kind == "image" else [],
+            [(frames, metadata)] if kind == "video" else [],
+            [kind] if kind else [],
+        )
+
+    def _encoded(
+        self, drafts: Sequence["_Draft"], tokens: Sequence[Tokens], media: dict[str, Tensor]
+    ) -> list[Encoded]:
+        """Members without their media: those of all are together."""
         images = _shares(media, ("image_grid_thw",), [len(draft.images) for draft in drafts])
         videos = _shares(media, ("video_grid_thw", "second_per_grid_ts"), [len(draft.clips) for draft in drafts])
-        members = [
-            Encoded(
-                draft.member.sample_id,
-                member,
-                num_images=len(draft.images),
-                num_videos=len(draft.clips),
-            )
+        return [
+            Encoded(draft.member.sample_id, member, num_images=len(draft.images), num_videos=len(draft.clips))
             for draft, member in zip(drafts, self._members(tokens, images, videos), strict=True)
         ]
-        return members, media
 
     def _draft(self, member: MemberInput) -> "_Draft":
         """A member with its media decoded and its text rendered."""
@@ -149,8 +188,6 @@ class MemberEncoder:
 
     def blank(self) -> dict[str, Tensor]:
         """The media of one small white image, for ranks whose pack has none."""
-        from PIL import Image
-
         return self._pixels([self._template.prepare_image(Image.new("RGB", (64, 64), "white"))], [], ["image"])
 
 

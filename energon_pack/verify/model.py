@@ -1,12 +1,12 @@
 """Does a model keep the members of this dataset's packs apart? A small one of its class is probed with some of them."""
 
+import copy
 import importlib
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset
 
 from energon_pack.dataset.manifest import read_manifest
@@ -16,13 +16,13 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
-from energon_pack.training.guards import MixingError
+from energon_pack.training.inputs import MixingError
 from energon_pack.training.members import Encoded
-from energon_pack.training.probe import Finding, probe, shrink
+from energon_pack.training.proof import Proof, prove, way_out
+from energon_pack.training.shrink import shrink
 
 _NUM_PACKS = 16  # looked at for short members
 _MAX_LEN = 2048  # of a member, where there are shorter ones
-_NUM_LOGITS = 256  # of each token: all 150,000 would take gigabytes, and say the same
 
 
 @dataclass(frozen=True)
@@ -32,27 +32,26 @@ class Checked:
     model: str
     num_members: int
     num_tokens: int
-    findings: list[Finding]
+    proofs: list[Proof]
     defects: list[str]
 
     def __str__(self) -> str:
-        others, own, alone = (
-            max((getattr(finding, name) for finding in self.findings), default=0.0)
-            for name in ("others", "own", "alone")
-        )
         return (
-            f"{self.model}, made small: {self.num_members} members of {self.num_tokens:,} tokens in one pack; one"
-            f" changed, its own logits move by {own:.2g}, those of others by {others:.2g}; packed and alone differ by"
-            f" {alone:.2g}"
+            f"{self.model}, made small: {self.num_members} members of {self.num_tokens:,} tokens in one pack;"
+            f" {'; '.join(map(str, self.proofs))}"
         )
 
 
 def check_model(folder: Path, model: str, processor: str | None, trust_remote_code: bool) -> Checked:
     """Probe a class of models with members of a dataset, on the CPU.
 
+    What can't be run here is no defect: it is not shown either way, and training on it is refused by `guard`.
+
     Args:
+        folder: of the dataset.
         model: a class of transformers, `module:Class`, or a folder or hub id with a config.json.
         processor: folder or hub id; None: the one it was packed with.
+        trust_remote_code: run code of the model's and the processor's.
 
     Raises:
         PackError: there is no such model, or its processor is not there.
@@ -72,23 +71,14 @@ def check_model(folder: Path, model: str, processor: str | None, trust_remote_co
     except (OSError, ValueError) as error:
         raise PackError(f"--model: {error}") from None
     members = _members(folder, encoder)
-    findings: list[Finding] = []
+    config = _for_template(config, encoder.template)
+    make = make or _by_config(config, encoder.template, trust_remote_code)
+    proofs = prove(make, config, members, encoder.mask, longest=encoder.max_token_len)
     defects: list[str] = []
-    try:
-        small = _small(make, config, encoder.template, trust_remote_code)
-        findings = [probe(small, members, encoder.mask, changed) for changed in range(len(members))]
-    except MixingError as error:
-        defects.append(str(error))
-    except Exception as error:  # foreign code, with inputs it may not be made for
-        defects.append(f"it can't be run on members of this dataset: {type(error).__name__}: {error}")
-    for member, finding in zip(members, findings, strict=False):
-        if finding.mixes:
-            defects.append(
-                f"a change in {member.sample_id} moves other members' logits by {finding.others:.2g}, its own by"
-                f" {finding.own:.2g}; packed and alone differ by {finding.alone:.2g}: model.mask={encoder.mask}"
-                " does not keep them apart in this model (dict4d gives it masks of its own)"
-            )
-    return Checked(model, len(members), sum(len(member.tokens) for member in members), findings, defects)
+    if not proofs[-1].is_exact and any(proof.finding for proof in proofs):
+        out = way_out(make, config, members, None, encoder.max_token_len, proofs)
+        defects.append(f"{'; '.join(map(str, proofs))}: it does not keep members apart. {out}")
+    return Checked(model, len(members), sum(len(member.tokens) for member in members), proofs, defects)
 
 
 def _named(model: str, trust_remote_code: bool) -> tuple[Any, Any]:
@@ -114,10 +104,8 @@ def _named(model: str, trust_remote_code: bool) -> tuple[Any, Any]:
     return getattr(transformers, name, None), config
 
 
-def _small(make: Any, config: Any, template: Template, trust_remote_code: bool) -> Any:
-    """A random small model that knows the template's tokens."""
-    import transformers
-
+def _for_template(config: Any, template: Template) -> Any:
+    """A config that knows the template's tokens."""
     text = config.get_text_config()
     text.vocab_size = max(text.vocab_size, template.vocabulary_size)
     rules = template.rules
@@ -125,18 +113,15 @@ def _small(make: Any, config: Any, template: Template, trust_remote_code: bool) 
         for name in (f"{kind}_token_id", f"{kind}_token_index"):
             if hasattr(config, name):
                 setattr(config, name, template.token_id(token))
-    torch.manual_seed(0)
-    config = shrink(config)
-    if make is None:  # code of its own
-        make = transformers.AutoModelForImageTextToText if rules.media_tokens else transformers.AutoModelForCausalLM
-        model = make.from_config(config, trust_remote_code=trust_remote_code)
-    else:
-        model = make._from_config(config) if hasattr(make, "_from_config") else make(config)
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if isinstance(head, torch.nn.Linear):
-        head.weight = torch.nn.Parameter(head.weight[:_NUM_LOGITS])
-        head.bias = None if head.bias is None else torch.nn.Parameter(head.bias[:_NUM_LOGITS])
-    return model.float().eval()  # in the bfloat16 of most configs, packed and alone differ by rounding
+    return config
+
+
+def _by_config(config: Any, template: Template, trust_remote_code: bool) -> Any:
+    """The class of a config whose code is its own."""
+    import transformers
+
+    auto = transformers.AutoModelForImageTextToText if template.rules.media_tokens else transformers.AutoModelForCausalLM
+    return type(auto.from_config(shrink(copy.deepcopy(config)), trust_remote_code=trust_remote_code))
 
 
 def _members(folder: Path, encoder: PackedTaskEncoder) -> list[Encoded]:

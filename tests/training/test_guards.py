@@ -1,41 +1,70 @@
 """Inputs that mix members are refused; each is shown to mix them."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from energon_pack.training import guards
-from energon_pack.training.guards import MixingError, check_inputs, guard
-from energon_pack.training.probe import probe, shrink
+from energon_pack.training.guards import guard
+from energon_pack.training.inputs import MixingError, check_inputs
+from energon_pack.training.members import Encoded
+from energon_pack.training.probe import probe
 from support.tiny import FAMILIES, make_batch, make_members, make_model, text_members, tf
 
 
-def bad_inputs(inputs: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
+@dataclass(frozen=True)
+class Media:
+    """What the guard asks of an encoder, for a tiny model."""
+
+    members: list[Encoded]
+    mask: str = "positions"
+    max_token_len: int | None = None
+
+    def probe_members(self) -> list[Encoded]:
+        return self.members
+
+
+@pytest.fixture
+def proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, not the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "energon_pack" / "proofs"
+
+
+def bad_inputs(inputs: dict[str, Any], doc_ids: torch.Tensor) -> dict[str, tuple[dict[str, Any], str]]:
     """What trainers do to a batch → what is said of it."""
     width = inputs["input_ids"].shape[1]
     causal = torch.ones(width, width, dtype=torch.bool).tril()[None, None]
+    no_boundaries = {name: value for name, value in inputs.items() if not name.endswith(("_q", "_k"))}
     no_cache = {name: value for name, value in inputs.items() if name != "use_cache"}
     return {
         "cache": (no_cache, "use_cache=None"),
         "ones": ({**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}, "2-D attention_mask of ones"),
-        "boolean": ({**inputs, "attention_mask": causal}, "boolean 4-D mask"),
+        "boolean": ({**inputs, "attention_mask": causal}, "a 4-D mask"),
         "no text row": ({**inputs, "position_ids": inputs["position_ids"][1:]}, "no text row"),
         "no positions": ({**inputs, "position_ids": None}, "position_ids are missing"),
+        "float": ({**inputs, "attention_mask": torch.where(causal, 0.0, -1e9)}, "a 4-D mask"),
+        "indexed": ({**inputs, "attention_mask": doc_ids}, "inputs with mask=indexed"),
+        "past": ({**inputs, "past_key_values": tf.DynamicCache()}, "past_key_values"),
+        "cut": ({**no_boundaries, "position_ids": inputs["position_ids"][:1]}, r"position_ids \[1, 1,"),
     }
 
 
-@pytest.mark.parametrize("case", ["cache", "ones", "boolean", "no text row", "no positions"])
-def test_what_mixes_members_is_refused(case: str) -> None:
+@pytest.mark.parametrize(
+    "case", ["cache", "ones", "boolean", "no text row", "no positions", "float", "indexed", "past", "cut"]
+)
+def test_what_mixes_members_is_refused(case: str, proofs: Path) -> None:
     model = make_model("qwen2_5_vl")
     batch = make_batch("qwen2_5_vl", [make_members("qwen2_5_vl", model)])
     good = batch.model_inputs()
     check_inputs(good, "sdpa")
-    bad, said = bad_inputs(good)[case]
+    bad, said = bad_inputs(good, batch["doc_ids"])[case]
     with torch.no_grad():
         difference = (model(**bad).logits - model(**good).logits).abs().max()
     assert difference > 0.1, "this would not have mixed members"
-    handle = guard(model)
+    handle = guard(model, Media(make_members("qwen2_5_vl", model)))
     with pytest.raises(MixingError, match=said):
         model(**bad)
     model(**good)
@@ -74,18 +103,66 @@ def test_an_indexed_mask_of_one_member_is_no_mask_of_ones() -> None:
                 check_inputs({**batch.model_inputs(), "attention_mask": ones})
 
 
-def test_a_hybrid_model_is_refused_without_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_model("qwen3_5")
-    inputs = make_batch("qwen3_5", [text_members(64)]).model_inputs()
-    guard(model)
-    monkeypatch.setattr(guards, "missing_kernels", lambda: ["flash-linear-attention"])
-    with pytest.raises(MixingError, match="pip install flash-linear-attention"):
-        model(**inputs)
-    monkeypatch.setattr(guards, "missing_kernels", list)
-    with pytest.raises(MixingError, match="needs seq_idx"):
-        model(**inputs)
+def test_a_hybrid_model_needs_its_kernels(proofs: Path) -> None:
+    """What transformers says of the missing ones is handed on."""
+    with pytest.raises(MixingError, match="can't keep packed sequences apart without `flash-linear-attention`"):
+        guard(make_model("qwen3_5"))
+
+
+def test_rows_and_boundaries_of_a_hybrid_model() -> None:
+    model = make_model("llama")
+    members = make_members("llama", model)
+    batch = make_batch("llama", [members[:2], members[2:]])
+    batch.mask = "hybrid"
     with pytest.raises(MixingError, match="one row only, not in 2"):
-        guards.refuse_hybrid(2)
+        check_inputs(batch.model_inputs(model))
+    batch = make_batch("llama", [members])
+    batch.mask = "hybrid"
+    inputs = batch.model_inputs(model)
+    with pytest.raises(MixingError, match="seq_idx needs cu_seq_lens_q"):
+        check_inputs({**inputs, "cu_seq_lens_q": None})
+    check_inputs(inputs)
+
+
+def test_every_part_of_a_model_is_guarded(proofs: Path) -> None:
+    """A trainer may call the inner model and put a head of its own on it."""
+    model = make_model("qwen2")
+    inputs = make_batch("qwen2", [make_members("qwen2", model)]).model_inputs()
+    del inputs["labels"]
+    held = guard(model)
+    model.model(**inputs)
+    for bad, said in (({"position_ids": None}, "position_ids are missing"), ({"use_cache": None}, "use_cache=None")):
+        for part in (model, model.model):
+            with pytest.raises(MixingError, match=said):
+                part(**{**inputs, **bad})
+        model(**inputs)  # an error leaves the guard as it was
+    with pytest.raises(MixingError, match="was shown with mask=positions"):
+        model(**{**inputs, "attention_mask": {"full_attention": None}})
+    held.remove()
+    model.model(**{**inputs, "use_cache": None})
+
+
+def test_media_that_were_not_tried_are_refused(proofs: Path) -> None:
+    model = make_model("llava")
+    inputs = make_batch("llava", [make_members("llava", model)]).model_inputs()
+    guard(model)
+    with pytest.raises(MixingError, match="pixel_values: not tried with this model"):
+        model(**inputs)
+
+
+def test_packs_of_text_in_a_model_of_images(proofs: Path) -> None:
+    """Plain positions leak in Qwen2.5-VL: its text has three rows of them, all the same."""
+    model = make_model("qwen2_5_vl")
+    batch = make_batch("qwen2", [text_members(64)])
+    guard(model)
+    with pytest.raises(MixingError, match="takes M-RoPE rows"):
+        model(**batch.model_inputs())
+    packed = model(**batch.model_inputs(model)).logits[0]
+    first = text_members(64)[0].tokens.ids
+    alone = model(input_ids=first[None], position_ids=torch.arange(len(first)).expand(4, 1, -1), use_cache=False)
+    assert torch.allclose(packed[: len(first)], alone.logits[0], atol=1e-5)
+    with pytest.raises(MixingError, match=r"plain positions for its media: pack with model.rope"):
+        make_batch("llava", [make_members("llava", make_model("llava"))]).model_inputs(model)
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "qwen3_5"])
@@ -97,24 +174,3 @@ def test_a_change_in_one_member_leaves_the_others_bit_identical(name: str) -> No
         assert found.others == 0
         assert found.own > 0.1
         assert not found.mixes
-
-
-def test_the_probe_finds_a_model_that_mixes() -> None:
-    """gpt-oss does not hand positions to its mask: without masks of its own, later members see earlier ones."""
-    model = make_model("gpt_oss", "eager")
-    members = make_members("gpt_oss", model)
-    assert probe(model, members, "positions").mixes
-    assert not probe(model, members, "dict4d").mixes
-
-
-def test_layers_whose_kinds_cannot_be_set_are_made_few() -> None:
-    """Mamba's config works them out; assigning to them raised."""
-    assert shrink(tf.MambaConfig()).num_hidden_layers == 2
-
-
-def test_a_class_of_full_size_is_probed_small() -> None:
-    config = tf.Qwen2_5_VLConfig()
-    config.text_config.vocab_size = 1000
-    model = tf.AutoModelForImageTextToText.from_config(shrink(config))
-    assert sum(p.numel() for p in model.parameters()) < 1e7
-    assert not probe(model, text_members(1000)).mixes

@@ -1,0 +1,147 @@
+"""Inputs of a forward with which members of a pack would see each other, whatever the model.
+
+Each of these was measured to mix them, and the loss looks normal all the while.
+"""
+
+import importlib.util
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+#: what the kernels of layers that carry a state are imported as, and how they are installed
+_KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
+_rope_rows: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakKeyDictionary()
+#: of models that are guarded: what was shown to keep members apart
+PROVEN: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+
+
+class MixingError(ValueError):
+    """Members of a pack would see each other, or would not have the logits that they have alone."""
+
+
+def missing_kernels() -> list[str]:
+    """Packages that a model whose layers carry a state needs to keep members apart, and which are not there."""
+    return [name for module, name in _KERNELS.items() if importlib.util.find_spec(module) is None]
+
+
+def refuse_missing_kernels() -> None:
+    """Hybrid models (gated delta nets) carry a state along the row.
+
+    Raises:
+        MixingError: their kernels are missing, without which that state runs through all members.
+    """
+    if missing := missing_kernels():
+        raise MixingError(
+            "a hybrid model carries its state from member to member without its kernels:"
+            f" pip install {' '.join(missing)}"
+        )
+
+
+def refuse_rows(num_rows: int) -> None:
+    """Raises MixingError where several rows go into a hybrid model, whose kernels take one."""
+    if num_rows > 1:
+        raise MixingError(f"a hybrid model keeps members apart in one row only, not in {num_rows}: batch_size=1")
+
+
+def has_rope_rows(model: Module) -> bool:
+    """Whether a model takes M-RoPE rows as positions: it works them out itself where none are given."""
+    if model not in _rope_rows:
+        _rope_rows[model] = any(hasattr(type(module), "get_rope_index") for module in model.modules())
+    return _rope_rows[model]
+
+
+def proven_mask(model: Module | None) -> str:
+    """What was shown to keep members apart in a model.
+
+    Raises:
+        ValueError: nothing was.
+    """
+    mask = None if model is None else PROVEN.get(model)
+    if mask is None:
+        raise ValueError("mask=auto: guard(model, encoder) finds what the model needs, model_inputs(model) uses it")
+    return mask
+
+
+def mask_of(inputs: Mapping[str, Any]) -> str:
+    """What keeps members apart in these inputs: `dict4d`, `indexed`, `hybrid` or `positions`."""
+    mask = inputs.get("attention_mask")
+    if isinstance(mask, dict):
+        return "dict4d"
+    if isinstance(mask, Tensor) and mask.dim() == 2 and int(mask.max()) > 1:
+        return "indexed"
+    return "hybrid" if inputs.get("seq_idx") is not None else "positions"
+
+
+def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> None:
+    """Look at the inputs of a forward of a packed batch.
+
+    Args:
+        attention: the model's attention implementation, `sdpa`, `eager`, `flash_attention_2` …
+
+    Raises:
+        MixingError: says what is wrong with them, and what would be right.
+    """
+    positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
+    if inputs.get("use_cache") is not False:
+        raise MixingError(
+            f"use_cache={inputs.get('use_cache')}: a model that builds a cache takes the row for one text;"
+            " pass use_cache=False in the call (config.use_cache of a vision-language model is not enough)"
+        )
+    if inputs.get("past_key_values") is not None:
+        raise MixingError("past_key_values: with a cache the row is taken for one text; leave it out")
+    if positions is None:
+        raise MixingError("position_ids are missing: they are what tells members apart")
+    row = _text_row(inputs, positions)
+    if isinstance(mask, Tensor):
+        _check_mask(mask, row)
+    if isinstance(mask, dict) and attention and "flash" in attention:
+        raise MixingError(f"{attention} takes no masks, and this batch has some (dict4d): eager or sdpa does")
+    has_cu = inputs.get("cu_seq_lens_q") is not None
+    if attention and "flash" in attention and len(row) > 1 and not has_cu:
+        raise MixingError(f"{attention} with {len(row)} rows needs cu_seq_lens_q, cu_seq_lens_k and max_length_q/k")
+    if has_cu:
+        _check_boundaries(row, inputs["cu_seq_lens_q"])
+    if inputs.get("seq_idx") is not None:
+        refuse_rows(len(row))
+        if not has_cu:
+            raise MixingError("seq_idx needs cu_seq_lens_q beside it, to begin anew with each member")
+
+
+def _text_row(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:
+    """[B, S]: the positions that start again with each member."""
+    ids = inputs.get("input_ids")
+    shape = ids.shape if ids is not None else inputs["inputs_embeds"].shape[:2]
+    if positions.dim() == 3 and positions.shape[0] == 3:
+        raise MixingError(
+            "position_ids [3, B, S] have no text row: the model needs [4, B, S] to see where members begin"
+        )
+    if tuple(positions.shape) not in (tuple(shape), (4, *shape)):
+        raise MixingError(
+            f"position_ids {list(positions.shape)} for tokens {list(shape)}: must be {list(shape)} or"
+            f" {[4, *shape]} (a trainer that cuts each tensor to its first rows makes such: in Accelerate,"
+            " dispatch_batches=False)"
+        )
+    return positions[0] if positions.dim() == 3 else positions
+
+
+def _check_mask(mask: Tensor, row: Tensor) -> None:
+    if mask.dim() != 2:
+        raise MixingError(
+            f"a {mask.dim()}-D mask: eager attention adds a boolean one to the scores, windows are lost, and what is"
+            " causal alone lets members see each other; leave it out (model.mask=dict4d makes masks where they are due)"
+        )
+    begins = (row == 0).to(mask.device) & (mask != 0)
+    # Of one member alone, an indexed mask is ones, too.
+    if mask.max() <= 1 and bool((begins.sum(1) > 1).any()):
+        raise MixingError("a 2-D attention_mask of ones: with it the model takes the row for one text; leave it out")
+
+
+def _check_boundaries(row: Tensor, cu_seq_lens: Tensor) -> None:
+    """The text row starts again exactly where a document begins, so that all attention backends agree."""
+    flat = row.flatten()
+    begins = (flat == 0).nonzero().flatten().to(cu_seq_lens.device)
+    if begins.tolist() != cu_seq_lens[:-1].tolist() or int(cu_seq_lens[-1]) != len(flat):
+        raise MixingError("position_ids do not start again where cu_seq_lens_q says a member begins")

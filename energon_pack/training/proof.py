@@ -1,0 +1,197 @@
+"""What is shown of a class of models: does it keep members apart, and by what?
+
+    guard(model, encoder) ─prove─► a small model of the same class and config ─probe─► Proof, kept for the next start
+
+A class is exact by `positions`, by masks (`dict4d`), or by its kernels (`hybrid`); or it is refused, with a way out
+that was itself probed.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from energon_pack.run.files import digest_of, write_whole
+from energon_pack.training.members import Encoded
+from energon_pack.training.probe import Finding, probe
+from energon_pack.training.shrink import small_model
+
+_log = logging.getLogger(__name__)
+
+#: raised when a proof would come out otherwise
+_VERSION = 1
+#: what `auto` tries, in this order
+MASKS = ("positions", "dict4d", "hybrid")
+_ATTENTIONS = ("sdpa", "eager")
+_PACKAGES = ("torch", "transformers", "flash-attn", "flash-linear-attention", "causal-conv1d", "mamba-ssm", "kernels")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What became of members of packs in a class of models, for one mask in one attention implementation."""
+
+    model: str
+    attention: str
+    mask: str
+    #: the worst of all members; None: it could not be tried
+    finding: Finding | None
+    #: why not: what was raised
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether members are kept apart, and each is as alone."""
+        return self.finding is not None and not self.finding.mixes
+
+    def __str__(self) -> str:
+        tried = f"{self.model} ({self.attention}, mask={self.mask})"
+        return f"{tried}: {self.finding}" if self.finding else f"{tried} could not be tried: {self.error}"
+
+
+def prove(
+    make: Any,
+    config: Any,
+    members: Sequence[Encoded],
+    mask: str = "auto",
+    attention: str | None = None,
+    longest: int | None = None,
+    device: torch.device | str = "cpu",
+) -> list[Proof]:
+    """Probe a small model of a class with some members; the last proof is exact, or none is.
+
+    Args:
+        make: the class.
+        config: its config, of any size; it stays as it is.
+        members: two at least, with each kind of media that packs have.
+        mask: `positions`, `dict4d`, `hybrid`, `indexed`, or `auto`: the first of `MASKS` that is exact.
+        attention: attention implementation; None: the class's own choice.
+        longest: tokens of the longest pack; None: not known.
+        device: where its kernels run.
+
+    Returns:
+        One for each mask that was tried.
+    """
+    proofs: list[Proof] = []
+    for name in MASKS if mask == "auto" else (mask,):
+        start = time.perf_counter()
+        proof = Proof(make.__name__, attention or "default", name, None)
+        try:
+            model = small_model(make, config, attention, longest).to(device)
+            worst = _worst([probe(model, members, name, changed) for changed in range(len(members))])
+            proof = replace(proof, finding=worst)
+        except Exception as error:  # foreign code, with inputs it may not be made for
+            proof = replace(proof, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        proofs.append(replace(proof, seconds=round(time.perf_counter() - start, 2)))
+        if proof.is_exact:
+            break
+    return proofs
+
+
+def kept_proofs(
+    make: Any,
+    config: Any,
+    members: Sequence[Encoded],
+    mask: str,
+    attention: str | None,
+    longest: int | None,
+    device: torch.device | str = "cpu",
+) -> list[Proof]:
+    """As `prove`, from the user's cache where the same was asked before: class, config, versions, media, positions.
+
+    Args:
+        config: of transformers.
+    """
+    path = _folder() / f"{_key(make, config, members, mask, attention, longest, device)}.json"
+    try:
+        return [
+            Proof(**{**value, "finding": value["finding"] and Finding(**value["finding"])})
+            for value in json.loads(path.read_bytes())
+        ]
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        _log.warning("%s can't be read, and is made again: %s", path, error)
+    proofs = prove(make, config, members, mask, attention, longest, device)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps([asdict(proof) for proof in proofs], indent=1).encode(), sync=False)
+    except OSError as error:
+        _log.warning("what was shown of %s is not kept for the next start: %s", make.__name__, error)
+    return proofs
+
+
+def way_out(
+    make: Any, config: Any, members: Sequence[Encoded], attention: str | None, longest: int | None, tried: Sequence[Proof]
+) -> str:
+    """What keeps the members apart that were mixed: a mask or another attention implementation, itself probed."""
+    masks = {proof.mask for proof in tried}
+    for name in dict.fromkeys([attention, *_ATTENTIONS]):
+        for mask in MASKS:
+            if name == attention and mask in masks:
+                continue
+            proof = prove(make, config, members, mask, name, longest)[-1]
+            if proof.is_exact:
+                settings = [f"PackedTaskEncoder(attention_mask={mask!r})"] if mask not in masks else []
+                settings += [f"attn_implementation={name!r}"] if name != attention else []
+                return f"{' and '.join(settings)} keeps them apart ({proof.finding})"
+    return "nothing tried here keeps them apart: train this class on unpacked samples"
+
+
+def _worst(findings: Sequence[Finding]) -> Finding:
+    """One that mixes, if any does; else of each difference the largest, and the least change in a member itself."""
+    for finding in findings:
+        if finding.mixes:
+            return finding
+    return replace(
+        findings[0],
+        others=max(finding.others for finding in findings),
+        own=min(finding.own for finding in findings),
+        alone=max(finding.alone for finding in findings),
+    )
+
+
+def _key(
+    make: Any,
+    config: Any,
+    members: Sequence[Encoded],
+    mask: str,
+    attention: str | None,
+    longest: int | None,
+    device: torch.device | str,
+) -> str:
+    """Of all that the outcome depends on."""
+    source = Path(sys.modules[make.__module__].__file__ or "")
+    media = [sorted((name, value.shape[1:]) for name, value in member.media.items()) for member in members]
+    parts = [
+        _VERSION,
+        f"{make.__module__}.{make.__qualname__}",
+        digest_of(source) if source.is_file() else "",
+        config.to_dict(),
+        {name: _version(name) for name in _PACKAGES},
+        [[member.tokens.ids.tolist(), member.tokens.types.tolist()] for member in members],
+        [None if member.tokens.rope is None else member.tokens.rope.tolist() for member in members],
+        [mask, attention, longest, str(device), media],
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _folder() -> Path:
+    """The user's cache: a proof is of a class and its versions, not of a dataset."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "energon_pack" / "proofs"
