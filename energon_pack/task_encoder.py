@@ -9,7 +9,6 @@ What it needs to know it reads from the dataset's energon_pack.json; of packs of
 samples (`MultiMixQASample`, or crude ones through the cookers) become packs of one member, so both can be blended.
 """
 
-import json
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -23,14 +22,13 @@ from megatron.energon.errors import FatalSampleError
 from energon_pack.loading import cookers, load_template, manifest_of
 from energon_pack.samples.flavors import UNPACKED, flavor_of_sample
 from energon_pack.samples.flavors.base import MemberInput
-from energon_pack.templates.template import Template
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
+from energon_pack.training.found_rope import rope_of
 from energon_pack.training.inputs import refuse_missing_kernels, refuse_rows
 from energon_pack.training.layout import Form
 from energon_pack.training.members import Encoded, LengthError, MemberEncoder
 from energon_pack.training.pixels import MEDIA_KEYS, join
-from energon_pack.training.rope import ROPE_KINDS, Rope
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
 
@@ -135,11 +133,11 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
             if pad_to == "max_token_len":
                 raise ValueError(f"pad_to={pad_to}: {dataset} does not say how long its packs are; for packs of ours")
         self.template = load_template(dataset, processor, trust_remote_code, model)
-        rope = _rope(manifest, self.template, tokens_per_second)
         is_neat = self.layout == "neat"
         self._is_hybrid = manifest["mask"] == "hybrid"
         self._drop, self._dummy = on_bad_member == "drop", dummy_image
         self._rope_rows = rope_rows or is_neat
+        rope = rope_of(manifest["content"]["model"].get("rope"), self.template, tokens_per_second, self._rope_rows)
         self._form = Form(
             pad_id=self.template.token_id(self.template.spec.processor.tokens.get("pad_token", "")) or 0,
             width=width if pad_to == "max_token_len" else None,
@@ -269,24 +267,6 @@ def inputs_of(sample: Any) -> Iterator[MemberInput]:
     if flavor is None:
         raise FatalSampleError(f"{type(sample).__name__} is no flavour of energon_pack")
     yield from flavor.inputs(sample)
-
-
-def _rope(manifest: dict[str, Any], template: Template, tokens_per_second: float | None) -> Rope | None:
-    """Whose M-RoPE the model has.
-
-    Raises:
-        ValueError: the dataset does not say.
-    """
-    kind = manifest["content"]["model"].get("rope")
-    if kind is None:
-        raise ValueError("this dataset does not say what positions its model takes (model.rope): pack it again")
-    if kind not in ROPE_KINDS:
-        return None
-    processor = template.spec.processor
-    config = Path(processor.folder, "config.json")
-    if tokens_per_second is None and config.exists():
-        tokens_per_second = json.loads(config.read_bytes()).get("vision_config", {}).get("tokens_per_second")
-    return Rope(kind, int(processor.image["merge_size"]), tokens_per_second)
 
 
 def _multiple(given: int | None, planned: int) -> int:

@@ -10,16 +10,18 @@ _MISSING = "???"  # OmegaConf's name of what must be set; training reads these c
 
 
 class Mask(str, Enum):
-    """What keeps members of a pack apart in a model."""
+    """What keeps members of a pack apart in a model; auto: found when it trains, by a probe."""
 
+    auto = "auto"
     positions = "positions"
     dict4d = "dict4d"
     hybrid = "hybrid"
 
 
 class Rope(str, Enum):
-    """Whose three rows of positions a model takes; none: plain positions."""
+    """Whose three rows of positions a model takes; none: plain positions; auto: found when it trains."""
 
+    auto = "auto"
     none = "none"
     qwen2_vl = "qwen2_vl"
     qwen2_5_vl = "qwen2_5_vl"

@@ -107,10 +107,10 @@ class MemberEncoder:
             draft = self._noise(kind, len(members))
             try:
                 media = self._media([draft])
-            except ImportError as error:  # then no such medium is trained on here, either
+                (encoded,) = self._encoded([draft], self._template.tokenize([draft.rendered]), media)
+            except (ImportError, ValueError) as error:  # then no such medium is trained on here, either
                 _log.warning("a model is not tried with a %s: %s", kind, error)
                 continue
-            (encoded,) = self._encoded([draft], self._template.tokenize([draft.rendered]), media)
             members.append(replace(encoded, media=media))
         return members
 
