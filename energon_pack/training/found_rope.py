@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,14 @@ def found_rope(folder: Path) -> str | None:
 def _models(folder: Path) -> Iterator[Any]:
     """Classes of models of images and text that go with a processor."""
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
+    models, processors = (import_module(f"transformers.models.auto.{name}_auto") for name in ("modeling", "processing"))
     own = _said(folder, ("config.json",), "model_type")
     processor = _said(folder, _PROCESSOR_FILES, "processor_class")
-    for kind in [own] if own else [kind for kind, name in PROCESSOR_MAPPING_NAMES.items() if name == processor]:
-        if name := MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind):
+    for kind in (
+        [own] if own else [kind for kind, name in processors.PROCESSOR_MAPPING_NAMES.items() if name == processor]
+    ):
+        if name := models.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind):
             yield getattr(transformers, name if isinstance(name, str) else name[0])
 
 
@@ -98,7 +100,13 @@ def _kind(make: Any) -> str | None:
                 setattr(config.vision_config, name, value)
         with torch.device("meta"):
             model = make._from_config(config)
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # a config that is not made by itself
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # a config that is not made by itself
         _log.warning("%s can't be built to ask for its positions: %s", make.__name__, error)
         return None
     ask = next(module for module in model.modules() if hasattr(module, "get_rope_index")).get_rope_index

@@ -24,8 +24,13 @@ _log = logging.getLogger(__name__)
 class Encoder(Protocol):
     """What of a `PackedTaskEncoder` is asked."""
 
-    mask: str
-    max_token_len: int | None
+    @property
+    def mask(self) -> str:
+        """What keeps members apart in its batches; `auto`: what is found."""
+
+    @property
+    def max_token_len(self) -> int | None:
+        """Of the longest pack; None: not known."""
 
     def probe_members(self) -> list[Encoded]:
         """Members with each kind of media that the encoder makes."""

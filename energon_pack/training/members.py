@@ -21,7 +21,6 @@ from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.pixels import Pixels
 from energon_pack.training.rope import Rope, rope_positions
 
-
 _log = logging.getLogger(__name__)
 
 
@@ -102,7 +101,7 @@ class MemberEncoder:
 
     def probe_members(self) -> list[Encoded]:
         """Short members to try a model with: text, and noise of each kind of media that the processor makes."""
-        members = []
+        members: list[Encoded] = []
         for kind in ("", *(kind for kind in ("image", "video") if kind in self._template.rules.media_tokens), ""):
             draft = self._noise(kind, len(members))
             try:
@@ -118,13 +117,18 @@ class MemberEncoder:
         """A member with one medium of random pixels, or with none."""
         size, num_frames = (64, 96), 4
         pixels = np.random.default_rng(number).integers(0, 256, (num_frames, *size, 3), np.uint8)
-        asked, answered = f"{f'<{kind}>' if kind else ''} What is number {number}?", f"A {kind or 'word'}, {number} of 9."
+        asked, answered = (
+            f"{f'<{kind}>' if kind else ''} What is number {number}?",
+            f"A {kind or 'word'}, {number} of 9.",
+        )
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         media = {"": [], "image": [Media("image", *size[::-1])]}.get(kind)
         if media is None:
             media = [Media("video", *size[::-1], "mp4", num_frames, 2.0, tuple(range(num_frames)))]
         metadata = {"total_num_frames": num_frames, "fps": 2.0, "frames_indices": [*range(num_frames)], "duration": 2.0}
-        frames = np.stack([np.asarray(frame) for frame in self._template.prepare_frames([*map(Image.fromarray, pixels)])])
+        frames = np.stack(
+            [np.asarray(frame) for frame in self._template.prepare_frames([*map(Image.fromarray, pixels)])]
+        )
         return _Draft(
             MemberInput(f"{kind or 'text'} {number}", messages),
             self._template.render(Sample(messages, media)),
@@ -133,9 +137,7 @@ class MemberEncoder:
             [kind] if kind else [],
         )
 
-    def _encoded(
-        self, drafts: Sequence["_Draft"], tokens: Sequence[Tokens], media: dict[str, Tensor]
-    ) -> list[Encoded]:
+    def _encoded(self, drafts: Sequence["_Draft"], tokens: Sequence[Tokens], media: dict[str, Tensor]) -> list[Encoded]:
         """Members without their media: those of all are together."""
         images = _shares(media, ("image_grid_thw",), [len(draft.images) for draft in drafts])
         videos = _shares(media, ("video_grid_thw", "second_per_grid_ts"), [len(draft.clips) for draft in drafts])

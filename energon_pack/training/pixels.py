@@ -24,7 +24,7 @@ _JOINED = frozenset(
         "pixel_values_videos", "video_grid_thw", "second_per_grid_ts",
     )
 )  # fmt: skip
-#: of these one image may have more tiles than the next, in models that know how many are real
+#: of these one image may have more tiles or pixels than the next, in models that know how many are real
 _PADDED = frozenset(("pixel_values", "pixel_attention_mask"))
 
 #: a model's media by the names its `forward` has for them
@@ -95,12 +95,12 @@ def join(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     for part in parts:
         for name, value in part.items():
             found.setdefault(name, []).append(value)
-    # Idefics3 has one row of tiles for a whole text: [1, tiles, ...]. LLaVA-OneVision has one of tiles for each image.
-    is_idefics, is_onevision = "pixel_attention_mask" in found, "batch_num_images" in found
+    # Idefics3 has one row of tiles for a whole text: [1, tiles, ...]. LLaVA-NeXT and LLaVA-OneVision have one of tiles
+    # for each image, Pixtral has each image in the frame of the largest.
+    is_idefics = "pixel_attention_mask" in found
+    may_grow = bool(found.keys() & {"pixel_attention_mask", "batch_num_images", "image_sizes"})
     return {
-        name: _join(name, values, int(is_idefics), is_idefics or is_onevision)
-        if name in _PADDED
-        else _join(name, values, 0, False)
+        name: _join(name, values, int(is_idefics), may_grow) if name in _PADDED else _join(name, values, 0, False)
         for name, values in found.items()
     }
 

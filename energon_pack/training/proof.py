@@ -131,7 +131,12 @@ def kept_proofs(
 
 
 def way_out(
-    make: Any, config: Any, members: Sequence[Encoded], attention: str | None, longest: int | None, tried: Sequence[Proof]
+    make: Any,
+    config: Any,
+    members: Sequence[Encoded],
+    attention: str | None,
+    longest: int | None,
+    tried: Sequence[Proof],
 ) -> str:
     """What keeps the members apart that were mixed: a mask or another attention implementation, itself probed."""
     masks = {proof.mask for proof in tried}

@@ -37,7 +37,9 @@ def small_model(make: Any, config: Any, attention: str | None = None, longest: i
     chosen = {"attn_implementation": attention} if attention else {}
     with torch.random.fork_rng():  # the user's own seed stays
         torch.manual_seed(0)
-        model = make._from_config(small, dtype=torch.float32, **chosen) if hasattr(make, "_from_config") else make(small)
+        model = (
+            make._from_config(small, dtype=torch.float32, **chosen) if hasattr(make, "_from_config") else make(small)
+        )
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if isinstance(head, torch.nn.Linear):
         head.weight = torch.nn.Parameter(head.weight[:_NUM_LOGITS])

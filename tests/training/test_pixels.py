@@ -37,6 +37,17 @@ def test_tiles_are_filled_up_where_the_model_counts_them() -> None:
     assert int(join(idefics)["pixel_attention_mask"].sum()) == 2 * 16 + 5 * 24
 
 
+def test_images_of_two_sizes_are_framed_where_the_model_knows_theirs() -> None:
+    """A batch of two packs of Pixtral's ended the training: each call of its processor frames what it is given."""
+    pixtral = [
+        {"pixel_values": torch.ones(1, 3, h, w), "image_sizes": torch.tensor([[h, w]])} for h, w in ((4, 8), (6, 2))
+    ]
+    joined = join(pixtral)
+    assert joined["pixel_values"].shape == (2, 3, 6, 8)
+    assert joined["pixel_values"][1, :, :, 2:].sum() == 0
+    assert joined["image_sizes"].tolist() == [[4, 8], [6, 2]]
+
+
 def test_tiles_of_two_sizes_are_an_error() -> None:
     with pytest.raises(ValueError, match="pixel_values of these members can't be joined"):
         join([{"pixel_values": torch.ones(1, 3, 4, 4)}, {"pixel_values": torch.ones(1, 3, 6, 6)}])

@@ -1,0 +1,142 @@
+"""What is shown of a class of models, kept for the next start, and what is refused with a way out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_pack.training import proof
+from energon_pack.training.guards import guard
+from energon_pack.training.inputs import MixingError
+from energon_pack.training.proof import prove
+from energon_pack.training.shrink import shrink, small_model
+from support.tiny import TEXT, make_batch, make_model, text_members, tf
+
+CLASSES = {
+    # hands its positions on to its mask
+    "Qwen2ForCausalLM": ["positions"],
+    # does not, and takes masks
+    "AfmoeForCausalLM": ["dict4d"],
+    # neither; one attends to both sides, one carries a state
+    "OPTForCausalLM": [],
+    "MambaForCausalLM": [],
+}
+
+
+@pytest.fixture
+def proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "energon_pack" / "proofs"
+
+
+def config_of(name: str, **more: Any) -> Any:
+    config = getattr(tf, name).config_class(vocab_size=64, **more)
+    config.hidden_size = min(config.hidden_size, 64)
+    return config
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_keeps_members_apart_is_found(name: str) -> None:
+    """All four passed a guard that looked at names of layer types, and two leak whatever is done."""
+    tried = prove(getattr(tf, name), config_of(name), text_members(64))
+    assert [one.mask for one in tried if one.is_exact] == CLASSES[name]
+
+
+def test_a_window_shorter_than_members_is_tried() -> None:
+    """Of 4,096 tokens, no probe of short members would see anything; a mask without it must not pass."""
+    config = shrink(tf.MistralConfig())
+    assert config.sliding_window == 8
+    assert prove(tf.MistralForCausalLM, tf.MistralConfig(**TEXT, sliding_window=4096), text_members(64))[-1].is_exact
+
+
+@pytest.mark.parametrize(("longest", "is_exact"), [(4096, True), (8192, False), (None, False)])
+def test_angles_that_depend_on_the_longest_member(longest: int | None, is_exact: bool) -> None:
+    """Phi-3's RoPE takes other factors for all of a batch where one position is beyond 4,096."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    config = tf.Phi3Config(
+        **TEXT,
+        rope_parameters={**rope, "original_max_position_embeddings": 4096},
+        original_max_position_embeddings=4096,
+    )
+    config.max_position_embeddings = 131072
+    tried = prove(tf.Phi3ForCausalLM, config, text_members(64), "positions", longest=longest)
+    assert tried[-1].is_exact == is_exact, str(tried[-1])
+
+
+def test_nothing_is_shown_by_a_model_that_answers_nothing() -> None:
+    """Weights of 0: no member moves another, and none moves itself."""
+
+    class Silent(tf.Qwen2ForCausalLM):
+        @classmethod
+        def _from_config(cls, *args: Any, **keywords: Any) -> Any:
+            model = super()._from_config(*args, **keywords)
+            model.lm_head.weight.data.zero_()
+            return model
+
+    config = tf.Qwen2Config(**{**TEXT, "tie_word_embeddings": False})
+    assert not prove(Silent, config, text_members(64))[0].is_exact
+
+
+def test_a_small_model_is_of_float32_and_has_few_logits() -> None:
+    """Configs say bfloat16, whose rounding looks as if members were mixed; all logits would take gigabytes."""
+    config = tf.PhiConfig(**{**TEXT, "vocab_size": 1000})
+    config.dtype = "bfloat16"
+    head = small_model(tf.PhiForCausalLM, config).get_output_embeddings()
+    assert (str(head.weight.dtype), head.weight.shape[0], head.bias.shape[0]) == ("torch.float32", 256, 256)
+    assert config.dtype == "bfloat16", "the user's own config was changed"
+
+
+def test_a_proof_is_kept_and_asked_again_after_a_change(proofs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("qwen2")
+    guard(model).remove()
+    (kept,) = proofs.iterdir()
+
+    def again(*_: Any) -> None:
+        raise AssertionError("it was kept")
+
+    monkeypatch.setattr(proof, "prove", again)
+    guard(model).remove()
+    kept.write_text("{")  # a full disk, a kill
+    with pytest.raises(AssertionError, match="it was kept"):
+        guard(model)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(proofs.parents[1]))
+    guard(model).remove()
+    assert json.loads(kept.read_bytes())[0]["mask"] == "positions"
+    model.config.num_attention_heads = 2
+    guard(model).remove()
+    assert len(list(proofs.iterdir())) == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "energon_pack").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    guard(make_model("qwen2")).remove()
+    assert "is not kept for the next start" in caplog.text
+
+
+def test_a_class_that_leaks_is_refused_unless_it_is_trusted(proofs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tf.OPTForCausalLM(config_of("OPTForCausalLM", word_embed_proj_dim=64, num_attention_heads=2))
+    with pytest.raises(MixingError, match=r"OPTForCausalLM is not shown to keep .* nothing tried here .*trust='OPTFor"):
+        guard(model)
+    with pytest.raises(MixingError):
+        guard(model, trust="Another")
+    guard(model, trust="OPTForCausalLM")
+    assert "trained all the same: trust=OPTForCausalLM" in caplog.text
+
+
+def test_a_batch_whose_mask_is_to_be_found_has_that_of_the_guard(proofs: Path) -> None:
+    model = make_model("gpt_oss", "eager")
+    batch = make_batch("gpt_oss", [text_members(64)])
+    batch.mask = "auto"
+    with pytest.raises(ValueError, match=r"guard\(model, encoder\) finds"):
+        batch.model_inputs(model)
+    guard(model)
+    assert set(batch.model_inputs(model)["attention_mask"]) == {"full_attention", "sliding_attention"}
+    model(**batch.model_inputs(model))
+    batch.mask = "positions"
+    with pytest.raises(MixingError, match="mask=positions, and GptOssForCausalLM was shown with mask=dict4d"):
+        model(**batch.model_inputs(model))
