@@ -55,8 +55,8 @@ class Guard:
 def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None) -> Guard:
     """Show that a model keeps members of packs apart, and have every forward of it or of its parts checked.
 
-    A small model of its class and config is probed: in seconds the first time, and kept in the user's cache. `generate`,
-    which needs a cache of keys and values, is refused meanwhile.
+    A small model of its class and config is probed: in seconds the first time, and kept in the user's cache.
+    `generate`, which needs a cache of keys and values, is refused meanwhile.
 
     Args:
         model: of transformers, before it is wrapped (DDP, FSDP).

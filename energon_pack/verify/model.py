@@ -120,9 +120,8 @@ def _by_config(config: Any, template: Template, trust_remote_code: bool) -> Any:
     """The class of a config whose code is its own."""
     import transformers
 
-    auto = (
-        transformers.AutoModelForImageTextToText if template.rules.media_tokens else transformers.AutoModelForCausalLM
-    )
+    kind = "ImageTextToText" if template.rules.media_tokens else "CausalLM"
+    auto = getattr(transformers, f"AutoModelFor{kind}")
     return type(auto.from_config(shrink(copy.deepcopy(config)), trust_remote_code=trust_remote_code))
 
 
