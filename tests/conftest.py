@@ -1,9 +1,12 @@
 """Fixtures that the tests share: the demo's processor and template, a config, the real data where they are."""
 
+import gc
 import multiprocessing
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +18,8 @@ from energon_pack.templates.template import Template
 from support.models import of_model
 from support.packed import demo_config
 from support.running import REAL
+
+_num_modules = [0]
 
 # Shared machines pause at any time: how long an example takes is no failure.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -46,6 +51,18 @@ def real() -> Path:
     if not REAL.is_dir():
         pytest.skip("../shared/real is not here")
     return REAL
+
+
+@pytest.fixture(autouse=True)
+def _what_is_imported_is_no_garbage() -> None:
+    """Energon looks for garbage with each loader it makes, so with each pack: a second, in all that is imported."""
+    if len(sys.modules) == _num_modules[-1]:
+        return
+    gc.collect()
+    gc.freeze()
+    if energon := sys.modules.get("megatron.energon.wrappers.gc_dataset"):  # after a loop it would unfreeze everything
+        vars(energon)["gc"] = SimpleNamespace(collect=gc.collect, freeze=int, unfreeze=int, get_objects=gc.get_objects)
+    _num_modules.append(len(sys.modules))
 
 
 @pytest.fixture(autouse=True)

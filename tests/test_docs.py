@@ -6,12 +6,9 @@ and checks are compared with what the package writes; links lead somewhere.
 
 import inspect
 import json
-import os
 import pkgutil
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +28,7 @@ from energon_pack.verify.findings import CHECKS
 from support.damage import read_shard
 from support.packed import train
 from support.peers import write_llava_onevision
-from support.running import ROOT, command, need_torchvision
+from support.running import ROOT, as_a_program, command, command_here, need_torchvision
 from support.samples import chat
 
 PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
@@ -74,15 +71,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def typed(line: str, folder: Path) -> str:
-    """What a command of a page prints in the folder where the demo was packed."""
+def typed(line: str, folder: Path, here: bool = False) -> str:
+    """What a command of a page prints in the folder where the demo was packed; `here`: in this process."""
     program, *arguments = shlex.split(line.partition("  #")[0])
     if program == "energon-pack":
         arguments = ["-m", "energon_pack", *arguments]
     else:
         assert program == "python"
     arguments = [str(ROOT / argument) if argument.startswith("recipes/") else argument for argument in arguments]
-    result = command(*arguments, cwd=folder)
+    assert arguments[0] == "-m" or not here
+    result = command_here(*arguments[1:], cwd=folder) if here else command(*arguments, cwd=folder)
     assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
     return result.stdout
 
@@ -96,11 +94,12 @@ def test_a_snippet_runs_as_it_is_written_and_ends(folder: Path, number: int) -> 
     need_torchvision()
     snippet = blocks("python")[number]
     assert "..." not in snippet
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(
-        [sys.executable, "-"], input=snippet, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
+    if number == 0:  # as a user starts it; the others in this process, which has imported all
+        result = command("-c", snippet, cwd=folder)
+        assert result.returncode == 0, result.stderr
+        return
+    with as_a_program("-c", cwd=folder):
+        exec(compile(snippet, "snippet", "exec"), {"__name__": "__main__"})
 
 
 def test_the_recipe_prints_what_is_shown(folder: Path) -> None:
@@ -125,7 +124,7 @@ def test_a_tool_runs_as_its_row_says(folder: Path, tmp_path: Path, tool: str) ->
         "OUT": tmp_path / "out", "--batch-size N": "--batch-size 4",
         "THEIRS": write_llava_onevision(tmp_path / "theirs"),
     }  # fmt: skip
-    typed(re.sub("|".join(map(re.escape, values)), lambda match: str(values[match[0]]), tool), folder)
+    typed(re.sub("|".join(map(re.escape, values)), lambda match: str(values[match[0]]), tool), folder, here=True)
 
 
 @pytest.mark.parametrize("page", ["README.md", "packing.md"])

@@ -28,7 +28,7 @@ from energon_pack.loading import cookers
 from energon_pack.metadataset import main, read_subflavor, to_yaml
 from energon_pack.pack import pack
 from support.packed import demo_config
-from support.running import command
+from support.running import command, command_here
 from support.samples import chat, write_tar
 
 ODD_NAME = "a: #1 é {x}"
@@ -241,7 +241,7 @@ def test_every_split_is_blended(folders: list[str], tmp_path: Path) -> None:
 
 
 def test_it_is_a_module_with_a_version(tmp_path: Path) -> None:
-    assert command("-m", "energon_pack.metadataset", "--version", cwd=tmp_path).stdout.startswith("energon-pack ")
+    assert command_here("energon_pack.metadataset", "--version", cwd=tmp_path).stdout.startswith("energon-pack ")
 
 
 def test_a_mistake_is_one_line(tmp_path: Path) -> None:

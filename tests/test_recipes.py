@@ -31,11 +31,13 @@ from megatron.energon.errors import FatalSampleError
 from megatron_lm import one_token_per_image
 
 from energon_pack import metadataset
-from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
+from energon_pack.config import ModelConfig, PackConfig, Rope
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.pack import pack
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
+from support.packed import demo_config
+from support.packed import packed as pack_of
 from support.running import ROOT, need_torchvision
 from support.samples import chat, video, write_tar
 
@@ -51,23 +53,17 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def packed(demo: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 of the demo's samples, aligned to 8, in shards of a few packs; the last two shards are the part val."""
-    folder = tmp_path_factory.mktemp("packed")
-    run = PackConfig(
-        model=ModelConfig("qwen2_5_vl", "qwen_vl", processor=str(demo[1]), rope=Rope.qwen2_5_vl),
-        source=SourceConfig(path=str(demo[0]), limit=60),
-        output=OutputConfig(dir=str(folder), name="demo", max_shard_packs=2),
-    )
-    run.packing.max_token_len, run.packing.pad_to_multiple_of = 800, 8
-    run.executor.num_workers, run.measure.verify = 1, 0.0
-    pack(run)
-    split = folder / "demo" / ".nv-meta" / "split.yaml"
+    settings = {"output__name": "demo", "output__max_shard_packs": 2, "source__limit": 60}
+    settings |= {"model__rope": Rope.qwen2_5_vl, "packing__max_token_len": 800, "packing__pad_to_multiple_of": 8}
+    folder = pack_of(demo_config(demo, cache, tmp_path_factory.mktemp("packed"), **settings))
+    split = folder / ".nv-meta" / "split.yaml"
     content = yaml.safe_load(split.read_text())
     shards = content["split_parts"].pop("train") + content["split_parts"].pop("val")
     content["split_parts"] |= {"train": shards[:-2], "val": shards[-2:]}
     split.write_text(yaml.safe_dump(content))
-    return folder / "demo"
+    return folder
 
 
 @pytest.fixture

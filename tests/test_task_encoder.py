@@ -14,14 +14,14 @@ from megatron.energon import SkipSample, WorkerConfig, get_loader, get_savable_l
 from megatron.energon.errors import FatalSampleError
 
 from energon_pack import task_encoder
-from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
+from energon_pack.config import Rope
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
-from energon_pack.pack import pack
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch, touch_vision
 from energon_pack.training.layout import IGNORE
-from support.packed import prepare, train
+from support.packed import demo_config, prepare, train
+from support.packed import packed as pack_of
 from support.running import need_torchvision
 from support.samples import picture, video
 from support.tiny import tf
@@ -33,18 +33,11 @@ def _torchvision() -> None:
 
 
 @pytest.fixture(scope="module")
-def packed(demo: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 of the demo's samples, aligned to 8."""
-    folder = tmp_path_factory.mktemp("packed")
-    run = PackConfig(
-        model=ModelConfig("qwen2_5_vl", "qwen_vl", processor=str(demo[1]), rope=Rope.qwen2_5_vl),
-        source=SourceConfig(path=str(demo[0]), limit=60),
-        output=OutputConfig(dir=str(folder), name="demo"),
-    )
-    run.packing.max_token_len, run.packing.pad_to_multiple_of = 1600, 8
-    run.executor.num_workers, run.measure.verify = 1, 0.0
-    pack(run)
-    return folder / "demo"
+    settings = {"output__name": "demo", "source__limit": 60, "model__rope": Rope.qwen2_5_vl}
+    settings |= {"packing__max_token_len": 1600, "packing__pad_to_multiple_of": 8}
+    return pack_of(demo_config(demo, cache, tmp_path_factory.mktemp("packed"), **settings))
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,8 @@ from energon_pack.loading import cookers, load_template, make_sample_loader
 from energon_pack.pack import pack
 from energon_pack.samples.media.probe import Media
 from energon_pack.templates.template import Sample
-from support.packed import prepare, train, typed
+from support.packed import demo_config, prepare, train, typed
+from support.packed import packed as pack_of
 from support.running import ROOT, command
 from support.samples import chat, picture, write_tar
 
@@ -45,19 +46,10 @@ class Cooked(DefaultTaskEncoder[Any, Any, Any, Any]):
 
 
 @pytest.fixture(scope="module")
-def packed(demo: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo, packed into three shards."""
-    from energon_pack.config import ModelConfig, OutputConfig, SourceConfig
-
-    folder = tmp_path_factory.mktemp("packed")
-    run = PackConfig(
-        model=ModelConfig("qwen2_5_vl", "qwen_vl", "Qwen/Qwen2.5-VL-7B-Instruct", str(demo[1])),
-        source=SourceConfig(path=str(demo[0])),
-        output=OutputConfig(dir=str(folder), name="demo", max_shard_packs=4, sqlite=True),
-    )
-    run.executor.num_workers = 1
-    pack(run)
-    return folder / "demo"
+    settings = {"output__name": "demo", "output__max_shard_packs": 4, "output__sqlite": True}
+    return pack_of(demo_config(demo, cache, tmp_path_factory.mktemp("packed"), **settings))
 
 
 def members(path: Path) -> dict[str, dict[str, Any]]:

@@ -13,13 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from energon_pack.config import conf_dir
-from energon_pack.config.validate import to_config
-from energon_pack.pack import pack
 from support.packed import files
-from support.running import ROOT
+from support.running import ROOT, run_here
 
 SETTINGS = (
     "output.name=packed",
@@ -27,8 +23,6 @@ SETTINGS = (
     "output.sqlite=true",
     "packing.max_token_len=1024",
     "packing.overlong=split_turns",
-    "executor.num_workers=2",
-    "measure.verify=0",
 )
 
 
@@ -43,21 +37,19 @@ def start(arguments: list[str]) -> subprocess.Popen[Any]:
     )
 
 
-def run_here(arguments: list[str]) -> None:
-    """The same command in this process, which has all imported."""
-    with initialize_config_dir(str(conf_dir()), version_base=None):
-        pack(to_config(compose("config", arguments), []))
-
-
-def kill_and_rerun(demo: tuple[Path, Path], tmp_path: Path, moments: Sequence[tuple[str, int]]) -> None:
+def kill_and_rerun(
+    demo: tuple[Path, Path], tmp_path: Path, moments: Sequence[tuple[str, int]], has_template: bool = False
+) -> None:
     """Kill runs and go on.
 
     Args:
         moments: when: a glob below the output folder and how many such files there are by then, and milliseconds more.
+        has_template: whether the template is in the cache before: a run that is killed later comes there sooner.
     """
     source, processor = demo
+    templates = tmp_path / "undisturbed" / ".cache" / "templates"
     command = ["+model=qwen2_5_vl", f"model.processor={processor}", f"source.path={source}", *SETTINGS]
-    run_here([*command, f"output.dir={tmp_path / 'undisturbed'}"])
+    assert run_here(*command, f"output.dir={tmp_path / 'undisturbed'}", cwd=ROOT)[0] == 0
     expected = files(tmp_path / "undisturbed" / "packed")
     assert len([name for name in expected if name.endswith(".tar")]) > 50
 
@@ -65,7 +57,9 @@ def kill_and_rerun(demo: tuple[Path, Path], tmp_path: Path, moments: Sequence[tu
     for i, (glob, number) in enumerate(moments):
         output_dir = tmp_path / str(i)
         arguments = [*command, f"output.dir={output_dir}"]
-        process = start(arguments)
+        if has_template:
+            shutil.copytree(templates, output_dir / ".cache" / "templates")
+        process = start([*arguments, "executor.num_workers=2", "measure.verify=0"])
         while process.poll() is None and len(list(output_dir.glob(glob))) < number:
             time.sleep(0.001)
         time.sleep(0.001 * (i * 37 % 50))
@@ -76,14 +70,14 @@ def kill_and_rerun(demo: tuple[Path, Path], tmp_path: Path, moments: Sequence[tu
             num_whole += 1
         else:
             num_resumed += any(output_dir.glob(".staging/packed/*.tar.idx"))
-            run_here(arguments)
+            assert run_here(*arguments, cwd=ROOT)[0] == 0
         assert files(final) == expected
         shutil.rmtree(output_dir)
     print(f"{len(moments)} kills: {num_whole} after the end, {num_resumed} went on from finished shards")
 
 
 def test_a_few_kills(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    kill_and_rerun(demo, tmp_path, [(".cache/lengths/*/*", 1), (".staging/packed/*.idx", 20)])
+    kill_and_rerun(demo, tmp_path, [(".cache/lengths/*/*", 1), (".staging/packed/*.idx", 20)], has_template=True)
 
 
 @pytest.mark.slow

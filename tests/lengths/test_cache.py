@@ -18,7 +18,7 @@ from energon_pack.lengths import worker as measuring
 from energon_pack.pack import pack
 from energon_pack.sources.demo import make_demo
 from support.packed import files
-from support.running import ROOT
+from support.running import ROOT, run_here
 from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
@@ -143,7 +143,9 @@ def test_slices_that_were_measured_are_kept(
     assert measured_rows == [10] * 10  # each sample once: three slices in the first run, seven in the second
 
 
-def test_ctrl_c_while_one_file_is_measured(demo: tuple[Path, Path], tmp_path: Path) -> None:
+def test_ctrl_c_while_one_file_is_measured(
+    demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A real interrupt of a real run: exit 130, and what it says is true."""
     num = 12_000
     json_lines(tmp_path / "s" / "x.jsonl", num)
@@ -170,7 +172,10 @@ def test_ctrl_c_while_one_file_is_measured(demo: tuple[Path, Path], tmp_path: Pa
         return sum(pq.read_metadata(path).num_rows for path in cache.glob("lengths/*/*.parquet"))
 
     assert 500 <= num_rows() < num
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
+    monkeypatch.setattr("energon_pack.lengths.measure._SLICE", 100)
+    monkeypatch.setattr("energon_pack.lengths.table_cache._FILE_ROWS", 500)
+    code, _, errors = run_here(*command[3:], cwd=tmp_path)
+    assert code == 0, errors
     assert num_rows() == num  # none was measured twice
 
 

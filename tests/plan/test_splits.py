@@ -1,6 +1,7 @@
 """Splits: a sample is in the same one whatever else is there, no pack holds samples of two, and Energon reads each."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.plan.splits import split_numbers, split_shares
 from energon_pack.verify import Options, verify
+from support.packed import demo_config
 from support.samples import chat, write_tar
 
 Make = Callable[..., PackConfig]
@@ -65,37 +67,45 @@ def test_a_sample_stays_where_it_is_when_others_come(keys: list[str], key: str, 
     )
 
 
-def test_each_sample_is_in_its_split_and_energon_reads_both(config: Make) -> None:
-    run = config(packing__max_token_len=2048, output__splits=SplitsConfig(val=0.2), source__limit=120)
-    figures = pack(run)
-    folder = Path(run.output.dir) / "packed"
+@pytest.fixture(scope="module")
+def packed(
+    demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
+    """120 of the demo's samples, a fifth of them for validation, and the figures of packing them."""
+    settings = {"packing__max_token_len": 2048, "output__splits": SplitsConfig(val=0.2), "source__limit": 120}
+    run = demo_config(demo, cache, tmp_path_factory.mktemp("splits"), **settings)
+    return pack(run), Path(run.output.dir) / "packed"
+
+
+@pytest.fixture
+def copy(packed: tuple[dict[str, Any], Path], tmp_path: Path) -> Path:
+    """The dataset, to be damaged."""
+    return Path(shutil.copytree(packed[1], tmp_path / "packed"))
+
+
+def test_each_sample_is_in_its_split_and_energon_reads_both(packed: tuple[dict[str, Any], Path]) -> None:
+    figures, folder = packed
     train, val = ids(folder, "train"), ids(folder, "val")
     assert len(train) + len(val) == len({*train, *val}) == 120
     assert [figures["by_split"][name]["samples"] for name in ("train", "val")] == [len(train), len(val)]
-    assert not split_numbers(train, (0.8, 0.2, 0.0), run.seed).any()
-    assert all(split_numbers(val, (0.8, 0.2, 0.0), run.seed) == 1)
+    assert not split_numbers(train, (0.8, 0.2, 0.0), 0).any()
+    assert all(split_numbers(val, (0.8, 0.2, 0.0), 0) == 1)
     assert not verify(folder, Options(source=[], num_workers=1)).num_defects
 
 
-def test_verify_finds_shards_in_the_wrong_split(config: Make) -> None:
-    run = config(packing__max_token_len=2048, output__splits=SplitsConfig(val=0.2), source__limit=120)
-    pack(run)
-    folder = Path(run.output.dir) / "packed"
-    path = folder / ".nv-meta" / "split.yaml"
+def test_verify_finds_shards_in_the_wrong_split(copy: Path) -> None:
+    path = copy / ".nv-meta" / "split.yaml"
     value = yaml.safe_load(path.read_text())
     parts = value["split_parts"]
     parts["train"], parts["val"] = parts["val"], parts["train"]
     path.write_text(yaml.safe_dump(value))
-    defects = [defect.what for defect in verify(folder, Options(num_workers=1)).first(20)]
+    defects = [defect.what for defect in verify(copy, Options(num_workers=1)).first(20)]
     assert "packed-000000.tar is in split val, and holds samples of train" in defects
 
 
-def test_verify_counts_each_split(config: Make) -> None:
+def test_verify_counts_each_split(copy: Path) -> None:
     """A blend is weighted by what the manifest counts of a split, and training reads its mask."""
-    run = config(packing__max_token_len=2048, output__splits=SplitsConfig(val=0.2), source__limit=120)
-    pack(run)
-    folder = Path(run.output.dir) / "packed"
-    manifest, report = folder / ".nv-meta" / "energon_pack.json", folder / "report.json"
+    manifest, report = copy / ".nv-meta" / "energon_pack.json", copy / "report.json"
     changes: list[tuple[Path, Callable[[Any], None]]] = [
         (manifest, lambda value: value["splits"]["val"].update(samples=1)),
         (manifest, lambda value: value.update(mask="dict4d")),
@@ -106,9 +116,9 @@ def test_verify_counts_each_split(config: Make) -> None:
         value = json.loads(whole)
         change(value)
         path.write_text(json.dumps(value))
-        assert list(verify(folder, Options(num_workers=1)).num_defects) == ["totals"]
+        assert list(verify(copy, Options(num_workers=1)).num_defects) == ["totals"]
         path.write_text(whole)
-    assert not verify(folder, Options(num_workers=1)).num_defects
+    assert not verify(copy, Options(num_workers=1)).num_defects
 
 
 def test_parts_of_a_sample_are_all_in_its_split(config: Make, tmp_path: Path) -> None:

@@ -178,12 +178,13 @@ def test_a_worker_that_never_returns_is_an_error(tmp_path: Path) -> None:
         executor.result(executor.start(hold, tmp_path / "began"))
 
 
-def test_half_a_result_of_a_killed_worker_is_not_waited_for() -> None:
+def test_half_a_result_of_a_killed_worker_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the run, or the interpreter at its exit, waits for the other half for ever."""
+    monkeypatch.setattr("energon_pack.run.executors.local._END_SECONDS", 2.0)
     before = set(threading.enumerate())
-    with LocalExecutor(2, patience=2.0) as executor, pytest.raises(PackError, match="was killed"):
+    with LocalExecutor(2, patience=1.0) as executor, pytest.raises(PackError, match="was killed"):
         executor.result(executor.start(_half_a_result, 0))
-    with pytest.raises(PackError, match="was killed"), LocalExecutor(2, patience=2.0) as executor:
+    with pytest.raises(PackError, match="was killed"), LocalExecutor(2, patience=1.0) as executor:
         executor.result(executor.start(_half_a_result, 0))
     assert set(threading.enumerate()) <= before
 
@@ -191,7 +192,7 @@ def test_half_a_result_of_a_killed_worker_is_not_waited_for() -> None:
 def test_a_worker_at_work_is_waited_for() -> None:
     """A long job is no deadlock, and an error of its own stays that."""
     with LocalExecutor(2, patience=0.5) as executor:
-        assert list(executor.map(_busy, [2.0])) == [True]
+        assert list(executor.map(_busy, [1.5])) == [True]
         with pytest.raises(TimeoutError, match="the disk"):
             list(executor.map(_late_error, range(1)))
 
@@ -236,8 +237,8 @@ def test_a_suspended_job_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler may stop a job for hours: no worker of it has done anything when it goes on."""
     clock = count(step=3600.0)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    with LocalExecutor(2, patience=2.0) as executor:
-        assert executor.result(executor.start(_nap, 2.4)) == 2.4
+    with LocalExecutor(2, patience=1.0) as executor:
+        assert executor.result(executor.start(_nap, 1.2)) == 1.2
 
 
 def test_reading_a_mapped_file_is_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,35 +3,42 @@
 import io
 import os
 import pty
-import subprocess
-import sys
+import runpy
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from energon_pack.run.progress import Progress, seconds_left
-from support.running import ROOT, command
+from support.running import as_a_program, exit_code, run_here
 
-RUN = ("-m", "energon_pack", "+model=qwen2_5_vl", "executor.num_workers=1", "measure.verify=0")
+RUN = ("+model=qwen2_5_vl", "executor.num_workers=1", "measure.verify=0")
 
 
 def on_a_terminal(*arguments: str, cwd: Path) -> str:
     """What a run writes to stderr where that is a terminal."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "120"}
-    with subprocess.Popen(
-        [sys.executable, *arguments], cwd=cwd, env=environment, stdout=subprocess.DEVNULL, stderr=theirs
-    ) as process:
-        os.close(theirs)
-        seen = b""
-        while True:
-            try:
-                seen += os.read(ours, 1 << 16)
-            except OSError:  # its end
-                break
-    os.close(ours)
-    assert process.returncode == 0, seen
+    with ThreadPoolExecutor(1) as threads:
+        seen = threads.submit(read_to_its_end, ours)
+        with (
+            open(theirs, "w") as terminal,
+            as_a_program("energon_pack", *arguments, cwd=cwd),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(terminal),
+        ):
+            os.environ.update(TERM="xterm", COLUMNS="120")
+            code = exit_code(lambda: runpy.run_module("energon_pack", run_name="__main__"))
+    assert code == 0, seen.result()
+    return seen.result()
+
+
+def read_to_its_end(terminal: int) -> str:
+    seen = b""
+    with open(terminal, "rb", buffering=0) as file, suppress(OSError):  # nobody writes any more
+        while more := file.read(1 << 16):
+            seen += more
     return seen.decode()
 
 
@@ -44,8 +51,8 @@ def test_every_stage_is_shown_on_a_terminal(tmp_path: Path) -> None:
 
 
 def test_a_log_of_a_short_run_has_no_progress(tmp_path: Path, cache: Path) -> None:
-    result = command(*RUN, f"cache_dir={cache}", cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (0, "")
+    code, _, errors = run_here("+model=qwen2_5_vl", f"cache_dir={cache}", cwd=tmp_path)
+    assert (code, errors) == (0, "")
 
 
 def test_the_time_left_is_by_the_rate_since_the_first_result() -> None:

@@ -1,9 +1,17 @@
 """How a test runs the package: where it is, a command in a folder, and what a test can do without."""
 
+import io
+import logging
 import os
+import runpy
+import signal
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -26,3 +34,57 @@ def command(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess
     return subprocess.run(
         [sys.executable, *map(str, arguments)], cwd=cwd, env=variables, capture_output=True, text=True, timeout=300
     )
+
+
+def command_here(module: str, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `python -m module ...` in a folder as `command` does, but in this process, which has imported all.
+
+    For what a command says and writes. Not for what a process of its own is needed for: signals, exit codes that a
+    system gives, what is imported, what is printed by others.
+    """
+    out, errors = io.StringIO(), io.StringIO()
+    with as_a_program(module, *arguments, cwd=cwd), redirect_stdout(out), redirect_stderr(errors):
+        code = exit_code(lambda: runpy.run_module(module, run_name="__main__"))
+    return subprocess.CompletedProcess([module, *map(str, arguments)], code, out.getvalue(), errors.getvalue())
+
+
+@contextmanager
+def as_a_program(*argv: str | Path, cwd: Path) -> Iterator[None]:
+    """Arguments, folder, environment, loggers and handlers of signals are afterwards as they were."""
+    root, numbers = logging.getLogger(), (signal.SIGTERM, signal.SIGINT)
+    handlers, level, on_signals = root.handlers[:], root.level, list(map(signal.getsignal, numbers))
+    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*found in sys.modules after import of package", RuntimeWarning)  # runpy
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", list(map(str, argv)))
+        try:
+            yield
+        finally:
+            root.handlers[:], root.level = handlers, level
+            for number, handler in zip(numbers, on_signals, strict=True):
+                signal.signal(number, handler)
+
+
+def exit_code(program: Callable[[], object]) -> int:
+    """What a program would exit with."""
+    try:
+        program()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def run_here(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    """The command line in this process, with no other: a start takes seconds."""
+    if any(argument.startswith("+model=") for argument in arguments):
+        arguments += ("executor.num_workers=1", "measure.verify=0")
+    result = command_here("energon_pack", *arguments, cwd=cwd)
+    return result.returncode, result.stdout, result.stderr
+
+
+def run_alone(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    """The command line as users start it. Lengths are verified only where a test asks for it: that imports torch."""
+    if "+model=qwen2_5_vl" in arguments and not any(a.startswith(("measure.verify", "--")) for a in arguments):
+        arguments += ("measure.verify=0",)
+    result = command("-m", "energon_pack", *arguments, cwd=cwd)
+    return result.returncode, result.stdout, result.stderr

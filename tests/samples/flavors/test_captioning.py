@@ -4,6 +4,7 @@ import json
 import sys
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from energon_pack.samples.media.probe import Media
 from energon_pack.task_encoder import inputs_of
 from energon_pack.templates.template import Sample
 from energon_pack.verify import Options, verify
-from support.packed import json_lines, train
+from support.packed import demo_config, json_lines, train
 from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
@@ -89,8 +90,18 @@ def test_its_layout(config: Make, tmp_path: Path) -> None:
     assert "fps" not in value
 
 
+@pytest.fixture(scope="module")
+def captions(
+    demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
+    """The demo, and the figures of packing it."""
+    return packed(partial(demo_config, demo, cache, tmp_path_factory.mktemp("captions")))
+
+
 @pytest.mark.parametrize("dataset_config", ["dataset.yaml", "crude.yaml"])
-def test_it_is_read_by_the_path_of_all_packs(config: Make, demo: tuple[Path, Path], dataset_config: str) -> None:
+def test_it_is_read_by_the_path_of_all_packs(
+    captions: tuple[dict[str, Any], Path], demo: tuple[Path, Path], dataset_config: str
+) -> None:
     """And training comes to the measured lengths."""
     from megatron.energon import DefaultTaskEncoder
 
@@ -98,7 +109,7 @@ def test_it_is_read_by_the_path_of_all_packs(config: Make, demo: tuple[Path, Pat
         decoder = None
 
     Cooked.cookers = cookers()
-    figures, folder = packed(config)
+    figures, folder = captions
     assert figures["samples_packed"] > 250
     meta = yaml.safe_load((folder / ".nv-meta" / "crude.yaml").read_text())
     assert meta["subflavors"] == {"sample_type": "packed_captioning"}
@@ -124,9 +135,12 @@ def test_parts_of_a_long_conversation_fit_too(config: Make, tmp_path: Path) -> N
 
 
 def test_the_recipe_reads_it(
-    config: Make, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    captions: tuple[dict[str, Any], Path],
+    demo: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    figures, folder = packed(config)
+    figures, folder = captions
     monkeypatch.setattr(sys, "argv", ["read_packs.py", str(folder), "--processor", str(demo[1])])
     read_packs.main()
     assert f"{figures['packs']} packs, {figures['samples_packed']} members" in capsys.readouterr().out

@@ -1,0 +1,76 @@
+"""Every mistake on the command line is one line that names the value and the fix."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.running import run_alone, run_here
+
+MISTAKES: list[tuple[list[str], list[str]]] = [
+    ([], ["+model=NAME", "qwen2_5_vl"]),
+    (["+model=qwen9"], ["qwen9", "qwen2_5_vl"]),
+    (["model=qwen2_5_vl"], ["+model=qwen2_5_vl"]),
+    (["+model=[qwen2_5_vl,qwen2_5_vl]"], ["one model"]),
+    (["+model=qwen2_5_vl", "packing=flat"], ["flat", "neat, thd"]),
+    (["+model=qwen2_5_vl", "packing.max_tokn_len=8"], ["packing.max_tokn_len=8", "packing.max_token_len"]),
+    (["+model=qwen2_5_vl", "+packing.max_tokn_len=8"], ["packing.max_tokn_len", "packing.max_token_len"]),
+    (["+model=qwen2_5_vl", "+sorce.path=x"], ["sorce", "source"]),
+    (["+model=qwen2_5_vl", "packing.max_token_len=8k"], ["packing.max_token_len=8k", "8k"]),
+    (["+model=qwen2_5_vl", "packing.max_token_len=0"], ["packing.max_token_len=0", "at least 1"]),
+    (["+model=qwen2_5_vl", "packing.algorithm=best"], ["packing.algorithm=best", "best_fit_decreasing"]),
+    (["+model=qwen2_5_vl", "packing.pad_to_multiple_of=3"], ["packing.pad_to_multiple_of=3", "8192"]),
+    (["+model=qwen2_5_vl", "source.path=/nowhere/wds"], ["source.path=/nowhere/wds"]),
+    (["+model=qwen2_5_vl", "source=jsonl"], ["source=jsonl needs source.path"]),
+    (["+model=qwen2_5_vl", "source.slice=4/4"], ["source.slice=4/4", "0/4"]),
+    (["+model=qwen2_5_vl", "report.lens=[0]"], ["report.lens"]),
+    (["+model=qwen2_5_vl", "source.path=3"], ["source.path=3"]),
+    (["+model=qwen2_5_vl", "model.processor=/nowhere"], ["model.processor=/nowhere"]),
+    (["+model=qwen2_5_vl", "model.factor=32"], ["model.factor"]),
+    (["+model=qwen2_5_vl", "output.name=a/b"], ["output.name='a/b'"]),
+    (["+model=qwen2_5_vl", "output.dir=/proc/nowhere"], ["/proc/nowhere"]),
+    (["+model=qwen2_5_vl", "output.dir="], ["output.dir"]),
+    (["+model=qwen2_5_vl", "output.dir=o=1"], ["output.dir=o=1", "'output.dir=\"o=1\"'"]),
+    (["-m", "+model=qwen2_5_vl", "output.dir=o=1"], ["output.dir=o=1", "'output.dir=\"o=1\"'"]),
+    (["+model=qwen2_5_vl", "seed"], ["seed: not of the form KEY=VALUE"]),
+    (["+model=qwen2_5_vl", "output.sample_type=a:B"], ["output.sample_type=a:B", "output.sample_loader_py=true"]),
+    (["+model=qwen2_5_vl", "output.sample_loader_py=true"], ["output.sample_type=module:Class"]),
+    (["+model=qwen2_5_vl", "output.sample_loader_py=true", "output.sample_type=a.B"], ["a.B", "module:Class"]),
+    (
+        ["+model=qwen2_5_vl", "model.min_pixels=9", "model.max_pixels=8"],
+        ["model.min_pixels=9", "model.max_pixels=8"],
+    ),
+    (["+model=qwen2_5_vl", "model.processor_kwargs.max_pixels=much"], ["longest_edge", "much"]),
+    (["+model=qwen2_5_vl", "model.chat_template='{% if %}'"], ["chat template", "line 1"]),
+    (["-m", "+model=qwen2_5_vl", "output.max_shard_packs=0", "seed=0,1"], ["output.max_shard_packs=0"]),
+    (["-m", "packing.max_token_len=4096,8192"], ["+model=NAME"]),
+]
+
+
+def is_tried_alone(arguments: list[str]) -> bool:
+    """Nothing is asked yet, a job of a sweep, and what a worker process finds; the rest only in `make test-slow`."""
+    return not arguments or any(argument.startswith(("output.max_shard", "model.chat")) for argument in arguments)
+
+
+@pytest.mark.parametrize(("arguments", "names"), MISTAKES)
+def test_mistakes_are_one_line(tmp_path: Path, arguments: list[str], names: list[str]) -> None:
+    check_mistake(run_here, tmp_path, arguments, names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [pytest.param(*mistake, marks=[pytest.mark.slow] * (not is_tried_alone(mistake[0]))) for mistake in MISTAKES],
+)
+def test_mistakes_are_one_line_of_a_process(tmp_path: Path, arguments: list[str], names: list[str]) -> None:
+    """Nothing that is imported or started on the way adds another."""
+    check_mistake(run_alone, tmp_path, arguments, names)
+
+
+def check_mistake(
+    start: Callable[..., tuple[int, str, str]], folder: Path, arguments: list[str], names: list[str]
+) -> None:
+    code, _, errors = start(*arguments, cwd=folder)
+    assert code == 1
+    assert len(errors.splitlines()) == 1, errors
+    assert errors.startswith("energon-pack: error: ")
+    assert all(name in errors for name in names), errors
