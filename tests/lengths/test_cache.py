@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,9 +145,11 @@ def test_slices_that_were_measured_are_kept(
 
 
 def test_ctrl_c_while_one_file_is_measured(
-    demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    demo: tuple[Path, Path], config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real interrupt of a real run: exit 130, and what it says is true."""
+    pack(config(stage=Stage.plan, cache_dir=str(tmp_path / "out" / ".cache")))  # the template: it takes seconds there
+    shutil.rmtree(tmp_path / "out" / ".cache" / "lengths")
     num = 12_000
     json_lines(tmp_path / "s" / "x.jsonl", num)
     script = (

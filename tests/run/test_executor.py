@@ -62,6 +62,12 @@ def _die(_: int) -> None:
     os._exit(9)
 
 
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's end waits less for workers that do not end."""
+    monkeypatch.setattr("energon_pack.run.executors.local._END_SECONDS", 1.5)
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_results_come_in_the_order_of_the_jobs(num_workers: int) -> None:
     """Else lengths would stand beside other samples."""
@@ -98,6 +104,7 @@ def _slow(_: int) -> int:
     return os.getpid()
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_one_job_does_not_wait_for_a_long_one_beside(tmp_path: Path) -> None:
     """The shard of a small set is written while its samples are verified."""
     with LocalExecutor(2) as executor:
@@ -139,6 +146,7 @@ def test_an_error_ends_the_jobs_at_work(tmp_path: Path, work: Callable[[Path], N
     assert not psutil.pid_exists(int(began.read_text()))
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_a_run_ends_where_a_worker_does_not(tmp_path: Path) -> None:
     """Without it a finished run would wait for a worker that hangs at its exit."""
     began = tmp_path / "began"
@@ -169,6 +177,7 @@ if __name__ == "__main__":
     assert psutil.wait_procs([worker], timeout=20)[1] == []
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_a_worker_that_never_returns_is_an_error(tmp_path: Path) -> None:
     """Without it a deadlock in a decoder is a run that waits for ever."""
     with (
@@ -178,9 +187,9 @@ def test_a_worker_that_never_returns_is_an_error(tmp_path: Path) -> None:
         executor.result(executor.start(hold, tmp_path / "began"))
 
 
-def test_half_a_result_of_a_killed_worker_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_impatient")
+def test_half_a_result_of_a_killed_worker_is_not_waited_for() -> None:
     """Without it the run, or the interpreter at its exit, waits for the other half for ever."""
-    monkeypatch.setattr("energon_pack.run.executors.local._END_SECONDS", 2.0)
     before = set(threading.enumerate())
     with LocalExecutor(2, patience=1.0) as executor, pytest.raises(PackError, match="was killed"):
         executor.result(executor.start(_half_a_result, 0))
