@@ -9,7 +9,7 @@ demo: $(VENV)/.demo
 	$(RUN) -m energon_pack +model=qwen2_5_vl
 
 test: $(VENV)/.dev
-	$(RUN) -m pytest -n auto
+	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev
 	$(RUN) -m pytest -m slow

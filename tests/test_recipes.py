@@ -55,7 +55,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def packed(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 of the demo's samples, aligned to 8, in shards of a few packs; the last two shards are the part val."""
-    settings = {"output__name": "demo", "output__max_shard_packs": 2, "source__limit": 60}
+    settings: dict[str, Any] = {"output__name": "demo", "output__max_shard_packs": 2, "source__limit": 60}
     settings |= {"model__rope": Rope.qwen2_5_vl, "packing__max_token_len": 800, "packing__pad_to_multiple_of": 8}
     folder = pack_of(demo_config(demo, cache, tmp_path_factory.mktemp("packed"), **settings))
     split = folder / ".nv-meta" / "split.yaml"

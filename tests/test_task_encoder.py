@@ -35,7 +35,7 @@ def _torchvision() -> None:
 @pytest.fixture(scope="module")
 def packed(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 of the demo's samples, aligned to 8."""
-    settings = {"output__name": "demo", "source__limit": 60, "model__rope": Rope.qwen2_5_vl}
+    settings: dict[str, Any] = {"output__name": "demo", "source__limit": 60, "model__rope": Rope.qwen2_5_vl}
     settings |= {"packing__max_token_len": 1600, "packing__pad_to_multiple_of": 8}
     return pack_of(demo_config(demo, cache, tmp_path_factory.mktemp("packed"), **settings))
 

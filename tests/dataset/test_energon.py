@@ -48,7 +48,7 @@ class Cooked(DefaultTaskEncoder[Any, Any, Any, Any]):
 @pytest.fixture(scope="module")
 def packed(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo, packed into three shards."""
-    settings = {"output__name": "demo", "output__max_shard_packs": 4, "output__sqlite": True}
+    settings: dict[str, Any] = {"output__name": "demo", "output__max_shard_packs": 4, "output__sqlite": True}
     return pack_of(demo_config(demo, cache, tmp_path_factory.mktemp("packed"), **settings))
 
 

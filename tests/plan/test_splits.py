@@ -72,7 +72,11 @@ def packed(
     demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], Path]:
     """120 of the demo's samples, a fifth of them for validation, and the figures of packing them."""
-    settings = {"packing__max_token_len": 2048, "output__splits": SplitsConfig(val=0.2), "source__limit": 120}
+    settings: dict[str, Any] = {
+        "packing__max_token_len": 2048,
+        "output__splits": SplitsConfig(val=0.2),
+        "source__limit": 120,
+    }
     run = demo_config(demo, cache, tmp_path_factory.mktemp("splits"), **settings)
     return pack(run), Path(run.output.dir) / "packed"
 
