@@ -1,13 +1,11 @@
 """megatron-core's GPTModel in THD, on a CPU: the packed logits are those of each member alone.
 
 The model's own code runs, rotary embedding by segment included; only the attention kernel, which needs a GPU, is
-replaced by torch's own attention, segment by segment as PackedSeqParams says. Without megatron-core a small class with
-the fields of an older version stands in, for the fields alone.
+replaced (`support.gpt`). Without megatron-core a small class with the fields of an older version stands in, for the
+fields alone.
 """
 
-from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from energon_pack.packed_seq_params import packed_seq_params
 from energon_pack.training.layout import Form, Member, thd
+from support.gpt import cpu_for_cuda, tiny_gpt
 
 
 @dataclass
@@ -57,70 +56,36 @@ def test_each_version_gets_the_fields_it_has() -> None:
         packed_seq_params(gaps, Old)
 
 
+def test_physical_boundaries_have_no_gaps_between_them() -> None:
+    gaps = thd(members(), Form(multiple=4))
+    new, old = (packed_seq_params(gaps, make, physical=True) for make in (New, Old))
+    assert new.cu_seqlens_q.tolist() == new.cu_seqlens_kv_padded.tolist() == old.cu_seqlens_kv.tolist()
+    assert old.cu_seqlens_q.tolist() == [0, 12, 20, 36, 40]
+    assert new.pad_between_seqs is False
+    plain = thd(members(), Form())
+    assert packed_seq_params(plain, New, physical=True) == packed_seq_params(plain, New)
+
+
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A tiny GPTModel of megatron-core."""
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-    from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.transformer import TransformerConfig
+    from megatron.core import parallel_state
 
-    patch = pytest.MonkeyPatch()
-    patch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
-    patch.setattr(tensor_parallel.random.CudaRNGStatesTracker, "fork", lambda *_: nullcontext())
     meeting = tmp_path_factory.mktemp("gloo") / "meeting"
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
-    torch.manual_seed(0)
-    config = TransformerConfig(
-        num_layers=2,
-        hidden_size=32,
-        num_attention_heads=4,
-        num_query_groups=2,
-        use_cpu_initialization=True,
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        bias_dropout_fusion=False,
-        apply_rope_fusion=False,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
-        init_method_std=0.2,
-    )
-    spec = get_gpt_layer_local_spec()
-    spec.submodules.self_attention.submodules.core_attention = _segments()
-    yield GPTModel(config, spec, 64, 128, position_embedding_type="rope").eval()
+    with cpu_for_cuda():
+        model = tiny_gpt()
+    yield model
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
-    patch.undo()
-
-
-def _segments() -> Any:
-    """A core attention that sees one segment at a time, in the physical bounds; gaps follow a member's own tokens."""
-    from torch.nn.functional import scaled_dot_product_attention
-
-    class Segments(torch.nn.Module):
-        def __init__(self, config: Any, *_: Any, **__: Any):
-            super().__init__()
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, *_: Any, packed_seq_params: Any, **__: Any) -> Tensor:
-            padded = packed_seq_params.cu_seqlens_q_padded
-            bounds = packed_seq_params.cu_seqlens_q if padded is None else padded
-            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-            q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-            out = [
-                scaled_dot_product_attention(q[:, rows], k[:, rows], v[:, rows], is_causal=True)
-                for rows in (slice(a, b) for a, b in pairwise(bounds.tolist()))
-            ]
-            return torch.cat(out, 1).transpose(0, 1).flatten(1)
-
-    return Segments
 
 
 @pytest.mark.parametrize("form", [Form(), Form(multiple=4), Form(multiple=8, width=64)])
 def test_packed_is_alone_in_megatron(gpt: Any, form: Form) -> None:
     def run(batch: dict[str, Any]) -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), cpu_for_cuda():
             out: Tensor = gpt(
                 batch["input_ids"], batch["position_ids"], None, packed_seq_params=packed_seq_params(batch)
             )
