@@ -86,6 +86,8 @@ class Alone:
         ranks = Ranks(batch, num_ranks, sees_images_whole(self.model), seen)
         with context_parallel(self.model, ranks):
             logits = self.model(**inputs_of(self.name, self.model, batch)).logits
+        num_rows, width = batch["input_ids"].shape
+        assert logits.shape[:2] == (num_rows * num_ranks, width // num_ranks)
         loss = loss_of_ranks(logits, batch, ranks)
         largest = max(1.0, *(float(grad.abs().max()) for grad in self.gradients))
         return (
@@ -202,10 +204,13 @@ def check_depths(folder: Path, shape: str) -> None:
         print(f"GPTModel tp={tp} cp={cp} depth {depth}: logits {different:.1e}")
         assert labels.tolist() == expected.tolist()
         assert different <= 1e-5
-    whole, cut = (mrope_difference(found, kind, batch, single) for kind in ("mrope", "mrope_cut"))
-    print(f"GPTModel tp={tp} cp={cp} M-RoPE: logits {whole:.1e}, as megatron-core cuts its rows {cut:.1e}")
+    whole = mrope_difference(found, "mrope", batch, single)
+    print(f"GPTModel tp={tp} cp={cp} M-RoPE: logits {whole:.1e}")
     assert whole <= 1e-5
-    assert (cut > 1e-2) == (cp > 1)
+    if cp == 2:
+        cut = mrope_difference(found, "mrope_cut", batch, single)
+        print(f"GPTModel tp={tp} cp={cp} M-RoPE, rows as megatron-core cuts them: logits {cut:.1e}")
+        assert cut > 1e-2
 
 
 def mrope_difference(found: list[dict[str, Any]], kind: str, batch: dict[str, Any], single: dict[str, Any]) -> float:
@@ -222,7 +227,7 @@ def test_ranks_of_megatron_give_what_each_member_gives_alone(ranks: Path, shape:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["1,4,1", "1,8,1", "4,1,1", "4,2,1"])
+@pytest.mark.parametrize("shape", ["1,4,1", "1,8,1", "2,4,1"])
 def test_more_ranks_of_megatron(tmp_path: Path, shape: str) -> None:
     check_depths(run_ranks(tmp_path, shape), shape)
 
