@@ -31,7 +31,7 @@ class TransformerEngine:
         """Tokens of a rank: of each member cut into 2·ranks chunks, chunk `rank` and, from the end, chunk `rank`.
 
         The rule is that of `thd_partition_indices_kernel` in transformer_engine/common/fused_attn/context_parallel.cu,
-        which asserts the same.
+        which asserts that boundaries are such multiples.
 
         Raises:
             ValueError: a boundary that is no multiple of 2·ranks, or a total that is not the last of them.
