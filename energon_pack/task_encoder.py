@@ -39,7 +39,7 @@ _CHOICES = {
     "pad_to": ("longest", "max_token_len"),
     "labels": ("unshifted", "shifted"),
     "loss_weight": (None, "token", "sample", "sqrt"),
-    "attention_mask": (None, "indexed", "dict4d"),
+    "attention_mask": (None, "auto", "positions", "dict4d", "hybrid", "indexed"),
     "on_bad_member": ("raise", "drop"),
 }
 #: layouts that have a place for these; by default, nothing is asked of them
@@ -74,8 +74,8 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
             graphs).
         labels: `unshifted`, as transformers wants them, or `shifted` within each member (neat; thd's always are).
         loss_weight: `token`, `sample` or `sqrt`: batches then have weights.
-        attention_mask: `indexed` for stacks patched for it, `dict4d` for models that take such masks; by default what
-            the model needs (`model.mask`).
+        attention_mask: what keeps members apart, in place of `model.mask` (the default): `positions`, `dict4d`,
+            `hybrid`, `auto` (what `guard` finds), or `indexed` for stacks patched for it.
         pad_to_multiple_of: of each member in thd; has to divide the one it was packed with, which is the default.
         rope_rows: `position_ids` of thd are the three rows of M-RoPE, [3, 1, T].
         on_bad_member: `raise` with its name, or `drop` it alone; `num_dropped` of the batch counts.
@@ -134,7 +134,7 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
                 raise ValueError(f"pad_to={pad_to}: {dataset} does not say how long its packs are; for packs of ours")
         self.template = load_template(dataset, processor, trust_remote_code, model)
         is_neat = self.layout == "neat"
-        self._is_hybrid = manifest["mask"] == "hybrid"
+        self._is_hybrid = (manifest["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
         self._drop, self._dummy = on_bad_member == "drop", dummy_image
         self._rope_rows = rope_rows or is_neat
         rope = rope_of(manifest["content"]["model"].get("rope"), self.template, tokens_per_second, self._rope_rows)

@@ -4,6 +4,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -87,11 +88,11 @@ def _hooks(model: Module, attention: str | None, mask: str, tried: frozenset[str
     state = threading.local()
     rope_rows = has_rope_rows(model)
 
-    def check(module: Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def check(names: Sequence[str], _: Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         state.depth = getattr(state, "depth", 0) + 1
         if state.depth > 1:
             return
-        inputs = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **keywords}
+        inputs = {**dict(zip(names, args, strict=False)), **keywords}
         check_inputs(inputs, attention)
         given = mask_of(inputs)
         if given != mask:
@@ -106,9 +107,9 @@ def _hooks(model: Module, attention: str | None, mask: str, tried: frozenset[str
 
     handles = []
     for module in model.modules():
-        names = inspect.signature(module.forward).parameters
-        if "position_ids" in names and names.keys() & {"input_ids", "inputs_embeds"}:
-            handles.append(module.register_forward_pre_hook(check, with_kwargs=True))
+        names = [*inspect.signature(module.forward).parameters]
+        if "position_ids" in names and {"input_ids", "inputs_embeds"} & {*names}:
+            handles.append(module.register_forward_pre_hook(partial(check, names), with_kwargs=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
     return handles
 
