@@ -8,6 +8,7 @@ that was itself probed.
 
 import hashlib
 import importlib.metadata
+import inspect
 import json
 import logging
 import os
@@ -16,11 +17,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from energon_pack.run.files import digest_of, write_whole
+from energon_pack.run.files import write_whole
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Finding, probe
 from energon_pack.training.shrink import small_model
@@ -106,7 +108,7 @@ def kept_proofs(
     longest: int | None,
     device: torch.device | str = "cpu",
 ) -> list[Proof]:
-    """As `prove`, from the user's cache where the same was asked before: class, config, versions, media, positions.
+    """As `prove`, from the user's cache where the same was asked before: code, config, versions, media, positions.
 
     Args:
         config: of transformers.
@@ -175,12 +177,12 @@ def _key(
     device: torch.device | str,
 ) -> str:
     """Of all that the outcome depends on."""
-    source = Path(sys.modules[make.__module__].__file__ or "")
     media = [sorted((name, value.shape[1:]) for name, value in member.media.items()) for member in members]
     parts = [
         _VERSION,
         f"{make.__module__}.{make.__qualname__}",
-        digest_of(source) if source.is_file() else "",
+        sys.version,
+        _code(sys.modules[make.__module__]),
         config.to_dict(),
         {name: _version(name) for name in _PACKAGES},
         [[member.tokens.ids.tolist(), member.tokens.types.tolist()] for member in members],
@@ -188,6 +190,18 @@ def _key(
         [mask, attention, longest, str(device), media],
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _code(module: ModuleType) -> list[str]:
+    """The functions and methods that a module has now: some trainers replace them."""
+    found = []
+    for name, value in sorted(vars(module).items()):
+        members = vars(value) if inspect.isclass(value) and value.__module__ == module.__name__ else {"": value}
+        for part, function in members.items():
+            if inspect.isfunction(function):
+                code = inspect.unwrap(function).__code__
+                found.append(f"{name}.{part} {code.co_filename} {hashlib.sha256(code.co_code).hexdigest()}")
+    return found
 
 
 def _version(package: str) -> str | None:

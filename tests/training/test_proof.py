@@ -107,6 +107,14 @@ def test_a_proof_is_kept_and_asked_again_after_a_change(proofs: Path, monkeypatc
     model.config.num_attention_heads = 2
     guard(model).remove()
     assert len(list(proofs.iterdir())) == 2
+    forward = tf.models.qwen2.modeling_qwen2.Qwen2Attention.forward
+
+    def patched(self: Any, *args: Any, **keywords: Any) -> Any:
+        return forward(self, *args, **keywords)
+
+    monkeypatch.setattr(tf.models.qwen2.modeling_qwen2.Qwen2Attention, "forward", patched)
+    guard(model).remove()
+    assert len(list(proofs.iterdir())) == 3, "a patched class has the proof of the class as it was"
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(
