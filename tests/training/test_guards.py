@@ -1,7 +1,6 @@
 """Inputs that mix members are refused; each is shown to mix them."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +25,6 @@ class Media:
         return self.members
 
 
-@pytest.fixture
-def proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, not the user's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "energon_pack" / "proofs"
-
-
 def bad_inputs(inputs: dict[str, Any], doc_ids: torch.Tensor) -> dict[str, tuple[dict[str, Any], str]]:
     """What trainers do to a batch → what is said of it."""
     width = inputs["input_ids"].shape[1]
@@ -55,7 +47,7 @@ def bad_inputs(inputs: dict[str, Any], doc_ids: torch.Tensor) -> dict[str, tuple
 @pytest.mark.parametrize(
     "case", ["cache", "ones", "boolean", "no text row", "no positions", "float", "indexed", "past", "cut"]
 )
-def test_what_mixes_members_is_refused(case: str, proofs: Path) -> None:
+def test_what_mixes_members_is_refused(case: str) -> None:
     model = make_model("qwen2_5_vl")
     batch = make_batch("qwen2_5_vl", [make_members("qwen2_5_vl", model)])
     good = batch.model_inputs()
@@ -103,7 +95,7 @@ def test_an_indexed_mask_of_one_member_is_no_mask_of_ones() -> None:
                 check_inputs({**batch.model_inputs(), "attention_mask": ones})
 
 
-def test_a_hybrid_model_needs_its_kernels(proofs: Path) -> None:
+def test_a_hybrid_model_needs_its_kernels() -> None:
     """What transformers says of the missing ones is handed on."""
     with pytest.raises(MixingError, match="can't keep packed sequences apart without `flash-linear-attention`"):
         guard(make_model("qwen3_5"))
@@ -124,7 +116,7 @@ def test_rows_and_boundaries_of_a_hybrid_model() -> None:
     check_inputs(inputs)
 
 
-def test_every_part_of_a_model_is_guarded(proofs: Path) -> None:
+def test_every_part_of_a_model_is_guarded() -> None:
     """A trainer may call the inner model and put a head of its own on it."""
     model = make_model("qwen2")
     inputs = make_batch("qwen2", [make_members("qwen2", model)]).model_inputs()
@@ -142,7 +134,7 @@ def test_every_part_of_a_model_is_guarded(proofs: Path) -> None:
     model.model(**{**inputs, "use_cache": None})
 
 
-def test_media_that_were_not_tried_are_refused(proofs: Path) -> None:
+def test_media_that_were_not_tried_are_refused() -> None:
     model = make_model("llava")
     inputs = make_batch("llava", [make_members("llava", model)]).model_inputs()
     guard(model)
@@ -150,7 +142,7 @@ def test_media_that_were_not_tried_are_refused(proofs: Path) -> None:
         model(**inputs)
 
 
-def test_packs_of_text_in_a_model_of_images(proofs: Path) -> None:
+def test_packs_of_text_in_a_model_of_images() -> None:
     """Plain positions leak in Qwen2.5-VL: its text has three rows of them, all the same."""
     model = make_model("qwen2_5_vl")
     batch = make_batch("qwen2", [text_members(64)])
