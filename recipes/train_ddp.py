@@ -11,7 +11,10 @@ was written where there is no GPU; on a CPU, sdpa with float32 and bfloat16 were
 
 What to take over from it:
 
-- Packs differ in how many tokens they train, so the loss is divided by the tokens of all ranks, not by those of each.
+- Packs differ in how many tokens they train, so the loss is divided by what all ranks and all accumulated batches
+  train together, not by what each does (`backward`): it is the loss of the same samples as one unpacked batch.
+- `--parallel fsdp` shards the parameters (FSDP2). Vision tower and embeddings stay with the root: whether a pack has
+  images or not, every rank gathers the same parameters in the same order.
 - A pack of text alone goes through the vision tower with a blank image that no token sees: every rank has gradients
   for every parameter, and none waits.
 - SIGTERM and SIGINT of any rank end all of them after the same step, with a checkpoint.
@@ -25,6 +28,8 @@ import json
 import os
 import signal
 import time
+from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +37,18 @@ import torch
 import torch.distributed as dist
 from megatron.energon import WorkerConfig
 from packed_data import train_loader, val_loader
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from train_tiny import evaluate, num_trained, tiny_model
+from train_tiny import evaluate, tiny_model
 
 from energon_pack.task_encoder import PackedTaskEncoder
-from energon_pack.training.batch import touch_vision
+from energon_pack.training.batch import PackedBatch, total_weight, touch_vision, weighted_loss
 from energon_pack.training.guards import guard
+
+#: a checkpoint is of whole tensors: it can be read without as many ranks
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def arguments_of() -> argparse.Namespace:
@@ -49,11 +60,15 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--val-every", type=int, default=50, metavar="STEPS")
     parser.add_argument("--max-steps", type=int, default=50)
     parser.add_argument("--lr", type=float, help="(1e-5; 2e-3 for the tiny model)")
+    parser.add_argument("--accumulate", type=int, default=1, metavar="PACKS", help="of each rank in a step (1)")
+    parser.add_argument("--parallel", default="ddp", choices=("ddp", "fsdp"))
+    parser.add_argument("--loss-weight", default="token", choices=("token", "sample", "sqrt"))
+    parser.add_argument("--on-bad-member", default="raise", choices=("raise", "drop"))
     parser.add_argument("--num-workers", type=int, default=1, help="of each rank (1)")
     parser.add_argument("--save", type=Path, help="folder of checkpoints")
     parser.add_argument("--save-every", type=int, default=50, metavar="STEPS")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --save")
-    parser.add_argument("--ids", type=Path, help="each rank notes the samples of each step in FILE.RANK")
+    parser.add_argument("--ids", type=Path, help="each rank notes samples and loss of each step in FILE.RANK")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the computation")
     parser.add_argument("--attention", default="sdpa", help="sdpa, eager, flash_attention_2")
@@ -78,8 +93,9 @@ def save(folder: Path, step: int, model: Any, optimizer: Any, loader: Any) -> No
     partial = folder / f"{final.name}.partial"
     partial.mkdir(parents=True, exist_ok=True)
     torch.save(loader.save_state_rank(), partial / f"loader_{rank}.pt")
+    of_model, of_optimizer = get_state_dict(model, optimizer, options=WHOLE)
     if rank == 0:
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        state = {"model": of_model, "optimizer": of_optimizer, "step": step}
         torch.save({**state, "num_ranks": dist.get_world_size()}, partial / "model.pt")
     dist.barrier()  # all have written
     if rank == 0 and not final.exists():
@@ -93,14 +109,65 @@ def restore(checkpoint: Path, model: Any, optimizer: Any, loader: Any) -> int:
     Raises:
         ValueError: another number of ranks wrote it.
     """
-    state = torch.load(checkpoint / "model.pt", map_location=model.device)
+    state = torch.load(checkpoint / "model.pt", map_location="cpu")
     if state["num_ranks"] != dist.get_world_size():
         raise ValueError(f"{checkpoint} is of {state['num_ranks']} ranks, these are {dist.get_world_size()}")
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
+    of_both = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+    set_state_dict(model, optimizer, **of_both, options=WHOLE)
     # The loader's state is of Energon's own classes; load only what you have written.
     loader.restore_state_rank(torch.load(checkpoint / f"loader_{dist.get_rank()}.pt", weights_only=False))
     return int(state["step"])
+
+
+def shard(model: Any, device: torch.device) -> Any:
+    """FSDP2: each layer of the language model is gathered when it is run, all else from the first to the last."""
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for layer in model.get_decoder().layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def backward(parallel: Any, model: Any, batches: list[PackedBatch], dtype: torch.dtype) -> torch.Tensor:
+    """Gradients of one step, and its loss: that of the samples of all ranks as one unpacked batch.
+
+    Args:
+        batches: of this rank, accumulated.
+    """
+    num_ranks, device = dist.get_world_size(), model.device
+    total = torch.stack([total_weight(batch) for batch in batches]).sum().to(device)
+    dist.all_reduce(total)
+    loss = torch.zeros_like(total)
+    for number, batch in enumerate(batches, 1):
+        batch = batch.to(device, non_blocking=True)
+        inputs = {name: value for name, value in batch.model_inputs(model).items() if "labels" not in name}
+        waits = number < len(batches) and isinstance(parallel, DistributedDataParallel)
+        with parallel.no_sync() if waits else nullcontext():
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                # DDP and FSDP take the mean of the ranks' gradients, not their sum.
+                part = weighted_loss(parallel(**inputs).logits, batch, total / num_ranks)
+                of_vision = touch_vision(model, batch)
+            (part + of_vision).backward()
+        loss += part.detach() / num_ranks
+    dist.all_reduce(loss)
+    return loss
+
+
+def validate(model: Any, val: Any, spare: PackedBatch, dtype: torch.dtype) -> tuple[float, int]:
+    """The mean loss of a token of all ranks' validation packs, and their number.
+
+    Args:
+        spare: run by ranks that have no packs left, and not counted: FSDP gathers with all ranks or with none.
+    """
+    packs, sums = iter(val), torch.zeros(3, dtype=torch.float64, device=model.device)
+    while True:
+        batch = next(packs, None)
+        with torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32):
+            loss, num_tokens = evaluate(model, [spare if batch is None else batch])
+        found = torch.tensor([loss, num_tokens, 1.0], dtype=torch.float64, device=model.device) * (batch is not None)
+        dist.all_reduce(found)
+        if not found[2]:
+            return float(sums[0] / sums[1]), int(sums[1])
+        sums += found
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -114,7 +181,14 @@ def train(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.append(number))
 
-    encoder = PackedTaskEncoder(arguments.dataset, arguments.processor, layout="neat", dummy_image=True)
+    encoder = PackedTaskEncoder(
+        arguments.dataset,
+        arguments.processor,
+        layout="neat",
+        dummy_image=True,
+        loss_weight=arguments.loss_weight,
+        on_bad_member=arguments.on_bad_member,
+    )
     model: Any
     if arguments.model:
         from transformers import AutoModelForImageTextToText
@@ -124,9 +198,9 @@ def train(arguments: argparse.Namespace) -> None:
         model = tiny_model(encoder, arguments.attention)
     model = model.to(device).train()
     guard(model, encoder)  # a model or a batch in which samples would see each other is an error
-    parallel = DistributedDataParallel(model)
+    parallel = shard(model, device) if arguments.parallel == "fsdp" else DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), arguments.lr or (1e-5 if arguments.model else 2e-3))
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=arguments.dtype == "bfloat16")
+    dtype = getattr(torch, arguments.dtype)
 
     worker = WorkerConfig(rank=rank, world_size=num_ranks, num_workers=arguments.num_workers)
     loader = train_loader(arguments.dataset, encoder, worker)
@@ -137,36 +211,26 @@ def train(arguments: argparse.Namespace) -> None:
     stream, start = iter(loader), time.perf_counter()
 
     for step in range(first + 1, arguments.max_steps + 1):
-        batch = next(stream).to(device, non_blocking=True)
-        if arguments.ids:
-            with open(f"{arguments.ids}.{rank}", "a") as file:
-                print(json.dumps({"step": step, "ids": batch["sample_ids"]}), file=file)
-        counts = torch.tensor([num_trained(batch), len(signals)], dtype=torch.float64).to(device)
-        dist.all_reduce(counts)
-        num_tokens, num_signals = counts.tolist()
-        with autocast:
-            # DDP takes the mean over ranks of what each divides by the mean number of tokens.
-            share = max(num_tokens, 1) / num_ranks
-            loss = parallel(**batch.model_inputs(model), num_items_in_batch=share).loss
-            total = loss + touch_vision(model, batch)
-        total.backward()
+        batches = list(islice(stream, arguments.accumulate))
+        loss = backward(parallel, model, batches, dtype)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        is_last = step == arguments.max_steps or num_signals > 0
-        if step % 10 == 0 or is_last or step == 1:
-            mean = loss.detach() / num_ranks
-            dist.all_reduce(mean)
-            if rank == 0:
-                print(f"step {step}  loss {float(mean):.3f}  {time.perf_counter() - start:.1f} s", flush=True)
+        if arguments.ids:
+            note = {"step": step, "ids": [row for batch in batches for row in batch["sample_ids"]], "loss": float(loss)}
+            with open(f"{arguments.ids}.{rank}", "a") as file:
+                print(json.dumps(note), file=file)
+        num_signals = torch.tensor(len(signals), device=device)
+        dist.all_reduce(num_signals)
+        is_last = step == arguments.max_steps or bool(num_signals)
+        if rank == 0 and (step % 10 == 0 or is_last or step == 1):
+            print(f"step {step}  loss {float(loss):.3f}  {time.perf_counter() - start:.1f} s", flush=True)
         if arguments.save and (step % arguments.save_every == 0 or is_last):
             save(arguments.save, step, model, optimizer, loader)
         if val is not None and (step % arguments.val_every == 0 or is_last):
-            with autocast:  # ranks may have different numbers of packs: they meet after them
-                sums = torch.tensor(evaluate(model, val), dtype=torch.float64).to(device)
-            dist.all_reduce(sums)
+            mean, num_tokens = validate(model, val, batches[-1], dtype)
             if rank == 0:
-                print(f"step {step}  validation loss {float(sums[0] / sums[1]):.3f} over {int(sums[1]):,} tokens")
+                print(f"step {step}  validation loss {mean:.3f} over {num_tokens:,} tokens")
         if is_last:
             break
 

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import zipfile
 from importlib.metadata import version
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.running import ROOT
+from support.running import ROOT, environment, run
 
 PACKAGE = ROOT / "energon_pack"
 #: Tests of what measuring, planning and processes are made of; they run in any Python.
@@ -23,13 +22,6 @@ WITHOUT_TORCH = [
     for path in (ROOT / "tests").rglob(f"test_{name}.py")
 ]
 TOOLS = sorted(path.stem for path in PACKAGE.glob("[!_]*.py") if '__name__ == "__main__"' in path.read_text())
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    result = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -56,19 +48,16 @@ def build(source: Path, folder: Path, *options: str) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def environment(folder: Path, *install: str | Path) -> Path:
-    """The Python of a new environment; all but the package comes from the environment of the tests."""
-    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)  # it takes longer than all below
-    python = folder / "bin" / "python"
-    own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
-    (own / "others.pth").write_text(sysconfig.get_path("purelib"))  # a plain path: editable installs there stay unseen
+def installed(folder: Path, *install: str | Path) -> Path:
+    """The Python of a new environment with this package in it."""
+    python = environment(folder)
     run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--no-build-isolation", *install, cwd=folder)
     return python
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return environment(tmp_path_factory.mktemp("wheel") / "venv", wheel)
+    return installed(tmp_path_factory.mktemp("wheel") / "venv", wheel)
 
 
 def contents(archive: Path) -> dict[str, bytes]:
@@ -140,7 +129,7 @@ def test_a_wheel_runs_from_any_folder(python: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_hydra_that_megatron_pins(wheel: Path, tmp_path: Path) -> None:
     """Megatron-Bridge allows at most 1.3.2. Needs the package index."""
-    python = environment(tmp_path / "venv", wheel)
+    python = installed(tmp_path / "venv", wheel)
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     run(python, "-m", "pip", "install", "--no-deps", "hydra-core==1.3.2", cwd=folder)
@@ -151,7 +140,7 @@ def test_the_hydra_that_megatron_pins(wheel: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_newest_of_what_it_needs(wheel: Path, tmp_path: Path) -> None:
     """A release of transformers or Hydra that breaks it is seen here first. torch stays: another one is gigabytes."""
-    python = environment(tmp_path / "venv", wheel)
+    python = installed(tmp_path / "venv", wheel)
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     (folder / "constraints.txt").write_text(f"torch=={version('torch')}\n")
@@ -204,7 +193,7 @@ def interpreter(number: str) -> Path:
 
 @pytest.mark.slow
 def test_an_editable_install_runs_from_any_folder(tmp_path: Path) -> None:
-    python = environment(tmp_path / "venv", "-e", ROOT)
+    python = installed(tmp_path / "venv", "-e", ROOT)
     out = run(python, "-m", "energon_pack", "+model=qwen2_5_vl", "stage=plan", cwd=tmp_path)
     assert "built-in demo" in out
     script = "import energon_pack.config as c; print(c.conf_dir())"

@@ -32,11 +32,27 @@ class VisualInputs(SimpleNamespace):
 class PackedBatch(dict[str, Any]):
     """The tensors of a batch by name, and their names' meaning.
 
-    `mask` says what keeps members apart in the model: `positions`, `dict4d`, `hybrid`, `indexed`, or `auto`: what was
-    found for the model by `guard`.
+    Trainers rebuild mappings with `type(batch)({...})`: all there is to say of a batch is therefore an item of it.
+
+    Raises:
+        ValueError: made of a batch that was cut to some of its rows.
     """
 
-    mask = "positions"
+    def __init__(self, *args: Any, **items: Any):
+        super().__init__(*args, **items)
+        _refuse_cut(self)
+
+    @property
+    def mask(self) -> str:
+        """What keeps members apart in the model: `positions`, `dict4d`, `hybrid`, `indexed`, or `auto`: what was found
+        for the model by `guard`.
+        """
+        mask: str = self.get("mask", "positions")
+        return mask
+
+    @mask.setter
+    def mask(self, value: str) -> None:
+        self["mask"] = value
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
         """The batch on a device; what kernels read on the host stays there."""
@@ -48,9 +64,7 @@ class PackedBatch(dict[str, Any]):
                 return VisualInputs(**{key: moved(key, item) for key, item in vars(value).items()})
             return value
 
-        result = PackedBatch({name: moved(name, value) for name, value in self.items()})
-        result.mask = self.mask
-        return result
+        return PackedBatch({name: moved(name, value) for name, value in self.items()})
 
     def model_inputs(self, model: Any = None) -> dict[str, Any]:
         """What goes to `model.forward` of a `neat` batch; masks, where the model needs some, are made here.
@@ -65,7 +79,7 @@ class PackedBatch(dict[str, Any]):
         """
         if "input_ids" not in self or "cu_seqlens_q" in self or "doc_ids" not in self:
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
-        inputs = {name: self[name] for name in (*_TEXT_KEYS, *sorted(MEDIA_KEYS)) if name in self}
+        inputs = PackedBatch({name: self[name] for name in (*_TEXT_KEYS, *sorted(MEDIA_KEYS)) if name in self})
         if model is not None and has_rope_rows(model):
             inputs["position_ids"] = self._rope_rows(model)
         if inputs["position_ids"].dim() == 3:
@@ -105,21 +119,55 @@ class PackedBatch(dict[str, Any]):
         )
 
 
-def weighted_loss(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
-    """Cross entropy of a `neat` batch by its `loss_weight`: Σ w·ce / Σ w.
+def total_weight(batch: Mapping[str, Any]) -> Tensor:
+    """Σ w over a `neat` batch: what its loss counts for among others; without `loss_weight`, its trained tokens.
+
+    Returns:
+        0-d float64.
+    """
+    return _weights(batch).sum(dtype=torch.float64)
+
+
+def weighted_loss(logits: Tensor, batch: Mapping[str, Any], total: Tensor | None = None) -> Tensor:
+    """Cross entropy of a `neat` batch by its `loss_weight`: Σ w·ce / Σ w; without weights, the mean of its tokens.
 
     Args:
         logits: [B, S, vocabulary].
+        total: Σ w of all batches that make one step, of all ranks and accumulated ones (`total_weight`): the losses of
+            them all then add up to that of the samples as one unpacked batch. By default this batch's own.
     """
-    labels, weights = batch["labels"], batch["loss_weight"]
+    labels, weights = batch["labels"], _weights(batch)
     if "_packed_seq_ids" not in batch:  # not shifted yet
         logits, labels, weights = logits[:, :-1], labels[:, 1:], weights[:, 1:]
     each = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten().to(logits.device), ignore_index=IGNORE, reduction="none"
     )
     weights = weights.flatten().to(logits.device)
-    loss: Tensor = (each * weights).sum() / weights.sum().clamp(min=1e-9)
+    divisor = (weights.sum() if total is None else total.to(logits.device)).clamp(min=1e-9)  # nothing trained: 0
+    loss: Tensor = (each * weights).sum(dtype=divisor.dtype) / divisor
     return loss
+
+
+def _weights(batch: Mapping[str, Any]) -> Tensor:
+    weights: Tensor | None = batch.get("loss_weight")
+    return (batch["labels"] != IGNORE).float() if weights is None else weights
+
+
+def _refuse_cut(batch: Mapping[str, Any]) -> None:
+    """Every row has a boundary before and after its members: a batch that was cut to B rows has B of them at most.
+
+    By shapes alone, so that nothing waits for a device.
+    """
+    ids = batch.get("input_ids")
+    for name in ("cu_seq_lens_q", "cu_seqlens_q"):
+        boundaries = batch.get(name)
+        if isinstance(ids, Tensor) and isinstance(boundaries, Tensor) and len(boundaries) <= max(1, len(ids)):
+            raise ValueError(
+                f"a batch of packs was cut: {len(ids)} rows and {len(boundaries)} boundaries of members. Accelerate"
+                " does so with dispatch_batches, its default for an IterableDataset, and with split_batches: give the"
+                " loader to the training loop as it is, without accelerator.prepare, and in a Trainer from"
+                " get_train_dataloader (recipes/train_trainer.py)"
+            )
 
 
 def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:

@@ -7,6 +7,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -88,3 +89,20 @@ def run_alone(*arguments: str, cwd: Path) -> tuple[int, str, str]:
         arguments += ("measure.verify=0",)
     result = command("-m", "energon_pack", *arguments, cwd=cwd)
     return result.returncode, result.stdout, result.stderr
+
+
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
+    """Run a command, which has to succeed; what it printed."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+    result = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def environment(folder: Path) -> Path:
+    """The Python of a new environment that sees what the environment of the tests has, but not this package."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)  # it takes longer than all below
+    python = folder / "bin" / "python"
+    own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
+    (own / "others.pth").write_text(sysconfig.get_path("purelib"))  # a plain path: editable installs there stay unseen
+    return python

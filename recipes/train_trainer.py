@@ -1,0 +1,129 @@
+"""Training with transformers.Trainer on packs: loss, accumulation and ranks as for the same samples unpacked.
+
+    pip install accelerate
+    python recipes/train_trainer.py packed/demo --processor packed/.cache/demo/v1/processor --output out
+    torchrun --nproc-per-node 2 recipes/train_trainer.py packed/demo --processor FOLDER --output out
+
+Without `--model` it trains the tiny random Qwen2.5-VL of train_tiny.py. What to take over is `PackedTrainer`:
+
+- The loader is Energon's own, from `get_train_dataloader`. Accelerate never prepares it: it would cut each batch to its
+  first rows (`dispatch_batches`, its default for an IterableDataset), or have each rank skip the packs of the others,
+  though Energon has dealt them out already. Columns are not removed either, as they are of a `train_dataset`.
+- Losses are divided by what all ranks and all accumulated packs train together, in tokens or by `--loss-weight`.
+- Beside each checkpoint of the Trainer lies the state of each rank's loader: the samples after `--resume` are those of
+  a run that was never stopped.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from megatron.energon import WorkerConfig
+from packed_data import Endless, train_loader, val_loader
+from train_tiny import evaluate, tiny_model
+
+from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training.batch import PackedBatch, total_weight, touch_vision, weighted_loss
+from energon_pack.training.guards import guard
+
+
+class PackedTrainer(transformers.Trainer):
+    """A Trainer on batches of packs.
+
+    Args:
+        loader: packs without end, those of this rank alone.
+    """
+
+    def __init__(self, model: Any, args: transformers.TrainingArguments, loader: Endless):
+        super().__init__(model, args, callbacks=[LoaderState(loader)])
+        self.loader = loader
+        self.model_accepts_loss_kwargs = True  # else the Trainer divides by the accumulated packs once more
+
+    def get_train_dataloader(self) -> Any:
+        return self.loader
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[PackedBatch], Any]:
+        batches = [next(epoch_iterator) for _ in range(num_batches)]
+        total = torch.stack([total_weight(batch) for batch in batches]).sum()
+        return batches, self.accelerator.reduce(total.to(device), "sum")
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        outputs = model(**inputs.model_inputs(self.model))
+        share = num_items_in_batch / self.accelerator.num_processes  # DDP takes the mean of the ranks' gradients
+        loss = weighted_loss(outputs.logits, inputs, share) + touch_vision(self.model, inputs)
+        return (loss, outputs) if return_outputs else loss
+
+
+class LoaderState(transformers.TrainerCallback):
+    """Saves where the loader is beside each checkpoint."""
+
+    def __init__(self, loader: Endless):
+        self.loader = loader
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        torch.save(self.loader.save_state(), folder / f"loader_{args.process_index}.pt")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", type=Path, help="folder of a packed dataset, or a Metadataset")
+    parser.add_argument("--processor", help="folder or hub id; default: the model's published one")
+    parser.add_argument("--model", help="folder or hub id of a model of transformers; default: tiny and random")
+    parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints")
+    parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="go on from this checkpoint")
+    parser.add_argument("--max-steps", type=int, default=30)
+    parser.add_argument("--save-every", type=int, default=500, metavar="STEPS")
+    parser.add_argument("--accumulate", type=int, default=2, metavar="PACKS", help="of each rank in a step (2)")
+    parser.add_argument("--loss-weight", default="token", choices=("token", "sample", "sqrt"))
+    parser.add_argument("--lr", type=float, help="(1e-5; 2e-3 for the tiny model)")
+    parser.add_argument("--num-workers", type=int, default=0, help="of each rank (0)")
+    arguments = parser.parse_args()
+
+    settings = transformers.TrainingArguments(
+        str(arguments.output),
+        max_steps=arguments.max_steps,
+        gradient_accumulation_steps=arguments.accumulate,
+        learning_rate=arguments.lr or (1e-5 if arguments.model else 2e-3),
+        lr_scheduler_type="constant",
+        save_steps=arguments.save_every,
+        logging_steps=1,
+        ddp_find_unused_parameters=False,  # there are none: the vision tower has gradients in every pack
+        ignore_data_skip=True,  # the loader's state says where to go on
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),  # else, on a CPU, each rank would train by itself
+        report_to="none",
+    )
+    encoder = PackedTaskEncoder(
+        arguments.dataset, arguments.processor, layout="neat", dummy_image=True, loss_weight=arguments.loss_weight
+    )
+    model: Any
+    if arguments.model:
+        model = transformers.AutoModelForImageTextToText.from_pretrained(arguments.model)
+    else:
+        model = tiny_model(encoder)
+    guard(model)  # a batch in which samples would see each other is an error
+    worker = WorkerConfig(
+        rank=settings.process_index, world_size=settings.world_size, num_workers=arguments.num_workers
+    )
+    loader = Endless(train_loader(arguments.dataset, encoder, worker))
+    if arguments.resume:  # the loader's state is of Energon's own classes; load only what you have written
+        name = f"loader_{settings.process_index}.pt"
+        loader.restore_state(torch.load(arguments.resume / name, weights_only=False))
+    trainer = PackedTrainer(model, settings, loader)
+    trainer.train(resume_from_checkpoint=arguments.resume and str(arguments.resume))
+
+    val = val_loader(arguments.dataset, encoder, worker)
+    if val is not None:  # ranks may have different numbers of packs: they meet after them
+        sums = torch.tensor(evaluate(model, val), dtype=torch.float64, device=model.device)
+        loss, num_tokens = trainer.accelerator.reduce(sums, "sum").tolist()
+        if worker.rank == 0:
+            print(f"validation loss {loss / num_tokens:.3f} over {int(num_tokens):,} tokens")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Accelerate's own functions and transformers' Trainer on batches of packs; run by tests/training/test_trainer.py."""
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import packed_data
+import pytest
+import torch
+from megatron.energon import WorkerConfig
+from train_tiny import tiny_model
+
+from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.guards import guard
+from support.alone import pack_demo
+from support.tiny import make_batch, make_members, make_model, tf
+
+accelerate: Any = import_module("accelerate")
+operations: Any = import_module("accelerate.utils.operations")
+CUT = "a batch of packs was cut.*dispatch_batches"
+
+
+@pytest.fixture(scope="module")
+def batch() -> PackedBatch:
+    return make_batch("gemma3", [make_members("gemma3", make_model("gemma3"))])
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda batch: operations.send_to_device(batch, "cpu"),
+        lambda batch: operations.recursively_apply(torch.clone, batch),
+        operations.convert_to_fp32,
+        operations.gather,
+        operations.broadcast,
+        lambda batch: operations.concatenate([batch]),
+        lambda batch: operations.initialize_tensors(operations.get_data_structure(batch)),
+    ],
+)
+def test_it_stays_what_it_is(batch: PackedBatch, way: Callable[[PackedBatch], PackedBatch]) -> None:
+    found = way(batch)
+    assert isinstance(found, PackedBatch)
+    assert found.mask == "dict4d"
+    assert {name: getattr(value, "shape", value) for name, value in found.items()} == {
+        name: getattr(value, "shape", value) for name, value in batch.items()
+    }
+
+
+def test_what_cuts_joins_or_pads_it_is_refused(batch: PackedBatch) -> None:
+    with pytest.raises(ValueError, match=CUT):
+        operations.slice_tensors(batch, slice(0, 1))
+    with pytest.raises(TypeError, match="Can only concatenate tensors"):
+        operations.concatenate([batch, batch])
+    with pytest.raises(TypeError, match="Unsupported types"):
+        operations.pad_across_processes(batch)
+
+
+class Packs(torch.utils.data.IterableDataset[Any]):
+    """A dataset as a user of the Trainer would make one of Energon's loader."""
+
+    def __init__(self, make: Callable[[], Any]):
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.make())
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory: pytest.TempPathFactory, demo: tuple[Path, Path], cache: Path) -> tuple[Any, Packs]:
+    """The encoder of the demo's packs, and the packs."""
+    dataset = pack_demo(demo, cache, tmp_path_factory.mktemp("packs"))
+    encoder = PackedTaskEncoder(dataset, str(demo[1]))
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    return encoder, Packs(lambda: packed_data.train_loader(dataset, encoder, worker))
+
+
+@pytest.mark.parametrize(
+    ("settings", "loader", "said"),
+    [
+        ({}, lambda packs: torch.utils.data.DataLoader(packs, batch_size=None), CUT),
+        ({"split_batches": True}, lambda packs: torch.utils.data.DataLoader(packs, collate_fn=lambda x: x[0]), CUT),
+        ({}, lambda packs: packs.make(), CUT),
+        ({"dispatch_batches": False}, lambda packs: torch.utils.data.DataLoader(packs, batch_size=None), None),
+    ],
+)
+def test_a_loader_that_is_prepared(
+    packs: tuple[Any, Packs], settings: dict[str, Any], loader: Callable[[Packs], Any], said: str | None
+) -> None:
+    config = accelerate.utils.DataLoaderConfiguration(**settings)
+    stream = iter(accelerate.Accelerator(cpu=True, dataloader_config=config).prepare(loader(packs[1])))
+    if said is None:
+        assert isinstance(next(stream), PackedBatch)
+    else:
+        with pytest.raises(ValueError, match=said):
+            next(stream)
+
+
+class Plain(tf.Trainer):
+    """The Trainer's own loss."""
+
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **more: Any) -> Any:
+        return super().compute_loss(model, inputs.model_inputs(self.model), *arguments, **more)
+
+
+def losses(packs: tuple[Any, Packs], kind: Any, folder: Path, collate: Any, **settings: Any) -> list[float]:
+    model = tiny_model(packs[0])
+    guard(model)
+    arguments = tf.TrainingArguments(
+        str(folder), max_steps=1, gradient_accumulation_steps=2, logging_steps=1, save_strategy="no",
+        per_device_train_batch_size=1, report_to="none", disable_tqdm=True, use_cpu=True, **settings,
+    )  # fmt: skip
+    trainer = kind(model, arguments, train_dataset=packs[1], data_collator=collate)
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_a_trainer_given_a_dataset(packs: tuple[Any, Packs], tmp_path: Path) -> None:
+    """Refused by name, but with both settings; and then its loss is the mean of the packs' means."""
+    given: tuple[Any, ...] = (packs, Plain, tmp_path, lambda rows: rows[0])
+    with pytest.raises(AttributeError, match="'dict' object has no attribute 'model_inputs'"):
+        losses(*given)
+    with pytest.raises(ValueError, match=CUT):
+        losses(*given, remove_unused_columns=False)
+    with pytest.raises(ValueError, match=CUT):
+        losses(packs, tf.Trainer, tmp_path, lambda rows: rows[0].model_inputs(), remove_unused_columns=False)
+    both: dict[str, Any] = {"remove_unused_columns": False, "accelerator_config": {"dispatch_batches": False}}
+    (found,) = losses(*given, **both)
+    model, stream = tiny_model(packs[0]), iter(packs[1])
+    means = [float(model(**next(stream).model_inputs()).loss.detach()) for _ in range(2)]
+    assert found == pytest.approx(sum(means) / 2, abs=1e-6)
