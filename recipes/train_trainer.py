@@ -52,7 +52,8 @@ class PackedTrainer(transformers.Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        outputs = model(**inputs.model_inputs(self.model))
+        given = {name: value for name, value in inputs.model_inputs(self.model).items() if "labels" not in name}
+        outputs = model(**given)
         share = num_items_in_batch / self.accelerator.num_processes  # DDP takes the mean of the ranks' gradients
         loss = weighted_loss(outputs.logits, inputs, share) + touch_vision(self.model, inputs)
         return (loss, outputs) if return_outputs else loss
@@ -101,11 +102,9 @@ def main() -> None:
     encoder = PackedTaskEncoder(
         arguments.dataset, arguments.processor, layout="neat", dummy_image=True, loss_weight=arguments.loss_weight
     )
-    model: Any
-    if arguments.model:
-        model = transformers.AutoModelForImageTextToText.from_pretrained(arguments.model)
-    else:
-        model = tiny_model(encoder)
+    # Also to go on: the Trainer loads weights under the names in the checkpoint, which Qwen-VL's are not in the model.
+    found = arguments.resume or arguments.model
+    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(found) if found else tiny_model(encoder)
     guard(model)  # a batch in which samples would see each other is an error
     worker = WorkerConfig(
         rank=settings.process_index, world_size=settings.world_size, num_workers=arguments.num_workers

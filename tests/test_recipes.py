@@ -35,7 +35,7 @@ from energon_pack.config import ModelConfig, PackConfig, Rope
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.pack import pack
 from energon_pack.task_encoder import PackedTaskEncoder
-from energon_pack.training.batch import PackedBatch
+from energon_pack.training.batch import PackedBatch, total_weight
 from support.packed import demo_config
 from support.packed import packed as pack_of
 from support.running import ROOT, need_torchvision
@@ -161,11 +161,13 @@ def test_validation_is_the_part_val_or_another_dataset_or_none(
     assert {str(row) for row in ids(iter(given), 99)} == val
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_one_process_of_the_data_parallel_recipe_goes_on_where_it_was(
-    packed: Path, demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str]
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str], parallel: str
 ) -> None:
     """With bfloat16 computation; checkpoints hold model, step and place in the data."""
     common = [packed, "--processor", demo[1], "--num-workers", "0", "--dtype", "bfloat16", "--val-every", "3"]
+    common += ["--parallel", parallel]
     common += ["--save", tmp_path / "save", "--ids", tmp_path / "ids"]
     first = run_main(train_ddp, *common, "--max-steps", "3")
     second = run_main(train_ddp, *common, "--max-steps", "6", "--resume")
@@ -188,13 +190,13 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(
 ) -> None:
     calls: list[int] = []
 
-    def raising(batch: PackedBatch) -> int:
+    def raising(batch: PackedBatch) -> torch.Tensor:
         calls.append(1)
         if len(calls) == 2:
             signal.raise_signal(signal.SIGTERM)
-        return train_tiny.num_trained(batch)
+        return total_weight(batch)
 
-    monkeypatch.setattr(train_ddp, "num_trained", raising)
+    monkeypatch.setattr(train_ddp, "total_weight", raising)
     run_main(train_ddp, packed, "--processor", demo[1], "--num-workers", "0", "--save", tmp_path, "--max-steps", "9")
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
 
@@ -204,8 +206,8 @@ def torchrun(folder: Path, *arguments: str | Path) -> "subprocess.Popen[bytes]":
     run = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
     command = [sys.executable, "-m", *run, ROOT / "recipes" / "train_ddp.py", *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    output = open(folder / "output", "a")  # noqa: SIM115
-    return subprocess.Popen(list(map(str, command)), cwd=folder, env=environment, stdout=output, stderr=output)
+    with open(folder / "output", "a") as output:
+        return subprocess.Popen(list(map(str, command)), cwd=folder, env=environment, stdout=output, stderr=output)
 
 
 @pytest.mark.slow
@@ -248,9 +250,9 @@ def test_two_processes_killed_and_resumed_see_the_samples_of_an_undisturbed_run(
         (model(**one[0].model_inputs(model)).loss * count / sum(counts)).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     state = torch.load(tmp_path / "whole" / "save" / "step_00000001" / "model.pt")["optimizer"]["state"]
-    for index, parameter in enumerate(model.parameters()):
+    for name, parameter in model.named_parameters():
         expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        torch.testing.assert_close(state[index]["exp_avg"], 0.1 * expected, atol=1e-6, rtol=1e-3)
+        torch.testing.assert_close(state[name]["exp_avg"], 0.1 * expected, atol=1e-6, rtol=1e-3)
 
 
 # ----------------------------------------------------------------------------------------------- Megatron-Bridge

@@ -21,6 +21,7 @@ from energon_pack.templates.families import FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
 from energon_pack.templates.preprocess import image_settings, video_settings
+from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
@@ -147,13 +148,12 @@ def _key(settings: TemplateSettings, folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+@errors_only()
 def _build(settings: TemplateSettings, folder: Path) -> Template:
     with importing():
         prepare_torchvision()
         from transformers import AutoImageProcessor, AutoTokenizer, ProcessorMixin
-        from transformers.utils import logging
 
-    logging.set_verbosity_error()
     model, media = settings.model, settings.media
     family = FAMILIES[model.template]
     where = f"model.processor={named_processor(model)}"

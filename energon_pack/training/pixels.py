@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
 from energon_pack.templates.processor_inputs import Clip, media_inputs
+from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.template import Template
-from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 #: what a processor gives beside a model's media: the text's, and counts for its own use
 _NOT_MEDIA = frozenset(
@@ -71,13 +71,11 @@ class Pixels:
         return media
 
     @cached_property
+    @errors_only()
     def _loaded(self) -> tuple[Any, Any]:
         """The whole processor; where it needs a torchvision that is not there, None and the image processor alone."""
-        prepare_torchvision()
         from transformers import AutoImageProcessor, AutoProcessor
-        from transformers.utils import logging
 
-        logging.set_verbosity_error()
         folder, kwargs = self._template.spec.processor.folder, self._template.spec.processor.kwargs
         try:
             return AutoProcessor.from_pretrained(folder, **kwargs), None

@@ -23,7 +23,7 @@ from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import Form, thd
 from support.alone import losses_alone, members_of, pack_demo
 from support.running import ROOT, environment, need_torchvision, run
-from support.tiny import make_batch, make_members, make_model
+from support.tiny import make_batch, make_members, make_model, tf
 
 
 def rebuilt(batch: Any, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> Any:
@@ -80,6 +80,16 @@ def test_a_batch_that_is_cut_is_refused(num_rows: int, start: int, end: int, lay
     given = batch.model_inputs() if layout == "model_inputs" else batch
     with pytest.raises(ValueError, match=r"dispatch_batches.*get_train_dataloader"):
         rebuilt(given, lambda tensor: tensor[start:end] if tensor.dim() else tensor)
+
+
+def test_warnings_of_transformers_are_not_lost(dataset: Path, demo: tuple[Path, Path]) -> None:
+    """A checkpoint of which nothing was found is one: the encoder had turned them off for the whole training."""
+    verbosity = tf.logging.get_verbosity()
+    tf.logging.set_verbosity_warning()
+    encoder = PackedTaskEncoder(dataset, str(demo[1]), dummy_image=True)
+    assert encoder.members.blank()
+    assert tf.logging.get_verbosity() == tf.logging.WARNING
+    tf.logging.set_verbosity(verbosity)
 
 
 # ------------------------------------------------------------------------------------------------ with Accelerate
