@@ -48,6 +48,7 @@ def tiny_model(encoder: PackedTaskEncoder, attention: str = "sdpa") -> Any:
         "num_attention_heads": 4,
     }
     text |= {"num_key_value_heads": 2, "vocab_size": encoder.template.vocabulary_size, "pad_token_id": 0}
+    text |= {"bos_token_id": None, "eos_token_id": None}  # it is never asked to write
     text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}}
     vision = {"depth": 1, "hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128, "num_heads": 4}
     kinds: dict[str, Any] = {

@@ -12,7 +12,7 @@ from megatron.energon import WorkerConfig
 from train_tiny import tiny_model
 
 from energon_pack.task_encoder import PackedTaskEncoder
-from energon_pack.training.batch import PackedBatch
+from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
 from energon_pack.training.guards import guard
 from support.alone import pack_demo
 from support.tiny import make_batch, make_members, make_model, tf
@@ -95,6 +95,28 @@ def test_a_loader_that_is_prepared(
     else:
         with pytest.raises(ValueError, match=said):
             next(stream)
+
+
+def test_gradients_of_accelerate_alone(packs: tuple[Any, Packs]) -> None:
+    """Model and optimizer prepared, the loader not, as the page on training says."""
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    inner, stream = tiny_model(packs[0]), iter(packs[1])
+    model = accelerator.prepare(inner)
+    batches = [next(stream).to(accelerator.device) for _ in range(2)]
+    total = accelerator.reduce(sum(map(total_weight, batches)), "sum")
+
+    def loss(batch: PackedBatch, divisor: torch.Tensor) -> torch.Tensor:
+        return weighted_loss(model(**batch.model_inputs(inner)).logits, batch, divisor)
+
+    for batch in batches:
+        with accelerator.accumulate(model):
+            share = total / (accelerator.num_processes * accelerator.gradient_accumulation_steps)
+            accelerator.backward(loss(batch, share))
+    found = [parameter.grad for parameter in inner.parameters()]
+    inner.zero_grad()
+    torch.stack([loss(batch, total) for batch in batches]).sum().backward()
+    for parameter, grad in zip(inner.parameters(), found, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, atol=1e-6, rtol=1e-4)
 
 
 class Plain(tf.Trainer):
