@@ -105,7 +105,7 @@ def main() -> None:
     # Also to go on: the Trainer loads weights under the names in the checkpoint, which Qwen-VL's are not in the model.
     found = arguments.resume or arguments.model
     model: Any = transformers.AutoModelForImageTextToText.from_pretrained(found) if found else tiny_model(encoder)
-    guard(model)  # a batch in which samples would see each other is an error
+    guard(model, encoder)  # a model or a batch in which samples would see each other is an error
     worker = WorkerConfig(
         rank=settings.process_index, world_size=settings.world_size, num_workers=arguments.num_workers
     )

@@ -128,7 +128,7 @@ class Plain(tf.Trainer):
 
 def losses(packs: tuple[Any, Packs], kind: Any, folder: Path, collate: Any, **settings: Any) -> list[float]:
     model = tiny_model(packs[0])
-    guard(model)
+    guard(model, packs[0])
     arguments = tf.TrainingArguments(
         str(folder), max_steps=1, gradient_accumulation_steps=2, logging_steps=1, save_strategy="no",
         per_device_train_batch_size=1, report_to="none", disable_tqdm=True, use_cpu=True, **settings,
