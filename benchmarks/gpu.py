@@ -1,0 +1,305 @@
+"""Packs on a GPU: are members kept apart, what packing gains, and does a loader keep up?
+
+    python benchmarks/gpu.py --save gpu.md             # Qwen3-VL of 2B's size, random weights, bfloat16
+    python benchmarks/gpu.py packed/mine --processor FOLDER --attention flash_attention_2 sdpa --save gpu.md
+    python benchmarks/gpu.py --size tiny --device cpu --steps 6      # whether this script runs, in a minute
+
+Packs are those of a Qwen3-VL dataset; without one, the real sets beside the checkout are packed into a temporary
+folder (2b), or the demo (tiny, or where there are none). `padded` trains on the same samples a step, each a row of its
+own, padded to the longest. The first steps are left out of the rates. `--save` writes the page, and beside it
+FILE.csv: seconds, tokens, Σ len², visual tokens and loss of every step.
+"""
+
+import argparse
+import csv
+import gc
+import multiprocessing
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_exact import exactness
+from gpu_model import REAL, SIZES, Padded, config_of, make_model, make_packs, model_class
+from megatron.energon import WorkerConfig
+from rich.console import Console
+from rich.table import Table
+from timing import at_least, at_most
+
+from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.guards import guard
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
+
+from packed_data import train_loader
+from train_tiny import num_trained
+
+#: steps at the start that are no measure: kernels are chosen, memory is asked for
+WARM = 3
+#: of the loss of a first step, packed and padded, relative
+LOSS_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-4}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of training, as a line of the CSV."""
+
+    attention: str
+    layout: str
+    step: int
+    #: of samples
+    tokens: int
+    #: tokens and padding
+    places: int
+    #: Σ len² over the members: what attention costs
+    len_squares: int
+    visual_tokens: int
+    seconds: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """Some steps; none where they did not fit into memory."""
+
+    steps: list[Step]
+    #: None: not on a GPU
+    peak_bytes: int | None
+    #: of `guard`, before it trained
+    proof: str
+
+    def rate(self, what: str) -> float:
+        """Of a number of each step, so much a second; `1` counts steps."""
+        counted = self.steps[WARM:] or self.steps[-1:]
+        return sum(1 if what == "1" else getattr(step, what) for step in counted) / sum(s.seconds for s in counted)
+
+
+# ------------------------------------------------------------------------------------------------------------- speed
+
+
+def train(
+    model: Any, stream: Iterator[PackedBatch], num_steps: int, learning_rate: float, attention: str, layout: str
+) -> list[Step]:
+    """Some steps, each timed from the batch on the host to the loss on the host."""
+    optimizer = torch.optim.AdamW(model.parameters(), learning_rate)
+    steps = []
+    for number in range(num_steps):
+        batch = next(stream)
+        pieces: list[PackedBatch] = batch.get("pieces", [batch])
+        trained = sum(map(num_trained, pieces))
+        wait_for(model.device)
+        start = time.perf_counter()
+        loss = 0.0
+        for piece in pieces:
+            inputs = piece.to(model.device).model_inputs(model)
+            part = model(**inputs, num_items_in_batch=trained).loss
+            part.backward()
+            loss += float(part.detach())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        wait_for(model.device)
+        seconds = time.perf_counter() - start
+        steps.append(Step(attention, layout, number, **_counts(pieces), seconds=round(seconds, 5), loss=loss))
+    return steps
+
+
+def _counts(pieces: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Of members, whose numbers begin at 1 in each row; 0 is padding."""
+    lengths = [row.bincount()[1:] for piece in pieces for row in piece["doc_ids"]]
+    return {
+        "tokens": sum(int(row.sum()) for row in lengths),
+        "places": sum(piece["doc_ids"].numel() for piece in pieces),
+        "len_squares": sum(int((row**2).sum()) for row in lengths),
+        "visual_tokens": sum(int((piece["mm_token_type_ids"] > 0).sum()) for piece in pieces),
+    }
+
+
+def measure(
+    config: Any, encoder: PackedTaskEncoder, dataset: Path, attention: str, layout: str, options: argparse.Namespace
+) -> Run:
+    """A fresh model, and its steps."""
+    device = torch.device(options.device)
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    model = make_model(config, attention, dtype_on(device), device, options.checkpointing)
+    # Even where it would be refused: what was tried is on the page.
+    proof = guard(model, encoder, trust=type(model).__name__).proofs[-1]
+    stream = iter(train_loader(dataset, encoder, WorkerConfig(rank=0, world_size=1, num_workers=0)))
+    try:
+        steps = train(model, stream, options.steps, 1e-4 if options.size == "2b" else 2e-3, attention, layout)
+    except torch.OutOfMemoryError:
+        steps = []
+    peak = torch.cuda.max_memory_allocated() if is_cuda else None
+    del model
+    gc.collect()
+    if is_cuda:
+        torch.cuda.empty_cache()
+    return Run(steps, peak, f"{'holds' if proof.is_exact else 'REFUSED'}: {proof.mask}")
+
+
+def speed(runs: Mapping[tuple[str, str], Run]) -> Table:
+    """Packed and padded beside each other."""
+    table = Table("training", "tokens/s", "steps/s", "places a token", "peak memory", "guard", "goal, holds")
+    for (attention, layout), run in runs.items():
+        peak = f"{run.peak_bytes / 2**30:.1f} GiB" if run.peak_bytes is not None else "of a GPU only"
+        if not run.steps:
+            advice = "out of memory: --checkpointing, --max-places"
+            table.add_row(f"{attention}, {layout}", advice, "", "", peak, run.proof, "")
+            continue
+        padding = sum(step.places for step in run.steps) / sum(step.tokens for step in run.steps)
+        values = f"{run.rate('tokens'):,.0f}", f"{run.rate('1'):.2f}", f"{padding:.2f}", peak, run.proof
+        padded = runs.get((attention, "padded"))
+        gain = ""
+        if layout == "packed" and padded and padded.steps:
+            times = run.rate("tokens") / padded.rate("tokens")
+            goal = at_least(times, 1, "×") if run.peak_bytes is not None else "no goal on a CPU"
+            gain = f"{times:.2f}× padded: {goal}"
+        table.add_row(f"{attention}, {layout}", *values, gain)
+    return table
+
+
+def losses(runs: Mapping[tuple[str, str], Run], dtype: torch.dtype) -> Table:
+    """How far packed is from padded, relative: the same samples, and in the first step the same weights."""
+    longest = max((run.steps for run in runs.values()), key=len)
+    shown = sorted({*range(0, len(longest), 10), len(longest) - 1} - {-1})
+    table = Table("loss, step", *map(str, shown), "first step beside padded", "goal, holds", "all steps")
+    for (attention, layout), run in runs.items():
+        padded, cells = runs.get((attention, "padded")), ["", "", ""]
+        if layout == "packed" and run.steps and padded and padded.steps:
+            apart = []
+            for ours, theirs in zip(run.steps, padded.steps, strict=True):
+                assert (ours.tokens, ours.len_squares) == (theirs.tokens, theirs.len_squares), "other samples in a step"
+                apart.append(abs(ours.loss - theirs.loss) / abs(theirs.loss))
+            cells = [f"{apart[0]:.1e}", at_most(apart[0], LOSS_TOLERANCE[dtype]), f"≤ {max(apart):.1e}"]
+        values = [f"{run.steps[i].loss:.4f}" for i in shown] if run.steps else [""] * len(shown)
+        table.add_row(f"{attention}, {layout}", *values, *cells)
+    return table
+
+
+# ------------------------------------------------------------------------------------------------------------ loader
+
+
+def loader_rate(dataset: Path, encoder: PackedTaskEncoder, num_workers: int, num_packs: int) -> float:
+    """Packs a second, ready for the model, after those that workers make ahead."""
+    before = multiprocessing.active_children()
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=num_workers)
+    stream = iter(train_loader(dataset, encoder, worker))
+    for _ in range(1 + 3 * num_workers):
+        next(stream)
+    start = time.perf_counter()
+    for _ in range(num_packs):
+        next(stream)
+    rate = num_packs / (time.perf_counter() - start)
+    for process in multiprocessing.active_children():
+        if process not in before:  # else it is waited for when the loader is collected
+            process.terminate()
+    return rate
+
+
+def loading(rates: Mapping[int, float], runs: Mapping[tuple[str, str], Run]) -> Table:
+    """Beside the fastest training."""
+    table = Table("loader, workers", "packs/s", "goal: the model's packs/s, holds")
+    model = max((run.rate("1") for (_, layout), run in runs.items() if layout == "packed" and run.steps), default=0.0)
+    for num_workers, rate in rates.items():
+        table.add_row(str(num_workers), f"{rate:.2f}", at_least(rate, round(model, 2), "/s") if model else "")
+    return table
+
+
+# ---------------------------------------------------------------------------------------------------------- the page
+
+
+def dtype_on(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def machine(device: torch.device) -> str:
+    """The device, and versions of what ran on it."""
+    names = []
+    for package in ("torch", "transformers", "flash-attn"):
+        try:
+            names.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            names.append(f"no {package}")
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+    return f"{where}, {torch.get_num_threads()} threads, {', '.join(names)}"
+
+
+def save(path: Path, page: str, steps: Sequence[Step]) -> None:
+    """The page as Markdown, and the steps as CSV."""
+    path.write_text(f"# benchmarks/gpu.py {' '.join(sys.argv[1:])}\n\n```\n{page.rstrip()}\n```\n")
+    with path.with_suffix(".csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Step)])
+        writer.writeheader()
+        writer.writerows(map(asdict, steps))
+
+
+def options_of() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", type=Path, nargs="?", help="packed with +model=qwen3_vl, layout neat")
+    parser.add_argument("--processor", help="of the dataset: folder or hub id")
+    parser.add_argument("--real", type=Path, help="folder of the real sets: they are packed, whatever the size")
+    parser.add_argument("--size", choices=SIZES, default="2b")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--attention", nargs="+", help="default: flash_attention_2 where it is installed, and sdpa")
+    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
+    parser.add_argument("--max-token-len", type=int, help="of the packs that are made; default: 4096, tiny 512")
+    parser.add_argument("--max-places", type=int, help="padded places of one forward; default: 4 packs' tokens")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2, 4], help="of the loader")
+    parser.add_argument("--save", type=Path, metavar="FILE.md", help="the page, and beside it FILE.csv: each step")
+    options = parser.parse_args()
+    if options.save and not options.save.parent.is_dir():
+        parser.error(f"--save {options.save}: there is no folder {options.save.parent}")
+    has_flash = options.device == "cuda" and find_spec("flash_attn") is not None
+    options.attention = options.attention or [*["flash_attention_2"] * has_flash, "sdpa"]
+    options.max_token_len = options.max_token_len or (4096 if options.size == "2b" else 512)
+    return options
+
+
+def main() -> None:
+    options = options_of()
+    device = torch.device(options.device)
+    with tempfile.TemporaryDirectory() as temporary:
+        dataset, processor, real = options.dataset, options.processor, None
+        if dataset is None:
+            real = options.real or (REAL if options.size == "2b" and REAL.is_dir() else None)
+            dataset, processor = make_packs(Path(temporary), options.max_token_len, real)
+        packed, padded = (kind(dataset, processor, layout="neat") for kind in (PackedTaskEncoder, Padded))
+        padded.max_places = options.max_places or 4 * (packed.max_token_len or options.max_token_len)
+        config = config_of(options.size, packed)
+        console = Console(width=140, record=True)
+        data = options.dataset or ("the real sets" if real else "the demo")
+        console.print(machine(device))
+        console.print(
+            f"Qwen3-VL, {options.size}, random weights, {dtype_on(device)}; packs of {packed.max_token_len}: {data}"
+        )
+        rates = {workers: loader_rate(dataset, packed, workers, options.steps) for workers in options.workers}
+        console.print(exactness(model_class(), config, packed.probe_members(), device))
+        runs = {
+            (attention, layout): measure(config, encoder, dataset, attention, layout, options)
+            for attention in options.attention
+            for layout, encoder in (("packed", packed), ("padded", padded))
+        }
+    for table in (speed(runs), losses(runs, dtype_on(device)), loading(rates, runs)):
+        console.print(table)
+    if options.save:
+        save(options.save, console.export_text(), [step for run in runs.values() for step in run.steps])
+
+
+if __name__ == "__main__":
+    main()

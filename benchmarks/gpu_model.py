@@ -1,0 +1,151 @@
+"""What `benchmarks/gpu.py` trains: packs of the demo or of the real sets, packed and padded batches, a Qwen3-VL."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.energon import stateless
+
+from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
+from energon_pack.pack import pack
+from energon_pack.sources.demo import make_demo
+from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder, inputs_of
+from energon_pack.training.batch import PackedBatch
+
+#: text and image sets, beside the checkout where they are there
+REAL = Path(__file__).resolve().parents[2] / "shared" / "real"
+REAL_SETS = ("image_mathv", "image_probe", "image_demo", "text_alpaca")
+
+#: text and vision config; 2b has the sizes of Qwen3-VL-2B
+SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "2b": (
+        {
+            "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20]},
+        },
+        {
+            "depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "out_hidden_size": 2048,
+            "deepstack_visual_indexes": [5, 11, 17],
+        },
+    ),
+    "tiny": (
+        {
+            "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [8, 4, 4]},
+        },
+        {
+            "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "out_hidden_size": 128,
+            "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
+        },
+    ),
+}  # fmt: skip
+
+
+class Padded(PackedTaskEncoder):
+    """The members of a pack, each a row of its own: what a step looks like without packing.
+
+    A step has all of them, so as many tokens as the pack. Where they are more than `max_places` with their padding,
+    they go through the model in several pieces, and gradients add up.
+    """
+
+    max_places = 0
+
+    @stateless
+    def encode_sample(self, sample: Any) -> EncodedPack:
+        members = [self.members.encode(member) for member in inputs_of(sample)]
+        pack: EncodedPack = EncodedPack.derive_from(sample, members=members, media={}, dropped=[])
+        return pack
+
+    @stateless
+    def batch(self, samples: list[EncodedPack]) -> PackedBatch:
+        (pack,) = samples
+        pieces = []
+        for start, end in pieces_of([len(member.tokens) for member in pack.members], self.max_places):
+            rows = [
+                EncodedPack.derive_from(pack, members=[member], media=member.media, dropped=[])
+                for member in pack.members[start:end]
+            ]
+            pieces.append(super().batch(rows))
+        return PackedBatch({"pieces": pieces, "__key__": [pack.__key__], "__restore_key__": ()})
+
+
+def pieces_of(lengths: Sequence[int], max_places: int) -> Iterator[tuple[int, int]]:
+    """Rows in their order, each piece padded to its longest and of at most so many places; a row stays whole."""
+    start = 0
+    for end in range(1, len(lengths) + 1):
+        if end == len(lengths) or (end + 1 - start) * max(lengths[start : end + 1]) > max_places:
+            yield start, end
+            start = end
+
+
+def make_packs(folder: Path, max_token_len: int, real: Path | None) -> tuple[Path, str]:
+    """Pack the real sets of this folder, or without it the demo; the dataset, and its processor's folder."""
+    if real is not None:
+        sources = [str(real / "wds" / name) for name in REAL_SETS]
+        processor, num_workers = str(real / "processors" / "qwen3_vl"), None
+    else:
+        source, made = make_demo(folder / "demo")
+        sources, processor, num_workers = [source], _as_qwen3_vl(Path(made), folder / "processor"), 1
+    run = PackConfig(
+        model=ModelConfig("qwen3_vl", "qwen3_vl", processor=processor, rope=Rope.qwen3_vl),
+        source=SourceConfig(path=sources),
+        output=OutputConfig(dir=str(folder), name="packs"),
+    )
+    run.executor.num_workers, run.measure.verify, run.max_skipped = num_workers, 0.0, 0.05
+    run.packing.max_token_len = max_token_len
+    pack(run)
+    return folder / "packs", processor
+
+
+def _as_qwen3_vl(processor: Path, folder: Path) -> str:
+    """The demo's processor with Qwen3-VL's classes and patches, and with smaller pictures than Qwen3-VL's."""
+    shutil.copytree(processor, folder)
+    path = folder / "tokenizer_config.json"
+    kind = {"processor_class": "Qwen3VLProcessor"}
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | kind))
+    patches = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2} | kind
+    normal = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    image = {"image_processor_type": "Qwen2VLImageProcessor", "size": {"shortest_edge": 4096, "longest_edge": 1 << 20}}
+    video = {"video_processor_type": "Qwen3VLVideoProcessor", "size": {"shortest_edge": 4096, "longest_edge": 1 << 22}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(patches | normal | image))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(patches | normal | video))
+    return str(folder)
+
+
+def config_of(size: str, encoder: PackedTaskEncoder) -> Any:
+    """A Qwen3-VL that knows the template's tokens."""
+    import transformers
+
+    text, vision = SIZES[size]
+    template = encoder.template
+    names = {f"{kind}_token_id": f"<|{kind}_pad|>" for kind in ("image", "video")}
+    names |= {f"vision_{edge}_token_id": f"<|vision_{edge}|>" for edge in ("start", "end")}
+    tokens: dict[str, Any] = {name: template.token_id(token) for name, token in names.items()}
+    text = {**text, "vocab_size": max(text["vocab_size"], template.vocabulary_size), "pad_token_id": 0}
+    patch = int(template.spec.processor.image["patch_size"])
+    return transformers.Qwen3VLConfig(
+        text_config=text, vision_config={**vision, "patch_size": patch}, tie_word_embeddings=True, **tokens
+    )
+
+
+def model_class() -> Any:
+    """Imported late: transformers takes seconds."""
+    import transformers
+
+    return transformers.Qwen3VLForConditionalGeneration
+
+
+def make_model(config: Any, attention: str, dtype: torch.dtype, device: torch.device, checkpointing: bool) -> Any:
+    """Random weights, the same each time; made on the device: on a CPU, 2 billion take a minute."""
+    torch.manual_seed(0)
+    with device:
+        model = model_class()._from_config(config, attn_implementation=attention, dtype=dtype)
+    if checkpointing:
+        enable = getattr(model, "activation_checkpointing_enable", None)  # its name in new versions of transformers
+        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    return model.to(device).train()

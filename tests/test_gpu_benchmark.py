@@ -1,0 +1,119 @@
+"""The benchmark for a GPU runs on a CPU at tiny size, and its checks can fail."""
+
+import csv
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from energon_pack.training import layout, probe
+from support.running import ROOT, need_torchvision
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny models on busy cores: threads would wait for each other."""
+    need_torchvision()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The script; proofs are not those of the user's cache."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return importlib.import_module("gpu")
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The demo for a Qwen3-VL, in packs of 512 tokens, and its processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        made: tuple[Path, str] = importlib.import_module("gpu_model").make_packs(
+            tmp_path_factory.mktemp("gpu"), 512, None
+        )
+    return made
+
+
+def run(
+    gpu: ModuleType, packs: tuple[Path, str], page: Path, monkeypatch: pytest.MonkeyPatch, *more: str
+) -> tuple[str, list[dict[str, str]]]:
+    """The page and the lines of the CSV, of two steps."""
+    arguments = [packs[0], "--processor", packs[1], "--size", "tiny", "--device", "cpu", "--steps", 2, "--workers", 0]
+    monkeypatch.setattr("sys.argv", ["gpu.py", *map(str, arguments), "--save", str(page), *more])
+    gpu.main()
+    with page.with_suffix(".csv").open() as file:
+        return page.read_text(), list(csv.DictReader(file))
+
+
+def one_text(rows: Any, form: layout.Form) -> layout.Batch:
+    """The layout with a seeded fault: where a row has several members, they are one text."""
+    batch = layout_as_it_is(rows, form)
+    if max(map(len, rows)) > 1:
+        num_rows, width = batch["input_ids"].shape
+        batch["position_ids"] = torch.arange(width).expand(4, num_rows, width)
+        batch["cu_seq_lens_q"] = batch["cu_seq_lens_k"] = torch.arange(num_rows + 1, dtype=torch.int32) * width
+        batch["max_length_q"] = batch["max_length_k"] = width
+    return batch
+
+
+layout_as_it_is = layout.neat
+
+
+def test_the_page_of_a_cpu_holds_and_each_step_is_in_the_csv(
+    gpu: ModuleType, packs: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, steps = run(gpu, packs, tmp_path / "page.md", monkeypatch, "--checkpointing", "--max-places", "900")
+    assert re.findall(r"(\w+, \w+) .*≤ 0\.\d+ yes", page) == ["eager, fp32", "sdpa, fp32", "sdpa, bf16"]
+    assert "flash_attention_2, bf16" in page
+    assert page.count("holds: positions") == 2
+    assert re.search(r"sdpa, packed .*≤ 1e-05 yes", page)
+    packed, padded = steps[:2], steps[2:]
+    assert [(step["layout"], step["step"]) for step in steps] == [(n, i) for n in ("packed", "padded") for i in "01"]
+    for ours, theirs in zip(packed, padded, strict=True):
+        assert all(ours[name] == theirs[name] for name in ("tokens", "len_squares", "visual_tokens"))
+        assert int(ours["places"]) == int(ours["tokens"]) < int(theirs["places"])
+        assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=1e-5)
+
+
+def test_members_that_see_each_other_are_seen_on_the_page(
+    gpu: ModuleType, packs: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (layout, probe):
+        monkeypatch.setattr(module, "neat", one_text)
+    page, _ = run(gpu, packs, tmp_path / "page.md", monkeypatch)
+    assert re.findall(r"(\w+, \w+) .*≤ 0\.\d+ NO", page) == ["eager, fp32", "sdpa, fp32", "sdpa, bf16"]
+    assert page.count("REFUSED: positions") == 2
+    assert re.search(r"sdpa, packed .*≤ 1e-05 NO", page)
+
+
+def test_a_model_that_does_not_fit_is_a_row_and_no_end(
+    gpu: ModuleType, packs: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = gpu.train
+
+    def run_out(*arguments: Any) -> Any:
+        if "padded" in arguments:
+            raise torch.OutOfMemoryError
+        return train(*arguments)
+
+    monkeypatch.setattr(gpu, "train", run_out)
+    page, steps = run(gpu, packs, tmp_path / "page.md", monkeypatch)
+    assert "out of memory: --checkpointing" in " ".join(page.split())
+    assert {step["layout"] for step in steps} == {"packed"}
+
+
+def test_padded_rows_are_cut_into_pieces_that_fit(gpu: ModuleType) -> None:
+    pieces_of = importlib.import_module("gpu_model").pieces_of
+    assert list(pieces_of([3, 2, 3, 9, 1], 9)) == [(0, 3), (3, 4), (4, 5)]  # 3 × 3 fit; a row of 9 is alone
+    assert list(pieces_of([3, 2, 3, 9, 1], 45)) == [(0, 5)]
+    assert list(pieces_of([20], 9)) == [(0, 1)]
