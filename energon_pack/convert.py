@@ -84,7 +84,8 @@ def convert(
                 num = len(starts) - 1
                 written.append(WrittenShard(path.name, num, num, tar_len(starts[-1]), starts[-1]))
         if not written:
-            raise PackError(f"{' '.join(source)}: no sample could be written, {len(skipped)} could not")
+            why = "".join(f"; the first: {one['sample_id']}: {one['reason']}: {one['detail']}" for one in skipped[:1])
+            raise PackError(f"{' '.join(source)}: no sample could be written, {len(skipped)} could not{why}")
         lines = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in skipped)
         write_whole(staging / "skipped.jsonl", lines.encode())
         write_energon(staging, written, UNPACKED, "typed")

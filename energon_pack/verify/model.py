@@ -5,6 +5,7 @@ import importlib
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset
@@ -98,7 +99,7 @@ def _named(model: str, trust_remote_code: bool) -> tuple[Any, Any]:
     except (ImportError, AttributeError, OSError, ValueError) as error:
         raise PackError(
             f"--model {model}: a class of transformers, module:Class, or a folder or hub id with a config.json"
-            f" ({' '.join(str(error).split())[:200]})"
+            f" ({shorten(str(error), 200, placeholder=' …')})"
         ) from None
     name = next(iter(config.architectures or ()), "")
     return getattr(transformers, name, None), config
