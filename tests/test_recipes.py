@@ -113,6 +113,14 @@ def test_the_tiny_model_learns_packed_and_unpacked(
     assert "unpacked  step   5  loss" in out
 
 
+def test_few_steps_are_enough_to_say_that_the_loss_fell() -> None:
+    """Four steps from 6.96 to 5.78 ended in "the loss did not fall": all of them were both first and last."""
+    assert train_tiny.fell([6.96, 6.5, 6.1, 5.78])
+    assert not train_tiny.fell([5.0, 5.0])
+    assert not train_tiny.fell([1.0] * 5 + [9.0] + [1.0] * 5)
+    assert train_tiny.fell([6.96])  # one step can't tell
+
+
 def test_a_blend_is_trained_on_as_a_dataset_is(
     packed: Path, demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str]
 ) -> None:
