@@ -25,8 +25,11 @@ from packed_data import Endless, train_loader, val_loader
 from train_tiny import evaluate, tiny_model
 
 from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.training.batch import PackedBatch, total_weight, touch_vision, weighted_loss
 from energon_pack.training.guards import guard
+
+prepare_torchvision()  # a CUDA build of it beside a CPU build of torch stops the import of the Trainer
 
 
 class PackedTrainer(transformers.Trainer):

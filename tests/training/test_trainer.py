@@ -22,7 +22,7 @@ from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import Form, thd
 from support.alone import losses_alone, members_of, pack_demo
-from support.running import ROOT, environment, need_torchvision, run
+from support.running import ROOT, command, environment, need_torchvision, run
 from support.tiny import make_batch, make_members, make_model, tf
 
 
@@ -137,6 +137,13 @@ def samples(dataset: Path, processor: Path, num_ranks: int, steps: int, accumula
         for step in found:
             step += [name for batch in islice(stream, accumulate) for row in batch["sample_ids"] for name in row]
     return found
+
+
+def test_the_recipe_starts_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """It asks for transformers.Trainer first of all, which a CUDA build of torchvision beside a CPU torch stopped."""
+    result = command(ROOT / "recipes" / "train_trainer.py", "--help", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("usage: train_trainer.py ")
 
 
 @pytest.mark.slow
