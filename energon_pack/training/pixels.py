@@ -22,6 +22,8 @@ _JOINED = frozenset(
     (
         "pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "batch_num_images",
         "pixel_values_videos", "video_grid_thw", "second_per_grid_ts",
+        "pixel_mask", "high_res_pixel_values", "pixel_values_images", "image_position_ids", "image_grid_hw",
+        "image_merge_sizes", "spatial_shapes", "target_sizes", "num_local_patches", "pixel_values_local",
     )
 )  # fmt: skip
 #: of these one image may have more tiles or pixels than the next, in models that know how many are real

@@ -70,7 +70,7 @@ def probe(model: Any, members: Sequence[Encoded], mask: str = "positions", chang
     before = _packed(model, members, mask)
     other = _changed(members[changed], model.config.get_text_config().vocab_size)
     after = _packed(model, [*members[:changed], other, *members[changed + 1 :]], mask)
-    alone = [_alone(model, member) for member in members]
+    alone = [plain_logits(model, member) for member in members]
     differences = [_differences(some, others) for some, others in zip(before, after, strict=True)]
     own = max(row[changed] for row in differences)
     others = max(difference for row in differences for i, difference in enumerate(row) if i != changed)
@@ -106,7 +106,7 @@ def _packed(model: Any, members: Sequence[Encoded], mask: str) -> list[list[Tens
     return [list(forward), list(logits[1, : sum(lengths)].split(lengths[::-1]))[::-1]]
 
 
-def _alone(model: Any, member: Encoded) -> Tensor:
+def plain_logits(model: Any, member: Encoded) -> Tensor:
     """The logits of a member as a user of transformers gets them, from what a processor gives."""
     ids, types = member.tokens.ids[None].to(model.device), member.tokens.types[None].to(model.device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -6,15 +6,11 @@ from typing import Any
 
 import torch
 
-#: sizes of a shrunk model, by the names configs have for them
-_SMALL = {
-    "num_hidden_layers": 2, "depth": 2, "num_key_value_heads": 2, "intermediate_size": 96,
-    "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
-    # shorter than members are, so that what they hide is hidden
-    "sliding_window": 8, "attention_chunk_size": 8,
-}  # fmt: skip
-_HEADS = 2
+from energon_pack.training.sizes import parts, shrink_sizes
+
+#: shorter than members are, so that what they hide is hidden
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+_WINDOW = 8
 #: of random weights: with the 0.02 of most configs, what leaks would hardly show
 _INITIALIZER_RANGE = 0.1
 #: of each token: all 150,000 would take gigabytes, and say the same
@@ -55,25 +51,15 @@ def shrink(config: Any, longest: int | None = None) -> Any:
         longest: tokens of the longest pack: RoPE that changes for longer texts than a model was trained for changes
             here for members of a few tokens, unless packs are shorter than that; None: they may be of any length.
     """
-    text = config.get_text_config()
-    for part in [text, config, *(getattr(config, name, None) for name in config.sub_configs)]:
-        if part is None:
-            continue
-        for name, value in _SMALL.items():
+    shrink_sizes(config)
+    for part in parts(config):
+        for name in _WINDOWS:
             if isinstance(getattr(part, name, None), int):
-                setattr(part, name, min(value, getattr(part, name)))
+                setattr(part, name, min(_WINDOW, getattr(part, name)))
         if isinstance(getattr(part, "initializer_range", None), float):
             part.initializer_range = max(_INITIALIZER_RANGE, part.initializer_range)
         for rope in _ropes(getattr(part, "rope_parameters", None)):
             _shorten(rope, part, longest)
-        _shrink_width(part, text)
-        if vars(part).get("layer_types"):  # in some configs it follows from other settings
-            kinds = list(dict.fromkeys(part.layer_types))
-            part.layer_types = (kinds * 2)[: max(2, len(kinds))]
-            part.num_hidden_layers = len(part.layer_types)
-        for name in ("fullatt_block_indexes", "deepstack_visual_indexes"):
-            if getattr(part, name, None):
-                setattr(part, name, [1])
     return config
 
 
@@ -98,15 +84,3 @@ def _shorten(rope: dict[str, Any], part: Any, longest: int | None) -> None:
     if hasattr(part, "original_max_position_embeddings"):
         part.original_max_position_embeddings = _SHORT
 
-
-def _shrink_width(part: Any, text: Any) -> None:
-    """Two heads of the size they had: rotary sections still fit."""
-    heads = next((name for name in ("num_attention_heads", "num_heads") if getattr(part, name, None)), None)
-    width = next((name for name in ("embed_dim", "hidden_size") if getattr(part, name, None)), None)
-    if heads and width and getattr(part, heads) > _HEADS:
-        head_dim = getattr(part, "head_dim", None) or getattr(part, width) // getattr(part, heads)
-        setattr(part, width, _HEADS * head_dim)
-        setattr(part, heads, _HEADS)
-    for name in ("out_hidden_size", *(("hidden_size",) if width == "embed_dim" else ())):
-        if getattr(part, name, None):
-            setattr(part, name, text.hidden_size)

@@ -1,0 +1,3 @@
+from typing import Any
+def page(rows: list[dict[str, Any]]) -> str:
+    return ""

@@ -1,0 +1,194 @@
+"""Does each class of transformers that writes text keep the members of a pack apart, and by what?
+
+    python benchmarks/classes.py --results classes.jsonl --save docs/classes.md      # all of them: half an hour
+    python benchmarks/classes.py --only LlamaForCausalLM GptOssForCausalLM --attention sdpa
+
+Every class of transformers' mappings for causal language models and for image-text-to-text is made small, from its own
+default config, and proven as `energon_pack.training.proof` does it for a user's model: one member changed, the logits
+of the others must not move, and each member must have the logits that it has alone, in transformers' plain way. What
+sees images is given some, prepared by its own image processor.
+
+Results are lines of JSON, one for each class and attention implementation; a class that is in the file is not run again.
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from class_members import members
+from class_models import Named, config_of, named, tf
+from class_page import page
+
+from torch.nn.attention import flex_attention as flex
+
+from energon_pack.training.members import Encoded
+from energon_pack.training.probe import plain_logits
+from energon_pack.training.proof import Proof, prove
+from energon_pack.training.shrink import small_model
+
+ATTENTIONS = ("eager", "sdpa", "flex_attention")
+_SECONDS = 240  # of a class
+_BYTES = 16 << 30
+_UNKNOWN = "does not support an attention implementation"
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    arguments = _arguments()
+    path: Path = arguments.results
+    known = _read(path)
+    for one in named():
+        missing = [name for name in arguments.attention if (one.name, name) not in known]
+        if not missing or (arguments.only and one.name not in arguments.only):
+            continue
+        for row in in_child(one, missing):
+            known[one.name, row["attention"]] = row
+            with path.open("a") as lines:
+                lines.write(json.dumps(row) + "\n")
+            print(_line(row), flush=True)
+    if arguments.save:
+        arguments.save.write_text(page(list(known.values())))
+
+
+def rows_of(one: Named, attentions: Sequence[str]) -> Iterator[Row]:
+    """One for each attention implementation."""
+    about = {"name": one.name, "type": one.model_type, "sees": one.sees}
+    make = getattr(tf, one.name)
+    try:
+        config = config_of(one)
+        model = small_model(make, config, "eager")
+        given, why = _members(one, model)
+    except Exception as error:  # foreign code
+        yield from ({**about, "attention": name, "verdict": "not built", "why": _said(error)} for name in attentions)
+        return
+    about |= {"media": sorted(given[0].media), "no_media": why}
+    for name in attentions:
+        start = time.perf_counter()
+        proofs = prove(make, config, given, "auto", name)
+        row = {**about, "attention": name, **_verdict(proofs)}
+        if given[0].media and row["verdict"] == "refused":
+            row["words"] = _verdict(prove(make, config, members(one, model, False), "auto", name))
+        yield {**row, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def _members(one: Named, model: Any) -> tuple[list[Encoded], str]:
+    """Members with which the class runs alone: with images if it can be; else why not."""
+    why = ""
+    if one.sees:
+        try:
+            given = members(one, model, True)
+            if given[0].media:
+                _run(model, given)
+                return given, ""
+        except Exception as error:  # foreign code
+            why = _said(error)
+    given = members(one, model, False)
+    _run(model, given)
+    return given, why
+
+
+def _run(model: Any, given: Sequence[Encoded]) -> None:
+    for member in given:
+        plain_logits(model, member)
+
+
+def _verdict(proofs: Sequence[Proof]) -> Row:
+    """What was shown; of the masks that fail, the one that came nearest."""
+    best = proofs[-1] if proofs[-1].is_exact else min(proofs, key=_distance)
+    found = {"verdict": "refused", "by": best.mask, "why": best.error}
+    if best.is_exact:
+        found["verdict"] = "exact"
+    elif all(_UNKNOWN in proof.error for proof in proofs):
+        found["verdict"] = "none"
+    if best.finding:
+        found |= {name: getattr(best.finding, name) for name in ("others", "own", "alone")}
+    found["tried"] = {proof.mask: str(proof.finding or proof.error)[:200] for proof in proofs}
+    return found
+
+
+def _distance(proof: Proof) -> float:
+    return max(proof.finding.others, proof.finding.alone) if proof.finding else float("inf")
+
+
+def in_child(one: Named, attentions: Sequence[str]) -> list[Row]:
+    """A class in a process of its own, within a time and some memory."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(one, attentions, theirs))
+    child.start()
+    theirs.close()
+    rows: list[Row] = []
+    try:
+        while ours.poll(_SECONDS * 2):
+            rows.append(ours.recv())
+    except EOFError:
+        pass
+    child.kill()
+    child.join()
+    for name in attentions[len(rows) :]:
+        rows.append({"name": one.name, "type": one.model_type, "sees": one.sees, "attention": name})
+        rows[-1] |= {"verdict": "not built", "why": f"its process ended with {child.exitcode}"}
+    return rows
+
+
+def _child(one: Named, attentions: Sequence[str], rows: Any) -> None:
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"more than {_SECONDS} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(_SECONDS)
+    resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
+    # Compiling flex_attention takes half a minute a class; as PyTorch's reference it has the same masks.
+    torch._dynamo.config.disable = True
+    flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+    for row in rows_of(one, attentions):
+        rows.send(row)
+        signal.alarm(_SECONDS)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _read(path: Path) -> dict[tuple[str, str], Row]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {(row["name"], row["attention"]): row for row in rows}
+
+
+def _line(row: Row) -> str:
+    figures = f"others {row['others']:.1e} own {row['own']:.1e} alone {row['alone']:.1e}" if "others" in row else ""
+    media = " ".join(row.get("media", [])) or row.get("no_media", "")[:80]
+    return (
+        f"{row['name']:44} {row['attention']:14} {row['verdict']:9} {row.get('by', ''):9} {figures} {row['why'][:100]}"
+        f" [{media}] {row.get('seconds', '')}"
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", help="names of classes")
+    parser.add_argument("--attention", nargs="+", default=ATTENTIONS, choices=ATTENTIONS)
+    parser.add_argument("--results", type=Path, default=Path("classes.jsonl"), help="lines of JSON, read and added to")
+    parser.add_argument("--save", type=Path, help="write the page there")
+    return parser.parse_args()
+
+
+def _quiet() -> None:
+    warnings.filterwarnings("ignore")
+    tf.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+
+
+if __name__ == "__main__":
+    _quiet()
+    sys.exit(main())
