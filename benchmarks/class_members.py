@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,7 +48,9 @@ def _member(model: Any, number: int, length: int, media: dict[str, Tensor], gene
         run = [] if image is None else [*first, *[image] * num_tokens(model, media), *last]
         middle = torch.tensor(run, dtype=torch.long)
         ids = torch.cat([words[:3], middle, words[3:]])
-        types = torch.cat([torch.zeros(3), (middle == (-1 if image is None else image)).float(), torch.zeros(length - 3)]).long()
+        types = torch.cat(
+            [torch.zeros(3), (middle == (-1 if image is None else image)).float(), torch.zeros(length - 3)]
+        ).long()
     return Encoded(str(number), Member(ids, ids.clone(), types, rope_rows(model, ids, types, media)), media)
 
 
@@ -74,7 +77,7 @@ def media_of(one: Named, model: Any, seed: int) -> dict[str, Tensor]:
     made = image_processor(one, model.config)(images=[Image.fromarray(image)], return_tensors="pt")
     made = {"pixel_values": made[None]} if isinstance(made, Tensor) else made
     takes = {name for method in (model.forward, *_methods(model, "get_image_features")) for name in _names(method)}
-    media = {name: torch.as_tensor(value) for name, value in made.items() if name in takes}
+    media = {name: torch.as_tensor(value) for name, value in made.items() if name in takes - {"attention_mask"}}
     media |= {name: torch.tensor(value) for name, value in BESIDE.get(one.model_type, {}).items()}
     return {name: value.float() if value.is_floating_point() else value for name, value in media.items()}
 
@@ -91,9 +94,14 @@ def image_processor(one: Named, config: Any) -> Any:
     """The image processor of a class, with the sizes of patches and images that its config has."""
     auto = importlib.import_module("transformers.models.auto.auto_mappings")
     whole = auto.PROCESSOR_MAPPING_NAMES.get(one.model_type, "none")
-    kinds = [LIKE.get(one.model_type, one.model_type), *(kind for kind, name in auto.PROCESSOR_MAPPING_NAMES.items() if name == whole)]
+    kinds = [
+        LIKE.get(one.model_type, one.model_type),
+        *(kind for kind, name in auto.PROCESSOR_MAPPING_NAMES.items() if name == whole),
+    ]
     kinds += [part.model_type for part in parts(config) if part is not config]
-    classes = next((auto.IMAGE_PROCESSOR_MAPPING_NAMES[k] for k in kinds if k in auto.IMAGE_PROCESSOR_MAPPING_NAMES), None)
+    classes = next(
+        (auto.IMAGE_PROCESSOR_MAPPING_NAMES[k] for k in kinds if k in auto.IMAGE_PROCESSOR_MAPPING_NAMES), None
+    )
     if classes is None:
         raise LookupError("no image processor")
     make = getattr(tf, classes.get("torchvision") or classes["pil"])
@@ -131,7 +139,21 @@ def num_tokens(model: Any, media: dict[str, Tensor]) -> int:
     takes = {name for method in methods for name in _names(method)}
     with torch.no_grad():
         made = methods[0](**{name: value for name, value in media.items() if name in takes}, return_dict=True)
-    return sum(tensor[..., 0].numel() for tensor in _tensors(getattr(made, "pooler_output", made)))
+    count = sum(tensor[..., 0].numel() for tensor in _tensors(getattr(made, "pooler_output", made)))
+    return count or _claimed(model, media)
+
+
+def _claimed(model: Any, media: dict[str, Tensor]) -> int:
+    """How many tokens the model says it misses."""
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.tensor([[FIRST_WORD]]), **media)
+    except ValueError as error:
+        found = re.search(r"tokens: 0, features: (\d+)", str(error))
+        if found:
+            return int(found[1])
+        raise
+    return 0
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -149,4 +171,5 @@ def rope_rows(model: Any, ids: Tensor, types: Tensor, media: dict[str, Tensor]) 
         return None
     given = {"input_ids": ids[None], "mm_token_type_ids": types[None], "attention_mask": torch.ones_like(ids)[None]}
     rows = method(**{name: value for name, value in {**given, **media}.items() if name in _names(method)})
-    return (rows[0] if isinstance(rows, tuple) else rows)[:, 0]
+    of_all: Tensor = rows[0] if isinstance(rows, tuple) else rows
+    return of_all[:, 0]

@@ -1,4 +1,4 @@
-"""A small random model of any class of transformers that writes text, and members for it: words, and images where it sees them."""
+"""A small config of any class of transformers that writes text, with a small vocabulary."""
 
 import copy
 import importlib
@@ -38,7 +38,7 @@ def named() -> list[Named]:
     ):
         for model_type, name in mapping.items():
             found.setdefault(name, Named(name, model_type, sees))
-    return sorted(found.values(), key=lambda one: one.name)
+    return sorted(found.values(), key=lambda one: (one.sees, one.name))
 
 
 def small_config(one: Named) -> Any:

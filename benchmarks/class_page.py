@@ -1,3 +1,135 @@
+"""The page of docs/ that says of each class of transformers whether packs of it are exact."""
+
+import importlib.metadata
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
-def page(rows: list[dict[str, Any]]) -> str:
-    return ""
+
+Row = Mapping[str, Any]
+
+_BY = {"positions": "positions", "dict4d": "masks", "hybrid": "kernels"}
+_SHORT = {"eager": "eager", "sdpa": "sdpa", "flex_attention": "flex"}
+_NO_FIGURE = "–"
+_LONGEST = 110
+
+_HEAD = """# Which classes keep members apart
+
+Made by a run, not written: every class of transformers {transformers} for causal language models and for
+image-text-to-text was made small from its own default config and tried on a CPU, in float32, torch {torch}:
+
+```sh
+pip install timm scipy                                                      # a few classes are made of them
+python benchmarks/classes.py --results classes.jsonl --save docs/classes.md
+```
+
+Three members in a pack, in both orders. One is changed, its words and its image: **Δ others** is the largest change in
+the logits of any other member. Each is also run alone, in transformers' plain way (the processor's output, a mask of
+ones, no `position_ids`): **Δ alone** is the largest difference from that. The logits themselves are of the order of 1
+to 10. Both figures are the worst of the attention implementations that are exact; where none is, of the one that came
+nearest. `flex` is PyTorch's own reference of flex_attention, not compiled.
+
+- **positions**, **masks**, **kernels**: exact (`positions`, `dict4d`, `hybrid` in `attention_mask` of
+  `PackedTaskEncoder`); the first of them that is exact.
+- **refused**: nothing tried here keeps members apart, or the class can't be run on packs: `guard` refuses it, with the
+  reason. Classes that carry a state from token to token are refused here because the kernels that begin anew with
+  each member are not installed on this machine.
+- **–**: the class has no such attention implementation.
+- **media**: `yes`: with an image in two of the members, prepared by the class's own image processor. `words`: the class
+  sees images, but was tried on words alone, with the reason below.
+
+A model of yours is not proven by this page: its config differs. `guard` and `verify --model` prove that one.
+"""
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The page.
+
+    Args:
+        rows: of all classes and attention implementations that were tried.
+    """
+    classes: dict[str, dict[str, Row]] = {}
+    for row in sorted(rows, key=lambda row: str(row["name"]).lower()):
+        classes.setdefault(row["name"], {})[row["attention"]] = row
+    attentions = [name for name in _SHORT if any(name in by for by in classes.values())]
+    versions = {name: importlib.metadata.version(name).split("+")[0] for name in ("transformers", "torch")}
+    parts = [_HEAD.format(**versions), _counts(classes, attentions), _table(classes, attentions), _reasons(classes)]
+    return "\n".join(parts)
+
+
+def cell(row: Row | None) -> str:
+    """The verdict of a class in one attention implementation, as the table has it."""
+    if row is None or row["verdict"] == "none":
+        return _NO_FIGURE
+    if row["verdict"] == "exact":
+        return _BY[row["by"]]
+    return str(row["verdict"])
+
+
+def _counts(classes: Mapping[str, Mapping[str, Row]], attentions: Sequence[str]) -> str:
+    kinds = [*_BY.values(), "refused", _NO_FIGURE, "not built"]
+    found = {name: Counter(cell(by.get(name)) for by in classes.values()) for name in attentions}
+    lines = [
+        f"## In numbers\n\n{len(classes)} classes.\n",
+        "| | " + " | ".join(_SHORT[name] for name in attentions) + " |",
+        "|---|" + "---|" * len(attentions),
+    ]
+    names = {_NO_FIGURE: "no such attention", **{by: f"exact by {by}" for by in _BY.values()}}
+    lines += [
+        f"| {names.get(kind, kind)} | " + " | ".join(str(found[name][kind]) for name in attentions) + " |"
+        for kind in kinds
+    ]
+    media = Counter(_media(by) for by in classes.values())
+    lines.append(
+        f"\nOf those that see images, {media['yes']} were tried with images, {media['words']} on words alone.\n"
+    )
+    return "\n".join(lines)
+
+
+def _table(classes: Mapping[str, Mapping[str, Row]], attentions: Sequence[str]) -> str:
+    header = ["class", "media", *(_SHORT[name] for name in attentions), "Δ others", "Δ alone"]
+    lines = ["## Each class\n", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for name, by in classes.items():
+        cells = [f"`{name}`", _media(by), *(cell(by.get(attention)) for attention in attentions), *_figures(by)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _media(by: Mapping[str, Row]) -> str:
+    row = next(iter(by.values()))
+    if not row["sees"] or row["verdict"] == "not built":
+        return ""
+    return "yes" if row.get("media") else "words"
+
+
+def _figures(by: Mapping[str, Row]) -> tuple[str, str]:
+    tried = [row for row in by.values() if "others" in row]
+    exact = [row for row in tried if row["verdict"] == "exact"]
+    if not tried:
+        return "", ""
+    shown = exact or [min(tried, key=lambda row: max(row["others"], row["alone"]))]
+    others, alone = (max(float(row[name]) for row in shown) for name in ("others", "alone"))
+    return f"{others:.1g}" if others else "0", f"{alone:.1g}"
+
+
+def _reasons(classes: Mapping[str, Mapping[str, Row]]) -> str:
+    """Why some are refused with no figure, were not built, or saw no image."""
+    lines = ["## Why\n", "| class | what | |", "|---|---|---|"]
+    for name, by in classes.items():
+        row = next(iter(by.values()))
+        if row["verdict"] == "not built":
+            lines.append(f"| `{name}` | not built | {_short(row['why'])} |")
+            continue
+        if row.get("no_media"):
+            lines.append(f"| `{name}` | words | {_short(row['no_media'])} |")
+        for attention, row in by.items():
+            if row["verdict"] == "refused":
+                why = row["why"] or f"Δ others {row['others']:.1g}, Δ alone {row['alone']:.1g}"
+                words = row.get("words", {})
+                also = f"; on words alone exact by {_BY[words['by']]}" if words.get("verdict") == "exact" else ""
+                lines.append(f"| `{name}` | {_SHORT[attention]} refused | {_short(why)}{also} |")
+    return "\n".join([*lines, ""])
+
+
+def _short(text: str) -> str:
+    plain = text.replace("|", "/").replace("`", "'").replace("<", "&lt;")
+    return plain if len(plain) <= _LONGEST else plain[:_LONGEST].rsplit(" ", 1)[0] + " …"

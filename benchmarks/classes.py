@@ -8,15 +8,15 @@ default config, and proven as `energon_pack.training.proof` does it for a user's
 of the others must not move, and each member must have the logits that it has alone, in transformers' plain way. What
 sees images is given some, prepared by its own image processor.
 
-Results are lines of JSON, one for each class and attention implementation; a class that is in the file is not run again.
+Results are lines of JSON, one for each class and attention implementation; what is in the file is not run again.
 """
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import resource
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -27,16 +27,16 @@ import torch
 from class_members import members
 from class_models import Named, config_of, named, tf
 from class_page import page
-
 from torch.nn.attention import flex_attention as flex
 
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import plain_logits
 from energon_pack.training.proof import Proof, prove
 from energon_pack.training.shrink import small_model
+from energon_pack.training.sizes import parts
 
 ATTENTIONS = ("eager", "sdpa", "flex_attention")
-_SECONDS = 240  # of a class
+_SECONDS = 180  # of a class
 _BYTES = 16 << 30
 _UNKNOWN = "does not support an attention implementation"
 
@@ -84,6 +84,8 @@ def rows_of(one: Named, attentions: Sequence[str]) -> Iterator[Row]:
 def _members(one: Named, model: Any) -> tuple[list[Encoded], str]:
     """Members with which the class runs alone: with images if it can be; else why not."""
     why = ""
+    if one.sees and any(getattr(part, "is_encoder_decoder", False) for part in parts(model.config)):
+        return members(one, model, False), "an encoder reads the image, and the whole text: it is no model for packs"
     if one.sees:
         try:
             given = members(one, model, True)
@@ -105,7 +107,7 @@ def _run(model: Any, given: Sequence[Encoded]) -> None:
 def _verdict(proofs: Sequence[Proof]) -> Row:
     """What was shown; of the masks that fail, the one that came nearest."""
     best = proofs[-1] if proofs[-1].is_exact else min(proofs, key=_distance)
-    found = {"verdict": "refused", "by": best.mask, "why": best.error}
+    found: Row = {"verdict": "refused", "by": best.mask, "why": best.error}
     if best.is_exact:
         found["verdict"] = "exact"
     elif all(_UNKNOWN in proof.error for proof in proofs):
@@ -129,24 +131,21 @@ def in_child(one: Named, attentions: Sequence[str]) -> list[Row]:
     theirs.close()
     rows: list[Row] = []
     try:
-        while ours.poll(_SECONDS * 2):
+        while True:
             rows.append(ours.recv())
     except EOFError:
         pass
-    child.kill()
     child.join()
     for name in attentions[len(rows) :]:
         rows.append({"name": one.name, "type": one.model_type, "sees": one.sees, "attention": name})
-        rows[-1] |= {"verdict": "not built", "why": f"its process ended with {child.exitcode}"}
+        is_late = child.exitcode == -signal.SIGALRM
+        why = f"more than {_SECONDS} s" if is_late else f"its process ended with {child.exitcode}"
+        rows[-1] |= {"verdict": "not built", "why": why}
     return rows
 
 
 def _child(one: Named, attentions: Sequence[str], rows: Any) -> None:
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"more than {_SECONDS} s")
-
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(_SECONDS)
+    signal.alarm(_SECONDS)  # its default action ends the process
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     # Compiling flex_attention takes half a minute a class; as PyTorch's reference it has the same masks.
     torch._dynamo.config.disable = True
@@ -184,6 +183,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def _quiet() -> None:
+    """Silence transformers, and import once what every child would import."""
+    for name in ("generation", "image_processing_utils", "models.llama.modeling_llama", "models.clip.modeling_clip"):
+        importlib.import_module(f"transformers.{name}")
     warnings.filterwarnings("ignore")
     tf.logging.set_verbosity_error()
     torch.set_num_threads(1)
@@ -191,4 +193,4 @@ def _quiet() -> None:
 
 if __name__ == "__main__":
     _quiet()
-    sys.exit(main())
+    main()

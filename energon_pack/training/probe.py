@@ -111,7 +111,9 @@ def plain_logits(model: Any, member: Encoded) -> Tensor:
     ids, types = member.tokens.ids[None].to(model.device), member.tokens.types[None].to(model.device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     accepted = inspect.signature(model.forward).parameters
-    inputs |= {name: types for name in ("mm_token_type_ids", "token_type_ids") if name in accepted}
+    # Where there is no image, no processor gives token_type_ids; GPT-2 would add embeddings for them.
+    kinds = ("mm_token_type_ids", "token_type_ids") if member.tokens.types.any() else ("mm_token_type_ids",)
+    inputs |= {name: types for name in kinds if name in accepted}
     inputs |= {name: value.to(model.device) for name, value in member.media.items()}
     with torch.no_grad():
         logits: Tensor = model(**inputs, use_cache=False).logits[0]

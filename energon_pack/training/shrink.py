@@ -83,4 +83,3 @@ def _shorten(rope: dict[str, Any], part: Any, longest: int | None) -> None:
         part.max_position_embeddings = _SHORT
     if hasattr(part, "original_max_position_embeddings"):
         part.original_max_position_embeddings = _SHORT
-

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 #: counts of layers, and of what they are made of, by the names configs have for them
-_LAYERS = re.compile(r"(num_(hidden_|encoder_|decoder_)?|n_)layers?|num_blocks|(encoder|decoder)_layers|(resampler_)?depth")
+_LAYERS = re.compile(
+    r"(num_(hidden_|encoder_|decoder_)?|n_)layers?|num_blocks|(encoder|decoder)_layers|(resampler_)?depth"
+)
 _HEADS = re.compile(r"((num|n)_((encoder|decoder)_)?(attention_)?|(encoder_|decoder_)?attention_)heads?")
 _MORE_HEADS = re.compile(r"\w*heads(_per_layer)?|(num|n)_(\w+_)?head|\w*(kv|n)_groups")
 _WIDTHS = ("embed_dim", "hidden_size", "d_model", "n_embd", "emb_dim", "hidden_dim", "dim")
@@ -39,6 +41,7 @@ def shrink_sizes(config: Any) -> None:
     """
     text = config.get_text_config()
     widths: dict[int, int] = {}
+    foreign = {vars(part)[name] for part in parts(config) if (name := _width(part))}
     every = sorted(parts(config), key=lambda part: part is not text)
     for part in every:
         _shrink_layers(part)
@@ -51,7 +54,7 @@ def shrink_sizes(config: Any) -> None:
         for name, have in list(vars(part).items()):
             if "feature_layer" in name and isinstance(have, (int, list, tuple)) and not isinstance(have, bool):
                 setattr(part, name, _near_end(have))
-        for old, new in _shrink_width(part).items():
+        for old, new in _shrink_width(part, foreign - {vars(part).get(_width(part) or "")}).items():
             widths.setdefault(old, new)
     for part in every:
         own = _width(part)
@@ -106,7 +109,7 @@ def _shrink_layers(part: Any) -> None:
 
 def _near_end(layers: int | Sequence[int]) -> int | list[int]:
     """The same layers, as far as two have them: the last but one at most."""
-    return [max(-2, min(1, i)) for i in layers] if isinstance(layers, (list, tuple)) else max(-2, min(1, layers))
+    return max(-2, min(1, layers)) if isinstance(layers, int) else [max(-2, min(1, i)) for i in layers]
 
 
 def _first_of_each(rows: list[Any]) -> list[int]:
@@ -138,8 +141,11 @@ def _is_wide(name: str) -> bool:
     return bool(_WIDE.fullmatch(name)) and not _NOT_WIDE.fullmatch(name)
 
 
-def _shrink_width(part: Any) -> dict[int, int]:
+def _shrink_width(part: Any, foreign: set[int]) -> dict[int, int]:
     """Two heads of the size they had, or few more: rotary sections still fit. All that is as wide stays so.
+
+    Args:
+        foreign: widths of other parts, which some sizes of this one are.
 
     Returns:
         The new width by the old one.
@@ -164,7 +170,7 @@ def _shrink_width(part: Any) -> dict[int, int]:
             continue
         elif key != name and _MORE_HEADS.fullmatch(key):
             setattr(part, key, max(1, value // factor))
-        elif key == name or (_is_wide(key) and value and value % width == 0):
+        elif key == name or (_is_wide(key) and value and value % width == 0 and value not in foreign):
             setattr(part, key, value // width * new)
         elif key == "intermediate_size":
             setattr(part, key, min(value, _SMALL[key]))

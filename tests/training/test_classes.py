@@ -1,0 +1,69 @@
+"""docs/classes.md says what a run of `benchmarks/classes.py` finds: some of its classes are run again."""
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from support.running import ROOT, command
+
+PAGE = ROOT / "docs" / "classes.md"
+#: of each verdict some: exact by positions and by masks, refused of every kind, with images and without
+SAMPLE = (
+    "AfmoeForCausalLM",
+    "BambaForCausalLM",
+    "BertLMHeadModel",
+    "BloomForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "FalconForCausalLM",
+    "Gemma2ForCausalLM",
+    "GptOssForCausalLM",
+    "JambaForCausalLM",
+    "Lfm2ForCausalLM",
+    "LlamaForCausalLM",
+    "MambaForCausalLM",
+    "MistralForCausalLM",
+    "OPTForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3NextForCausalLM",
+    "XGLMForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+    "InternVLForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+)
+
+
+def verdicts(page: str) -> dict[str, list[str]]:
+    """What the table of classes says of media, eager and sdpa, by class."""
+    table = page.partition("## Each class")[2].partition("## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| `")]
+    return {row[0].strip("`"): row[1:4] for row in rows}
+
+
+@pytest.mark.slow
+def test_the_page_says_what_is_found_today(tmp_path: Path) -> None:
+    text = PAGE.read_text()
+    if f"transformers {importlib.metadata.version('transformers')} " not in text:
+        pytest.skip("the page is of another transformers")
+    new = tmp_path / "classes.md"
+    results = tmp_path / "classes.jsonl"
+    run: list[str | Path] = [
+        ROOT / "benchmarks" / "classes.py",
+        "--attention",
+        "eager",
+        "sdpa",
+        "--results",
+        results,
+        "--save",
+        new,
+    ]
+    done = command(*run, "--only", *SAMPLE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found, said = verdicts(new.read_text()), verdicts(text)
+    assert len(found) == len(SAMPLE)
+    assert found == {name: said[name] for name in SAMPLE}
