@@ -47,10 +47,10 @@ def _member(model: Any, number: int, length: int, media: dict[str, Tensor], gene
         first, last = _fence(config)
         run = [] if image is None else [*first, *[image] * num_tokens(model, media), *last]
         middle = torch.tensor(run, dtype=torch.long)
-        ids = torch.cat([words[:3], middle, words[3:]])
-        types = torch.cat(
-            [torch.zeros(3), (middle == (-1 if image is None else image)).float(), torch.zeros(length - 3)]
-        ).long()
+        before = 3 + 2 * number  # not the same in each: masks that look in a wrong place have to show
+        ids = torch.cat([words[:before], middle, words[before:]])
+        seen = (middle == (-1 if image is None else image)).long()
+        types = torch.cat([types[:before], seen, types[before:]])
     return Encoded(str(number), Member(ids, ids.clone(), types, rope_rows(model, ids, types, media)), media)
 
 

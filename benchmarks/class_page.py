@@ -2,7 +2,7 @@
 
 import importlib.metadata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -112,22 +112,33 @@ def _figures(by: Mapping[str, Row]) -> tuple[str, str]:
 
 
 def _reasons(classes: Mapping[str, Mapping[str, Row]]) -> str:
-    """Why some are refused with no figure, were not built, or saw no image."""
-    lines = ["## Why\n", "| class | what | |", "|---|---|---|"]
+    """Why some were not built, saw no image, or are refused where figures do not say it."""
+    lines = ["## Why\n", "| class | what | why |", "|---|---|---|"]
     for name, by in classes.items():
-        row = next(iter(by.values()))
-        if row["verdict"] == "not built":
-            lines.append(f"| `{name}` | not built | {_short(row['why'])} |")
-            continue
-        if row.get("no_media"):
-            lines.append(f"| `{name}` | words | {_short(row['no_media'])} |")
+        said: dict[tuple[str, str], list[str]] = {}
         for attention, row in by.items():
-            if row["verdict"] == "refused":
-                why = row["why"] or f"Δ others {row['others']:.1g}, Δ alone {row['alone']:.1g}"
-                words = row.get("words", {})
-                also = f"; on words alone exact by {_BY[words['by']]}" if words.get("verdict") == "exact" else ""
-                lines.append(f"| `{name}` | {_SHORT[attention]} refused | {_short(why)}{also} |")
+            for what, why in _why(row, any(other["verdict"] == "exact" for other in by.values())):
+                said.setdefault((what, why), []).append(_SHORT[attention])
+        for (what, why), attentions in said.items():
+            where = "" if what == "words" or len(attentions) == len(by) else f" ({', '.join(attentions)})"
+            lines.append(f"| `{name}` | {what}{where} | {why} |")
     return "\n".join([*lines, ""])
+
+
+def _why(row: Row, is_exact_elsewhere: bool) -> Iterator[tuple[str, str]]:
+    if row["verdict"] == "not built":
+        yield "not built", _short(row["why"])
+    elif row.get("no_media"):
+        yield "words", _short(row["no_media"])
+    if row["verdict"] != "refused":
+        return
+    if row["why"]:
+        yield "refused", _short(row["why"])
+    elif is_exact_elsewhere:
+        yield "refused", f"Δ others {row['others']:.1g}, Δ alone {row['alone']:.1g}"
+    words = row.get("words", {})
+    if words.get("verdict") == "exact":
+        yield "with images refused", f"on words alone exact by {_BY[words['by']]}"
 
 
 def _short(text: str) -> str:

@@ -58,7 +58,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "falcon": {"num_attention_heads": 64, "hidden_size": 4096},
     "falcon_h1": {"mamba_d_ssm": 4096, "mamba_n_heads": 64, "mamba_d_head": 64},
     "gemma3": {"mm_tokens_per_image": 4},
-    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
+    "gemma4": {
+        "vision_config": {"model_type": "gemma4_vision"},
+        "text_config": {"model_type": "gemma4_text", "use_bidirectional_attention": "vision"},
+    },
     "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision"}},
     "Gemma4AssistantForCausalLM": {
         "text_config": {

@@ -92,6 +92,7 @@ def _members(one: Named, model: Any) -> tuple[list[Encoded], str]:
             if given[0].media:
                 _run(model, given)
                 return given, ""
+            why = "its image processor gives nothing that the model takes"
         except Exception as error:  # foreign code
             why = _said(error)
     given = members(one, model, False)

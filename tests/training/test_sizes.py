@@ -16,15 +16,14 @@ KINDS = {
     "Qwen3NextForCausalLM": "layer_types",
     "MiniMaxForCausalLM": "layer_types",
 }
-#: their parts are as wide as each other, or some times as wide
-JOINED = [
-    "Qwen2VLForConditionalGeneration",
-    "Qwen2_5_VLForConditionalGeneration",
-    "Qwen3VLForConditionalGeneration",
-    "MiniMaxM3SparseForConditionalGeneration",
-    "LlavaForConditionalGeneration",
-    "InternVLForConditionalGeneration",
-]
+#: sizes that are the text's width, or some times that
+JOINED = {
+    "Qwen2VLConfig": {"vision_config.hidden_size": 1},
+    "Qwen2_5_VLConfig": {"vision_config.out_hidden_size": 1},
+    "Qwen3VLConfig": {"vision_config.out_hidden_size": 1},
+    "MiniMaxM3VLConfig": {"projector_hidden_size": 1, "merged_hidden_size": 4},
+    "InklingConfig": {"vision_config.text_hidden_size": 1},
+}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -57,20 +56,31 @@ def test_what_is_as_wide_as_the_model_stays_so() -> None:
     assert config.num_key_value_heads == 1
 
 
-def test_heads_that_do_not_divide_the_width_stay_whole() -> None:
-    """Twenty heads in 2048 of width: they are made as few as divides both."""
-    config = tf.LlamaConfig(hidden_size=2560, num_attention_heads=20, num_key_value_heads=4, head_dim=128)
+def test_keys_have_a_number_of_heads_that_divides_that_of_queries() -> None:
+    """40 heads in a width of 2048 become 5, which the 2 that are left of 20 do not divide."""
+    config = tf.Qwen3Config(hidden_size=2048, num_attention_heads=40, num_key_value_heads=20, head_dim=64)
     shrink_sizes(config)
-    assert config.num_attention_heads % config.num_key_value_heads == 0
-    assert (config.num_attention_heads, config.hidden_size) == (2, 256)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.hidden_size) == (5, 1, 256)
+
+
+def test_layers_that_share_keys_stay_behind_those_that_have_some() -> None:
+    """Gemma 3n counts its kinds of layers anew when a model is made, and refuses any that only share."""
+    config = tf.Gemma3nTextConfig()
+    shrink_sizes(config)
+    assert config.num_kv_shared_layers == 2
+    with torch.device("meta"):
+        tf.Gemma3nForCausalLM._from_config(config)
 
 
 @pytest.mark.parametrize("name", JOINED)
 def test_parts_fit_each_other(name: str) -> None:
-    """An image's features are as wide as the text's."""
-    config: Any = getattr(tf, name).config_class()
+    config = getattr(tf, name)()
+    text = config.get_text_config()
+    before = text.hidden_size
     shrink_sizes(config)
-    with torch.device("meta"):
-        model = getattr(tf, name)._from_config(config)
-    vocabulary = config.get_text_config().vocab_size
-    assert sum(weight.numel() for weight in model.parameters() if vocabulary not in weight.shape) < 3e7
+    assert text.hidden_size < before
+    for path, times in JOINED[name].items():
+        value: Any = config
+        for step in path.split("."):
+            value = getattr(value, step)
+        assert value == times * text.hidden_size, path
