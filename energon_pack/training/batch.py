@@ -114,9 +114,16 @@ class PackedBatch(dict[str, Any]):
             self["mm_token_type_ids"].to(model.device),
             getattr(config, "sliding_window", None),
             getattr(config, "attention_chunk_size", None),
-            image_blocks="token_type_ids" in inspect.signature(model.forward).parameters,
+            image_blocks=_sees_images_whole(model),
             dtype=model.dtype,
         )
+
+
+def _sees_images_whole(model: Any) -> bool:
+    """Whether tokens of one image see each other in both directions, as in Gemma 3 and the larger Gemma 4."""
+    if getattr(model.config.get_text_config(), "use_bidirectional_attention", None) == "vision":
+        return True
+    return "token_type_ids" in inspect.signature(model.forward).parameters
 
 
 def total_weight(batch: Mapping[str, Any]) -> Tensor:

@@ -148,3 +148,15 @@ def test_a_batch_whose_mask_is_to_be_found_has_that_of_the_guard(proofs: Path) -
     batch.mask = "positions"
     with pytest.raises(MixingError, match="mask=positions, and GptOssForCausalLM was shown with mask=dict4d"):
         model(**batch.model_inputs(model))
+
+
+def test_a_model_that_sees_images_whole_gets_masks_in_which_it_does() -> None:
+    """Gemma 4 (unified): packed by positions, transformers looks for a member's images where those of the row are."""
+    text = {**TEXT, "head_dim": 8, "global_head_dim": 8, "use_bidirectional_attention": "vision"}
+    text |= {"layer_types": ["sliding_attention", "full_attention"]}
+    config = tf.Gemma4UnifiedConfig(text_config=text, vision_config=None, audio_config=None)
+    members = text_members(64)
+    for start, member in zip((1, 2, 1), members, strict=True):
+        member.tokens.types[start : start + 3] = 1
+    tried = prove(tf.Gemma4UnifiedForConditionalGeneration, config, members)
+    assert [(proof.mask, proof.is_exact) for proof in tried] == [("positions", False), ("dict4d", True)]
