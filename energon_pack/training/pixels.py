@@ -97,10 +97,14 @@ def join(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             found.setdefault(name, []).append(value)
     # Idefics3 has one row of tiles for a whole text: [1, tiles, ...]. LLaVA-NeXT and LLaVA-OneVision have one of tiles
     # for each image, Pixtral has each image in the frame of the largest.
-    is_idefics = "pixel_attention_mask" in found
+    dim = 0
+    if "target_sizes" in found:  # MiniCPM-V has the patches of all images side by side: [1, channels, side, width]
+        dim = 3
+    elif any(mask.dim() == 4 for mask in found.get("pixel_attention_mask", ())):
+        dim = 1
     may_grow = bool(found.keys() & {"pixel_attention_mask", "batch_num_images", "image_sizes"})
     return {
-        name: _join(name, values, int(is_idefics), may_grow) if name in _PADDED else _join(name, values, 0, False)
+        name: _join(name, values, dim, may_grow) if name in _PADDED else _join(name, values, 0, False)
         for name, values in found.items()
     }
 

@@ -48,6 +48,16 @@ def test_images_of_two_sizes_are_framed_where_the_model_knows_theirs() -> None:
     assert joined["image_sizes"].tolist() == [[4, 8], [6, 2]]
 
 
+def test_patches_lie_side_by_side_or_below_each_other_as_the_model_counts_them() -> None:
+    """MiniCPM-V has one row of patches for a batch; LFM2-VL a row for each image, with a mask of as many."""
+    minicpm = [{"pixel_values": torch.ones(1, 3, 2, 2 * n), "target_sizes": torch.tensor([[1, n]])} for n in (4, 6)]
+    assert join(minicpm)["pixel_values"].shape == (1, 3, 2, 20)
+    assert join(minicpm)["target_sizes"].tolist() == [[1, 4], [1, 6]]
+    lfm2 = [{"pixel_values": torch.ones(n, 16, 12), "pixel_attention_mask": torch.ones(n, 16)} for n in (1, 2)]
+    assert join(lfm2)["pixel_values"].shape == (3, 16, 12)
+    assert join(lfm2)["pixel_attention_mask"].shape == (3, 16)
+
+
 def test_tiles_of_two_sizes_are_an_error() -> None:
     with pytest.raises(ValueError, match="pixel_values of these members can't be joined"):
         join([{"pixel_values": torch.ones(1, 3, 4, 4)}, {"pixel_values": torch.ones(1, 3, 6, 6)}])
