@@ -11,11 +11,13 @@ import torch
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
-from energon_pack.training.inputs import PROVEN, MixingError, check_inputs, has_rope_rows, mask_of
+from energon_pack.training.inputs import PROVEN, MixingError, attention_of, check_inputs, has_rope_rows, mask_of
 from energon_pack.training.layout import Member
+from energon_pack.training.makeup import replaced_in
 from energon_pack.training.members import Encoded
 from energon_pack.training.pixels import MEDIA_KEYS
 from energon_pack.training.proof import Proof, kept_proofs, way_out
+from energon_pack.training.shrink import is_by_length
 
 __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 
@@ -67,11 +69,16 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None) 
     Raises:
         MixingError: it was not shown to; says what was tried, and what keeps members apart.
     """
-    attention = getattr(model.config, "_attn_implementation", None)
+    attention = attention_of(model)
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
     members = encoder.probe_members() if encoder else _texts(model.config.get_text_config().vocab_size)
     device = model.device if model.device.type == "cuda" else torch.device("cpu")
-    proofs = kept_proofs(type(model), model.config, members, mask, attention, longest, device)
+    proofs = kept_proofs(model, members, mask, attention, longest, device)
+    if (replaced := replaced_in(model)) and trust != type(model).__name__:
+        raise MixingError(
+            f"the forward of {', '.join(replaced[:3])} was replaced in this model alone; no copy of it can be tried:"
+            f" replace that of the class (trust={type(model).__name__!r} trains it all the same)"
+        )
     if not proofs[-1].is_exact:
         said = f"{type(model).__name__} is not shown to keep members of packs apart: {'; '.join(map(str, proofs))}"
         if trust != type(model).__name__:
@@ -80,18 +87,26 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None) 
         _log.warning("%s; trained all the same: trust=%s", said, trust)
     PROVEN[model] = proofs[-1].mask
     tried = frozenset(name for member in members for name in member.media)
-    return Guard(proofs, _hooks(model, attention, proofs[-1].mask, tried), model)
+    limit = longest if is_by_length(model.config) else None
+    return Guard(proofs, _hooks(model, attention, proofs[-1].mask, tried, limit), model)
 
 
-def _hooks(model: Module, attention: str | None, mask: str, tried: frozenset[str]) -> list[RemovableHandle]:
+def _hooks(
+    model: Module, attention: str | None, mask: str, tried: frozenset[str], longest: int | None
+) -> list[RemovableHandle]:
     """On every part that takes positions: of nested calls the outermost is checked."""
-    state = threading.local()
+    calls = threading.local()
     rope_rows = has_rope_rows(model)
 
-    def check(names: Sequence[str], _: Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        state.depth = getattr(state, "depth", 0) + 1
-        if state.depth > 1:
+    def check(names: Sequence[str], part: Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        running: list[Module] = vars(calls).setdefault("running", [])
+        if any(part is one for one in running):  # none runs within itself: an interrupt ended that call
+            running.clear()
+        running.append(part)
+        if len(running) > 1:
             return
+        if (now := attention_of(model)) != attention:
+            raise MixingError(f"attention is {now} now, and was {attention} when the model was tried: guard it again")
         inputs = {**dict(zip(names, args, strict=False)), **keywords}
         check_inputs(inputs, attention)
         given = mask_of(inputs)
@@ -99,11 +114,17 @@ def _hooks(model: Module, attention: str | None, mask: str, tried: frozenset[str
             raise MixingError(f"inputs with mask={given}, and {type(model).__name__} was shown with mask={mask}")
         if untried := sorted(name for name in MEDIA_KEYS & inputs.keys() - tried if inputs[name] is not None):
             raise MixingError(f"{', '.join(untried)}: not tried with this model; guard(model, encoder) tries its media")
+        if longest is not None and (length := int(inputs["position_ids"].max()) + 1) > longest:
+            raise MixingError(
+                f"a member of {length} tokens: RoPE of {type(model).__name__} takes its angles from the longest, and it"
+                f" was tried for {longest}, the longest of the encoder's packs"
+            )
         if rope_rows and inputs["position_ids"].dim() != 3:
             raise MixingError(f"{type(model).__name__} takes M-RoPE rows [4, B, S]: model_inputs(model) makes them")
 
     def leave(*_: Any) -> None:
-        state.depth -= 1
+        running: list[Module] = vars(calls).get("running", [])
+        del running[-1:]
 
     handles = []
     for module in model.modules():

@@ -65,6 +65,12 @@ def proven_mask(model: Module | None) -> str:
     return mask
 
 
+def attention_of(model: Any) -> str | None:
+    """The attention implementation of a model's text part, which may be another than that of its images."""
+    name: str | None = getattr(model.config.get_text_config(), "_attn_implementation", None)
+    return name
+
+
 def mask_of(inputs: Mapping[str, Any]) -> str:
     """What keeps members apart in these inputs: `dict4d`, `indexed`, `hybrid` or `positions`."""
     mask = inputs.get("attention_mask")
@@ -97,6 +103,10 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
     row = _text_row(inputs, positions)
     if isinstance(mask, Tensor):
         _check_mask(mask, row)
+    elif isinstance(mask, dict):
+        _check_masks(mask, row)
+    elif mask is not None:
+        raise MixingError(f"attention_mask is a {type(mask).__name__}, which is used as it is; leave it out")
     if isinstance(mask, dict) and attention and "flash" in attention:
         raise MixingError(f"{attention} takes no masks, and this batch has some (dict4d): eager or sdpa does")
     has_cu = inputs.get("cu_seq_lens_q") is not None
@@ -133,10 +143,20 @@ def _check_mask(mask: Tensor, row: Tensor) -> None:
             f"a {mask.dim()}-D mask: eager attention adds a boolean one to the scores, windows are lost, and what is"
             " causal alone lets members see each other; leave it out (model.mask=dict4d makes masks where they are due)"
         )
-    begins = (row == 0).to(mask.device) & (mask != 0)
     # Of one member alone, an indexed mask is ones, too.
-    if mask.max() <= 1 and bool((begins.sum(1) > 1).any()):
+    seen = [positions[real != 0] for positions, real in zip(row, mask.to(row.device), strict=True)]
+    if mask.max() <= 1 and any(bool((positions.diff() != 1).any()) for positions in seen):
         raise MixingError("a 2-D attention_mask of ones: with it the model takes the row for one text; leave it out")
+
+
+def _check_masks(masks: Mapping[str, Any], row: Tensor) -> None:
+    """The first token of a member sees none before it."""
+    for name, mask in masks.items():
+        if not isinstance(mask, Tensor) or mask.dim() != 4 or not mask.is_floating_point():
+            raise MixingError(f"attention_mask[{name!r}] is no additive 4-D mask: model_inputs(model) makes them")
+        for number, first in (row == 0).nonzero().tolist():
+            if bool((mask[number % len(mask), :, first, :first] > -1e4).any()):
+                raise MixingError(f"attention_mask[{name!r}] lets token {first} see the member before it")
 
 
 def _check_boundaries(row: Tensor, cu_seq_lens: Tensor) -> None:

@@ -8,7 +8,7 @@ Runs on a CPU in seconds, on a model that `shrink` made small.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,15 +67,35 @@ def probe(model: Any, members: Sequence[Encoded], mask: str = "positions", chang
     Raises:
         MixingError: inputs with which they would surely be mixed.
     """
+    return next(_findings(model, members, mask, [changed]))
+
+
+def probe_all(model: Any, members: Sequence[Encoded], mask: str = "positions") -> Finding:
+    """As `probe`, each member changed in its turn.
+
+    Returns:
+        The first that mixes, if any does; else of each difference the largest, and the least change in a member itself.
+    """
+    findings = []
+    for finding in _findings(model, members, mask, range(len(members))):
+        if finding.mixes:
+            return finding
+        findings.append(finding)
+    return replace(findings[0], others=max(one.others for one in findings), own=min(one.own for one in findings))
+
+
+def _findings(model: Any, members: Sequence[Encoded], mask: str, changed: Sequence[int]) -> Iterator[Finding]:
     before = _packed(model, members, mask)
-    other = _changed(members[changed], model.config.get_text_config().vocab_size)
-    after = _packed(model, [*members[:changed], other, *members[changed + 1 :]], mask)
     alone = [plain_logits(model, member) for member in members]
-    differences = [_differences(some, others) for some, others in zip(before, after, strict=True)]
-    own = max(row[changed] for row in differences)
-    others = max(difference for row in differences for i, difference in enumerate(row) if i != changed)
+    apart = max(max(_differences(row, alone)) for row in before)
     tolerance = 1e-4 if model.dtype == torch.float32 else 5e-2
-    return Finding(others, own, max(max(_differences(row, alone)) for row in before), tolerance)
+    for index in changed:
+        other = _changed(members[index], model.config.get_text_config().vocab_size)
+        after = _packed(model, [*members[:index], other, *members[index + 1 :]], mask)
+        differences = [_differences(some, others) for some, others in zip(before, after, strict=True)]
+        own = max(row[index] for row in differences)
+        others = max(difference for row in differences for i, difference in enumerate(row) if i != index)
+        yield Finding(others, own, apart, tolerance)
 
 
 def probe_inputs(model: Any, members: Sequence[Encoded], mask: str = "positions") -> dict[str, Any]:

@@ -8,7 +8,6 @@ that was itself probed.
 
 import hashlib
 import importlib.metadata
-import inspect
 import json
 import logging
 import os
@@ -17,20 +16,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from energon_pack.run.files import write_whole
+from energon_pack.training.makeup import code_of, kinds_of
 from energon_pack.training.members import Encoded
-from energon_pack.training.probe import Finding, probe
+from energon_pack.training.probe import Finding, probe_all
 from energon_pack.training.shrink import small_model
 
 _log = logging.getLogger(__name__)
 
 #: raised when a proof would come out otherwise
-_VERSION = 1
+_VERSION = 2
 #: what `auto` tries, in this order
 MASKS = ("positions", "dict4d", "hybrid")
 _ATTENTIONS = ("sdpa", "eager")
@@ -68,6 +67,7 @@ def prove(
     attention: str | None = None,
     longest: int | None = None,
     device: torch.device | str = "cpu",
+    kinds: frozenset[str] = frozenset(),
 ) -> list[Proof]:
     """Probe a small model of a class with some members; the last proof is exact, or none is.
 
@@ -79,6 +79,7 @@ def prove(
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; None: not known.
         device: where its kernels run.
+        kinds: of parts that the small model has to have, too: see `kinds_of`.
 
     Returns:
         One for each mask that was tried.
@@ -89,8 +90,9 @@ def prove(
         proof = Proof(make.__name__, attention or "default", name, None)
         try:
             model = small_model(make, config, attention, longest).to(device)
-            worst = _worst([probe(model, members, name, changed) for changed in range(len(members))])
-            proof = replace(proof, finding=worst)
+            if lost := sorted(kinds - kinds_of(model)):
+                raise ValueError(f"a small copy of it has no {lost[0]}")
+            proof = replace(proof, finding=probe_all(model, members, name))
         except Exception as error:  # foreign code, with inputs it may not be made for
             proof = replace(proof, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         proofs.append(replace(proof, seconds=round(time.perf_counter() - start, 2)))
@@ -100,8 +102,7 @@ def prove(
 
 
 def kept_proofs(
-    make: Any,
-    config: Any,
+    model: Any,
     members: Sequence[Encoded],
     mask: str,
     attention: str | None,
@@ -110,20 +111,28 @@ def kept_proofs(
 ) -> list[Proof]:
     """As `prove`, from the user's cache where the same was asked before: code, config, versions, media, positions.
 
+    What could not be tried is asked again: memory may have been short.
+
     Args:
-        config: of transformers.
+        model: of transformers.
     """
-    path = _folder() / f"{_key(make, config, members, mask, attention, longest, device)}.json"
+    make, config = type(model), model.config
+    path = _folder() / f"{_key(model, members, mask, attention, longest, device)}.json"
     try:
-        return [
+        kept = [
             Proof(**{**value, "finding": value["finding"] and Finding(**value["finding"])})
             for value in json.loads(path.read_bytes())
         ]
+        if kept:
+            return kept
+        _log.warning("%s holds nothing, and is made again", path)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, KeyError) as error:
         _log.warning("%s can't be read, and is made again: %s", path, error)
-    proofs = prove(make, config, members, mask, attention, longest, device)
+    proofs = prove(make, config, members, mask, attention, longest, device, kinds_of(model))
+    if proofs[-1].finding is None:
+        return proofs
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps([asdict(proof) for proof in proofs], indent=1).encode(), sync=False)
@@ -141,35 +150,24 @@ def way_out(
     tried: Sequence[Proof],
 ) -> str:
     """What keeps the members apart that were mixed: a mask or another attention implementation, itself probed."""
-    masks = {proof.mask for proof in tried}
+    masks, seen = {proof.mask for proof in tried}, [*tried]
     for name in dict.fromkeys([attention, *_ATTENTIONS]):
         for mask in MASKS:
             if name == attention and mask in masks:
                 continue
             proof = prove(make, config, members, mask, name, longest)[-1]
+            seen.append(proof)
             if proof.is_exact:
                 settings = [f"PackedTaskEncoder(attention_mask={mask!r})"] if mask not in masks else []
                 settings += [f"attn_implementation={name!r}"] if name != attention else []
                 return f"{' and '.join(settings)} keeps them apart ({proof.finding})"
+    if not any(proof.finding for proof in seen):
+        return "nothing could be tried here: does the encoder's processor go with this model?"
     return "nothing tried here keeps them apart: train this class on unpacked samples"
 
 
-def _worst(findings: Sequence[Finding]) -> Finding:
-    """One that mixes, if any does; else of each difference the largest, and the least change in a member itself."""
-    for finding in findings:
-        if finding.mixes:
-            return finding
-    return replace(
-        findings[0],
-        others=max(finding.others for finding in findings),
-        own=min(finding.own for finding in findings),
-        alone=max(finding.alone for finding in findings),
-    )
-
-
 def _key(
-    make: Any,
-    config: Any,
+    model: Any,
     members: Sequence[Encoded],
     mask: str,
     attention: str | None,
@@ -180,28 +178,16 @@ def _key(
     media = [sorted((name, value.shape[1:]) for name, value in member.media.items()) for member in members]
     parts = [
         _VERSION,
-        f"{make.__module__}.{make.__qualname__}",
+        f"{type(model).__module__}.{type(model).__qualname__}",
         sys.version,
-        _code(sys.modules[make.__module__]),
-        config.to_dict(),
+        [sorted(kinds_of(model)), code_of(model)],
+        model.config.to_dict(),
         {name: _version(name) for name in _PACKAGES},
         [[member.tokens.ids.tolist(), member.tokens.types.tolist()] for member in members],
         [None if member.tokens.rope is None else member.tokens.rope.tolist() for member in members],
         [mask, attention, longest, str(device), media],
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _code(module: ModuleType) -> list[str]:
-    """The functions and methods that a module has now: some trainers replace them."""
-    found = []
-    for name, value in sorted(vars(module).items()):
-        members = vars(value) if inspect.isclass(value) and value.__module__ == module.__name__ else {"": value}
-        for part, function in members.items():
-            if inspect.isfunction(function):
-                code = inspect.unwrap(function).__code__
-                found.append(f"{name}.{part} {code.co_filename} {hashlib.sha256(code.co_code).hexdigest()}")
-    return found
 
 
 def _version(package: str) -> str | None:

@@ -11,6 +11,8 @@ from energon_pack.training.sizes import parts, shrink_sizes
 #: shorter than members are, so that what they hide is hidden
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 _WINDOW = 8
+#: scales of attention that change so far into a row, wherever a member begins in it
+_BY_ROW = ("floor_scale",)
 #: of random weights: with the 0.02 of most configs, what leaks would hardly show
 _INITIALIZER_RANGE = 0.1
 #: of each token: all 150,000 would take gigabytes, and say the same
@@ -49,18 +51,28 @@ def shrink(config: Any, longest: int | None = None) -> Any:
     Args:
         config: of transformers; it is changed.
         longest: tokens of the longest pack: RoPE that changes for longer texts than a model was trained for changes
-            here for members of a few tokens, unless packs are shorter than that; None: they may be of any length.
+            here for members of a few tokens, and so does attention whose scale grows along a row (Llama 4), unless
+            packs are no longer than that; None: they may be of any length.
     """
     shrink_sizes(config)
     for part in parts(config):
         for name in _WINDOWS:
             if isinstance(getattr(part, name, None), int):
                 setattr(part, name, min(_WINDOW, getattr(part, name)))
+        for name in _BY_ROW:
+            if isinstance(getattr(part, name, None), int) and (longest is None or longest > getattr(part, name)):
+                setattr(part, name, min(_WINDOW, getattr(part, name)))
         if isinstance(getattr(part, "initializer_range", None), float):
             part.initializer_range = max(_INITIALIZER_RANGE, part.initializer_range)
         for rope in _ropes(getattr(part, "rope_parameters", None)):
             _shorten(rope, part, longest)
     return config
+
+
+def is_by_length(config: Any) -> bool:
+    """Whether angles of RoPE change with the longest position of a batch."""
+    every = (rope for part in parts(config) for rope in _ropes(getattr(part, "rope_parameters", None)))
+    return any(rope.get("rope_type") in _BY_LENGTH for rope in every)
 
 
 def _ropes(parameters: Any) -> Iterator[dict[str, Any]]:

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError, check_inputs
+from energon_pack.training.layout import Member
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import probe
-from support.tiny import FAMILIES, make_batch, make_members, make_model, text_members, tf
+from support.tiny import FAMILIES, TEXT, make_batch, make_members, make_model, text_members, tf
 
 
 @dataclass(frozen=True)
@@ -30,22 +32,44 @@ def bad_inputs(inputs: dict[str, Any], doc_ids: torch.Tensor) -> dict[str, tuple
     width = inputs["input_ids"].shape[1]
     causal = torch.ones(width, width, dtype=torch.bool).tril()[None, None]
     no_boundaries = {name: value for name, value in inputs.items() if not name.endswith(("_q", "_k"))}
+    ones = torch.ones_like(inputs["input_ids"])
     no_cache = {name: value for name, value in inputs.items() if name != "use_cache"}
     return {
         "cache": (no_cache, "use_cache=None"),
-        "ones": ({**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}, "2-D attention_mask of ones"),
+        "ones": ({**inputs, "attention_mask": ones}, "2-D attention_mask of ones"),
         "boolean": ({**inputs, "attention_mask": causal}, "a 4-D mask"),
         "no text row": ({**inputs, "position_ids": inputs["position_ids"][1:]}, "no text row"),
         "no positions": ({**inputs, "position_ids": None}, "position_ids are missing"),
         "float": ({**inputs, "attention_mask": torch.where(causal, 0.0, -1e9)}, "a 4-D mask"),
         "indexed": ({**inputs, "attention_mask": doc_ids}, "inputs with mask=indexed"),
         "past": ({**inputs, "past_key_values": tf.DynamicCache()}, "past_key_values"),
+        "ones from 1": (
+            {**no_boundaries, "position_ids": inputs["position_ids"] + 1, "attention_mask": ones},
+            "2-D attention_mask of ones",
+        ),
+        "ones but the first": (
+            {**inputs, "attention_mask": (inputs["position_ids"][0] != 0) * ones},
+            "2-D attention_mask of ones",
+        ),
         "cut": ({**no_boundaries, "position_ids": inputs["position_ids"][:1]}, r"position_ids \[1, 1,"),
     }
 
 
 @pytest.mark.parametrize(
-    "case", ["cache", "ones", "boolean", "no text row", "no positions", "float", "indexed", "past", "cut"]
+    "case",
+    [
+        "cache",
+        "ones",
+        "boolean",
+        "no text row",
+        "no positions",
+        "float",
+        "indexed",
+        "past",
+        "ones from 1",
+        "ones but the first",
+        "cut",
+    ],
 )
 def test_what_mixes_members_is_refused(case: str) -> None:
     model = make_model("qwen2_5_vl")
@@ -128,10 +152,82 @@ def test_every_part_of_a_model_is_guarded() -> None:
             with pytest.raises(MixingError, match=said):
                 part(**{**inputs, **bad})
         model(**inputs)  # an error leaves the guard as it was
+    apart = torch.full((1, 1, *[inputs["input_ids"].shape[1]] * 2), -1e9)
     with pytest.raises(MixingError, match="was shown with mask=positions"):
-        model(**{**inputs, "attention_mask": {"full_attention": None}})
+        model(**{**inputs, "attention_mask": {"full_attention": apart}})
     held.remove()
     model.model(**{**inputs, "use_cache": None})
+
+
+def test_masks_that_are_not_ours_are_refused() -> None:
+    """Each is used as it is: no model makes one of positions beside it."""
+    model = make_model("gpt_oss", "eager")
+    batch = make_batch("gpt_oss", [text_members(64)])
+    batch.mask = "auto"
+    guard(model)
+    good = batch.model_inputs(model)
+    model(**good)
+    open_mask = {name: torch.zeros_like(mask) for name, mask in good["attention_mask"].items()}
+    width = good["input_ids"].shape[1]
+    block = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, width, width, device="cpu")
+    for mask, said in (
+        (dict.fromkeys(open_mask), "is no additive 4-D mask"),
+        (open_mask, "lets token 9 see the member before it"),
+        (block, "attention_mask is a BlockMask"),
+    ):
+        with pytest.raises(MixingError, match=said):
+            model(**{**good, "attention_mask": mask})
+
+
+def test_an_interrupt_leaves_the_guard_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook, the next cell goes on with the same model; hooks of an interrupted call are never ended."""
+    model = make_model("qwen2")
+    inputs = make_batch("qwen2", [make_members("qwen2", model)]).model_inputs()
+    guard(model)
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.model.layers[0], "forward", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(**inputs)
+    with pytest.raises(MixingError, match="mask of ones"):
+        model(**{**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])})
+    model(**inputs)
+
+
+def test_attention_that_changes_is_tried_anew() -> None:
+    model = make_model("qwen2")
+    inputs = make_batch("qwen2", [make_members("qwen2", model)]).model_inputs()
+    guard(model)
+    model.set_attn_implementation("eager")
+    with pytest.raises(MixingError, match="attention is eager now, and was sdpa when the model was tried"):
+        model(**inputs)
+
+
+def test_a_member_longer_than_all_packs_changes_the_angles_of_others() -> None:
+    """Unpacked samples are blended with packs; beside a longer one, Phi-3's logits of another row move by 3."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    config = tf.Phi3Config(
+        **{**TEXT, "max_position_embeddings": 64},
+        rope_parameters={**rope, "original_max_position_embeddings": 64, "factor": 16.0},
+        original_max_position_embeddings=64,
+    )
+    config.max_position_embeddings = 1024
+    model = tf.Phi3ForCausalLM(config).eval()
+    members = text_members(64)
+    ids = torch.arange(80) % 50 + 8
+    long = Encoded("long", Member(ids, ids, torch.zeros_like(ids)))
+    good, bad = (
+        make_batch("qwen2", rows, width=80).model_inputs(model) for rows in ([members, members], [members, [long]])
+    )
+    with torch.no_grad():
+        assert (model(**good).logits[0] - model(**bad).logits[0]).abs().max() > 0.1
+    guard(model, Media(members, max_token_len=64))
+    model(**good)
+    with pytest.raises(MixingError, match="a member of 80 tokens: RoPE of Phi3ForCausalLM takes its angles"):
+        model(**bad)
 
 
 def test_media_that_were_not_tried_are_refused() -> None:

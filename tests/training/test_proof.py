@@ -9,6 +9,7 @@ import pytest
 from energon_pack.training import proof
 from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
+from energon_pack.training.probe import probe
 from energon_pack.training.proof import prove
 from energon_pack.training.shrink import shrink, small_model
 from support.tiny import TEXT, make_batch, make_model, text_members, tf
@@ -64,6 +65,19 @@ def test_angles_that_depend_on_the_longest_member(longest: int | None, is_exact:
     assert tried[-1].is_exact == is_exact, str(tried[-1])
 
 
+@pytest.mark.parametrize(("longest", "is_exact"), [(8192, True), (16384, False), (None, False)])
+def test_attention_whose_scale_grows_along_a_row(longest: int | None, is_exact: bool) -> None:
+    """Llama 4's layers without RoPE count from the row's first token, from 8,192 on: no short probe reaches so far."""
+    config = tf.Llama4TextConfig(
+        **{**TEXT, "num_hidden_layers": 8}, head_dim=8, intermediate_size_mlp=48, num_local_experts=2
+    )
+    tried = prove(tf.Llama4ForCausalLM, config, text_members(64), longest=longest)
+    assert tried[-1].is_exact == is_exact, str(tried[-1])
+    config.floor_scale = 24  # the same in a model of its full size
+    model = tf.Llama4ForCausalLM(config).eval()
+    assert probe(model, text_members(64)).mixes
+
+
 def test_nothing_is_shown_by_a_model_that_answers_nothing() -> None:
     """Weights of 0: no member moves another, and none moves itself."""
 
@@ -97,9 +111,10 @@ def test_a_proof_is_kept_and_asked_again_after_a_change(proofs: Path, monkeypatc
 
     monkeypatch.setattr(proof, "prove", again)
     guard(model).remove()
-    kept.write_text("{")  # a full disk, a kill
-    with pytest.raises(AssertionError, match="it was kept"):
-        guard(model)
+    for damaged in ("{", "[]", "{}"):  # a full disk, a kill
+        kept.write_text(damaged)
+        with pytest.raises(AssertionError, match="it was kept"):
+            guard(model)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(proofs.parents[1]))
     guard(model).remove()
@@ -115,6 +130,19 @@ def test_a_proof_is_kept_and_asked_again_after_a_change(proofs: Path, monkeypatc
     monkeypatch.setattr(tf.models.qwen2.modeling_qwen2.Qwen2Attention, "forward", patched)
     guard(model).remove()
     assert len(list(proofs.iterdir())) == 3, "a patched class has the proof of the class as it was"
+
+
+def test_what_could_not_be_tried_is_tried_again(proofs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that was short once would have refused this class for ever."""
+
+    def short(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(proof, "small_model", short)
+        with pytest.raises(MixingError, match="nothing could be tried here"):
+            guard(make_model("qwen2"))
+    guard(make_model("qwen2")).remove()
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(
