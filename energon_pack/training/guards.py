@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.nn import Module
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.inputs import PROVEN, MixingError, attention_of, check_inputs, has_rope_rows, mask_of
@@ -97,6 +98,7 @@ def _hooks(
     """On every part that takes positions: of nested calls the outermost is checked."""
     calls = threading.local()
     rope_rows = has_rope_rows(model)
+    norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
 
     def check(names: Sequence[str], part: Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         running: list[Module] = vars(calls).setdefault("running", [])
@@ -107,6 +109,8 @@ def _hooks(
             return
         if (now := attention_of(model)) != attention:
             raise MixingError(f"attention is {now} now, and was {attention} when the model was tried: guard it again")
+        if any(norm.training for norm in norms):
+            raise MixingError("batch norm takes its statistics from all members while it is trained: call its eval()")
         inputs = {**dict(zip(names, args, strict=False)), **keywords}
         check_inputs(inputs, attention)
         given = mask_of(inputs)

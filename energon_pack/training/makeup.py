@@ -16,7 +16,7 @@ _SIMPLE = (bool, int, float, str, bytes, type(None))
 
 
 def kinds_of(model: Module) -> frozenset[str]:
-    """Kinds of parts: their class, with what is named, switched or left out in one layer and not in another.
+    """Kinds of parts: their class, and what is named, switched or left out in one layer and not in another.
 
     Parts of other packages (adapters, quantized weights) are none of the model's own.
     """
@@ -26,12 +26,12 @@ def kinds_of(model: Module) -> frozenset[str]:
         if type(part).__module__ in homes:
             is_whole = hasattr(part, "_from_config")  # trainers keep notes on these
             values = {} if is_whole else {k: v for k, v in vars(part).items() if not k.startswith("_")}
-            said = [
-                f"{name}={value}"
-                for name, value in sorted(values.items())
+            found.add(type(part).__name__)
+            found |= {
+                f"{type(part).__name__} with {name}={value}"
+                for name, value in values.items()
                 if isinstance(value, (bool, str, type(None))) and name not in _SWITCHES
-            ]
-            found.add(f"{type(part).__name__}({', '.join(said)})")
+            }
     return frozenset(found)
 
 

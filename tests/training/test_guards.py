@@ -197,6 +197,34 @@ def test_an_interrupt_leaves_the_guard_as_it_was(monkeypatch: pytest.MonkeyPatch
     model(**inputs)
 
 
+def test_batch_norm_that_is_trained_is_refused() -> None:
+    """Its statistics are of all images of a batch: a probe that evaluates sees none of it."""
+    model = make_model("llava")
+    members = make_members("llava", model)
+    model.model.multi_modal_projector.act = torch.nn.Sequential(Channels(), torch.nn.GELU())
+    norm = model.model.multi_modal_projector.act[0]
+    inputs = make_batch("llava", [members]).model_inputs()
+    alone = make_batch("llava", [members[:2]]).model_inputs()
+    with torch.no_grad():
+        length = alone["input_ids"].shape[1]
+        assert (model(**inputs).logits[:, :length] - model(**alone).logits).abs().max() > 0.01
+    guard(model, Media(members))
+    with pytest.raises(MixingError, match="batch norm takes its statistics from all members"):
+        model(**inputs)
+    norm.eval()
+    model(**inputs)
+
+
+class Channels(torch.nn.BatchNorm1d):
+    """Over the last dimension."""
+
+    def __init__(self) -> None:
+        super().__init__(32)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input.flatten(0, -2)).view_as(input)
+
+
 def test_attention_that_changes_is_tried_anew() -> None:
     model = make_model("qwen2")
     inputs = make_batch("qwen2", [make_members("qwen2", model)]).model_inputs()

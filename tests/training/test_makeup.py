@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import masking_utils
-from transformers.integrations import sdpa_attention
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.qwen2 import modeling_qwen2
 
 from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.makeup import code_of, kinds_of, replaced_in
 from energon_pack.training.proof import prove
+from energon_pack.training.shrink import small_model
 from support.tiny import TEXT, make_model, text_members, tf
 
+masking_utils, modeling_qwen2 = tf.masking_utils, tf.models.qwen2.modeling_qwen2
 Replace = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -58,9 +56,9 @@ def a_helper_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def an_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     def unmasked(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **keywords: Any) -> Any:
-        return sdpa_attention.sdpa_attention_forward(module, query, key, value, None, **keywords)
+        return tf.integrations.sdpa_attention.sdpa_attention_forward(module, query, key, value, None, **keywords)
 
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", unmasked)
+    monkeypatch.setitem(tf.modeling_utils.ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", unmasked)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "internvl"])
@@ -109,9 +107,23 @@ def test_a_wrapped_forward_is_that_of_its_class() -> None:
 
 
 def test_a_layer_that_a_small_copy_has_not_is_not_shown() -> None:
-    kinds = kinds_of(tf.Qwen2ForCausalLM(tf.Qwen2Config(**TEXT)))
-    assert prove(tf.Qwen2ForCausalLM, tf.Qwen2Config(**TEXT), text_members(64), kinds=kinds)[-1].is_exact
-    other = tf.Qwen2Config(**TEXT, use_sliding_window=True, sliding_window=4, max_window_layers=1)
-    tried = prove(tf.Qwen2ForCausalLM, other, text_members(64), kinds=kinds | {"Qwen2Memory()"})
-    assert "a small copy of it has no Qwen2Memory()" in str(tried[-1])
-    assert not tried[-1].is_exact
+    """The last of ten layers carries a state: with four such, members differ by 2.3. Its copy has the first."""
+    config = tf.BambaConfig(vocab_size=64, num_hidden_layers=10, attn_layer_indices=list(range(9)))
+    with torch.device("meta"):
+        kinds = kinds_of(tf.BambaForCausalLM(config))
+    tried = prove(tf.BambaForCausalLM, config, text_members(64), kinds=kinds)
+    assert not any(one.is_exact for one in tried)
+    lost = kinds_of(make_model("qwen2")) | {"Qwen2Memory"}
+    tried = prove(tf.Qwen2ForCausalLM, tf.Qwen2Config(**TEXT), text_members(64), kinds=lost)
+    assert "a small copy of it has no Qwen2Memory" in str(tried[-1])
+    assert prove(tf.Qwen2ForCausalLM, tf.Qwen2Config(**TEXT), text_members(64), kinds=lost - {"Qwen2Memory"})[
+        -1
+    ].is_exact
+
+
+def test_layers_that_share_what_others_hold_are_in_the_copy() -> None:
+    config = tf.Gemma4TextConfig(vocab_size=64, vocab_size_per_layer_input=64, num_kv_shared_layers=4)
+    with torch.device("meta"):
+        kinds = kinds_of(tf.Gemma4ForCausalLM(config))
+    assert "Gemma4TextAttention with is_kv_shared_layer=True" in kinds
+    assert kinds <= kinds_of(small_model(tf.Gemma4ForCausalLM, config))
