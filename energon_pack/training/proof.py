@@ -6,6 +6,7 @@ A class is exact by `positions`, by masks (`dict4d`), or by its kernels (`hybrid
 that was itself probed.
 """
 
+import copy
 import hashlib
 import importlib.metadata
 import json
@@ -13,7 +14,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +69,7 @@ def prove(
     attention: str | None = None,
     longest: int | None = None,
     device: torch.device | str = "cpu",
-    kinds: frozenset[str] = frozenset(),
+    kinds: frozenset[str] | None = None,
 ) -> list[Proof]:
     """Probe a small model of a class with some members; the last proof is exact, or none is.
 
@@ -79,7 +81,7 @@ def prove(
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; None: not known.
         device: where its kernels run.
-        kinds: of parts that the small model has to have, too: see `kinds_of`.
+        kinds: of parts that the small model has to have, too: see `kinds_of`. None: those of the full size.
 
     Returns:
         One for each mask that was tried.
@@ -90,15 +92,36 @@ def prove(
         proof = Proof(make.__name__, attention or "default", name, None)
         try:
             model = small_model(make, config, attention, longest).to(device)
-            if lost := sorted(kinds - kinds_of(model)):
+            if lost := sorted((_kinds(make, config) if kinds is None else kinds) - kinds_of(model)):
                 raise ValueError(f"a small copy of it has no {lost[0]}")
-            proof = replace(proof, finding=probe_all(model, members, name))
+            with _full_precision():
+                proof = replace(proof, finding=probe_all(model, members, name))
         except Exception as error:  # foreign code, with inputs it may not be made for
             proof = replace(proof, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         proofs.append(replace(proof, seconds=round(time.perf_counter() - start, 2)))
         if proof.is_exact:
             break
     return proofs
+
+
+def _kinds(make: Any, config: Any) -> frozenset[str]:
+    """Of a model of full size, built without memory for its weights; none of a class that can't be built so."""
+    if not hasattr(make, "_from_config"):
+        return frozenset()
+    with torch.device("meta"):
+        return kinds_of(make._from_config(copy.deepcopy(config)))
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """On a GPU, products of float32 may be rounded to fewer bits, which would look as if members were mixed."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def kept_proofs(

@@ -188,6 +188,7 @@ def test_a_tar_of_videos_is_told_apart(real: Path) -> None:
         pytest.param("kimi", "kimi_k25", {"max_patches": 1024}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Passing `min_pixels`:FutureWarning")  # transformers' own call of itself
 def test_other_settings_are_followed(
     real: Path, cache: Path, model: str, processor: str, settings: dict[str, Any]
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from energon_pack.training import proof
 from energon_pack.training.guards import guard
@@ -90,6 +91,29 @@ def test_nothing_is_shown_by_a_model_that_answers_nothing() -> None:
 
     config = tf.Qwen2Config(**{**TEXT, "tie_word_embeddings": False})
     assert not prove(Silent, config, text_members(64))[0].is_exact
+
+
+class Remembering(torch.nn.Module):
+    """Hands on what it saw, across members."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.cumsum(1)
+
+
+class Late(tf.Qwen2ForCausalLM):
+    """Has such a layer where a small copy has none."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.num_hidden_layers > 20:
+            self.model.layers[20].mlp = Remembering()
+
+
+def test_a_layer_that_the_small_copy_lacks_is_not_shown() -> None:
+    """Nothing in the config tells that it is there; all kinds of parts have to be tried, of a class alone, too."""
+    tried = prove(Late, tf.Qwen2Config(**{**TEXT, "num_hidden_layers": 24}), text_members(64), "positions")
+    assert "a small copy of it has no Remembering" in tried[-1].error
+    assert prove(Late, tf.Qwen2Config(**TEXT), text_members(64), "positions")[-1].is_exact
 
 
 def test_a_small_model_is_of_float32_and_has_few_logits() -> None:
