@@ -108,7 +108,7 @@ class MemberEncoder:
                 media = self._media([draft])
                 (encoded,) = self._encoded([draft], self._template.tokenize([draft.rendered]), media)
             except (ImportError, ValueError) as error:  # then no such medium is trained on here, either
-                _log.warning("a model is not tried with a %s: %s", kind, error)
+                _log.info("a model is not tried with a %s: %s", kind, error)
                 continue
             members.append(replace(encoded, media=media))
         return members
