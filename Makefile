@@ -4,15 +4,16 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 
 .PHONY: demo test test-slow lint bench clean
+# OMP_NUM_THREADS: tests run on all cores already, and threads that wait for one another spin
 
 demo: $(VENV)/.demo
 	$(RUN) -m energon_pack +model=qwen2_5_vl
 
 test: $(VENV)/.dev
-	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev
-	$(RUN) -m pytest -m slow
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .
