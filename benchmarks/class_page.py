@@ -32,7 +32,8 @@ nearest. `flex` is PyTorch's own reference of flex_attention, not compiled.
   `PackedTaskEncoder`); the first of them that is exact.
 - **refused**: nothing tried here keeps members apart, or the class can't be run on packs: `guard` refuses it, with the
   reason. Classes that carry a state from token to token are refused here because the kernels that begin anew with
-  each member are not installed on this machine.
+  each member are not installed on this machine; packs may be of any length, which Llama 4's scale of attention is
+  not made for.
 - **–**: the class has no such attention implementation.
 - **media**: `yes`: with an image in two of the members, prepared by the class's own image processor. `words`: the class
   sees images, but was tried on words alone, with the reason below.
@@ -78,11 +79,21 @@ def _counts(classes: Mapping[str, Mapping[str, Row]], attentions: Sequence[str])
         f"| {names.get(kind, kind)} | " + " | ".join(str(found[name][kind]) for name in attentions) + " |"
         for kind in kinds
     ]
+    best = Counter(_best(by) for by in classes.values())
+    lines.append(
+        f"\n{best['exact']} are exact in at least one, {best['refused']} in none, {best['not built']} were not built."
+        " What is not exact, `guard` refuses: it asks the same proof."
+    )
     media = Counter(_media(by) for by in classes.values())
     lines.append(
         f"\nOf those that see images, {media['yes']} were tried with images, {media['words']} on words alone.\n"
     )
     return "\n".join(lines)
+
+
+def _best(by: Mapping[str, Row]) -> str:
+    verdicts = {row["verdict"] for row in by.values()}
+    return next(verdict for verdict in ("exact", "refused", "not built") if verdict in verdicts)
 
 
 def _table(classes: Mapping[str, Mapping[str, Row]], attentions: Sequence[str]) -> str:

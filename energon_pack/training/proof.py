@@ -92,7 +92,7 @@ def prove(
         proof = Proof(make.__name__, attention or "default", name, None)
         try:
             model = small_model(make, config, attention, longest).to(device)
-            if lost := sorted((_kinds(make, config) if kinds is None else kinds) - kinds_of(model)):
+            if lost := sorted((_kinds(make, config, attention) if kinds is None else kinds) - kinds_of(model)):
                 raise ValueError(f"a small copy of it has no {lost[0]}")
             with _full_precision():
                 proof = replace(proof, finding=probe_all(model, members, name))
@@ -104,12 +104,13 @@ def prove(
     return proofs
 
 
-def _kinds(make: Any, config: Any) -> frozenset[str]:
+def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
     """Of a model of full size, built without memory for its weights; none of a class that can't be built so."""
     if not hasattr(make, "_from_config"):
         return frozenset()
+    chosen = {"attn_implementation": attention} if attention else {}  # some have a class of layers for each
     with torch.device("meta"):
-        return kinds_of(make._from_config(copy.deepcopy(config)))
+        return kinds_of(make._from_config(copy.deepcopy(config), **chosen))
 
 
 @contextmanager

@@ -212,3 +212,11 @@ def test_a_model_that_sees_images_whole_gets_masks_in_which_it_does() -> None:
         member.tokens.types[start : start + 3] = 1
     tried = prove(tf.Gemma4UnifiedForConditionalGeneration, config, members)
     assert [(proof.mask, proof.is_exact) for proof in tried] == [("positions", False), ("dict4d", True)]
+
+
+def test_layers_that_there_are_for_one_attention_alone_are_not_missed_in_another() -> None:
+    """SAM has a class of layers for sdpa: a model with eager attention was refused for want of it."""
+    config = shrink(tf.DeepseekVLHybridConfig())
+    make = tf.DeepseekVLHybridForConditionalGeneration
+    assert "SamVisionSdpaAttention" in proof._kinds(make, config, "sdpa")
+    assert "SamVisionSdpaAttention" not in proof._kinds(make, config, "eager")
