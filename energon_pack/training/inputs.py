@@ -98,6 +98,8 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
         )
     if inputs.get("past_key_values") is not None:
         raise MixingError("past_key_values: with a cache the row is taken for one text; leave it out")
+    if inputs.get("is_causal") is False:
+        raise MixingError("is_causal=False: sdpa and flash attention then look at all that follows; leave it out")
     if positions is None:
         raise MixingError("position_ids are missing: they are what tells members apart")
     row = _text_row(inputs, positions)

@@ -87,6 +87,17 @@ def test_what_mixes_members_is_refused(case: str) -> None:
     handle.remove()
 
 
+def test_a_token_never_sees_what_follows() -> None:
+    """Of transformers' keywords that reach the kernel, this one opens the row: with it members saw each other."""
+    model = make_model("qwen2")
+    inputs = make_batch("qwen2", [make_members("qwen2", model)]).model_inputs()
+    with torch.no_grad():
+        assert (model(**inputs, is_causal=False).logits - model(**inputs).logits).abs().max() > 0.1
+    guard(model)
+    with pytest.raises(MixingError, match="is_causal=False"):
+        model(**inputs, is_causal=False)
+
+
 def test_flash_attention_of_several_rows_needs_boundaries() -> None:
     model = make_model("llama")
     members = make_members("llama", model)
