@@ -17,7 +17,7 @@ from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.template import Template
 from support.models import of_model
 from support.packed import demo_config
-from support.running import REAL
+from support.running import REAL, need_torchvision
 
 _num_modules = [0]
 
@@ -71,6 +71,18 @@ def _what_is_imported_is_no_garbage() -> None:
     if energon := sys.modules.get("megatron.energon.wrappers.gc_dataset"):  # after a loop it would unfreeze everything
         vars(energon)["gc"] = SimpleNamespace(collect=gc.collect, freeze=int, unfreeze=int, get_objects=gc.get_objects)
     _num_modules.append(len(sys.modules))
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny models on busy cores: threads would wait for each other."""
+    import torch
+
+    need_torchvision()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 import csv
 import importlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,17 +11,9 @@ import pytest
 import torch
 
 from energon_pack.training import layout, probe
-from support.running import ROOT, need_torchvision
+from support.running import ROOT
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny models on busy cores: threads would wait for each other."""
-    need_torchvision()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -38,18 +38,11 @@ from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch, total_weight
 from support.packed import demo_config
 from support.packed import packed as pack_of
-from support.running import ROOT, need_torchvision
+from support.running import ROOT
 from support.samples import chat, video, write_tar
+from support.shards import Group
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny models on busy cores: threads would wait for each other."""
-    need_torchvision()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -266,20 +259,6 @@ def test_two_processes_killed_and_resumed_see_the_samples_of_an_undisturbed_run(
 # ----------------------------------------------------------------------------------------------- Megatron-Bridge
 
 
-@dataclass
-class Group:
-    """A process group as far as the recipes look at it."""
-
-    own: int
-    num: int
-
-    def rank(self) -> int:
-        return self.own
-
-    def size(self) -> int:
-        return self.num
-
-
 @pytest.fixture
 def bridge(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The recipe, imported where a stand-in of Bridge's base class is."""
@@ -323,7 +302,7 @@ def recipe() -> Any:
 
 def build(cfg: Any, dp: tuple[int, int] = (0, 1), cp_rank: int = 0) -> tuple[Any, Any]:
     """Loaders as Bridge gets them on a rank."""
-    groups = SimpleNamespace(dp=Group(*dp), cp=Group(cp_rank, 2), dp_cp=Group(dp[0] * 2 + cp_rank, dp[1] * 2))
+    groups = SimpleNamespace(dp=Group(dp[1], dp[0]), cp=Group(2, cp_rank), dp_cp=Group(dp[1] * 2, dp[0] * 2 + cp_rank))
     context = SimpleNamespace(train_samples=100, valid_samples=20, test_samples=0, pg_collection=groups)
     train, val, test = cfg.dataset.build_datasets(context)
     assert test is None
@@ -489,7 +468,7 @@ def megatron(monkeypatch: pytest.MonkeyPatch, packed: Path, demo: tuple[Path, Pa
         get_pipeline_model_parallel_world_size=lambda: state.stages,
         get_data_parallel_rank=lambda: 0,
         get_data_parallel_world_size=lambda: 1,
-        get_data_parallel_group=lambda: Group(0, 1),
+        get_data_parallel_group=lambda: Group(1, 0),
     )
     training.get_args = lambda: args  # type: ignore[attr-defined]
     training.get_tokenizer = lambda: SimpleNamespace(  # type: ignore[attr-defined]

@@ -103,7 +103,7 @@ class PackedBatch(dict[str, Any]):
         if MEDIA_KEYS & self.keys():
             raise MixingError(
                 f"{type(model).__name__} takes M-RoPE rows, and this batch has plain positions for its media: pack with"
-                " model.rope=…, or PackedTaskEncoder(rope=…)"
+                " model.rope=… of this model, and its own processor"
             )
         return positions.expand(4, *positions.shape)
 

@@ -75,9 +75,8 @@ def _models(folder: Path) -> Iterator[Any]:
     models, processors = (import_module(f"transformers.models.auto.{name}_auto") for name in ("modeling", "processing"))
     own = _said(folder, ("config.json",), "model_type")
     processor = _said(folder, _PROCESSOR_FILES, "processor_class")
-    for kind in (
-        [own] if own else [kind for kind, name in processors.PROCESSOR_MAPPING_NAMES.items() if name == processor]
-    ):
+    served = [kind for kind, name in processors.PROCESSOR_MAPPING_NAMES.items() if name == processor]
+    for kind in [own] if own else served:
         if name := models.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind):
             yield getattr(transformers, name if isinstance(name, str) else name[0])
 
@@ -100,13 +99,7 @@ def _kind(make: Any) -> str | None:
                 setattr(config.vision_config, name, value)
         with torch.device("meta"):
             model = make._from_config(config)
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # a config that is not made by itself
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # its config says too little
         _log.warning("%s can't be built to ask for its positions: %s", make.__name__, error)
         return None
     ask = next(module for module in model.modules() if hasattr(module, "get_rope_index")).get_rope_index

@@ -74,12 +74,12 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None) 
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
     members = encoder.probe_members() if encoder else _texts(model.config.get_text_config().vocab_size)
     device = model.device if model.device.type == "cuda" else torch.device("cpu")
-    proofs = kept_proofs(model, members, mask, attention, longest, device)
     if (replaced := replaced_in(model)) and trust != type(model).__name__:
         raise MixingError(
             f"the forward of {', '.join(replaced[:3])} was replaced in this model alone; no copy of it can be tried:"
             f" replace that of the class (trust={type(model).__name__!r} trains it all the same)"
         )
+    proofs = kept_proofs(model, members, mask, attention, longest, device)
     if not proofs[-1].is_exact:
         said = f"{type(model).__name__} is not shown to keep members of packs apart: {'; '.join(map(str, proofs))}"
         if trust != type(model).__name__:

@@ -92,7 +92,8 @@ def prove(
         proof = Proof(make.__name__, attention or "default", name, None)
         try:
             model = small_model(make, config, attention, longest).to(device)
-            if lost := sorted((_kinds(make, config, attention) if kinds is None else kinds) - kinds_of(model)):
+            kinds = _kinds(make, config, attention) if kinds is None else kinds
+            if lost := sorted(kinds - kinds_of(model)):
                 raise ValueError(f"a small copy of it has no {lost[0]}")
             with _full_precision():
                 proof = replace(proof, finding=probe_all(model, members, name))
