@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from class_rows import BESIDE, LIKE, PROCESSORS
 from PIL import Image
 from torch import Tensor
 
+from energon_pack.training.batch import tensors_in
 from energon_pack.training.layout import Member
 from energon_pack.training.members import Encoded
 from energon_pack.training.sizes import parts
@@ -139,7 +139,7 @@ def num_tokens(model: Any, media: dict[str, Tensor]) -> int:
     takes = {name for method in methods for name in _names(method)}
     with torch.no_grad():
         made = methods[0](**{name: value for name, value in media.items() if name in takes}, return_dict=True)
-    count = sum(tensor[..., 0].numel() for tensor in _tensors(getattr(made, "pooler_output", made)))
+    count = sum(tensor[..., 0].numel() for tensor in tensors_in(getattr(made, "pooler_output", made)))
     return count or _claimed(model, media)
 
 
@@ -154,14 +154,6 @@ def _claimed(model: Any, media: dict[str, Tensor]) -> int:
             return int(found[1])
         raise
     return 0
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def rope_rows(model: Any, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Tensor | None:

@@ -50,7 +50,7 @@ Rows = list[tuple[str, str, str, str, str]]
 def jobs(shards: list[Shard], template_folder: str, engine: str) -> list[MeasureJob]:
     indices = ((shard, shard.index()) for shard in shards if shard.size)
     return [
-        MeasureJob([shard] * index.num_rows, index, Method(template_folder, "", ReadSettings(), engine))
+        MeasureJob([shard] * index.num_rows, index, Method(template_folder, ReadSettings(), engine))
         for shard, index in indices
     ]
 
@@ -219,7 +219,7 @@ def runs(folder: Path, template_folder: str) -> Rows:
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data.encode()))
     shards = find_shards(str(source)).shards
-    progress, method = Progress(quiet=True), Method(template_folder, "", ReadSettings(), "words")
+    progress, method = Progress(quiet=True), Method(template_folder, ReadSettings(), "words")
     rows: Rows = []
     seconds = {}
     peak = 0

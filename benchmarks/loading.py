@@ -36,6 +36,7 @@ from energon_pack.pack import pack
 from energon_pack.samples.media.image import open_image
 from energon_pack.sources.demo import make_demo
 from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training.calls import Given
 
 NUM_IMAGES, SIDE = 3_000, 256
 
@@ -171,8 +172,11 @@ def one_pack(dataset: Path, processor: str) -> None:
     sample = next(iter(get_savable_loader(get_train_dataset(dataset, worker_config=worker, **settings))))
     data = [[image.__reduce__()[1][0] for image in member] for member in sample.images]
     pixels, decoded = encoder.members._pixels, [[open_image(d) for d in member] for member in data]
-    order = [kind for member in data for kind in ["image"] * len(member)]
-    ready = pixels([image for member in decoded for image in member], [], order)
+
+    def given(images: list[list[Any]]) -> list[Given]:
+        return [Given(own, [], ["image"] * len(own)) for own in images]
+
+    ready = pixels(given(decoded))
 
     def tokens_and_layout() -> None:
         sample.images = decoded
@@ -180,8 +184,8 @@ def one_pack(dataset: Path, processor: str) -> None:
 
     encoder.members._pixels = lambda *_: ready  # type: ignore[assignment]
     without = best(tokens_and_layout)
-    with_pixels = best(lambda: pixels([open_image(d) for member in data for d in member], [], order), 3)
-    process = pixels._loaded[0].image_processor
+    with_pixels = best(lambda: pixels(given([[open_image(d) for d in member] for member in data])), 3)
+    process = pixels._call._loaded[0].image_processor
     alone = best(lambda: process([open_image(d) for member in data for d in member], return_tensors="pt"), 3)
     num_images = sum(map(len, data))
     share = alone / with_pixels

@@ -23,6 +23,11 @@ def short(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
+def one_line(error: Exception, most: int = 200) -> str:
+    """The class of a foreign error, and so many characters of what it says."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
+
+
 def printable(text: str) -> str:
     """Text that a terminal shows as it is, whatever a damaged file had in it."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -6,11 +6,13 @@ whatever decoder a task encoder sets.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from energon_pack.dataset.manifest import is_packed_here, read_manifest
+from energon_pack.dataset.manifest import is_packed_here, read_manifest, read_replays
+from energon_pack.errors import PackError
 from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.samples.conversation import place
 from energon_pack.samples.flavors import FLAVORS, FOREIGN, PACKED, load_pack
@@ -22,6 +24,8 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType
+from energon_pack.templates.drift import Drift
+from energon_pack.templates.families import ASKED, AUTO
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_template as load_model_template
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig, TemplateSettings
@@ -171,7 +175,8 @@ def load_template(
         model: as of `manifest_of`.
 
     Raises:
-        ValueError: the processor is not what the lengths were measured with; says what differs.
+        ValueError: the processor is not what the lengths were measured with, or other versions of transformers,
+            tokenizers or this package make another length of a sample that is kept; says which.
     """
     manifest = manifest_of(dataset, model)
     node = manifest["content"]["model"]
@@ -185,14 +190,23 @@ def load_template(
         node_of(MediaConfig, content["media"]),
         node_of(LabelsConfig, content["labels"]),
     )
-    template = load_model_template(settings)
-    if manifest["fingerprint"] is not None and template.fingerprint != manifest["fingerprint"]:
-        differ = [name for name, value in manifest["fingerprints"].items() if template.fingerprints[name] != value]
-        raise ValueError(
-            f"{dataset} was packed with another {' and another '.join(differ)} than that of"
-            f" {processor}: lengths would differ. Train with the processor it was packed with, or pack again"
-        )
+    if manifest["fingerprint"] is None:
+        return load_model_template(settings)
+    drift = Drift(str(dataset), manifest["fingerprints"], read_replays(Path(dataset)))
+    with drift.naming_versions():
+        template = _built(settings)
+    drift.refuse_other_lengths(template, processor, trust_remote_code)
     return template
+
+
+def _built(settings: TemplateSettings) -> Template:
+    """The template as it was chosen when the dataset was packed, or where that can't be asked here, as chosen here."""
+    try:
+        return load_model_template(settings)
+    except PackError:
+        if settings.model.template not in ASKED:
+            raise
+        return load_model_template(replace(settings, model=replace(settings.model, template=AUTO[0])))
 
 
 # ---------------------------------------------------------------------------------------------------- single parts

@@ -8,7 +8,7 @@ dataset appears under its name at the end, whole.
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from energon_pack.dataset.check import check, get_ready, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
 from energon_pack.dataset.files import LEDGER, REPORT
+from energon_pack.dataset.manifest import REPLAY
 from energon_pack.dataset.plan_file import ShardPlan, plan_shards, write_ledger
 from energon_pack.dataset.publish import (
     bad_data,
@@ -30,6 +31,7 @@ from energon_pack.dataset.publish import (
     refuse_losses,
     staging_folder,
 )
+from energon_pack.dataset.replay import start_replay
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.dataset.write import write_shards
 from energon_pack.lengths.audit import Audit, finish, start
@@ -46,7 +48,7 @@ from energon_pack.plan.splits import split_shares
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.files import naming_place, write_whole
+from energon_pack.run.files import META_FOLDER, naming_place, write_whole
 from energon_pack.run.progress import Progress
 from energon_pack.samples.flavors import PACKED
 from energon_pack.sources.draws import parse_slice
@@ -65,6 +67,9 @@ def pack(config: PackConfig) -> dict[str, Any]:
         run = Run(executor, Progress(), places.cache_dir)
         indexed = _index(config, places, run)  # before the processor: a damaged tar stops the run at once
         method = _prepare(config, places, run)
+        for line in method.choice.lines(config.model.template):
+            say(line)
+        given, config = config, replace(config, model=replace(config.model, template=method.choice.template))
         measured = _measure(config, places, indexed, method, run)
         if config.stage is Stage.lengths:
             return _choose(config, measured, run)
@@ -85,11 +90,13 @@ def pack(config: PackConfig) -> dict[str, Any]:
             refuse_losses(planned.report, config.max_skipped, staging / LEDGER, places.final)
             refuse_little_space(staging, planned.shards.num_bytes)
             auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run)
+            replaying = start_replay(planned.lengths, planned.plan.items, method, config.seed, run)
             written = _write(config, planned, method, staging, run)
             with run.progress.timed("verify"):
                 audit = finish(auditing, run)
+                write_whole(staging / META_FOLDER / REPLAY, run.executor.result(replaying))
             _check(planned, written, staging, run)
-            report = replace(planned.report, run=_facts(config, planned, method, written, audit, run))
+            report = replace(planned.report, run=_facts(given, planned, method, written, audit, run))
             write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
             with run.progress.timed("check"):
                 publish(staging, places.final, places.overwrite)
@@ -198,6 +205,7 @@ def _facts(
     return RunFacts(
         format=1,
         config=plain(config),
+        media_rules=asdict(method.choice),
         cwd=os.getcwd(),
         fingerprint=method.identity.fingerprint,
         seconds=run.progress.seconds,

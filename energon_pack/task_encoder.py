@@ -26,9 +26,11 @@ from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
 from energon_pack.training.found_rope import rope_of
 from energon_pack.training.inputs import refuse_missing_kernels, refuse_rows
+from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import Form
 from energon_pack.training.members import Encoded, LengthError, MemberEncoder
-from energon_pack.training.pixels import MEDIA_KEYS, join
+from energon_pack.training.own_rope import RowsError
+from energon_pack.training.pixels import MEDIA_KEYS
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
 
@@ -42,6 +44,8 @@ _CHOICES = {
     "attention_mask": (None, "auto", "positions", "dict4d", "hybrid", "indexed"),
     "on_bad_member": ("raise", "drop"),
 }
+#: what is no fault of a member
+_NO_FAULT = (ImportError, NotImplementedError, JoinError, RowsError)
 #: layouts that have a place for these; by default, nothing is asked of them
 _SERVED = {
     "labels": ("unshifted", ("neat", "thd", "rows")),
@@ -86,8 +90,8 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         model: of packs of another tool: as in `+model=NAME` of packing, or the path of a model's YAML.
 
     Raises:
-        ValueError: a value that is none of these, a processor other than that of the packing, a multiple that does not
-            fit the plan's.
+        ValueError: a value that is none of these, a processor or versions that make other lengths than those of the
+            packing, a multiple that does not fit the plan's, a processor whose media are not known to be joined.
         MixingError: a hybrid model whose kernels are missing.
     """
 
@@ -149,6 +153,7 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         if is_neat and self._is_hybrid:
             refuse_missing_kernels()
         self.members = MemberEncoder(self.template, rope)
+        self.members.check()
         read = manifest["content"]["source"]
         self.cookers: Sequence[Cooker[Any]] = cookers(
             **{name: read[name] for name in ("messages_key", "sample_type", "caption_prompt")}
@@ -167,7 +172,7 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
 
         def on_bad(member: MemberInput, error: Exception) -> None:
             what = f"{member.sample_id} in {sample.__key__}: {type(error).__name__}: {error}"
-            if not self._drop or isinstance(error, (ImportError, NotImplementedError)):  # no fault of the member
+            if not self._drop or isinstance(error, _NO_FAULT):
                 raise FatalSampleError(f"{what} (on_bad_member=drop leaves such a member out)") from error
             _log.warning("left out: %s", what)
             dropped.append(member.sample_id)
@@ -205,10 +210,10 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
                 make = {"thd": layouts.thd, "rows": layouts.rows_of, "mlm": layouts.mlm}[self.layout]
                 batch = PackedBatch(make(packs[0], self._form))
             batch.mask = self.mask
-            media = join(pack.media for pack in samples)
+            media = self.members.join(pack.media for pack in samples)
         except ValueError as error:
             raise FatalSampleError(f"{', '.join(pack.__key__ for pack in samples)}: {error}") from None
-        batch |= self._media(media, batch)
+        batch |= self._media(media, batch, any(member.num_images for pack in samples for member in pack.members))
         batch |= {
             "n_images_per_sample": _counts(samples, "num_images", per_pack=self.layout == "neat"),
             "n_videos_per_sample": _counts(samples, "num_videos", per_pack=self.layout == "neat"),
@@ -237,10 +242,11 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
             batch["attention_mask"] = batch["doc_ids"]
         return batch
 
-    def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch) -> dict[str, Any]:
+    def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch, has_images: bool) -> dict[str, Any]:
         """Media under the names that the layout's consumer has for them."""
-        found: dict[str, Any] = dict(media)
-        if self._dummy and "pixel_values" not in media:
+        of_tokens = {name for name in self.members.of_tokens if name in batch} if media else set()
+        found: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
+        if self._dummy and not has_images:
             found |= {f"dummy_{name}": value for name, value in self.members.blank().items()}
         if self.layout == "thd":
             types = batch["mm_token_type_ids"] if media else None

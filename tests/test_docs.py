@@ -232,6 +232,9 @@ def test_files_and_fields_are_those_on_disk(folder: Path) -> None:
     manifest = json.loads((dataset / ".nv-meta" / "energon_pack.json").read_text())
     section = PAGES["formats.md"].partition("## `.nv-meta/energon_pack.json`")[2]
     assert set(manifest) | set(manifest["fingerprints"]) <= set(code(section))
+    replay = json.loads((dataset / ".nv-meta" / "replay.json").read_text())
+    section = PAGES["formats.md"].partition("## `.nv-meta/replay.json`")[2].partition("\n## ")[0]
+    assert set(replay) | set(replay["versions"]) | set(replay["samples"][0]) <= set(code(section))
 
 
 @pytest.mark.parametrize("layout", ["neat", "thd"])

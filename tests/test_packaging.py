@@ -109,7 +109,7 @@ def test_every_tool_has_a_page_of_help(python: Path, tmp_path: Path) -> None:
 def check_runs(python: Path, folder: Path) -> None:
     script = "import energon_pack, energon_pack.config as c; print(energon_pack.__file__, c.conf_dir())"
     assert run(python, "-c", script, cwd=folder).count(str(python.parents[1])) == 2
-    assert "model: gemma3" in run(python.with_name("energon-pack"), "--help", cwd=folder)
+    assert "model: auto" in run(python.with_name("energon-pack"), "--help", cwd=folder)
     sweep = ["-m", "+model=qwen2_5_vl", "packing.max_token_len=4096,8192", "executor.num_workers=2"]
     out = run(python, "-m", "energon_pack", *sweep, cwd=folder)
     packed = re.findall("packed into (packed/demo-qwen2_5_vl-neat-.*)", out)

@@ -18,7 +18,10 @@ from energon_pack.config import Rope
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training import members
 from energon_pack.training.batch import PackedBatch, touch_vision
+from energon_pack.training.calls import Calls
+from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE
 from support.packed import demo_config, prepare, train
 from support.packed import packed as pack_of
@@ -111,6 +114,24 @@ def test_every_member_comes_once_with_all_its_tokens(
         grids = batch.get("image_grid_thw", torch.zeros(0, 3, dtype=torch.long))
         assert int(batch["n_images_per_sample"].sum()) == len(grids)
         assert int(grids.prod(1).sum()) // 4 == int((batch["mm_token_type_ids"] == 1).sum())
+
+
+def test_media_that_no_rule_joins_are_refused_when_the_encoder_is_built(
+    packed: Path, demo: tuple[Path, Path], samples: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never in the first pack that has two of them, and never as a fault of a member that is dropped."""
+
+    def refused(*_: Any) -> None:
+        raise JoinError("SomeProcessor gives maps: no rule joins them")
+
+    encoder = PackedTaskEncoder(packed, str(demo[1]), on_bad_member="drop")
+    monkeypatch.setattr(Calls, "__call__", refused)
+    monkeypatch.setattr(Calls, "images", refused)
+    with pytest.raises(FatalSampleError, match="SomeProcessor gives maps"):
+        encoder.encode_sample(next(sample for sample in samples if any(sample.images)))
+    monkeypatch.setattr(members, "ASKED", (encoder.template.spec.family,))
+    with pytest.raises(ValueError, match="SomeProcessor gives maps"):
+        PackedTaskEncoder(packed, str(demo[1]))
 
 
 def test_two_packs_a_batch_and_a_fixed_width(packed: Path, demo: tuple[Path, Path]) -> None:

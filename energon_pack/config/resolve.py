@@ -12,7 +12,7 @@ from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.shard import Source
-from energon_pack.templates.processor import named_processor
+from energon_pack.templates.folder import named_processor
 
 
 @dataclass(frozen=True)

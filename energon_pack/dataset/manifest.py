@@ -1,4 +1,4 @@
-"""energon_pack.json of a packed dataset, which training reads; of a Metadataset, that of a dataset it names."""
+"""What training reads of a packed dataset before its packs: energon_pack.json, and the samples kept beside it."""
 
 import json
 from collections.abc import Iterator
@@ -8,8 +8,10 @@ from typing import Any
 import yaml
 
 from energon_pack.run.files import META_FOLDER
+from energon_pack.templates.replay import Replay
 
 MANIFEST = "energon_pack.json"
+REPLAY = "replay.json"
 
 
 def read_manifest(dataset: Path) -> dict[str, Any]:
@@ -35,6 +37,25 @@ def read_manifest(dataset: Path) -> dict[str, Any]:
             " packs of one training are for one model"
         )
     return max(found.values(), key=lambda manifest: int(manifest["max_token_len"]))
+
+
+def read_replays(dataset: Path) -> list[Replay | None]:
+    """What is kept of the samples of a packed dataset, or of each that a Metadataset's YAML names; None: of an old one.
+
+    Raises:
+        ValueError: the file of one was cut or damaged.
+    """
+    folders = dict.fromkeys(_packed_datasets(dataset)) if dataset.is_file() else [dataset]
+    return [_replay(folder / META_FOLDER / REPLAY) for folder in folders]
+
+
+def _replay(path: Path) -> Replay | None:
+    try:
+        return Replay.from_bytes(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path} can't be read ({error}): get it again from where the dataset is whole") from None
 
 
 def is_packed_here(dataset: Path) -> bool:

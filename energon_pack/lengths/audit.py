@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, one_line
 from energon_pack.lengths.measure import LengthsWrong, MeasuredShard
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, in_chunks
@@ -33,8 +33,9 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_again
 from energon_pack.sources.shard import Shard
+from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_saved
-from energon_pack.templates.processor_inputs import clip, media_inputs
+from energon_pack.templates.processor_inputs import clip, full_ids, media_inputs
 from energon_pack.templates.template import Sample, Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
@@ -162,7 +163,7 @@ def finish(auditing: Auditing, run: Run) -> Audit:
 def audit(job: AuditJob) -> Audit:
     """Check the samples of a job; runs in a process of its own."""
     template = load_saved(job.method.template_folder)
-    processor, note = (None, "") if job.is_known else _full_processor(job.method.processor_folder, template)
+    processor, note = (None, "") if job.is_known else _full_processor(template)
     num_checked = num_unchecked = 0
     for shards, chunk, indices in job.rows:
         rows = rows_of(chunk.read().take(indices), MeasuredRow)
@@ -180,20 +181,20 @@ def audit(job: AuditJob) -> Audit:
     return Audit(num_checked, num_unchecked, note, is_known=job.is_known)
 
 
-def _full_processor(folder: str, template: Template) -> tuple[Any, str]:
+def _full_processor(template: Template) -> tuple[Any, str]:
     """The processor, or its tokenizer and why."""
-    kwargs = template.spec.processor.kwargs
+    settings = template.spec.processor
     with importing():
         prepare_torchvision()
-        from transformers import AutoProcessor, AutoTokenizer
+        from transformers import AutoTokenizer
         from transformers.utils import logging
 
         logging.set_verbosity_error()
         try:
-            return AutoProcessor.from_pretrained(folder, **kwargs), ""
+            return full_processor(settings), ""
         except ImportError as error:
             note = what_is_missing(error)
-    return AutoTokenizer.from_pretrained(folder, **kwargs), note
+    return AutoTokenizer.from_pretrained(settings.folder, **settings.kwargs), note
 
 
 def what_is_missing(error: ImportError) -> str:
@@ -218,7 +219,7 @@ def _full_len(
     except Skip as skip:
         return f"no ({skip})"
     except Exception as error:  # what the processor refuses was measured: that is a difference
-        return f"no ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
+        return f"no ({one_line(error, 160)})"
 
 
 def _processor_len(processor: Any, template: Template, sample: ReadSample, data: list[bytes]) -> int:
@@ -227,20 +228,8 @@ def _processor_len(processor: Any, template: Template, sample: ReadSample, data:
     Args:
         data: the bytes of each medium.
     """
-    spec = template.spec
     both = list(zip(data, sample.media, strict=True))
     images = [template.prepare_image(open_image(d)) for d, medium in both if medium.kind == "image"]
     videos = [clip(template, d, medium) for d, medium in both if medium.kind == "video"]
-    text = processor.apply_chat_template(
-        template.messages(Sample(sample.timed, sample.media, sample.tools)),
-        chat_template=spec.chat_template,
-        tools=sample.tools,
-        tokenize=False,
-        add_generation_prompt=False,
-        **spec.chat_template_kwargs,
-    )
-    if not hasattr(processor, "tokenizer"):
-        return len(processor(text, add_special_tokens=spec.add_special_tokens)["input_ids"])
-    given: dict[str, Any] = {"text": [text], "text_kwargs": {"add_special_tokens": spec.add_special_tokens}}
-    given |= media_inputs(template, images, videos)
-    return len(processor(**given)["input_ids"][0])
+    asked = Sample(sample.timed, sample.media, sample.tools)
+    return len(full_ids(processor, template, asked, media_inputs(template, images, videos)))

@@ -22,10 +22,12 @@ from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunk
 from energon_pack.lengths.worker import LENGTHS_VERSION, MeasureJob, measure
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
+from energon_pack.run.user_cache import version_of
 from energon_pack.samples.flavors import PACKED
 from energon_pack.sources import reader
 from energon_pack.sources.draws import drawn_keys
 from energon_pack.sources.shard import Shard
+from energon_pack.templates.families import ASKED
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.tokens.counter import CountingError
 
@@ -176,7 +178,9 @@ def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, Shard 
 def _lengths_cache(method: Method, run: Run) -> TableCache:
     template = method.identity
     versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*PACKED]
-    how = key_of(template.fingerprint, template.train_on, asdict(method.read), *versions)
+    asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKED else []
+    chosen = [*asked, *(template.kinds or [])]  # what the settings in the fingerprint do not say
+    how = key_of(template.fingerprint, template.train_on, asdict(method.read), *versions, *chosen)
     return TableCache(run.cache("lengths", how))
 
 

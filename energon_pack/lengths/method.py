@@ -6,8 +6,10 @@ from functools import partial
 
 from energon_pack.run.context import Run
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.templates.choose import Choice
+from energon_pack.templates.folder import local_folder
 from energon_pack.templates.identity import Identity
-from energon_pack.templates.processor import identity_of, local_folder, prepare_template, saved_template
+from energon_pack.templates.processor import choice_of, identity_of, prepare_template, saved_template
 from energon_pack.templates.settings import TemplateSettings
 
 
@@ -16,7 +18,6 @@ class Method:
     """All that lengths depend on beside the samples: one travels with every job that measures, cuts or audits."""
 
     template_folder: str  # in the cache: `load_saved` takes the template from it
-    processor_folder: str  # whose full processor is asked by the audit
     read: ReadSettings
     engine: str = "auto"  # what counts tokens
 
@@ -24,6 +25,11 @@ class Method:
     def identity(self) -> Identity:
         """The fingerprints of its template."""
         return identity_of(self.template_folder)
+
+    @property
+    def choice(self) -> Choice:
+        """Whose rules count the media, and what they were compared with."""
+        return choice_of(self.template_folder)
 
 
 def prepare(settings: TemplateSettings, read: ReadSettings, engine: str, run: Run) -> Method:
@@ -38,4 +44,4 @@ def prepare(settings: TemplateSettings, read: ReadSettings, engine: str, run: Ru
     if folder is None:
         build = partial(prepare_template, cache_dir=run.cache())
         folder = run.executor.result(run.executor.start(build, settings))
-    return Method(folder, processor, read, engine)
+    return Method(folder, read, engine)

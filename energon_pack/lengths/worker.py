@@ -1,8 +1,9 @@
 """Measuring a slice of samples in a worker: JSON, headers of media, chat template, counts."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -18,12 +19,13 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
-from energon_pack.sources.sample import read_sample
+from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.template import Rendered, Sample, Template
 
+_FORESEEN = 64  # samples
 _BATCH = 512  # texts tokenized at once
 _BATCH_CHARACTERS = 4_000_000
 #: of samples that were never seen whole: no text, though no name tells a medium (a key of an LMDB, a URL)
@@ -107,9 +109,9 @@ def measure(job: MeasureJob) -> pa.Table:
     with Reader() as reader:
         waiting: list[tuple[LengthsRow, Rendered]] = []
         num_characters = 0
-        for index_row, shard in zip(rows_of(job.samples, IndexRow), job.shards, strict=True):
-            row, rendered = _rendered(reader, shard, index_row, template, job.method.read)
+        for row, sample in _with_foresight(_read_all(reader, job), template):
             rows.append(row)
+            rendered = None if sample is None else _render(row, sample, template, job.method.read)
             if rendered is None:
                 continue
             waiting.append((row, rendered))
@@ -121,43 +123,67 @@ def measure(job: MeasureJob) -> pa.Table:
     return lengths_table(rows)
 
 
-def _rendered(
-    reader: Reader, shard: Shard, index_row: IndexRow, template: Template, settings: ReadSettings
-) -> tuple[LengthsRow, Rendered | None]:
-    """A sample as text, and its row before its tokens are counted; None where the row says why it is left out."""
-    place = index_row.key, index_row.record_part, index_row.record_offset, index_row.record_size
-    row = LengthsRow(*place, [], [], None, 0, 0, 0, reason=index_row.reason, detail=index_row.detail)
-    if row.reason is not None:
-        row.media_type = media_type_by_name([part.name for part in index_row.parts])
-        return row, None
+def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
+    """Samples of a job, each with its row before anything is counted; None where the row says why it is left out."""
+    for index_row, shard in zip(rows_of(job.samples, IndexRow), job.shards, strict=True):
+        place = index_row.key, index_row.record_part, index_row.record_offset, index_row.record_size
+        row = LengthsRow(*place, [], [], None, 0, 0, 0, reason=index_row.reason, detail=index_row.detail)
+        if row.reason is not None:
+            row.media_type = media_type_by_name([part.name for part in index_row.parts])
+            yield row, None
+            continue
+        try:
+            sample = read_sample(reader, shard, index_row, job.method.read)
+            row.media_type = media_type(sample.kinds)
+            positions = [part for part in sample.positions if part is not None]
+            parts: list[AnyPart] = [*sample.parts, *positions]
+            row.files = reader.files(shard, parts)
+        except Skip as skip:
+            _leave_out(row, skip)
+            yield row, None
+            continue
+        row.parts = sample.parts
+        row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
+        row.placeholders_put_in = sample.placeholders_put_in
+        row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
+        row.checksum = reader.checksum(shard, sample.raw, sample.parts)
+        row.num_bytes = num_tar_bytes([row.record_size, *(part.size for part in parts)])
+        yield row, sample
+
+
+def _with_foresight(
+    samples: Iterator[tuple[LengthsRow, ReadSample | None]], template: Template
+) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
+    """The same, a template told of the media of some before."""
+    while some := list(islice(samples, _FORESEEN)):
+        template.foresee(medium for _, sample in some if sample is not None for medium in sample.media)
+        yield from some
+
+
+def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: ReadSettings) -> Rendered | None:
+    """A sample as text; None: its row now says why it is left out."""
     try:
-        sample = read_sample(reader, shard, index_row, settings)
-        kinds = sample.kinds
-        row.media_type = media_type(kinds)
-        positions = [part for part in sample.positions if part is not None]
-        parts: list[AnyPart] = [*sample.parts, *positions]
-        row.files = reader.files(shard, parts)
         rendered = template.render(Sample(sample.timed, sample.media, sample.tools))
         if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
             raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
     except Skip as skip:
-        row.reason, row.detail = skip.reason.value, skip.detail
-        row.media_type = skip.media_type or row.media_type
-        if row.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:
-            row.media_type = "text"
-        return row, None
-    row.parts = sample.parts
-    row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
-    row.placeholders_put_in = sample.placeholders_put_in
-    row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
-    row.checksum = reader.checksum(shard, sample.raw, sample.parts)
-    for name, number in counts_of(rendered, kinds).items():
+        _leave_out(row, skip)
+        return None
+    for name, number in counts_of(rendered, sample.kinds).items():
         setattr(row, name, number)
-    row.num_bytes = num_tar_bytes([row.record_size, *(part.size for part in parts)])
-    row.does_not_fit = do_not_fit(sample.messages, sample.tools, kinds)
+    row.does_not_fit = do_not_fit(sample.messages, sample.tools, sample.kinds)
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out = rendered.leaves_out_tools
-    return row, rendered
+    return rendered
+
+
+def _leave_out(row: LengthsRow, skip: Skip) -> None:
+    row.reason, row.detail = skip.reason.value, skip.detail
+    row.media_type = skip.media_type or row.media_type
+    if row.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:
+        row.media_type = "text"
+    row.parts, row.positions, row.num_bytes, row.checksum = [], [], 0, 0
+    row.placeholders_put_in = row.placeholders_as_text = False
 
 
 def _count(template: Template, waiting: list[tuple[LengthsRow, Rendered]], engine: str) -> None:

@@ -136,6 +136,18 @@ class Lengths:
             if with_parts or rows.start < self.num_samples:
                 yield rows.start, *rows.take(rows.chunk.read(columns), rows.chunk.numbers_of_rows)
 
+    def places(self, items: Ints) -> Iterator[tuple[Ints, Chunk, Ints]]:
+        """Where the rows of some items are: which of them are in a chunk of the cache, the chunk, and the rows there.
+
+        Args:
+            items: in any order.
+        """
+        for rows in self._rows:
+            of_items = np.flatnonzero((items >= rows.start) & (items < rows.start + rows.num))
+            if len(of_items):
+                here = items[of_items] - rows.start
+                yield of_items, rows.chunk, here if rows.rows is None else rows.rows[here]
+
     def sample_ids(self, numbers: Ints, table: pa.Table) -> list[str]:
         """The id of each of some rows, as in the ledger, by their shards and the column `key`."""
         keys = table["key"].to_pylist()

@@ -39,6 +39,7 @@ class RunFacts:
 
     format: int  # of report.json
     config: dict[str, Any]  # as it was composed
+    media_rules: dict[str, Any]  # whose rules counted the media, and what they were compared with: `Choice`
     cwd: str  # what relative paths of the config are relative to
     fingerprint: str  # of the template
     seconds: dict[str, float]  # by stage

@@ -8,6 +8,8 @@ from typing import Any
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.settings import MediaConfig, TrainOn
 
+#: among the kinds of media: images and videos in one sample, and videos of several lengths, in frames
+MIXED, UNEVEN = "mixed", "uneven"
 #: Raised whenever a change in this package changes any length: old caches and packs are then told apart.
 RULES_VERSION = 2
 
@@ -22,6 +24,7 @@ class TemplateSpec:
     processor: ProcessorSettings
     media: MediaConfig = field(default_factory=MediaConfig)
     train_on: TrainOn = TrainOn.all
+    kinds: list[str] | None = None  # of media that are measured, MIXED and UNEVEN among them; None: all of the family's
     add_special_tokens: bool = False  # those the tokenizer puts around any text, beside the chat template's
 
 
@@ -31,6 +34,8 @@ class Identity:
 
     fingerprints: dict[str, str]  # a hash for each thing a length depends on
     train_on: TrainOn
+    family: str = ""
+    kinds: list[str] | None = None  # as of `TemplateSpec`
 
     @property
     def fingerprint(self) -> str:

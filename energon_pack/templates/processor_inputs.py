@@ -8,7 +8,8 @@ from PIL import Image
 
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.media.video import decode_frames
-from energon_pack.templates.template import Template
+from energon_pack.templates.families.asking import metadata_of
+from energon_pack.templates.template import Sample, Template
 
 Clip = tuple[np.ndarray[Any, Any], dict[str, Any]]  # frames [n, height, width, 3], and what the processor asks of them
 
@@ -17,32 +18,47 @@ def clip(template: Template, data: bytes, video: Media) -> Clip:
     """The frames of a video that the model sees, and what its processor wants to know of them."""
     chosen = template.choose_frames(video)
     frames = template.prepare_frames(decode_frames(data, chosen))
-    metadata = {
-        "total_num_frames": video.num_frames,
-        "fps": video.fps,
-        "frames_indices": chosen,
-        "duration": video.num_frames / video.fps,
-    }
-    return np.stack([np.asarray(frame) for frame in frames]), metadata
+    return np.stack([np.asarray(frame) for frame in frames]), metadata_of(video, chosen)
 
 
 def media_inputs(template: Template, images: Sequence[Image.Image], clips: Sequence[Clip]) -> dict[str, Any]:
     """The arguments of a processor's call that hold media, and its settings for them; frames are chosen already."""
-    processor = template.spec.processor
+    settings = template.rules.call_settings(template.spec.processor)
     given: dict[str, Any] = {}
     if images:
-        given |= {"images": list(images), "images_kwargs": _only(processor.image, ("do_resize",))}
+        given |= {"images": list(images), "images_kwargs": settings["image"]}
     if clips:
-        own = _only(processor.video, ("do_resize", "size", "cap_pixels_per_frame"))
-        if template.rules.size_of_frames:
-            own["size"] = template.rules.size_of_frames
         metadata = [values for _, values in clips]
         given |= {
             "videos": [frames for frames, _ in clips],
-            "videos_kwargs": {"do_sample_frames": False, "video_metadata": metadata, **own},
+            "videos_kwargs": {"do_sample_frames": False, "video_metadata": metadata, **settings["video"]},
         }
     return given
 
 
-def _only(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: settings[name] for name in names if settings.get(name) is not None}
+def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[str, Any]) -> list[int]:
+    """The tokens of a sample, as the full processor makes them of its conversation and media.
+
+    Args:
+        processor: or a tokenizer, which takes no media.
+        media: arguments of its call: see `media_inputs`.
+
+    Raises:
+        Exception: whatever its class makes of them.
+    """
+    spec = template.spec
+    text = processor.apply_chat_template(
+        template.messages(sample),
+        chat_template=spec.chat_template,
+        tools=sample.tools,
+        tokenize=False,
+        add_generation_prompt=False,
+        **spec.chat_template_kwargs,
+    )
+    if not hasattr(processor, "tokenizer"):
+        ids: list[int] = processor(text, add_special_tokens=spec.add_special_tokens)["input_ids"]
+        return ids
+    settings = {"add_special_tokens": spec.add_special_tokens}
+    # Tensors, as in training: some processors can't do without, others can't make them of all samples.
+    made = processor(text=[text], text_kwargs=settings, return_tensors="pt", **media)["input_ids"]
+    return [int(number) for number in made[0]]

@@ -1,5 +1,6 @@
 """Loading processors without transformers' warnings."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,10 @@ from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 @contextmanager
 def errors_only() -> Iterator[None]:
-    """Have transformers log errors alone for a while; a training's own warnings, after it, are not lost."""
+    """Have transformers log errors alone, and warn of nothing, for a while; a training's own warnings are not lost.
+
+    Processors warn of what they are made of; where Python makes errors of warnings, they would refuse all media.
+    """
     with importing():
         prepare_torchvision()
         from transformers.utils import logging
@@ -17,6 +21,8 @@ def errors_only() -> Iterator[None]:
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.set_verbosity(before)

@@ -41,7 +41,7 @@ class ModelConfig:
 
     #: as in `+model=NAME`
     name: str = _MISSING
-    #: the family of rules, of `templates.families.FAMILIES`
+    #: the family of rules, of `templates.families.FAMILIES`, or `auto`: the first that is exact
     template: str = _MISSING
     #: the published processor
     hub_id: str | None = None
@@ -63,8 +63,9 @@ class ModelConfig:
     chat_template: str | None = None
     #: variables of the chat template
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    #: whether the tokenizer puts its special tokens around a text, beside those of the chat template
-    add_special_tokens: bool = False
+    #: whether the tokenizer puts its special tokens around a text, beside those of the chat template; None: where the
+    #: template's text does not begin with one, as in transformers' `apply_chat_template(tokenize=True)`
+    add_special_tokens: bool | None = False
     #: how a batch tells the model which member a token is of
     mask: Mask = Mask.positions
     #: which positions a batch has

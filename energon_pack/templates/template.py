@@ -7,11 +7,10 @@ differ in `MediaRules` alone: what one image or video becomes in the text.
 """
 
 import json
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache
-from operator import itemgetter
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,19 @@ from tokenizers import Tokenizer
 
 from energon_pack.run.files import write_whole
 from energon_pack.samples.media.probe import Media
-from energon_pack.samples.placeholders import split_content
+from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.skeleton import texts_of
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.families.rules import MediaRules
-from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec, hash_of
+from energon_pack.templates.identity import MIXED, RULES_VERSION, UNEVEN, Identity, TemplateSpec, hash_of
 from energon_pack.templates.preprocess import image_preprocessor, video_preprocessor
 from energon_pack.templates.settings import TrainOn
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
-from energon_pack.templates.tokens.runs import Runs, grow
-
-_MOST_EXPANDED = 256  # images have few sizes in most sets
+from energon_pack.templates.tokens.runs import Runs, grow, token_ranges, without_first
 
 
 @dataclass(frozen=True)
@@ -85,8 +82,10 @@ class Template:
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
         self._chat = ChatTemplate(spec.chat_template, variables, special)
+        self.media_tokens = {
+            kind: token for kind, token in rules.media_tokens.items() if spec.kinds is None or kind in spec.kinds
+        }
         self._kinds = {token: kind for kind, token in rules.media_tokens.items()}
-        self._expand = lru_cache(_MOST_EXPANDED)(self._expand_new)
         self._marks = AddedTokens({OPEN, CLOSE, *self._kinds, *rules.feature_tokens.values()})
         self._control = AddedTokens(special).pattern
         self._runs = Runs(tokenizer, {*rules.media_tokens.values(), *rules.feature_tokens.values()})
@@ -98,11 +97,13 @@ class Template:
             Skip: `processor_error`, `bad_message`, `control_token` where a message spells the model's own media
                 token, and what the family's rules raise.
         """
-        waiting: dict[str, list[Media]] = {kind: [] for kind in self.rules.media_tokens}
+        waiting: dict[str, list[tuple[str, int]]] = {kind: [] for kind in self.media_tokens}
         for media in sample.media:
             if media.kind not in waiting:
                 raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}")
-            waiting[media.kind].append(media)
+        expansions, before, after = self._expand(sample.media)
+        for media, expanded in zip(sample.media, expansions, strict=True):
+            waiting[media.kind].append(expanded)
         messages = self.messages(sample)
         if self._chat.leaves_out_calls(messages, sample.tools):
             raise Skip(
@@ -111,9 +112,9 @@ class Template:
             )
         marked = self._chat.render_marked(messages, sample.tools, self.spec.train_on is TrainOn.last)
 
-        pieces: list[str] = []
+        pieces = ["" if marked.startswith(before) else before]  # a first token is not written twice
         spans: list[tuple[int, int]] = []
-        position = cursor = span_start = num_visual_tokens = 0
+        position, cursor, span_start, num_visual_tokens = len(pieces[0]), 0, 0, 0
         for start, mark in self._marks.find_all(marked):
             piece = marked[cursor:start]
             cursor = start + len(mark)
@@ -124,14 +125,14 @@ class Template:
             elif mark == CLOSE:
                 spans.append((span_start, position))
             else:
-                of_kind = waiting[self._kinds[mark]] if mark in self._kinds else []
+                of_kind = waiting.get(self._kinds.get(mark, ""), [])
                 if not of_kind:  # the model would look for features that are not there
                     raise Skip(Reason.CONTROL_TOKEN, f"the text spells the media token {mark}")
-                expanded, num_tokens = self._expand(of_kind.pop(0))
-                pieces.append(expanded)
-                position += len(expanded)
+                text, num_tokens = of_kind.pop(0)
+                pieces.append(text)
+                position += len(text)
                 num_visual_tokens += num_tokens
-        pieces.append(marked[cursor:])
+        pieces += [marked[cursor:], after]
         if any(waiting.values()):
             raise Skip(
                 Reason.PROCESSOR_ERROR,
@@ -145,6 +146,16 @@ class Template:
             bool(sample.tools) and not self._chat.shows_tools,
         )
 
+    def foresee(self, media: Iterable[Media]) -> None:
+        """Media of samples that will be rendered next."""
+        self.rules.foresee(self._sizes(media))
+
+    def _sizes(self, media: Iterable[Media]) -> Iterator[Media]:
+        for medium in media:
+            if medium.kind == "image":
+                with suppress(Skip):
+                    yield self._prepared(medium, 0)
+
     def choose_frames(self, video: Media) -> list[int]:
         """Which frames of a video the model sees; measuring and decoding both ask here.
 
@@ -157,6 +168,11 @@ class Template:
             return self._video.choose_frames(video)
         return self.rules.frames.choose(video)
 
+    @property
+    def prepares_frames(self) -> bool:
+        """Whether `media.video` chooses frames in place of the processor."""
+        return self._video is not None
+
     def prepare_image(self, image: Image.Image) -> Image.Image:
         """What `media.image` does to an image before the processor sees it."""
         return image if self._image is None else self._image.apply(image)
@@ -168,18 +184,26 @@ class Template:
         size = self._video.size(*frames[0].size, len(frames))
         return [frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC) for frame in frames]
 
-    def _expand_new(self, media: Media) -> tuple[str, int]:
-        """What stands for a medium, and how many of its tokens hold visual features."""
-        frames: list[int] = []
-        if media.kind == "video":
-            frames = self.choose_frames(media)
+    def _expand(self, media: Sequence[Media]) -> tuple[list[tuple[str, int]], str, str]:
+        """What stands for each medium of a sample and how many of its tokens hold features; what is first, and last."""
+        frames = [self.choose_frames(medium) if medium.kind == "video" else [] for medium in media]
+        kinds = self.spec.kinds
+        if kinds is not None and MIXED not in kinds and len({medium.kind for medium in media}) > 1:
+            raise Skip(Reason.UNSUPPORTED_MEDIA, "the full processor takes no images and videos in one sample")
+        if kinds is not None and UNEVEN not in kinds and len({len(chosen) for chosen in frames if chosen}) > 1:
+            raise Skip(Reason.UNSUPPORTED_MEDIA, "the full processor takes no videos of several lengths in one sample")
+        prepared = [*map(self._prepared, media, map(len, frames))]
+        return self.rules.expand_all(prepared, frames), *self.rules.around(prepared, frames)
+
+    def _prepared(self, media: Media, num_frames: int) -> Media:
+        """A medium with the size that `media.*` gives it before the processor sees it."""
         if media.kind == "video" and self._video is not None:
-            width, height = self._video.size(media.width, media.height, len(frames))
-            media = replace(media, width=width, height=height)
+            width, height = self._video.size(media.width, media.height, num_frames)
         elif media.kind == "image" and self._image is not None:
             width, height = self._image.size(media.width, media.height)
-            media = replace(media, width=width, height=height)
-        return self.rules.expand(media, frames)
+        else:
+            return media
+        return replace(media, width=width, height=height)
 
     def tokenize(self, rendered: Sequence[Rendered]) -> list[Tokens]:
         """Token ids and supervised ranges of several texts at once. The first token of a text is never supervised."""
@@ -188,7 +212,7 @@ class Template:
             [text for text, _, _ in squeezed], add_special_tokens=self.spec.add_special_tokens
         )
         return [
-            _without_first(*grow(encoding.ids, encoding.offsets, _token_ranges(encoding.offsets, spans), runs))
+            Tokens(*without_first(*grow(encoding.ids, encoding.offsets, token_ranges(encoding.offsets, spans), runs)))
             for encoding, (_, spans, runs) in zip(encodings, squeezed, strict=True)
         ]
 
@@ -215,6 +239,14 @@ class Template:
         """The conversation as the chat template takes it."""
         messages = split_content(sample.messages, [media.kind for media in sample.media])
         return self._chat.as_it_wants(messages)
+
+    def shows(self, kind: str) -> bool:
+        """Whether the chat template writes the token of a medium; one that refuses the question tells nothing."""
+        question = split_content([{"role": "user", "content": PLACEHOLDERS[kind]}], [kind])
+        try:
+            return self.rules.media_tokens[kind] in self._chat.render(question, None)
+        except Skip:
+            return True
 
     def count(self, rendered: Sequence[Rendered], engine: str = "auto") -> list[tuple[int, int]]:
         """Tokens and supervised tokens of several texts: the lengths of what `tokenize` gives, without making it.
@@ -261,12 +293,16 @@ class Template:
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.fingerprints, self.spec.train_on)
+        return Identity(self.fingerprints, self.spec.train_on, self.spec.family, self.spec.kinds)
 
     @cached_property
     def fingerprint(self) -> str:
         """One hash over `fingerprints`: equal fingerprints, equal lengths."""
         return self.identity.fingerprint
+
+    def only(self, kinds: list[str]) -> "Template":
+        """The same for media of these kinds alone; MIXED and UNEVEN are some."""
+        return Template(replace(self.spec, kinds=kinds), self.rules, self._tokenizer)
 
     def save(self, folder: Path) -> None:
         """Write spec.json, tokenizer.json and identity.json, for `templates.load_saved` and `identity_of`."""
@@ -282,13 +318,3 @@ class Template:
         if rest or tools:
             texts.append(json.dumps([rest, tools], ensure_ascii=False))
         return sum(len(self._control.findall(text)) for text in texts)
-
-
-def _token_ranges(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Tokens that begin inside a span; one that begins before it belongs to what came before."""
-    first = itemgetter(0)
-    return [(bisect_left(offsets, s, key=first), bisect_left(offsets, e, key=first)) for s, e in spans]
-
-
-def _without_first(ids: list[int], ranges: list[tuple[int, int]]) -> Tokens:
-    return Tokens(ids, [(max(start, 1), end) for start, end in ranges if end > max(start, 1)])

@@ -1,7 +1,7 @@
 """A batch of packs: what of it goes to the model, and what is said about it."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,6 +54,11 @@ class PackedBatch(dict[str, Any]):
     def mask(self, value: str) -> None:
         self["mask"] = value
 
+    @property
+    def media_keys(self) -> frozenset[str]:
+        """Names of media inputs, whether they are there or not."""
+        return MEDIA_KEYS.union(self.get("media_keys", ()))
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
         """The batch on a device; what kernels read on the host stays there."""
 
@@ -79,7 +84,7 @@ class PackedBatch(dict[str, Any]):
         """
         if "input_ids" not in self or "cu_seqlens_q" in self or "doc_ids" not in self:
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
-        inputs = PackedBatch({name: self[name] for name in (*_TEXT_KEYS, *sorted(MEDIA_KEYS)) if name in self})
+        inputs = PackedBatch({name: self[name] for name in (*_TEXT_KEYS, *sorted(self.media_keys)) if name in self})
         if model is not None and has_rope_rows(model):
             inputs["position_ids"] = self._rope_rows(model)
         if inputs["position_ids"].dim() == 3:
@@ -100,7 +105,7 @@ class PackedBatch(dict[str, Any]):
         positions: Tensor = self["position_ids"]
         if positions.dim() == 3:
             return positions
-        if MEDIA_KEYS & self.keys():
+        if self.media_keys & self.keys():
             raise MixingError(
                 f"{type(model).__name__} takes M-RoPE rows, and this batch has plain positions for its media: pack with"
                 " model.rope=… of this model, and its own processor"
@@ -180,11 +185,28 @@ def _refuse_cut(batch: Mapping[str, Any]) -> None:
 def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:
     """0, by way of the vision tower and the batch's dummy image: added to the loss, every rank takes part in its
     gradients, and no token ever sees the dummy.
+
+    Raises:
+        ValueError: no part of the model has `get_image_features`.
     """
     dummy = {name.removeprefix("dummy_"): value for name, value in batch.items() if name.startswith("dummy_")}
     if not dummy:
         return torch.zeros((), device=model.device)
-    features = model.get_image_features(**{k: v.to(model.device) for k, v in dummy.items()}, return_dict=True)
-    pooled = features.pooler_output
-    parts = pooled if isinstance(pooled, (list, tuple)) else [pooled]
-    return torch.stack([part.sum() for part in parts]).sum() * 0.0
+    if "pixel_values" not in dummy:  # VideoLLaVA's and Phi-4's `forward` have another name for images
+        dummy["pixel_values"] = next(value for name, value in dummy.items() if "pixel_values" in name)
+    looks = [part.get_image_features for part in model.modules() if hasattr(part, "get_image_features")]
+    known = [dummy.keys() & inspect.signature(look).parameters for look in looks]
+    most = max(range(len(looks)), key=lambda i: len(known[i]), default=None)  # outer ones may take the rest unnamed
+    if most is None or "pixel_values" not in known[most]:
+        raise ValueError(f"{type(model).__name__} has no get_image_features for a dummy image: dummy_image=False")
+    features = looks[most](**{name: dummy[name].to(model.device) for name in known[most]}, return_dict=True)
+    return torch.stack([part.sum() for part in tensors_in(getattr(features, "pooler_output", features))]).sum() * 0.0
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of a tensor, or of lists of them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)

@@ -1,17 +1,17 @@
 """Whose M-RoPE rows a processor's models take, asked of the models: their rows for a text with an image and a video."""
 
-import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from energon_pack.templates.served import models_of, said
 from energon_pack.templates.template import Template
+from energon_pack.training.model_classes import small_config
+from energon_pack.training.own_rope import OwnRope
 from energon_pack.training.rope import ROPE_KINDS, Rope, rope_positions
 from energon_pack.training.shrink import shrink
 
@@ -19,12 +19,11 @@ _log = logging.getLogger(__name__)
 
 _MERGE, _SIDE, _FRAMES = 2, 4, 3  # patches of a token's side, of a picture's; rows of a video's grid
 _SECONDS, _TOKENS_PER_SECOND = 1.5, 2
-_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
 def rope_of(
     stated: str | None, template: Template, tokens_per_second: float | None = None, is_needed: bool = True
-) -> Rope | None:
+) -> Rope | OwnRope | None:
     """Whose M-RoPE the batches of a dataset have; None: plain positions.
 
     A dataset that states none, or `auto`, is not taken at its word: the models that go with its processor are asked.
@@ -43,15 +42,12 @@ def rope_of(
     folder = Path(template.spec.processor.folder)
     kind: str | None = stated
     if stated not in ROPE_KINDS:
-        kind = found_rope(folder) if template.rules.media_tokens else "none"
+        kind = found_rope(folder) if template.media_tokens else "none"
     if kind is None and is_needed:
-        raise ValueError(
-            f"models of the processor in {folder} take M-RoPE rows of their own, for which there is no rule here: train"
-            " with layout=thd in a framework that computes them, or on unpacked samples"
-        )
+        return _own_rope(template)
     if kind not in ROPE_KINDS:
         return None
-    vision = _said(folder, ("config.json",), "vision_config") or {}
+    vision = said(folder, ("config.json",), "vision_config") or {}
     seconds = vision.get("tokens_per_second") if tokens_per_second is None else tokens_per_second
     return Rope(kind, int(template.spec.processor.image["merge_size"]), seconds)
 
@@ -62,32 +58,34 @@ def found_rope(folder: Path) -> str | None:
     Args:
         folder: of a processor, with the model's config.json, maybe: one processor may serve several models.
     """
-    for make in _models(folder):
+    make = _with_rows(folder)
+    return "none" if make is None else _kind(make)
+
+
+def _with_rows(folder: Path) -> Any:
+    """The first class of a processor's models that has rows of M-RoPE; None: there is none."""
+    for make in models_of(folder):
         if any(hasattr(value, "get_rope_index") for value in vars(sys.modules[make.__module__]).values()):
-            return _kind(make)
-    return "none"
-
-
-def _models(folder: Path) -> Iterator[Any]:
-    """Classes of models of images and text that go with a processor."""
-    import transformers
-
-    models, processors = (import_module(f"transformers.models.auto.{name}_auto") for name in ("modeling", "processing"))
-    own = _said(folder, ("config.json",), "model_type")
-    processor = _said(folder, _PROCESSOR_FILES, "processor_class")
-    served = [kind for kind, name in processors.PROCESSOR_MAPPING_NAMES.items() if name == processor]
-    for kind in [own] if own else served:
-        if name := models.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind):
-            yield getattr(transformers, name if isinstance(name, str) else name[0])
-
-
-def _said(folder: Path, names: Sequence[str], key: str) -> Any:
-    """What the first of these files says that says it."""
-    for name in names:
-        path = folder / name
-        if path.is_file() and (value := json.loads(path.read_bytes()).get(key)):
-            return value
+            return make
     return None
+
+
+def _own_rope(template: Template) -> OwnRope:
+    """The rows of the class itself.
+
+    Raises:
+        ValueError: it can't be built to be asked.
+    """
+    folder = Path(template.spec.processor.folder)
+    make = _with_rows(folder)
+    try:
+        return OwnRope(make, small_config(make, template))
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
+        raise ValueError(
+            f"{make.__name__} of the processor in {folder} takes M-RoPE rows of its own, and can't be asked for them"
+            f" ({' '.join(str(error).split())[:200]}): train with layout=thd in a framework that computes them, or on"
+            " unpacked samples"
+        ) from None
 
 
 def _kind(make: Any) -> str | None:

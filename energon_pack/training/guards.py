@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
@@ -23,6 +24,7 @@ from energon_pack.training.shrink import is_by_length
 __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 
 _log = logging.getLogger(__name__)
+_FEATURES = ("get_image_features", "get_video_features")
 
 
 class Encoder(Protocol):
@@ -80,6 +82,12 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None) 
             f" replace that of the class (trust={type(model).__name__!r} trains it all the same)"
         )
     proofs = kept_proofs(model, members, mask, attention, longest, device)
+    images = [member for member in members if not member.num_videos]
+    if all(proof.finding is None for proof in proofs) and len(images) < len(members):  # GLM-4.1V takes either of them
+        fewer = kept_proofs(model, images, mask, attention, longest, device)
+        if fewer[-1].is_exact:
+            _log.warning("%s is shown without videos: with them, %s", type(model).__name__, proofs[-1].error)
+            proofs, members = fewer, images
     if not proofs[-1].is_exact:
         said = f"{type(model).__name__} is not shown to keep members of packs apart: {'; '.join(map(str, proofs))}"
         if trust != type(model).__name__:
@@ -99,6 +107,7 @@ def _hooks(
     calls = threading.local()
     rope_rows = has_rope_rows(model)
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
+    media = MEDIA_KEYS | _media_of(model)
 
     def check(names: Sequence[str], part: Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         running: list[Module] = vars(calls).setdefault("running", [])
@@ -116,7 +125,7 @@ def _hooks(
         given = mask_of(inputs)
         if given != mask:
             raise MixingError(f"inputs with mask={given}, and {type(model).__name__} was shown with mask={mask}")
-        if untried := sorted(name for name in MEDIA_KEYS & inputs.keys() - tried if inputs[name] is not None):
+        if untried := sorted(name for name in media & inputs.keys() - tried if isinstance(inputs[name], Tensor)):
             raise MixingError(f"{', '.join(untried)}: not tried with this model; guard(model, encoder) tries its media")
         if longest is not None and (length := int(inputs["position_ids"].max()) + 1) > longest:
             raise MixingError(
@@ -137,6 +146,12 @@ def _hooks(
             handles.append(module.register_forward_pre_hook(partial(check, names), with_kwargs=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
     return handles
+
+
+def _media_of(model: Module) -> set[str]:
+    """What the model's own methods take that make features of media."""
+    methods = [getattr(part, name) for part in model.modules() for name in _FEATURES if hasattr(part, name)]
+    return {name for method in methods for name in inspect.signature(method).parameters}
 
 
 def _texts(vocabulary: int) -> list[Encoded]:

@@ -18,8 +18,8 @@ The same with each member rounded up to 4 (`thd`), shifted labels, _ = gap:
 Rows are built by `repeat_interleave` over the members' lengths; Python loops over members, never over tokens.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class Member:
     labels: Tensor  # [L] int64, not shifted, -100 where not trained on and on the first token
     types: Tensor  # [L] int64: 0 text, 1 image, 2 video
     rope: Tensor | None = None  # [3, L] int64: M-RoPE rows, in models that have them
+    rows: Mapping[str, Tensor] = field(default_factory=dict)  # [L] int64 each: what else a model takes of its tokens
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -90,7 +91,7 @@ def neat(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
         input_ids, labels, doc_ids, mm_token_type_ids [B, S]; position_ids [4, B, S] where `form.rope` (text, then
         time, height, width), else [B, S]; cu_seq_lens_q/k int32 [documents + 1] over the flattened B·S;
         max_length_q/k; use_cache False; loss_weight [B, S] with `form.weights`; `_packed_seq_ids` [B, S] where labels
-        are shifted.
+        are shifted; what members have in `rows` [B, S].
 
     Raises:
         ValueError: a row is longer than `form.width`.
@@ -114,6 +115,8 @@ def neat(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
         "doc_ids": doc_ids,
         "use_cache": False,
     }
+    for name in rows[0][0].rows:
+        batch[name] = _rows([[m.rows[name] for m in row] for row in rows], width, 0)
     if form.rope:
         batch["position_ids"] = torch.stack([positions, *_rope_rows(rows, positions)])
     if form.weights:
@@ -149,7 +152,8 @@ def thd(members: Sequence[Member], form: Form) -> Batch:
     Returns:
         input_ids, labels, loss_mask, padding_mask [1, T], position_ids [1, T], or [3, 1, T] where `form.rope`;
         attention_mask None; cu_seqlens_q/kv int32 [n + 1] of real lengths, with `_padded` ones beside them where
-        anything is padded; max_seqlen_q/kv int32 0-d; total_tokens; seq_lens, seq_lens_padded int32 [n].
+        anything is padded; max_seqlen_q/kv int32 0-d; total_tokens; seq_lens, seq_lens_padded int32 [n]; what
+        members have in `rows` [1, T].
 
     Raises:
         ValueError: the members, rounded up, are longer than `form.width`.
@@ -177,6 +181,7 @@ def thd(members: Sequence[Member], form: Form) -> Batch:
         "seq_lens": lengths.int(),
         "seq_lens_padded": slots.int(),
     }
+    batch |= {name: _gapped([m.rows[name] for m in members], gaps, 0) for name in members[0].rows}
     if form.rope:
         rope = [_continued(_rope(member), gap) for member, gap in zip(members, gaps, strict=True)]
         batch["position_ids"] = torch.cat(rope, dim=1).unsqueeze(1)

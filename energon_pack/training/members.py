@@ -2,12 +2,12 @@
 
 import io
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -15,9 +15,14 @@ from torch import Tensor
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.probe import Media, probe, with_frames
 from energon_pack.samples.placeholders import split_content
-from energon_pack.templates.processor_inputs import Clip, clip
+from energon_pack.templates.families import ASKED
+from energon_pack.templates.processor_inputs import clip
 from energon_pack.templates.template import Rendered, Sample, Template, Tokens
+from energon_pack.training import noise
+from energon_pack.training.calls import Given, TokenRow
+from energon_pack.training.joining import Join, join
 from energon_pack.training.layout import IGNORE, Member
+from energon_pack.training.own_rope import OwnRope, RowsError
 from energon_pack.training.pixels import Pixels
 from energon_pack.training.rope import Rope, rope_positions
 
@@ -37,15 +42,19 @@ class Encoded:
     media: dict[str, Tensor] = field(default_factory=dict)
     num_images: int = 0
     num_videos: int = 0
+    #: how its media are joined with those of others; what is not named, below each other
+    joins: Mapping[str, Join] = field(default_factory=dict)
 
 
 class MemberEncoder:
     """Encodes members for one model."""
 
-    def __init__(self, template: Template, rope: Rope | None = None):
+    def __init__(self, template: Template, rope: Rope | OwnRope | None = None):
         self._template = template
         self._rope = rope
         self._pixels = Pixels(template)
+        #: whether no one compared what the processor makes, so that it is tried before all else
+        self._is_asked = template.spec.family in ASKED
         rules = template.rules
         names = {**rules.media_tokens, **rules.feature_tokens}
         #: type of a token, and the token that has it
@@ -68,7 +77,9 @@ class MemberEncoder:
     def encode_all(
         self, inputs: Iterable[MemberInput], on_bad: Callable[[MemberInput, Exception], None]
     ) -> tuple[list[Encoded], dict[str, Tensor]]:
-        """The members of a pack, and the media of them all, in their order: one call of the processor.
+        """The members of a pack, and the media of them all, in their order.
+
+        They are of one call of the processor where it was shown to make of all what it makes of each.
 
         Args:
             on_bad: told of each member that can't be encoded; where it returns, that member is left out.
@@ -86,7 +97,7 @@ class MemberEncoder:
         for draft, of in zip(drafts, tokens, strict=True):
             _check_length(draft.member, len(of.ids), self._template.fingerprint)
         try:
-            media = self._media(drafts)
+            media, shares = self._media(drafts)
         except Exception:  # which of them it is, each alone tells
             good = []
             for draft, of in zip(drafts, tokens, strict=True):
@@ -96,54 +107,78 @@ class MemberEncoder:
                 except Exception as error:
                     on_bad(draft.member, error)
             drafts, tokens = [draft for draft, _ in good], [of for _, of in good]
-            media = self._media(drafts)
-        return self._encoded(drafts, tokens, media), media
+            media, shares = self._media(drafts)
+        return self._encoded(drafts, tokens, shares), media
+
+    def check(self) -> None:
+        """Try the processor with some members' media, where that is what tells their lengths.
+
+        Raises:
+            ValueError: nothing shows how they are joined, or what positions they have.
+        """
+        if self._is_asked:
+            self._pixels.check()
+        if isinstance(self._rope, OwnRope):
+            self._rope.check([member.tokens for member in self.probe_members()])
+
+    def join(self, media: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The media of several packs as one model input each.
+
+        Raises:
+            ValueError: sizes that can't be joined.
+        """
+        parts = [part for part in media if part]
+        if len(parts) < 2:
+            return dict(*parts)
+        return join(parts, self._pixels.joins({name for part in parts for name in part}))
 
     def probe_members(self) -> list[Encoded]:
-        """Short members to try a model with: text, and noise of each kind of media that the processor makes."""
+        """Short members to try a model with: text, and noise of each kind of media that the processor makes.
+
+        Raises:
+            RowsError: the model makes no positions of its processor's tokens.
+        """
         members: list[Encoded] = []
-        for kind in ("", *(kind for kind in ("image", "video") if kind in self._template.rules.media_tokens), ""):
+        for kind in ("", *(kind for kind in ("image", "video") if kind in self._template.media_tokens), ""):
             draft = self._noise(kind, len(members))
             try:
-                media = self._media([draft])
-                (encoded,) = self._encoded([draft], self._template.tokenize([draft.rendered]), media)
+                media, shares = self._media([draft])
+                (encoded,) = self._encoded([draft], self._template.tokenize([draft.rendered]), shares)
+            except RowsError:
+                raise
             except (ImportError, ValueError) as error:  # then no such medium is trained on here, either
                 _log.info("a model is not tried with a %s: %s", kind, error)
                 continue
-            members.append(replace(encoded, media=media))
+            members.append(replace(encoded, media=media, joins=self._pixels.joins(media) if media else {}))
         return members
 
     def _noise(self, kind: str, number: int) -> "_Draft":
         """A member with one medium of random pixels, or with none."""
-        size, num_frames = (64, 96), 4
-        pixels = np.random.default_rng(number).integers(0, 256, (num_frames, *size, 3), np.uint8)
+        width, height, num_frames = 96, 64, self._template.spec.media.num_frames or 4
         asked, answered = (
             f"{f'<{kind}>' if kind else ''} What is number {number}?",
             f"A {kind or 'word'}, {number} of 9.",
         )
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-        media = {"": [], "image": [Media("image", *size[::-1])]}.get(kind)
-        if media is None:
-            media = [Media("video", *size[::-1], "mp4", num_frames, 2.0, tuple(range(num_frames)))]
-        metadata = {"total_num_frames": num_frames, "fps": 2.0, "frames_indices": [*range(num_frames)], "duration": 2.0}
-        frames = np.stack(
-            [np.asarray(frame) for frame in self._template.prepare_frames([*map(Image.fromarray, pixels)])]
-        )
-        return _Draft(
-            MemberInput(f"{kind or 'text'} {number}", messages),
-            self._template.render(Sample(messages, media)),
-            [self._template.prepare_image(Image.fromarray(pixels[0]))] if kind == "image" else [],
-            [(frames, metadata)] if kind == "video" else [],
-            [kind] if kind else [],
-        )
+        media, given = [], Given()
+        if kind == "image":
+            media = [Media("image", width, height)]
+            given = Given([self._template.prepare_image(noise.image(width, height, number))], [], [kind])
+        elif kind == "video":
+            media = [Media("video", width, height, "mp4", num_frames, 2.0, tuple(range(num_frames)))]
+            given = Given([], [noise.clip(self._template, num_frames, width, height, number)], [kind])
+        member = MemberInput(f"{kind or 'text'} {number}", messages)
+        return _Draft(member, self._template.render(Sample(messages, media)), given)
 
-    def _encoded(self, drafts: Sequence["_Draft"], tokens: Sequence[Tokens], media: dict[str, Tensor]) -> list[Encoded]:
+    def _encoded(
+        self, drafts: Sequence["_Draft"], tokens: Sequence[Tokens], shares: Sequence[dict[str, Tensor]]
+    ) -> list[Encoded]:
         """Members without their media: those of all are together."""
-        images = _shares(media, ("image_grid_thw",), [len(draft.images) for draft in drafts])
-        videos = _shares(media, ("video_grid_thw", "second_per_grid_ts"), [len(draft.clips) for draft in drafts])
         return [
-            Encoded(draft.member.sample_id, member, num_images=len(draft.images), num_videos=len(draft.clips))
-            for draft, member in zip(drafts, self._members(tokens, images, videos), strict=True)
+            Encoded(
+                draft.member.sample_id, member, num_images=len(draft.given.images), num_videos=len(draft.given.clips)
+            )
+            for draft, member in zip(drafts, self._members(tokens, shares), strict=True)
         ]
 
     def _draft(self, member: MemberInput) -> "_Draft":
@@ -158,19 +193,25 @@ class MemberEncoder:
         return _Draft(
             member,
             template.render(Sample(member.messages, media, member.tools)),
-            [template.prepare_image(image) for image in member.images],
-            [clip(template, data, video) for data, video in zip(member.videos, videos, strict=True)],
-            _order(member.messages, media),
+            Given(
+                [template.prepare_image(image) for image in member.images],
+                [clip(template, data, video) for data, video in zip(member.videos, videos, strict=True)],
+                _order(member.messages, media),
+            ),
         )
 
-    def _media(self, drafts: Sequence["_Draft"]) -> dict[str, Tensor]:
-        images = [image for draft in drafts for image in draft.images]
-        clips = [clip for draft in drafts for clip in draft.clips]
-        return self._pixels(images, clips, [kind for draft in drafts for kind in draft.order])
+    def _media(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+        """The media of them all; and of each what its positions depend on."""
+        if isinstance(self._rope, OwnRope):
+            each = [self._pixels([draft.given]) for draft in drafts]
+            return self.join(each), each
+        media = self._pixels([draft.given for draft in drafts])
+        images = _shares(media, ("image_grid_thw",), [len(draft.given.images) for draft in drafts])
+        names = ("video_grid_thw", "second_per_grid_ts")
+        videos = _shares(media, names, [len(draft.given.clips) for draft in drafts])
+        return media, [image | video for image, video in zip(images, videos, strict=True)]
 
-    def _members(
-        self, tokens: Sequence[Tokens], images: list[dict[str, Tensor]], videos: list[dict[str, Tensor]]
-    ) -> Iterator[Member]:
+    def _members(self, tokens: Sequence[Tokens], shares: Sequence[dict[str, Tensor]]) -> Iterator[Member]:
         """Tokens as tensors, with the positions that their media give them; views of one tensor for them all."""
         lengths = [len(of.ids) for of in tokens]
         ids = torch.tensor([token for of in tokens for token in of.ids], dtype=torch.int64)
@@ -183,14 +224,28 @@ class MemberEncoder:
         for number, feature in self._types:
             if feature is not None:
                 types[(ids == feature) & (types == 0)] = number
-        split = zip(*(values.split(lengths) for values in (ids, labels, types)), images, videos, strict=True)
-        for own_ids, own_labels, own_types, image, video in split:
-            rope = None if self._rope is None else rope_positions(self._rope, own_types, **image, **video)
-            yield Member(own_ids, own_labels, own_types, rope)
+        split = zip(tokens, *(values.split(lengths) for values in (ids, labels, types)), shares, strict=True)
+        for of, own_ids, own_labels, own_types, media in split:
+            given = self._template.rules.token_types(of.ids)
+            own_types = own_types if given is None else torch.tensor(given)
+            rows = {name: torch.as_tensor(make([of.ids]))[0] for name, make in self.of_tokens.items()}
+            yield Member(own_ids, own_labels, own_types, self._rows(own_ids, own_types, media), rows)
+
+    @cached_property
+    def of_tokens(self) -> Mapping[str, TokenRow]:
+        """Inputs with a value for each token, beside those of all models."""
+        return self._pixels.of_tokens if self._is_asked else {}
+
+    def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Tensor | None:
+        """Rows of M-RoPE of one member, in models that have them."""
+        if isinstance(self._rope, OwnRope):
+            return self._rope(ids, types, media)
+        return None if self._rope is None else rope_positions(self._rope, types, **media)
 
     def blank(self) -> dict[str, Tensor]:
         """The media of one small white image, for ranks whose pack has none."""
-        return self._pixels([self._template.prepare_image(Image.new("RGB", (64, 64), "white"))], [], ["image"])
+        image = self._template.prepare_image(Image.new("RGB", (64, 64), "white"))
+        return self._pixels([Given([image], [], ["image"])])
 
 
 @dataclass(frozen=True)
@@ -199,9 +254,7 @@ class _Draft:
 
     member: MemberInput
     rendered: Rendered
-    images: list[Any]
-    clips: list[Clip]
-    order: list[str]
+    given: Given
 
 
 def _check_length(member: MemberInput, num_tokens: int, fingerprint: str) -> None:

@@ -1,24 +1,22 @@
-"""Images and video frames → the tensors a model takes, by the model's own processor, and joining those of members."""
+"""Images and video frames → the tensors a model takes, by the model's own processor."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
-from torch.nn.functional import pad as pad_tensor
 
-from energon_pack.templates.processor_inputs import Clip, media_inputs
-from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.template import Template
+from energon_pack.training import noise
+from energon_pack.training.calls import Calls, Given, TokenRow, merged
+from energon_pack.training.joining import Join, JoinError, join, prove
 
-#: what a processor gives beside a model's media: the text's, and counts for its own use
-_NOT_MEDIA = frozenset(
-    ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "num_patches", "num_crops", "video_metadata")
-)
-#: joined along the first dimension, which runs over patches, tiles or media
-_JOINED = frozenset(
+_log = logging.getLogger(__name__)
+
+#: names of most models' media: those that are looked for where nothing says which there are
+MEDIA_KEYS = frozenset(
     (
         "pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "batch_num_images",
         "pixel_values_videos", "video_grid_thw", "second_per_grid_ts",
@@ -26,112 +24,130 @@ _JOINED = frozenset(
         "image_merge_sizes", "spatial_shapes", "target_sizes", "num_local_patches", "pixel_values_local",
     )
 )  # fmt: skip
-#: of these one image may have more tiles or pixels than the next, in models that know how many are real
-_PADDED = frozenset(("pixel_values", "pixel_attention_mask"))
 
-#: a model's media by the names its `forward` has for them
-MEDIA_KEYS = _JOINED
+
+@dataclass(frozen=True)
+class _Tried:
+    """What was shown of one kind of media."""
+
+    joins: Mapping[str, Join] = field(default_factory=dict)
+    #: whether one call for all members gives what their own calls do
+    at_once: bool = False
+    #: whether the image processor alone makes the same, without any text
+    without_text: bool = False
+    #: why there is no training on them; empty: there is
+    refused: str = ""
+    #: why some can't be joined; empty: all can
+    limit: str = ""
 
 
 class Pixels:
-    """The processor of a template, for media alone; loaded when the first medium comes."""
+    """The processor of a template, for media alone; each kind is tried when the first of it comes, or by `check`."""
 
     def __init__(self, template: Template):
         self._template = template
+        self._call = Calls(template)
+        self._tried: dict[str, _Tried] = {}
 
-    def __call__(self, images: Sequence[Image.Image], clips: Sequence[Clip], order: Sequence[str]) -> dict[str, Tensor]:
-        """The media inputs of one member.
-
-        Args:
-            images: prepared, in the order of their placeholders.
-            clips: likewise.
-            order: `image` or `video` for each placeholder.
+    def __call__(self, members: Sequence[Given]) -> dict[str, Tensor]:
+        """The media inputs of some members.
 
         Raises:
-            NotImplementedError: the processor gives something that no rule here joins.
+            JoinError: they can't be joined, or the processor gives something that it did not give when it was tried.
             ImportError: videos without torchvision.
         """
-        if not images and not clips:
+        members = [member for member in members if member.order]
+        if not members:
             return {}
-        given = media_inputs(self._template, images, clips)
-        processor, alone = self._loaded
-        if alone is not None and clips:
-            raise ImportError("training on videos needs torchvision: pip install 'energon-pack[train]'")
-        if alone is None and not clips and "image_grid_thw" in processor.image_processor.model_input_names:
-            alone = processor.image_processor  # the processor of Qwen-VL adds nothing but texts
-        if alone is not None:
-            made = alone(given["images"], return_tensors="pt", **given["images_kwargs"])
+        kinds = sorted({kind for member in members for kind in member.order})
+        tried = [self._of(kind) for kind in kinds]
+        if refused := next((one.refused for one in tried if one.refused), ""):
+            raise JoinError(refused)
+        joins = {name: rule for one in tried for name, rule in one.joins.items()}
+        is_one = len(members) == 1
+        if all(one.without_text and (is_one or one.at_once) for one in tried):
+            return self._call.images(members, joins)
+        if is_one or (all(one.at_once for one in tried) and (len(kinds) == 1 or self._mixes)):
+            made = self._call(members)
         else:
-            text = "".join(self._template.rules.media_tokens[kind] for kind in order)
-            made = processor(text=[text], return_tensors="pt", **given)
-        media = {name: _tensor(value) for name, value in made.items() if name not in _NOT_MEDIA}
-        unknown = media.keys() - _JOINED
-        if unknown:
-            raise NotImplementedError(
-                f"{type(processor or alone).__name__} gives {', '.join(sorted(unknown))}: no rule joins it"
-            )
-        return media
+            made = join((self._call([member]) for member in members), joins)
+        if unknown := made.keys() - joins.keys():
+            raise JoinError(f"{self._call.name} gives {', '.join(sorted(unknown))}, and gave none when it was tried")
+        return made
+
+    def check(self) -> None:
+        """Try every kind of media now.
+
+        Raises:
+            JoinError: none can be trained on, or the model takes something for each token that nothing here makes.
+        """
+        tried = [self._of(kind) for kind in self._call.kinds]
+        self._call.of_tokens()
+        if tried and all(one.refused for one in tried):
+            raise JoinError("; ".join(dict.fromkeys(one.refused for one in tried)))
+
+    @property
+    def of_tokens(self) -> dict[str, TokenRow]:
+        """Inputs with a value for each token, beside those of all models: what makes them of a member's tokens."""
+        self.check()
+        return self._call.of_tokens()
+
+    def joins(self, names: Collection[str]) -> dict[str, Join]:
+        """How inputs of these names, and of others, are joined."""
+        if not self._known.keys() >= set(names):
+            self.check()
+        return self._known
+
+    @property
+    def _known(self) -> dict[str, Join]:
+        return {name: rule for one in self._tried.values() for name, rule in one.joins.items()}
+
+    def _of(self, kind: str) -> _Tried:
+        if kind not in self._tried:
+            self._tried[kind] = self._try(kind) if kind in self._call.kinds else _Tried()
+        return self._tried[kind]
+
+    def _try(self, kind: str) -> _Tried:
+        name = self._call.name
+        given = list(noise.members(self._template, kind))
+        try:
+            proven = prove(self._call, given, list(noise.twins(self._template, kind)))
+        except Exception as error:  # any class of any processor may be behind it
+            said = " ".join(str(error).split())[:300] or type(error).__name__
+            tried = _Tried(refused=f"{name}: {kind}s of several members can't be joined: {said}")
+        else:
+            known = self._known
+            other = [key for key, rule in proven.joins.items() if known.get(key, rule) != rule]
+            limit = proven.limit or (f"{other[0]} of other media is joined by another rule" if other else "")
+            if other or (limit and kind == "image"):
+                tried = _Tried(refused=f"{name}: {limit}")
+            else:
+                without_text = kind == "image" and self._needs_no_text([given[0], given[-1]])
+                tried = _Tried(proven.joins, proven.at_once, without_text, limit=limit)
+        if said := tried.refused or (tried.limit and f"{name}: {tried.limit} (media.video=uniform: as many frames)"):
+            _log.warning("%s", said)
+        return tried
 
     @cached_property
-    @errors_only()
-    def _loaded(self) -> tuple[Any, Any]:
-        """The whole processor; where it needs a torchvision that is not there, None and the image processor alone."""
-        from transformers import AutoImageProcessor, AutoProcessor
-
-        folder, kwargs = self._template.spec.processor.folder, self._template.spec.processor.kwargs
+    def _mixes(self) -> bool:
+        """Whether images and videos in one call are as in calls of their own."""
+        images, clips = (list(noise.members(self._template, kind)) for kind in ("image", "video"))
+        members = [images[0], clips[0], merged([images[1], clips[1]])]
         try:
-            return AutoProcessor.from_pretrained(folder, **kwargs), None
-        except ImportError:
-            return None, AutoImageProcessor.from_pretrained(folder, backend="pil", **kwargs)
+            together = self._call(members)
+            apart = join([self._call([member]) for member in members], self._known)
+        except Exception:  # any class of any processor may be behind it
+            return False
+        return _are_same(apart, together)
+
+    def _needs_no_text(self, members: Sequence[Given]) -> bool:
+        """Whether the image processor alone makes the same of images."""
+        try:
+            whole = self._call(members)
+            return _are_same(whole, self._call.images(members, whole))
+        except Exception:  # any class of any processor may be behind it
+            return False
 
 
-def join(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The media of several members as one model input each, in their order.
-
-    Raises:
-        ValueError: sizes that can't be joined.
-    """
-    found: dict[str, list[Tensor]] = {}
-    for part in parts:
-        for name, value in part.items():
-            found.setdefault(name, []).append(value)
-    # Idefics3 has one row of tiles for a whole text: [1, tiles, ...]. LLaVA-NeXT and LLaVA-OneVision have one of tiles
-    # for each image, Pixtral has each image in the frame of the largest.
-    dim = 0
-    if "target_sizes" in found:  # MiniCPM-V has the patches of all images side by side: [1, channels, side, width]
-        dim = 3
-    elif any(mask.dim() == 4 for mask in found.get("pixel_attention_mask", ())):
-        dim = 1
-    may_grow = bool(found.keys() & {"pixel_attention_mask", "batch_num_images", "image_sizes"})
-    return {
-        name: _join(name, values, dim, may_grow) if name in _PADDED else _join(name, values, 0, False)
-        for name, values in found.items()
-    }
-
-
-def _join(name: str, values: list[Tensor], dim: int, may_grow: bool) -> Tensor:
-    if len(values) == 1:
-        return values[0]
-    if may_grow:
-        sizes = [max(value.shape[i] for value in values) for i in range(values[0].dim())]
-        values = [_grown(value, sizes, dim) for value in values]
-    try:
-        return torch.cat(values, dim)
-    except RuntimeError as error:
-        raise ValueError(f"{name} of these members can't be joined: {error}") from None
-
-
-def _grown(value: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-    missing = [0 if i == dim else size - have for i, (size, have) in enumerate(zip(sizes, value.shape, strict=True))]
-    if not any(missing):
-        return value
-    grown: Tensor = pad_tensor(value, [n for amount in reversed(missing) for n in (0, amount)])
-    return grown
-
-
-def _tensor(value: Any) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
-        return torch.cat(list(value))
-    return torch.as_tensor(value, dtype=torch.float32 if isinstance(value[0], float) else None)
+def _are_same(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    return some.keys() == others.keys() and all(torch.equal(some[name], others[name]) for name in some)

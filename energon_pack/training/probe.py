@@ -17,9 +17,9 @@ from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.inputs import check_inputs, has_rope_rows
+from energon_pack.training.joining import join
 from energon_pack.training.layout import Form, neat
 from energon_pack.training.members import Encoded
-from energon_pack.training.pixels import join
 
 _PAD_TAIL = 3  # tokens behind the last member
 
@@ -104,7 +104,9 @@ def probe_inputs(model: Any, members: Sequence[Encoded], mask: str = "positions"
     width = sum(len(member.tokens) for member in members) + _PAD_TAIL
     form = Form(rope=has_rope_rows(model), width=width)
     batch = PackedBatch(neat([[member.tokens for member in row] for row in rows], form))
-    batch |= join(member.media for row in rows for member in row)
+    joins = {name: rule for member in members for name, rule in member.joins.items()}
+    batch |= join((member.media for row in rows for member in row), joins)
+    batch["media_keys"] = sorted({name for member in members for name in (*member.media, *member.tokens.rows)})
     batch.mask = mask
     if mask == "indexed":
         batch["attention_mask"] = batch["doc_ids"]
@@ -135,6 +137,8 @@ def plain_logits(model: Any, member: Encoded) -> Tensor:
     kinds = ("mm_token_type_ids", "token_type_ids") if member.tokens.types.any() else ("mm_token_type_ids",)
     inputs |= {name: types for name in kinds if name in accepted}
     inputs |= {name: value.to(model.device) for name, value in member.media.items()}
+    if member.media:
+        inputs |= {name: row[None].to(model.device) for name, row in member.tokens.rows.items()}
     with torch.no_grad():
         logits: Tensor = model(**inputs, use_cache=False).logits[0]
     return logits

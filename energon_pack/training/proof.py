@@ -8,27 +8,21 @@ that was itself probed.
 
 import copy
 import hashlib
-import importlib.metadata
 import json
-import logging
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from energon_pack.run.files import write_whole
+from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.training.makeup import code_of, kinds_of
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Finding, probe_all
 from energon_pack.training.shrink import small_model
-
-_log = logging.getLogger(__name__)
 
 #: raised when a proof would come out otherwise
 _VERSION = 2
@@ -142,27 +136,19 @@ def kept_proofs(
         model: of transformers.
     """
     make, config = type(model), model.config
-    path = _folder() / f"{_key(model, members, mask, attention, longest, device)}.json"
-    try:
-        kept = [
-            Proof(**{**value, "finding": value["finding"] and Finding(**value["finding"])})
-            for value in json.loads(path.read_bytes())
-        ]
-        if kept:
-            return kept
-        _log.warning("%s holds nothing, and is made again", path)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        _log.warning("%s can't be read, and is made again: %s", path, error)
+    key = _key(model, members, mask, attention, longest, device)
+    if kept := read_kept("proofs", key, _parsed):
+        return kept
     proofs = prove(make, config, members, mask, attention, longest, device, kinds_of(model))
-    if proofs[-1].finding is None:
-        return proofs
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps([asdict(proof) for proof in proofs], indent=1).encode(), sync=False)
-    except OSError as error:
-        _log.warning("what was shown of %s is not kept for the next start: %s", make.__name__, error)
+    if proofs[-1].finding is not None:
+        keep("proofs", key, [asdict(proof) for proof in proofs])
+    return proofs
+
+
+def _parsed(values: Any) -> list[Proof]:
+    proofs = [Proof(**{**value, "finding": value["finding"] and Finding(**value["finding"])}) for value in values]
+    if not proofs:
+        raise ValueError("it holds nothing")
     return proofs
 
 
@@ -207,21 +193,9 @@ def _key(
         sys.version,
         [sorted(kinds_of(model)), code_of(model)],
         model.config.to_dict(),
-        {name: _version(name) for name in _PACKAGES},
+        {name: version_of(name) for name in _PACKAGES},
         [[member.tokens.ids.tolist(), member.tokens.types.tolist()] for member in members],
         [None if member.tokens.rope is None else member.tokens.rope.tolist() for member in members],
         [mask, attention, longest, str(device), media],
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _folder() -> Path:
-    """The user's cache: a proof is of a class and its versions, not of a dataset."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "energon_pack" / "proofs"

@@ -12,7 +12,7 @@ import yaml
 
 from energon_pack.dataset.energon import SAMPLE_LOADER, dataset_yamls, sample_loader_py
 from energon_pack.dataset.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object
-from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.manifest import MANIFEST, REPLAY, read_replays
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.flavors import FLAVORS
@@ -26,7 +26,7 @@ from energon_pack.verify.sqlite import sqlite
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
-    "index.sqlite", "index.uuid", SAMPLE_LOADER,
+    REPLAY, "index.sqlite", "index.uuid", SAMPLE_LOADER,
 }  # fmt: skip
 _NEEDED = {
     *(PLAN, LEDGER, REPORT),
@@ -67,6 +67,7 @@ def metadata(folder: Path, manifest: Mapping[str, Any], shards: Sequence[Verifie
     elif at(manifest, "content", "output", "sqlite") is True:
         yield f"{index.name} is missing"
     yield from _dataset_yamls(folder, manifest)
+    yield from _replay(folder, fingerprint)
 
 
 def counts(folder: Path, shards: Sequence[VerifiedShard]) -> Iterator[str]:
@@ -114,6 +115,18 @@ def _splits(folder: Path, counts: Mapping[str, int], of_samples: Mapping[str, se
         for name in names or ():
             if others := of_samples.get(name, set()) - {part}:
                 yield f"{name} is in split {part}, and holds samples of {', '.join(sorted(others))}"
+
+
+def _replay(folder: Path, fingerprint: Any) -> Iterator[str]:
+    """The samples kept for other versions can be read, and are of these packs."""
+    try:
+        replays = read_replays(folder)
+    except (OSError, ValueError):
+        yield f"{REPLAY} can't be read"
+        return
+    for replay in replays:
+        if replay is not None and replay.fingerprint != fingerprint:
+            yield f"{REPLAY} has fingerprint={short(replay.fingerprint)}, the manifest {short(fingerprint)}"
 
 
 def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:

@@ -48,7 +48,7 @@ def full_processor() -> None:
 @pytest.fixture
 def measured(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> tuple[list[MeasuredShard], Method]:
     folder = prepare_template(of_model("qwen_vl", demo[1]), cache)
-    method = Method(folder, str(demo[1]), ReadSettings())
+    method = Method(folder, ReadSettings())
     with LocalExecutor(1) as executor:
         run = Run(executor, Progress(quiet=True), tmp_path)
         return measure_shards(index_shards(find_shards(str(demo[0])).shards, False, run), method, run), method

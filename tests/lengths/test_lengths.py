@@ -37,7 +37,7 @@ def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: igno
         with LocalExecutor(num_workers) as executor:
             run = Run(executor, Progress(quiet=True), tmp_path / "cache")
             indexed = index_shards(find_shards(str(source)).shards, keep, run)
-            return measure_shards(indexed, Method(folder, str(demo[1]), settings or ReadSettings()), run)
+            return measure_shards(indexed, Method(folder, settings or ReadSettings()), run)
 
     return measure
 

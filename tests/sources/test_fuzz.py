@@ -119,7 +119,7 @@ def fuzz_tars(num: int, folder: Path, template_folder: str) -> int:
             if "compressed" in str(error):
                 continue
             raise
-        table = measure(MeasureJob([shard] * index.num_rows, index, Method(template_folder, "", ReadSettings())))
+        table = measure(MeasureJob([shard] * index.num_rows, index, Method(template_folder, ReadSettings())))
         assert table.schema == LENGTHS_SCHEMA
         assert table.num_rows == index.num_rows
         for row in table.select(["key", "token_len", "reason"]).to_pylist():

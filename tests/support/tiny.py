@@ -10,9 +10,9 @@ from torch import Tensor
 
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
+from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Form, Member, neat
 from energon_pack.training.members import Encoded
-from energon_pack.training.pixels import join
 from energon_pack.training.rope import Rope, rope_positions
 
 prepare_torchvision()

@@ -115,9 +115,9 @@ def test_ids_are_those_of_the_full_processor(
     kinds = ["image"] * len(sizes)
     try:
         placed, _, _ = place_media(messages, kinds)
-    except Skip:  # the text spelt a placeholder by chance
+        tokens = template.encode(Sample(placed, [Media("image", *size) for size in sizes]))
+    except Skip:  # the text spelt a placeholder or a media token by chance
         return
-    tokens = template.encode(Sample(placed, [Media("image", *size) for size in sizes]))
 
     structured = [{**m, "content": structure(m["content"], bool(kinds))} for m in placed]
     text = full_processor.apply_chat_template(structured, tokenize=False, add_generation_prompt=False)
@@ -299,7 +299,6 @@ def test_the_demo_is_made_the_same_every_time(demo: tuple[Path, Path], tmp_path:
 @pytest.mark.parametrize(
     ("name", "image_processor", "settings"),
     [
-        ("Lfm2VlProcessor", "Lfm2VlImageProcessor", {}),
         ("Ovis2Processor", "Ovis2ImageProcessor", {}),
         ("Idefics2Processor", "Idefics2ImageProcessor", {}),
         ("Blip2Processor", "BlipImageProcessor", {"num_query_tokens": 32}),

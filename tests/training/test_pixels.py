@@ -1,6 +1,7 @@
-"""How the media of members are joined, and that the real processors' media have the tokens they were given."""
+"""The real processors' media: they have the tokens they were given, and join as one call for them all would."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,57 +11,17 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.skip import Skip
+from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Sample
+from energon_pack.training.batch import PackedBatch, touch_vision
+from energon_pack.training.calls import Calls
+from energon_pack.training.joining import Join, JoinError
 from energon_pack.training.members import MemberEncoder
-from energon_pack.training.pixels import join
 from energon_pack.training.rope import Rope
 from support.models import of_model
 from support.running import need_torchvision
 from support.samples import picture, video
-
-
-def test_patches_follow_each_other() -> None:
-    joined = join([{"pixel_values": torch.ones(4, 6), "image_grid_thw": torch.tensor([[1, 2, 2]])}] * 2 + [{}])
-    assert joined["pixel_values"].shape == (8, 6)
-    assert joined["image_grid_thw"].tolist() == [[1, 2, 2]] * 2
-
-
-def test_tiles_are_filled_up_where_the_model_counts_them() -> None:
-    onevision = [{"pixel_values": torch.ones(1, n, 3, 2, 2), "batch_num_images": torch.tensor([1])} for n in (2, 5)]
-    assert join(onevision)["pixel_values"].shape == (2, 5, 3, 2, 2)
-    idefics = [
-        {"pixel_values": torch.ones(1, n, 3, 4, s), "pixel_attention_mask": torch.ones(1, n, 4, s)}
-        for n, s in ((2, 4), (5, 6))
-    ]
-    assert join(idefics)["pixel_values"].shape == (1, 7, 3, 4, 6)
-    assert int(join(idefics)["pixel_attention_mask"].sum()) == 2 * 16 + 5 * 24
-
-
-def test_images_of_two_sizes_are_framed_where_the_model_knows_theirs() -> None:
-    """A batch of two packs of Pixtral's ended the training: each call of its processor frames what it is given."""
-    pixtral = [
-        {"pixel_values": torch.ones(1, 3, h, w), "image_sizes": torch.tensor([[h, w]])} for h, w in ((4, 8), (6, 2))
-    ]
-    joined = join(pixtral)
-    assert joined["pixel_values"].shape == (2, 3, 6, 8)
-    assert joined["pixel_values"][1, :, :, 2:].sum() == 0
-    assert joined["image_sizes"].tolist() == [[4, 8], [6, 2]]
-
-
-def test_patches_lie_side_by_side_or_below_each_other_as_the_model_counts_them() -> None:
-    """MiniCPM-V has one row of patches for a batch; LFM2-VL a row for each image, with a mask of as many."""
-    minicpm = [{"pixel_values": torch.ones(1, 3, 2, 2 * n), "target_sizes": torch.tensor([[1, n]])} for n in (4, 6)]
-    assert join(minicpm)["pixel_values"].shape == (1, 3, 2, 20)
-    assert join(minicpm)["target_sizes"].tolist() == [[1, 4], [1, 6]]
-    lfm2 = [{"pixel_values": torch.ones(n, 16, 12), "pixel_attention_mask": torch.ones(n, 16)} for n in (1, 2)]
-    assert join(lfm2)["pixel_values"].shape == (3, 16, 12)
-    assert join(lfm2)["pixel_attention_mask"].shape == (3, 16)
-
-
-def test_tiles_of_two_sizes_are_an_error() -> None:
-    with pytest.raises(ValueError, match="pixel_values of these members can't be joined"):
-        join([{"pixel_values": torch.ones(1, 3, 4, 4)}, {"pixel_values": torch.ones(1, 3, 6, 6)}])
 
 
 def num_patches(media: dict[str, Any], name: str) -> int:
@@ -101,3 +62,133 @@ def test_media_of_both_kinds_keep_their_order(real: Path) -> None:
     assert pixels.shape[2:] == (448, 448)  # its published video settings say 384
     is_teal = [torch.allclose(tile.mean((1, 2)), pixels[0].mean((1, 2)), atol=0.05) for tile in pixels]
     assert is_teal == [True] * (len(pixels) - 4) + [False] * 3 + [True]
+
+
+def test_clips_of_several_lengths_go_into_one_pack(real: Path) -> None:
+    """InternVL's processor stacks the clips of a text: a pack with two of them ended the training."""
+    need_torchvision()
+    encoder = MemberEncoder(load_template(of_model("internvl", real / "processors" / "internvl3_hf")))
+    turns = [{"role": "user", "content": "<video>?"}, {"role": "assistant", "content": "That."}]
+    members = [MemberInput(str(n), turns, [], [video()], None, [[*range(n)]]) for n in (2, 5)]
+    encoded, media = encoder.encode_all(members, fail)
+    assert [int((member.tokens.types > 0).sum()) for member in encoded] == [256 * 2, 256 * 5]
+    assert len(media["pixel_values"]) == 7
+
+
+def unjoinable(calls: Calls, members: Any, as_rows: bool = False) -> dict[str, torch.Tensor]:
+    """A processor with a mask of each medium and each other one."""
+    num_media = sum(len(member.order) for member in members)
+    return {"pixel_values": torch.ones(num_media, 3), "cross_mask": torch.ones(1, num_media, num_media)}
+
+
+def test_what_can_not_be_joined_is_an_error_before_any_sample(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a processor that no one has compared, all is tried at start, and nothing in the first pack with two images."""
+    need_torchvision()
+    template = load_template(of_model("shapes", real / "processors" / "qwen2_vl"))
+    MemberEncoder(template).check()
+    monkeypatch.setattr(Calls, "__call__", unjoinable)
+    with pytest.raises(JoinError, match="Qwen2VLProcessor: images of several members can't be joined: no rule joins"):
+        MemberEncoder(template).check()
+
+
+def test_what_a_model_takes_of_each_token_is_made_or_refused(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_torchvision()
+    template = load_template(of_model("shapes", real / "processors" / "qwen2_vl"))
+    call = type(full_processor(template.spec.processor)).__call__
+
+    def more(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = call(self, *args, **kwargs)
+        made["expert_ids"] = torch.zeros_like(made["input_ids"])
+        return made
+
+    monkeypatch.setattr(type(full_processor(template.spec.processor)), "__call__", more)
+    with pytest.raises(JoinError, match="Qwen2VLProcessor gives expert_ids for each token"):
+        MemberEncoder(template).check()
+
+
+def test_types_of_tokens_are_the_processors_own(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GLM-4V has one token for images and for frames: by it, a video's positions would be those of images."""
+    template = load_template(of_model("qwen_vl", real / "processors" / "qwen2_vl"))
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "That."}]
+    member = MemberInput("k", turns, [], [])
+    assert not MemberEncoder(template).encode(member).tokens.types.any()
+    monkeypatch.setattr(template.rules, "token_types", lambda ids: [2] * len(ids))
+    assert MemberEncoder(template).encode(member).tokens.types.unique().tolist() == [2]
+
+
+@pytest.mark.parametrize("name", ["pixel_values", "pixel_values_images"])
+def test_a_dummy_image_goes_through_the_part_that_takes_it(name: str) -> None:
+    """Janus has the method in an inner part, VideoLLaMA3 names all of it there alone."""
+
+    class Inner(torch.nn.Linear):
+        def get_image_features(self, pixel_values: Any, image_sizes: Any, return_dict: bool) -> Any:
+            return SimpleNamespace(pooler_output=[self(pixel_values) * image_sizes])
+
+    class Outer(torch.nn.Module):
+        device = torch.device("cpu")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner(3, 2)
+
+        def get_image_features(self, pixel_values: Any, **more: Any) -> Any:
+            return self.inner.get_image_features(pixel_values, **more)
+
+    model = Outer()
+    touch_vision(model, {f"dummy_{name}": torch.ones(1, 3), "dummy_image_sizes": torch.ones(1, 1)}).backward()
+    assert model.inner.weight.grad is not None
+    with pytest.raises(ValueError, match="Linear has no get_image_features for a dummy image"):
+        touch_vision(torch.nn.Linear(1, 1), {f"dummy_{name}": torch.ones(1, 3)})
+
+
+def test_a_family_of_rules_loads_no_processor_for_texts(real: Path) -> None:
+    """A dataset of texts trains where the processor's packages are not installed."""
+    encoder = MemberEncoder(load_template(of_model("qwen_vl", real / "processors" / "qwen2_vl")))
+    encoder.check()
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "That."}]
+    members, media = encoder.encode_all([MemberInput("k", turns, [], [])] * 2, fail)
+    assert len(members) == 2
+    assert encoder.join([media, media]) == {}
+    assert "_loaded" not in vars(encoder._pixels._call)
+
+
+def test_inputs_of_other_names_reach_the_model() -> None:
+    """Phi-4 has `image_pixel_values`: a model without it would train on texts with holes."""
+    batch = PackedBatch(input_ids=torch.ones(1, 3), position_ids=torch.arange(3)[None], doc_ids=torch.ones(1, 3))
+    batch |= {"image_pixel_values": torch.ones(1, 2), "note": torch.ones(1), "media_keys": ["image_pixel_values"]}
+    assert batch.model_inputs().keys() == {"input_ids", "position_ids", "image_pixel_values"}
+
+
+#: processor, family: rules that are not media below each other; whether a pack's images are one call, without a text
+REAL = {
+    "qwen2_5_vl": ("qwen_vl", {}, True),
+    "internvl3_hf": ("internvl", {}, False),  # the processor asks for tiles, its image processor by itself does not
+    "llava_onevision_qwen2_hf": ("llava_onevision", {"pixel_values": Join(0, 0.0)}, True),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_members_of_several_packs_are_joined_as_one_call_would(real: Path, name: str) -> None:
+    """A batch of two packs is joined from two calls: it ended the training where the second had more tiles."""
+    need_torchvision()
+    family, rules, without_text = REAL[name]
+    encoder = MemberEncoder(load_template(of_model(family, real / "processors" / name)))
+    turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "That."}]
+    members = [MemberInput(str(i), turns, [LazyImage(picture(*size), "i")], []) for i, size in enumerate(SIZES)]
+    every = encoder.encode_all(members, fail)[1]
+    parts = [encoder.encode_all(some, fail)[1] for some in (members[:1], [], members[1:])]
+    joined = encoder.join(parts)
+    assert joined.keys() == every.keys()
+    for key, value in every.items():
+        torch.testing.assert_close(joined[key], value, rtol=0, atol=1e-5)
+    found = encoder._pixels.joins(every)
+    assert {key: rule for key, rule in found.items() if rule != Join()} == rules
+    assert encoder._pixels._of("image").at_once
+    assert encoder._pixels._of("image").without_text is without_text
+
+
+SIZES = ((900, 500), (60, 90), (300, 700))
+
+
+def fail(member: MemberInput, error: Exception) -> None:
+    raise error

@@ -1,13 +1,13 @@
 """The families of models: each a file with its rules, and all by name."""
 
 from energon_pack.templates.families.gemma import Gemma3
-from energon_pack.templates.families.hf import HuggingFace
 from energon_pack.templates.families.idefics import Idefics3
 from energon_pack.templates.families.internvl import InternVL
 from energon_pack.templates.families.kimi import Kimi
 from energon_pack.templates.families.llava import LlavaOneVision
 from energon_pack.templates.families.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.families.rules import MediaRules
+from energon_pack.templates.families.shapes import Blanks, Shapes
 from energon_pack.templates.families.text import Text
 
 #: `model.template` of the config: the family's media rules by name.
@@ -20,5 +20,11 @@ FAMILIES: dict[str, type[MediaRules]] = {
     "gemma3": Gemma3,
     "idefics3": Idefics3,
     "text": Text,
-    "hf": HuggingFace,
+    "shapes": Shapes,
+    "pixels": Blanks,
 }
+
+#: families that ask the full processor
+ASKED = ("shapes", "pixels")
+#: `model.template` that is found when the template is built; both names are the same
+AUTO = ("auto", "hf")

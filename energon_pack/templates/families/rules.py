@@ -1,9 +1,10 @@
 """What a family of models makes of a medium: the protocol its rules follow, and what they have in common."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from energon_pack.errors import PackError
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.skip import Reason, Skip
+
+_MOST_EXPANDED = 256  # images have few sizes in most sets
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,9 @@ class ProcessorSettings:
     video: dict[str, Any] = field(default_factory=dict)  # of its video processor
     processor: dict[str, Any] = field(default_factory=dict)  # its own
     tokens: dict[str, str] = field(default_factory=dict)  # image_token, bos_token … of its tokenizer
-    folder: str = ""  # for `hf` alone, which loads it whole
+    folder: str = ""  # from which it is loaded whole
     kwargs: dict[str, Any] = field(default_factory=dict)
+    changed: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind: what `media` sets beside its settings
 
 
 class MediaRules:
@@ -38,12 +42,16 @@ class MediaRules:
     feature_tokens: Mapping[str, str] = MappingProxyType({})
     #: tokens that it puts around those
     marks: Sequence[str] = ()
+    #: by kind, why media that the processor may have can't be expanded
+    why_not: Mapping[str, str] = MappingProxyType({})
     #: all that `expand` depends on
     settings: dict[str, Any]
     #: how the processor chooses frames, in families that see videos
     frames: "FrameSampling"
     #: size of the frames, where that of the video processor's own settings is not the model's
     size_of_frames: dict[str, int] | None = None
+    #: about what `expand` takes for a medium of a kind, in milliseconds, where that is felt: bounds a replay
+    expand_ms: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, processor: ProcessorSettings):
         raise NotImplementedError
@@ -60,6 +68,44 @@ class MediaRules:
                 with suppress(Skip):
                     self.expand(media, self.frames.choose(media) if media.kind == "video" else [])
 
+    def expand_all(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
+        """What `expand` says of each of a sample's media.
+
+        Args:
+            media: all of the sample, in the order of their placeholders.
+            frames: of each.
+
+        Raises:
+            Skip: as `expand`.
+        """
+        return [self._expand_once(medium, tuple(chosen)) for medium, chosen in zip(media, frames, strict=True)]
+
+    def placeholder(self, kind: str) -> str:
+        """What the full processor's call wants in a text for one medium."""
+        return self.media_tokens[kind]
+
+    def around(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> tuple[str, str]:
+        """What the processor writes before and after a conversation with these media."""
+        return "", ""
+
+    @cached_property
+    def _expand_once(self) -> Callable[[Media, tuple[int, ...]], tuple[str, int]]:
+        return lru_cache(_MOST_EXPANDED)(self.expand)
+
+    def foresee(self, images: Iterable[Media]) -> None:
+        """Images that will come, as `expand_all` gets them: some rules are quicker with many at once."""
+
+    def token_types(self, ids: Sequence[int]) -> list[int] | None:
+        """For each token 0 for text, 1 for an image, 2 for a video; None: by `media_tokens` and `feature_tokens`."""
+        return None
+
+    def call_settings(self, processor: ProcessorSettings) -> dict[str, dict[str, Any]]:
+        """By kind, the settings of media that the full processor's call is given; frames are chosen before."""
+        video = _only(processor.video, ("do_resize", "size", "cap_pixels_per_frame"))
+        if self.size_of_frames:
+            video["size"] = self.size_of_frames
+        return {"image": _only(processor.image, ("do_resize",)), "video": video}
+
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         """The text that stands for one medium, and how many of its tokens hold visual features.
 
@@ -70,6 +116,10 @@ class MediaRules:
             Skip: `unreadable_media` for sizes the processor refuses.
         """
         raise NotImplementedError
+
+
+def _only(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: settings[name] for name in names if settings.get(name) is not None}
 
 
 def number(settings: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -4,6 +4,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from operator import itemgetter
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -66,6 +67,17 @@ def grow(ids: list[int], offsets: Ranges, ranges: Ranges, runs: Sequence[Run]) -
         return index + more[bisect_left(places, index)]
 
     return grown, [(moved(start), moved(end)) for start, end in ranges]
+
+
+def token_ranges(offsets: Ranges, spans: Ranges) -> Ranges:
+    """Tokens that begin inside a span; one that begins before it belongs to what came before."""
+    first = itemgetter(0)
+    return [(bisect_left(offsets, s, key=first), bisect_left(offsets, e, key=first)) for s, e in spans]
+
+
+def without_first(ids: list[int], ranges: Ranges) -> tuple[list[int], Ranges]:
+    """Ids and ranges without the first token, which nothing comes before."""
+    return ids, [(max(start, 1), end) for start, end in ranges if end > max(start, 1)]
 
 
 def _is_plain(token: AddedToken) -> bool:

@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from energon_pack.templates.template import _token_ranges
-from energon_pack.templates.tokens.runs import Runs, grow
+from energon_pack.templates.tokens.runs import Runs, grow, token_ranges
 
 PAD, OTHER = "<|pad|>", "<|video|>"
 
@@ -51,5 +50,5 @@ def test_as_the_whole_text(pieces: list[str], data: st.DataObject) -> None:
     whole = TOKENIZER.encode(text)
     squeezed, moved, runs = RUNS.squeeze(text, spans)
     encoding = TOKENIZER.encode(squeezed)
-    found = grow(encoding.ids, encoding.offsets, _token_ranges(encoding.offsets, moved), runs)
-    assert found == (whole.ids, _token_ranges(whole.offsets, spans))
+    found = grow(encoding.ids, encoding.offsets, token_ranges(encoding.offsets, moved), runs)
+    assert found == (whole.ids, token_ranges(whole.offsets, spans))

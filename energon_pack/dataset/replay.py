@@ -1,0 +1,117 @@
+"""The samples that are kept beside the manifest, for a loader of other versions to measure again.
+
+They are drawn from those that are packed, by the seed: first the longest and the shortest, those with most and with
+fewest visual tokens and images, then any. A process beside the run reads them while the packs are written.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from operator import itemgetter
+
+import numpy as np
+
+from energon_pack.lengths.measure import LengthsWrong
+from energon_pack.lengths.method import Method
+from energon_pack.lengths.table_cache import Chunk
+from energon_pack.plan.items import MEDIA_TYPES, Items, Lengths
+from energon_pack.run.context import Run
+from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import MeasuredRow, rows_of
+from energon_pack.sources.sample import read_again
+from energon_pack.sources.shard import Shard
+from energon_pack.templates.processor import load_saved
+from energon_pack.templates.replay import MOST_SAMPLES, record
+from energon_pack.templates.template import Sample, Template
+
+_STREAM = 0x5E9
+_LEAST_SAMPLES = 100
+_SHARE = 10  # one of so many: reading again costs little beside measuring
+_EXTREMES = 8  # of each number, at each end
+_MOST_MS = 1500.0  # that a loader takes to expand the media of all, by `MediaRules.expand_ms`
+
+
+@dataclass(frozen=True)
+class ReplayJob:
+    """Rows of chunks of lengths, with the shards of a chunk by number, and each row's place in the draw."""
+
+    rows: list[tuple[dict[int, Shard], Chunk, Ints, Ints]]
+    method: Method
+
+
+def start_replay(lengths: Lengths, packed: Ints, method: Method, seed: int, run: Run) -> "Future[bytes]":
+    """Begin to read the samples that are kept, beside the run; its result is the file that holds them.
+
+    Args:
+        packed: the items that are in packs.
+    """
+    chosen = draw(lengths.items, packed, seed)
+    rows = [
+        ({number: lengths.shards[number].shard for number in chunk.numbers}, chunk, there, places)
+        for places, chunk, there in lengths.places(chosen)
+    ]
+    return run.executor.start(make_replay, ReplayJob(rows, method))
+
+
+def draw(items: Items, packed: Ints, seed: int) -> Ints:
+    """Items for a replay, those that tell most first: the same for the same seed, in whatever order they are packed.
+
+    After the extremes, one with media and one without, as long as there are both: they tell different things.
+    """
+    number = min(len(packed), MOST_SAMPLES, max(_LEAST_SAMPLES, len(packed) // _SHARE))
+    packed = np.sort(packed)
+    packed = packed[np.argsort(random_keys(len(packed), seed, _STREAM), kind="stable")]
+    ends: list[Ints] = []
+    for counts in items.counts.values():
+        order = np.argsort(counts[packed], kind="stable")
+        ends += [order[::-1][:_EXTREMES], order[:_EXTREMES]]
+    has_media = items.media[packed] > MEDIA_TYPES.index("text")
+    of_its_kind = np.where(has_media, np.cumsum(has_media), np.cumsum(~has_media))
+    ranks = np.concatenate([*ends, np.argsort(of_its_kind, kind="stable")])
+    _, first = np.unique(ranks, return_index=True)
+    drawn: Ints = packed[ranks[np.sort(first)][:number]]
+    return drawn
+
+
+def make_replay(job: ReplayJob) -> bytes:
+    """Read the samples of a job, and write what is kept of them.
+
+    Raises:
+        LengthsWrong: a sample measures something else now: its length comes from a cache that other versions filled.
+        PackError: the source changed.
+    """
+    template = load_saved(job.method.template_folder)
+    with Reader() as reader:
+        return record(template, _samples(job, template, reader)).to_bytes()
+
+
+def _samples(job: ReplayJob, template: Template, reader: Reader) -> Iterator[Sample]:
+    """In the order of the draw, each with the length it was packed with; no more than a loader measures in time."""
+    found: list[tuple[int, Shard, MeasuredRow]] = []
+    for shards, chunk, there, places in job.rows:
+        numbers = chunk.numbers_of_rows[there].tolist()
+        rows = rows_of(chunk.read().take(there), MeasuredRow)
+        found += zip(places.tolist(), [shards[number] for number in numbers], rows, strict=True)
+    ms_left = _MOST_MS
+    for _, shard, row in sorted(found, key=itemgetter(0)):
+        ms = sum(template.rules.expand_ms.get(part.kind, 0.0) for part in row.parts)
+        if ms <= ms_left:
+            ms_left -= ms
+            yield _as_packed(reader, shard, row, job.method, template)
+
+
+def _as_packed(reader: Reader, shard: Shard, row: MeasuredRow, method: Method, template: Template) -> Sample:
+    try:
+        read = read_again(reader, shard, row, method.read)
+        sample = Sample(read.timed, read.media, read.tools)
+        token_len = str(len(template.encode(sample).ids))
+    except Skip as skip:
+        token_len = f"no ({skip})"
+    if token_len != str(row.token_len):
+        raise LengthsWrong(
+            f"{shard.sample_id(row.key)} has {token_len} tokens measured again, {row.token_len} as measured before: by"
+            " other versions, or of another file? Nothing is published; the same command measures anew"
+        )
+    return sample

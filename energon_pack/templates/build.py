@@ -1,0 +1,248 @@
+"""A template from a processor's files and the settings of a model, with transformers."""
+
+import copy
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from energon_pack.errors import PackError, one_line
+from energon_pack.run.heavy_imports import importing
+from energon_pack.samples.skip import Skip
+from energon_pack.templates.families import ASKED, FAMILIES
+from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
+from energon_pack.templates.folder import named_processor, state_of
+from energon_pack.templates.full import full_processor
+from energon_pack.templates.identity import TemplateSpec
+from energon_pack.templates.preprocess import image_settings, video_settings
+from energon_pack.templates.quiet import errors_only
+from energon_pack.templates.served import class_of, settings_in
+from energon_pack.templates.settings import ModelConfig, TemplateSettings
+from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.torchvision_shim import prepare_torchvision
+
+_ORDINARY = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A cat."}]
+
+
+@errors_only()
+def build(settings: TemplateSettings, folder: Path) -> Template:
+    """The template of a family's rules, or of those that ask the full processor, for the processor in a folder.
+
+    Raises:
+        PackError: the processor is not one, or not the family's.
+    """
+    with importing():
+        prepare_torchvision()
+    model, media = settings.model, settings.media
+    family = FAMILIES[model.template]
+    where = f"model.processor={named_processor(model)}"
+    # A copy: transformers writes into the settings it is given.
+    kwargs: dict[str, Any] = copy.deepcopy({"trust_remote_code": model.trust_remote_code, **model.all_processor_kwargs})
+    empty = ProcessorSettings(folder=os.path.abspath(folder), kwargs=kwargs)
+    files = _of_full(empty, where) if model.template in ASKED else _of_folder(folder, kwargs, where)
+    own = {**files.own, **model.processor_kwargs}  # as from_pretrained does
+
+    chat_template = model.chat_template or files.chat_template
+    if isinstance(chat_template, dict):
+        chat_template = chat_template.get("default")
+    if not chat_template:
+        raise PackError(f"{where} has no chat template: give model.chat_template=FILE")
+    tokens = {name: text for name, text in files.tokenizer.special_tokens_map.items() if isinstance(text, str)}
+    video = _merged(files.video, kwargs, video_settings(media), has_old_names=family.has_old_names)
+    changed = _filled(video_settings(media))
+    if "size" in changed:  # a call wants it whole
+        changed["size"] = video["size"]
+    processor = replace(
+        empty,
+        image=_plain({**files.image, **image_settings(media)}),
+        video=video,
+        processor=_plain({key: value for key, value in own.items() if key != "chat_template"}),
+        tokens=tokens,
+        changed=_plain({"image": image_settings(media), "video": changed}),
+    )
+    spec = TemplateSpec(
+        family=model.template,
+        chat_template=chat_template,
+        chat_template_kwargs=dict(model.chat_template_kwargs),
+        processor=processor,
+        media=media,
+        train_on=settings.labels.train_on,
+        add_special_tokens=bool(model.add_special_tokens),
+    )
+    rules = _rules(family, processor, model)
+    factor = rules.settings.get("factor")
+    if model.factor and factor and model.factor != factor:
+        raise PackError(
+            f"{where} makes a token of {factor}×{factor} pixels, the model expects"
+            f" {model.factor}×{model.factor}: another model's processor? model.factor={factor} accepts it"
+        )
+    try:
+        template = Template(spec, rules, files.tokenizer.backend_tokenizer)
+    except PackError as error:  # the chat template's
+        raise PackError(f"{where}: {error}") from None
+    replaced = () if model.template in ASKED else rules.media_tokens.values()
+    for token in (*replaced, *rules.feature_tokens.values(), *rules.marks):
+        if template.token_id(token) is None:
+            raise PackError(_no_token(token, model.template, class_of(folder), where))
+    if model.add_special_tokens is None and _adds_its_own(template, files.tokenizer):
+        return Template(replace(spec, add_special_tokens=True), rules, files.tokenizer.backend_tokenizer)
+    return template
+
+
+def _no_token(token: str, template: str, name: str, where: str) -> str:
+    if template in ASKED:
+        return f"{where} has no token {token}, which {name} writes for media: is the tokenizer another model's?"
+    return (
+        f"{where}, a {name}, has no token {token}, which model.template={template} writes for media: another family's"
+        " processor?"
+    )
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What a processor's folder says."""
+
+    tokenizer: Any  # of transformers
+    chat_template: Any
+    image: dict[str, Any] = field(default_factory=dict)
+    video: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
+
+
+def _of_folder(folder: Path, kwargs: dict[str, Any], where: str) -> _Files:
+    """Without the full processor, which needs torchvision for most; read once for all families."""
+    return _read(os.fspath(folder), json.dumps(kwargs), where, state_of(folder))
+
+
+@lru_cache(maxsize=1)
+def _read(name: str, settings: str, where: str, state: str) -> _Files:
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    folder, kwargs = Path(name), json.loads(settings)
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **kwargs)
+    except Exception as error:  # the Rust tokenizers raise bare Exception on a damaged file
+        settings_in(folder / "tokenizer.json")
+        raise PackError(f"{where}: no tokenizer: {one_line(error)}") from None
+    _check_fast(tokenizer, where)
+    image: dict[str, Any] = {}
+    if has_media(folder):
+        try:
+            image = AutoImageProcessor.from_pretrained(folder, backend="pil", **kwargs).to_dict()
+        except Exception as error:  # any class of any processor may be behind it
+            raise PackError(f"{where}: no image processor: {one_line(error)}") from None
+    own = _own(folder)
+    return _Files(tokenizer, own.get("chat_template") or tokenizer.chat_template, image, _video(folder, own), own)
+
+
+def _of_full(processor: ProcessorSettings, where: str) -> _Files:
+    """As the full processor has it, which may add tokens to its tokenizer."""
+    try:
+        full = full_processor(processor)
+    except Exception as error:  # any class of any processor may be behind it
+        settings_in(Path(processor.folder, "tokenizer.json"))
+        remedy = "AutoProcessor.from_pretrained has to load that folder first"
+        if "trust_remote_code" in str(error):
+            remedy = "model.trust_remote_code=true runs the code that comes with it"
+        name = class_of(Path(processor.folder))
+        raise PackError(f"{where}: its {name} can't be loaded ({one_line(error)}): {remedy}") from None
+    tokenizer = getattr(full, "tokenizer", None)
+    if tokenizer is None:
+        raise PackError(
+            f"{where}: {type(full).__name__} is what transformers loads for its {class_of(Path(processor.folder))}, and"
+            " has no part for media: model.trust_remote_code=true runs code of its own; +model=text packs texts"
+        )
+    _check_fast(tokenizer, where)
+    parts = (getattr(full, name, None) for name in ("image_processor", "video_processor"))
+    image, video = ({} if part is None else part.to_dict() for part in parts)
+    chat_template = getattr(full, "chat_template", None) or tokenizer.chat_template
+    return _Files(tokenizer, chat_template, image, video, _own(Path(processor.folder)))
+
+
+def _check_fast(tokenizer: Any, where: str) -> None:
+    if not getattr(tokenizer, "is_fast", False):
+        raise PackError(
+            f"{where}: {type(tokenizer).__name__} has no fast form (tokenizer.json), which packing counts with"
+        )
+
+
+def has_media(folder: Path) -> bool:
+    """Whether a folder has more than a tokenizer."""
+    return any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json"))
+
+
+def _own(folder: Path) -> dict[str, Any]:
+    """A processor's own settings; none of a tokenizer alone."""
+    from transformers import ProcessorMixin
+
+    try:
+        own, _ = ProcessorMixin.get_processor_dict(folder)
+    except OSError:
+        return {}
+    return dict(own)
+
+
+def _adds_its_own(template: Template, tokenizer: Any) -> bool:
+    """Whether special tokens belong around a text, as transformers' `apply_chat_template(tokenize=True)` decides."""
+    try:
+        text = template.render(Sample(_ORDINARY, [])).text
+    except Skip:  # its processor takes no text alone
+        return False
+    alone, around = (tokenizer(text, add_special_tokens=adds)["input_ids"] for adds in (False, True))
+    return bool(alone != around and not (tokenizer.bos_token and text.startswith(tokenizer.bos_token)))
+
+
+def _rules(family: type[MediaRules], processor: ProcessorSettings, model: ModelConfig) -> MediaRules:
+    """The family's rules, tried out before any sample is measured."""
+    try:
+        rules = family(processor)
+        rules.try_out()
+    except PackError as error:
+        if model.template in ASKED:
+            raise
+        raise PackError(f"{error} ({named_processor(model)} is a {class_of(Path(processor.folder))})") from None
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+        raise PackError(
+            f"model.processor={named_processor(model)}: its settings make no sense to model.template={model.template}:"
+            f" {one_line(error)}"
+        ) from None
+    return rules
+
+
+def _video(folder: Path, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Where transformers looks for them; the image settings stand in where there are none for videos."""
+    if isinstance(own.get("video_processor"), dict):
+        return dict(own["video_processor"])
+    for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
+        if (folder / name).exists():
+            try:
+                values = json.loads((folder / name).read_bytes())
+            except ValueError as error:
+                raise PackError(f"{folder / name}: {error}") from None
+            return values if isinstance(values, dict) else {}
+    return {}
+
+
+def _merged(*layers: Mapping[str, Any], has_old_names: bool) -> dict[str, Any]:
+    """Later settings over earlier ones, those of `size` one by one."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        size = {**(merged.get("size") or {}), **(layer.get("size") or {})}
+        for edge, old in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
+            if has_old_names and layer.get(old) is not None:
+                size[edge] = layer[old]
+        merged |= {**layer, "size": size}
+    return merged
+
+
+def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value != {}}
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    return values

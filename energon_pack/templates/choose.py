@@ -1,0 +1,221 @@
+"""Which rules count a processor's media: the first that make what the full processor makes, shown before any sample.
+
+rules of a family ─► shapes (the processor's own call, without pixels) ─► pixels (with blank images)
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from energon_pack.errors import PackError
+from energon_pack.templates.build import build, has_media
+from energon_pack.templates.families import ASKED, AUTO, FAMILIES
+from energon_pack.templates.folder import named_processor
+from energon_pack.templates.full import full_processor
+from energon_pack.templates.identity import MIXED, UNEVEN
+from energon_pack.templates.quiet import errors_only
+from energon_pack.templates.refusals import refuse_damaged, refuse_silent, refuse_unpackable
+from energon_pack.templates.served import class_of
+from energon_pack.templates.settings import TemplateSettings
+from energon_pack.templates.template import Template
+from energon_pack.templates.trial import Outcome, Trial, further_difference, kinds_of
+
+_NAMES = {
+    "image": "images",
+    "video": "videos",
+    MIXED: "images and videos in one sample",
+    UNEVEN: "videos of several lengths in one sample",
+}
+#: what such samples are made of: where that is left out, they are, too
+_PARTS = {MIXED: {"image", "video"}, UNEVEN: {"video"}}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Rules that were tried and not taken."""
+
+    template: str
+    why_not: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a model's media are counted, and what that was compared with: kept beside its template, and reported."""
+
+    template: str  # of FAMILIES
+    processor: str = ""  # the class that was asked
+    #: media on which both made the same, by kind
+    num_compared: dict[str, int] = field(default_factory=dict)
+    #: kinds of media that the processor has and that are not measured, and why
+    left_out: dict[str, str] = field(default_factory=dict)
+    tried: list[Tried] = field(default_factory=list)
+    #: why nothing was compared
+    note: str = ""
+
+    def lines(self, asked: str) -> list[str]:
+        """What to say of it before samples are measured.
+
+        Args:
+            asked: `model.template` of the config.
+        """
+        lines = [
+            f"{_NAMES[kind]} of {self.processor} can't be measured: {why}"
+            for kind, why in self.left_out.items()
+            if not self.left_out.keys() & _PARTS.get(kind, set())
+        ]
+        if asked not in (self.template, *AUTO):
+            why = "; ".join(f"{item.template}: {item.why_not}" for item in self.tried)
+            lines.append(f"model.template={asked} is not exact for this processor ({why}); {self.template} is taken")
+        elif asked in AUTO:
+            counts = ", ".join(f"{number} {_NAMES[kind]}" for kind, number in self.num_compared.items())
+            lines.append(f"media by {self.template} of {self.processor}: {counts} as in its full call")
+        return lines
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    template: Template
+    outcomes: dict[str, Outcome]
+
+    @property
+    def name(self) -> str:
+        return self.template.spec.family
+
+    @property
+    def exact(self) -> set[str]:
+        """Kinds of media that it counts as the full processor does; none where even a text differs."""
+        if self.outcomes["text"].difference:
+            return set()
+        return {kind for kind, outcome in self.outcomes.items() if kind != "text" and outcome.is_exact}
+
+    @property
+    def impossible(self) -> set[str]:
+        """Kinds of samples that the full processor refuses: no rules can count them."""
+        return {kind for kind, outcome in self.outcomes.items() if not outcome.is_possible}
+
+    @property
+    def why_not(self) -> str:
+        found = [outcome.difference for outcome in self.outcomes.values()]
+        found += [outcome.refusal for kind, outcome in self.outcomes.items() if kind != "text"]
+        return next(filter(None, found)) if any(found) else f"it knows {' and '.join(self.exact)} alone"
+
+
+@errors_only()
+def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
+    """The template of a model: by its family's rules where they are exact, or by the next that are.
+
+    Args:
+        settings: whose `model.template` is a family, or of AUTO.
+
+    Raises:
+        PackError: nothing is exact, or the processor is not the family's.
+    """
+    name, where = settings.model.template, f"model.processor={named_processor(settings.model)}"
+    refuse_damaged(folder)
+    if name == "text":
+        return build(settings, folder), Choice(name)
+    if name in AUTO:
+        if not has_media(folder):
+            raise PackError(f"{where} has no settings of an image or video processor: +model=text packs texts with it")
+        refuse_unpackable(folder, where)
+    tried: list[Tried] = []
+    candidates: list[_Candidate] = []
+    trial = Trial()
+    for template in _templates(settings, folder, tried):
+        try:
+            candidates.append(_Candidate(template, trial.outcomes(template)))
+        except ImportError as error:
+            if name in AUTO:
+                raise PackError(f"{where}: its full processor can't be asked: {_line(error)}") from None
+            return template, Choice(name, note=f"not compared with the full processor: {_line(error)}")
+        full = full_processor(template.spec.processor)
+        kinds = _kinds(full) if name in AUTO else candidates[0].outcomes.keys() - {"text"}
+        if candidates[-1].exact >= kinds - candidates[-1].impossible:
+            why_not = _by_chance(candidates[-1], settings, folder, trial) if name in AUTO else ""
+            if not why_not:
+                break
+            tried.append(Tried(candidates.pop().name, why_not))
+    best = max(
+        candidates,
+        key=lambda candidate: (len(candidate.exact & {"image", "video"}), len(candidate.exact)),
+        default=None,
+    )
+    tried += [Tried(item.name, item.why_not) for item in candidates if item is not best]
+    if best is None or not best.exact:
+        if candidates:
+            refuse_silent(candidates[-1].template, folder, where)
+        tried += [] if best is None else [Tried(best.name, best.why_not)]
+        raise PackError(_nothing_fits(tried, folder, where))
+    choice = Choice(
+        best.name,
+        type(full).__name__,
+        {kind: best.outcomes[kind].num_compared for kind in sorted(best.exact)},
+        {kind: _why_left_out(kind, candidates) for kind in sorted(kinds - best.exact)},
+        tried,
+    )
+    return best.template.only(sorted(best.exact)) if kinds - best.exact else best.template, choice
+
+
+def _templates(settings: TemplateSettings, folder: Path, tried: list[Tried]) -> Iterator[Template]:
+    """Templates in the order in which they are taken.
+
+    Args:
+        tried: told why the full processor can't be asked.
+
+    Raises:
+        PackError: a family was asked for by name, and the processor is not its.
+    """
+    name = settings.model.template
+    if name not in AUTO:
+        yield build(settings, folder)
+    for family in FAMILIES if name in AUTO else ASKED:
+        if family in ("text", name):
+            continue
+        try:
+            yield build(replace(settings, model=replace(settings.model, template=family)), folder)
+        except PackError as error:
+            if family in ASKED:
+                tried.append(Tried(family, str(error)))
+
+
+def _by_chance(candidate: _Candidate, settings: TemplateSettings, folder: Path, trial: Trial) -> str:
+    """Why a family whose rules nobody asked for is not this processor's, though they were exact; empty: they are."""
+    if candidate.name in ASKED:
+        return ""
+    try:
+        shapes = build(replace(settings, model=replace(settings.model, template=ASKED[0])), folder)
+    except PackError:  # nothing to compare with
+        return ""
+    is_exact = _Candidate(shapes, trial.outcomes(shapes)).exact >= candidate.exact
+    return further_difference(candidate.template, shapes) if is_exact else ""
+
+
+def _why_left_out(kind: str, candidates: Sequence[_Candidate]) -> str:
+    """What the last candidate that knows says of a kind of media."""
+    for candidate in reversed(candidates):
+        outcome = candidate.outcomes.get(kind, Outcome())
+        if why := outcome.difference or outcome.refusal or candidate.template.rules.why_not.get(kind):
+            return why
+    return f"{candidates[-1].name} knows none"
+
+
+def _nothing_fits(tried: list[Tried], folder: Path, where: str) -> str:
+    """One line of why no rules count a processor's media; what all of them say is said once."""
+    names: dict[str, list[str]] = {}
+    for item in tried:
+        names.setdefault(item.why_not, []).append(item.template)
+    if len(names) == 1 and tried[0].why_not.startswith((where, str(folder))):  # it can't be used at all
+        return tried[0].why_not
+    whys = [why[:300] if len(names) == 1 else f"{' and '.join(of)}: {why[:160]}" for why, of in names.items()]
+    return (
+        f"{where}: nothing counts the media of {class_of(folder)} as its own call does ({'; '.join(whys)}): are its"
+        " settings, and model.processor_kwargs, right? +model=text packs texts"
+    )
+
+
+def _kinds(full: object) -> set[str]:
+    return kinds_of(kind for kind in ("image", "video") if getattr(full, f"{kind}_processor", None) is not None)
+
+
+def _line(error: ImportError) -> str:
+    return " ".join(str(error).split())[:160]

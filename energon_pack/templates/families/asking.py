@@ -1,0 +1,211 @@
+"""Asking a processor of transformers what it writes for media: its own call, ended where it turns to its tokenizer."""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+from energon_pack.samples.media.probe import Media
+
+_BETWEEN = "\ue000"  # of a private area: no chat, and no processor, writes it
+_ONE_AT_A_TIME = threading.Lock()  # all who ask have the same processor, which is changed for the time of a call
+
+
+class MakesMedia(Protocol):
+    """What stands for media of a size in the call."""
+
+    def image(self, width: int, height: int) -> Any:
+        """One image."""
+
+    def clip(self, num_frames: int, width: int, height: int) -> Any:
+        """The frames of one video."""
+
+    def running(self) -> AbstractContextManager[Any]:
+        """The context of the call."""
+
+
+class Asking:
+    """One processor, asked with media of one kind of making."""
+
+    def __init__(self, processor: Any, make: MakesMedia, settings: Mapping[str, dict[str, Any]]):
+        """Ask a processor.
+
+        Args:
+            settings: of its call, by kind of media.
+        """
+        self._processor = processor
+        self._make = make
+        self._settings = settings
+        self._sees_all = False  # known after the first video
+        self._around: dict[str, tuple[str, str]] = {}
+        merge = getattr(processor, "_merge_kwargs", None)  # a remote class may have none
+        self._merged = {} if merge is None else {"_merge_kwargs": _remembering(merge)}
+
+    def texts(
+        self, tokens: Mapping[str, str], media: Sequence[Media], frames: Sequence[Sequence[int]]
+    ) -> tuple[list[str], tuple[str, str]]:
+        """What the call writes for each medium of a sample, and what it writes before and after all.
+
+        Args:
+            tokens: what the chat template writes for one medium, by kind.
+            media: all of a sample, in the order of their placeholders.
+            frames: which frames of each the model sees.
+
+        Raises:
+            NotImplementedError: it writes them at other places.
+            Exception: whatever the processor makes of them.
+        """
+        around = [self._around.get(medium.kind, ("", "")) for medium in media]
+        asked = [self.placeholder(medium.kind, tokens[medium.kind]) for medium in media]
+        text = _BETWEEN + "".join(one + _BETWEEN for one in asked)
+        images = [self._make.image(medium.width, medium.height) for medium in media if medium.kind == "image"]
+        seen = [(medium, chosen) for medium, chosen in zip(media, frames, strict=True) if medium.kind == "video"]
+        given: dict[str, Any] = {}
+        if images:
+            given["images"] = images
+            if self._settings["image"]:
+                given["images_kwargs"] = copy.deepcopy(self._settings["image"])
+        if seen:
+            given["videos"] = [self._make.clip(len(chosen), medium.width, medium.height) for medium, chosen in seen]
+            given["videos_kwargs"] = {
+                **copy.deepcopy(self._settings["video"]),
+                "do_sample_frames": False,
+                "video_metadata": [metadata_of(medium, chosen) for medium, chosen in seen],
+            }
+        first, *written = self._written([text], given).split(_BETWEEN)
+        if len(written) != len(media) + 1:
+            raise NotImplementedError("what it writes for media is not where their placeholders are")
+        return [_inside(one, *edges) for one, edges in zip(written, around, strict=False)], (first, written[-1])
+
+    def placeholder(self, kind: str, token: str) -> str:
+        """What the call wants in a text for one medium."""
+        before, after = self._around.get(kind, ("", ""))
+        return before + token + after
+
+    def surround(self, kind: str) -> bool:
+        """Ask from now on with the tokens around a placeholder of a kind that its class may look for.
+
+        Returns:
+            Whether it has some.
+        """
+        found = [getattr(self._processor, f"{kind}_{edge}_token", None) for edge in ("start", "end")]
+        first, last = (token if isinstance(token, str) else "" for token in found)
+        if not first or not last or kind in self._around:
+            return False
+        self._around[kind] = first, last
+        return True
+
+    def frames(self, token: str, video: Media) -> list[int]:
+        """Which frames of a video its call chooses.
+
+        Args:
+            token: what the chat template writes for a video.
+        """
+        if self._sees_all:
+            return list(range(video.num_frames))
+        given = {
+            "videos": [self._make.clip(video.num_frames, video.width, video.height)],
+            "videos_kwargs": {**copy.deepcopy(self._settings["sampling"]), "video_metadata": [metadata_of(video)]},
+        }
+        sampler = self._processor.video_processor
+        choose = sampler.sample_frames
+
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            raise _Answered([int(index) for index in choose(*args, **kwargs)])
+
+        with _ONE_AT_A_TIME, _changed(sampler, sample_frames=chosen), self._listening(), self._make.running():
+            try:
+                self._processor(text=[_BETWEEN + token + _BETWEEN], return_tensors="pt", **given)
+            except _Answered as answered:
+                if isinstance(answered.value, list):
+                    return answered.value
+        self._sees_all = True
+        return list(range(video.num_frames))
+
+    def _written(self, text: list[str], given: dict[str, Any]) -> str:
+        with _ONE_AT_A_TIME, self._listening(), self._make.running():
+            try:
+                self._processor(text=text, return_tensors="pt", **given)
+            except _Answered as answered:
+                return str(answered.value)
+        raise NotImplementedError("its call hands the tokenizer no text")
+
+    def _listening(self) -> AbstractContextManager[None]:
+        return _changed(self._processor, tokenizer=_Listener(self._processor.tokenizer), **self._merged)
+
+
+class _Answered(Exception):
+    """Ends a processor's call with what was asked for."""
+
+    def __init__(self, value: "str | list[int]"):
+        super().__init__()
+        self.value = value
+
+
+class _Listener:
+    """A tokenizer that ends the call with the text it is given."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def __call__(self, text: Any = None, *args: Any, **kwargs: Any) -> Any:
+        first = text[0] if isinstance(text, (list, tuple)) and text else text
+        if isinstance(first, str) and _BETWEEN in first:
+            raise _Answered(first)
+        return self._tokenizer(text, *args, **kwargs)
+
+
+def _inside(text: str, before: str, after: str) -> str:
+    if not (text.startswith(before) and text.endswith(after)):
+        raise NotImplementedError(f"it writes something else than {before} and {after} around a placeholder")
+    return text[len(before) : len(text) - len(after)]
+
+
+@contextmanager
+def _changed(owner: Any, **values: Any) -> Iterator[None]:
+    """An object has other attributes for a while."""
+    own = vars(owner)
+    before = {name: own[name] for name in values if name in own}
+    own.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            own.pop(name)
+        own.update(before)
+
+
+def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
+    """What a processor wants to know of a video.
+
+    Args:
+        frames: that were chosen of it; None: it chooses.
+    """
+    return {
+        "total_num_frames": video.num_frames,
+        "fps": video.fps,
+        "duration": video.num_frames / video.fps,
+        "frames_indices": list(range(video.num_frames) if frames is None else frames),
+    }
+
+
+def _remembering(merge: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """A processor's merging of settings, done once for images: it takes as long as all else in a call on shapes."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def merged(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        if "videos_kwargs" in kwargs:  # other metadata in each
+            return merge(*args, **kwargs)
+        key = repr({name: value for name, value in kwargs.items() if name != "tokenizer_init_kwargs"})
+        if key not in known:
+            known[key] = merge(*args, **kwargs)
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in known[key].items()}
+
+    return merged

@@ -1,0 +1,171 @@
+"""Tensors that have a shape and no values, for code that is run for its shapes.
+
+torch's own `meta` device does it, but for three things: a kernel takes it up to 90 µs, small tensors that such code
+makes for itself (grids, tables of sizes) have no values either, and numpy takes none. Here pixels alone are without
+values, and what is done to them is not done.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torch.overrides import TorchFunctionMode
+
+_MOST_REAL = 1 << 16  # elements of a tensor that is made with values
+_META = torch.device("meta")
+
+
+class ShapesOnly(TorchFunctionMode):
+    """What is made in this context has values, but what was made on the device `meta` before."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if (quick := _QUICK.get(func)) is not None:
+            found = quick(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        if func in _MAKERS and kwargs.get("device") is not None and torch.device(kwargs["device"]) == _META:
+            size = kwargs.get("size", args[0] if args and isinstance(args[0], (list, tuple)) else args)
+            if func not in _SIZED or math.prod(size) <= _MOST_REAL:
+                kwargs = {**kwargs, "device": None}
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            moved = _on_meta((args, kwargs))
+            if moved is None:
+                raise
+            return func(*moved[0], **moved[1])
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor without values, made in 2 µs."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * shape[dim + 1]
+    return torch.empty_strided(tuple(shape), strides, dtype=dtype, device=_META)
+
+
+def _on_meta(value: Any) -> Any:
+    """Arguments with all their tensors on `meta`; None: they are not on both devices."""
+    found: set[bool] = set()
+
+    def moved(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            found.add(item.is_meta)
+            return item.to(_META)
+        if isinstance(item, (list, tuple)):
+            return type(item)(map(moved, item))
+        return {name: moved(entry) for name, entry in item.items()} if isinstance(item, dict) else item
+
+    result = moved(value)
+    return result if len(found) == 2 else None
+
+
+def _in_place(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Values that change, and nothing else."""
+    return tensor if tensor.is_meta else NotImplemented
+
+
+def _same(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Another tensor of the same shape: the shape of one of both may be changed in place later."""
+    if not tensor.is_meta or any(isinstance(bound, Tensor) and bound.dim() for bound in (*args, *kwargs.values())):
+        return NotImplemented
+    return tensor.detach()
+
+
+def _cloned(tensor: Tensor, **kwargs: Any) -> Any:
+    return tensor.detach() if tensor.is_meta and tensor.is_contiguous() and not kwargs else NotImplemented
+
+
+def _arithmetic(tensor: Any, other: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """With a number, or with a tensor of which every element meets one of the first."""
+    if not isinstance(tensor, Tensor) or not tensor.is_meta or not tensor.is_floating_point() or kwargs:
+        return NotImplemented
+    if isinstance(other, Tensor):
+        if other.is_meta and other.dtype != tensor.dtype:
+            return NotImplemented
+        sizes = zip(reversed(other.shape), reversed(tensor.shape), strict=False)
+        if other.dim() > tensor.dim() or any(n not in (1, m) for n, m in sizes):
+            return NotImplemented
+    return tensor.detach()
+
+
+def _resized(tensor: Tensor, size: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if not tensor.is_meta or size is None:
+        return NotImplemented
+    sides = size if isinstance(size, (list, tuple)) else [size] * (tensor.dim() - 2)
+    if len(sides) != tensor.dim() - 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        return NotImplemented  # torch says what is wrong with them
+    return empty([*tensor.shape[:2], *sides], tensor.dtype)
+
+
+def _stacked(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
+    if kwargs or not _alike(tensors) or any(tensor.shape != tensors[0].shape for tensor in tensors):
+        return NotImplemented
+    shape = [*tensors[0].shape]
+    if not -len(shape) - 1 <= dim <= len(shape):
+        return NotImplemented
+    shape.insert(dim if dim >= 0 else dim + len(shape) + 1, len(tensors))
+    return empty(shape, tensors[0].dtype)
+
+
+def _joined(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
+    if kwargs or not _alike(tensors) or any(tensor.dim() != tensors[0].dim() for tensor in tensors):
+        return NotImplemented
+    shape = [*tensors[0].shape]
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    rest = [side for i, side in enumerate(shape) if i != dim % len(shape)]
+    if any([side for i, side in enumerate(t.shape) if i != dim % len(shape)] != rest for t in tensors):
+        return NotImplemented
+    return empty(shape, tensors[0].dtype)
+
+
+def _alike(tensors: Any) -> bool:
+    """Tensors of one type, some without values."""
+    if not isinstance(tensors, (list, tuple)) or not tensors:
+        return False
+    return any(tensor.is_meta for tensor in tensors) and len({tensor.dtype for tensor in tensors}) == 1
+
+
+def _contiguous(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    if not tensor.is_meta or args or kwargs:
+        return NotImplemented
+    return tensor if tensor.is_contiguous() else empty(tensor.shape, tensor.dtype)
+
+
+def _array(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """An array of one value that is everywhere."""
+    if not tensor.is_meta:
+        return NotImplemented
+    one = torch.zeros((), dtype=tensor.dtype).numpy()
+    return np.broadcast_to(one, tuple(tensor.shape))
+
+
+def _filled(tensor: Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+    return empty(tensor.shape, dtype or tensor.dtype) if tensor.is_meta else NotImplemented
+
+
+#: these take a size
+_SIZED = {torch.zeros, torch.ones, torch.full, torch.empty}
+_MAKERS = {torch.tensor, torch.as_tensor, torch.arange, torch.linspace, *_SIZED}
+_QUICK: dict[Any, Callable[..., Any]] = {
+    interpolate: _resized,
+    torch.stack: _stacked,
+    torch.cat: _joined,
+    Tensor.contiguous: _contiguous,
+    **dict.fromkeys((torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like), _filled),
+    Tensor.numpy: _array,
+    Tensor.__array__: _array,
+    **dict.fromkeys((Tensor.clamp_, Tensor.round_, Tensor.mul_, Tensor.div_, Tensor.sub_, Tensor.add_), _in_place),
+    Tensor.cpu: _in_place,
+    **dict.fromkeys((Tensor.clamp, Tensor.round, torch.clamp, torch.round), _same),
+    **dict.fromkeys((Tensor.clone, torch.clone), _cloned),
+    **dict.fromkeys((Tensor.mul, Tensor.div, Tensor.sub, Tensor.add, torch.mul, torch.div, torch.sub), _arithmetic),
+    **dict.fromkeys((Tensor.__mul__, Tensor.__truediv__, Tensor.__sub__, Tensor.__add__), _arithmetic),
+}

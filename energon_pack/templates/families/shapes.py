@@ -1,0 +1,285 @@
+"""Any processor of transformers: its own call says what stands for media, on tensors with a shape and no values.
+
+Nothing is decoded or resized, so it costs a millisecond a medium. A processor that looks at values, or that takes no
+tensors, can't be asked so: `Blanks` shows it blank images.
+"""
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from energon_pack.errors import PackError, one_line
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.families.asking import Asking
+from energon_pack.templates.families.made_media import Blank, Meta
+from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings
+from energon_pack.templates.full import full_processor
+from energon_pack.templates.quiet import errors_only
+
+_MOST_KNOWN = 100_000  # lists of sizes
+_AT_ONCE = 32  # media
+_NUM_FRAMES = 24  # of a video that is shown by `media.fps`
+#: what stands for each medium, how many of its tokens hold features, and what the call writes before and after all
+_Answers = tuple[list[tuple[str, int]], tuple[str, str]]
+#: media, and the frames of each
+_Question = tuple[tuple[Media, ...], tuple[tuple[int, ...], ...]]
+_TRIED = {"image": Media("image", 640, 480), "video": Media("video", 320, 240, "mp4", 30, 10.0)}
+
+
+class Shapes(MediaRules):
+    """Images and videos of a model that has no family here, asked of its processor with shapes."""
+
+    expand_ms = MappingProxyType({"image": 4.0, "video": 20.0})
+    _make: Any = Meta()
+
+    def __init__(self, processor: ProcessorSettings):
+        """Load the processor, and find what it takes for a placeholder of each kind.
+
+        Raises:
+            PackError: it can't be loaded, or can't be asked.
+        """
+        try:
+            full = full_processor(processor)
+        except Exception as error:  # any class of any processor may be behind it
+            raise PackError(f"model.processor={processor.folder} can't be loaded: {one_line(error)}") from None
+        self.full = full
+        self.name = type(full).__name__
+        changed = {kind: dict(processor.changed.get(kind, {})) for kind in ("image", "video")}
+        resizes = processor.video.get("do_resize")  # as its settings say: a class may have another default for calls
+        video = {"return_metadata": True}  # some look for it when they write times
+        video |= {} if resizes is None else {"do_resize": resizes}
+        chosen = {name: value for name, value in changed["video"].items() if name not in _SAMPLING}
+        self._call_settings = {
+            "image": changed["image"],
+            "video": {**video, **chosen},
+            "sampling": {**video, **changed["video"]},
+        }
+        self.settings = {
+            "class": self.name,
+            "image": processor.image,
+            "video": processor.video,
+            "processor": processor.processor,
+        }
+        self._asking = Asking(full, self._make, self._call_settings)
+        self.frames = _Asked(self)
+        self.media_tokens, self.feature_tokens, self.why_not = self._find_tokens()
+        if not self.media_tokens:
+            why = "; ".join(f"{kind}: {reason}" for kind, reason in self.why_not.items()) or "it sees none"
+            raise PackError(f"{self.name} can't be asked what stands for media ({why})")
+        self._visual = {kind: _tokens(full, kind, token) for kind, token in self.media_tokens.items()}
+        self._known: dict[_Question, _Answers] = {}
+        self._independent: dict[str, bool] = {}  # by kind
+
+    def try_out(self) -> None:
+        """See that the processor follows `media.fps` and `media.num_frames`; the rest was asked when it was made.
+
+        Raises:
+            PackError: it chooses frames by a rule of its own.
+        """
+        sampling = self._call_settings["sampling"]
+        name = next((name for name in ("num_frames", "fps") if sampling.get(name)), None)
+        if name is None or "video" not in self.media_tokens:
+            return
+        fps = sampling["fps"] or 1.0
+        number = sampling["num_frames"] or _NUM_FRAMES
+        number = min(max(number, sampling.get("min_frames") or 1), sampling.get("max_frames") or number)
+        rate = 10 * fps if name == "fps" else 4.0  # as many seconds as no rule of its own would choose frames of
+        video = Media("video", 320, 240, "mp4", (10 if name == "fps" else 13) * number, rate)
+        try:
+            chosen = len(self.ask_frames(video))
+        except Skip as skip:
+            raise PackError(f"media.{name}={sampling[name]}: {skip.detail}") from None
+        if abs(chosen - number) > 1:
+            raise PackError(
+                f"media.{name}={sampling[name]}: {self.name} chooses {chosen} of {video.num_frames} frames at"
+                f" {video.fps:g} a second by a rule of its own, not {number}: media=default"
+            )
+
+    def call_settings(self, processor: ProcessorSettings) -> dict[str, dict[str, Any]]:
+        return self._call_settings
+
+    def expand_all(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
+        return self._known_or_asked(media, frames)[0] if media else []
+
+    def around(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> tuple[str, str]:
+        return self._known_or_asked(media, frames)[1] if media else self._around_text
+
+    def foresee(self, images: Iterable[Media]) -> None:
+        """Ask for images that will come, many in a call, where what stands for one does not depend on the others."""
+        if not self._are_independent("image"):
+            return
+        waiting = [image for image in dict.fromkeys(images) if ((image,), ((),)) not in self._known]
+        for start in range(0, len(waiting), _AT_ONCE):
+            asked = tuple(waiting[start : start + _AT_ONCE])
+            try:
+                answers, around = self._ask(asked, ((),) * len(asked))
+            except Exception:  # any class of any processor may be behind it; each is asked for when it comes
+                continue
+            for image, answer in zip(asked, answers, strict=True):
+                self._remember(((image,), ((),)), ([answer], around))
+
+    def _known_or_asked(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> _Answers:
+        chosen = tuple(map(tuple, frames))
+        if len(media) > 1 and len(kinds := {medium.kind for medium in media}) == 1 and self._are_independent(*kinds):
+            each = [self._known_or_asked([medium], [own]) for medium, own in zip(media, chosen, strict=True)]
+            return [answer for answers, _ in each for answer in answers], each[-1][1]
+        key = tuple(media), chosen
+        if key not in self._known:
+            try:
+                self._remember(key, self._ask(*key))
+            except Exception as error:  # what a processor refuses costs the sample
+                sizes = ", ".join(f"{medium.width}×{medium.height}" for medium in media)
+                detail = f"{self.name} refuses {sizes} pixels: {one_line(error)}"
+                raise Skip(Reason.UNREADABLE_MEDIA, detail) from None
+        return self._known[key]
+
+    def _remember(self, key: _Question, answers: _Answers) -> None:
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = answers
+
+    def _are_independent(self, kind: str) -> bool:
+        """Whether what stands for a medium is the same whatever others of its kind a sample has; found out once."""
+        if kind not in self._independent:
+            rng = random.Random(0)
+            media = [self._drawn(rng, kind) for _ in range(_AT_ONCE if kind == "image" else _AT_ONCE // 4)]
+            frames = [tuple(range(medium.num_frames)) for medium in media]
+            try:
+                together, around = self._ask(tuple(media), tuple(frames))
+                alone = [self._ask((medium,), (own,)) for medium, own in zip(media, frames, strict=True)]
+                self._independent[kind] = alone == [([answer], around) for answer in together]
+            except Exception:  # any class of any processor may be behind it; then it is asked for each sample
+                self._independent[kind] = False
+        return self._independent[kind]
+
+    @staticmethod
+    def _drawn(rng: random.Random, kind: str) -> Media:
+        width, aspect = (round(math.exp(rng.uniform(*map(math.log, ends)))) for ends in ((64, 2400), (1, 8)))
+        width, height = rng.sample((width, max(width // aspect, 32)), 2)
+        return Media(kind, width, height, "mp4", *((rng.choice((4, 8, 12)), 2.0) if kind == "video" else ()))
+
+    def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
+        return self.expand_all([media], [frames])[0]
+
+    @cached_property
+    def _knows_types(self) -> bool:
+        """Whether the processor tells types of tokens by their ids alone."""
+        try:
+            self.full.create_mm_token_type_ids([[0]])
+        except (AttributeError, TypeError):  # a remote class; one that wants more than ids
+            return False
+        return True
+
+    def token_types(self, ids: Sequence[int]) -> list[int] | None:
+        if not self._knows_types:
+            return None
+        types: list[int] = self.full.create_mm_token_type_ids([list(ids)])[0]
+        return types
+
+    def placeholder(self, kind: str) -> str:
+        return self._asking.placeholder(kind, self.media_tokens[kind])
+
+    def ask_frames(self, video: Media) -> list[int]:
+        """Which frames of a video the processor chooses."""
+        try:
+            return self._asking.frames(self.media_tokens["video"], video)
+        except Exception as error:  # what a processor refuses costs the sample
+            what = f"{video.num_frames} frames at {video.fps:g} a second"
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {what}: {one_line(error)}") from None
+
+    def _ask(self, media: tuple[Media, ...], frames: tuple[tuple[int, ...], ...]) -> _Answers:
+        texts, around = self._asking.texts(self.media_tokens, media, frames)
+        visual = (self._visual.get(medium.kind, ()) for medium in media)
+        return [(text, sum(map(text.count, of))) for text, of in zip(texts, visual, strict=True)], around
+
+    @cached_property
+    def _around_text(self) -> tuple[str, str]:
+        """What the call writes before and after a text without media; nothing where it takes none."""
+        try:
+            return self._asking.texts(self.media_tokens, [], [])[1]
+        except Exception:  # any class of any processor may be behind it; then training asks the tokenizer alone
+            return "", ""
+
+    @errors_only()
+    def _find_tokens(self) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+        """By kind, the token that the call replaces, the one that holds features; and why there is none."""
+        tokens: dict[str, str] = {}
+        features: dict[str, str] = {}
+        why_not: dict[str, str] = {}
+        own = {kind: getattr(self.full, f"{kind}_token", None) for kind in _TRIED}
+        for kind, medium in _TRIED.items():
+            if not hasattr(self.full, f"{kind}_processor"):
+                continue
+            found = self._find_token(kind, medium)
+            if isinstance(found, str) and self._asking.surround(kind):
+                found = self._find_token(kind, medium)
+            if isinstance(found, str):
+                why_not[kind] = found
+                continue
+            token, text = found
+            likely = (own[kind], token, *own.values(), *_tokens(self.full, kind, token))
+            held = [name for name in likely if isinstance(name, str) and name in text]
+            if held and _is_unknown(self.full.tokenizer, held[0]):
+                why_not[kind] = f"the tokenizer does not know {held[0]}"
+                continue
+            tokens[kind] = token
+            features |= {kind: held[0]} if held else {}
+        return tokens, features, why_not
+
+    def _find_token(self, kind: str, medium: Media) -> tuple[str, str] | str:
+        """The token that the call replaces, and by what; or why there is none."""
+        why_not = ""
+        for token in _candidates(self.full, kind):
+            try:
+                (text,), _ = self._asking.texts({kind: token}, [medium], [range(4) if kind == "video" else ()])
+            except Exception as error:  # any class of any processor may be behind it
+                why_not = why_not or one_line(error)
+                continue
+            if text and (text != token or getattr(self.full, f"{kind}_token", None) == token):
+                return token, text
+        return why_not or "it has no token for one"
+
+
+class Blanks(Shapes):
+    """The same, asked with blank images: for processors that take no tensors without values."""
+
+    expand_ms = MappingProxyType({"image": 100.0, "video": 1500.0})
+    _make = Blank()
+
+
+class _Asked(FrameSampling):
+    """The processor's own choice of frames."""
+
+    def __init__(self, rules: Shapes):
+        super().__init__({})
+        self._ask = lru_cache(_MOST_KNOWN)(rules.ask_frames)
+
+    def choose(self, video: Media) -> list[int]:
+        return self._ask(video)
+
+
+_SAMPLING = ("do_sample_frames", "fps", "num_frames", "min_frames", "max_frames")
+
+
+def _candidates(full: Any, kind: str) -> list[str]:
+    """Tokens that may stand for a medium in a chat, the likeliest first."""
+    names = [f"{kind}_token", *(["boi_token"] if kind == "image" else []), f"start_of_{kind}_token"]
+    names += sorted(name for name in vars(full) if name.endswith("_token") and kind in name)
+    found = [getattr(full, name, None) for name in dict.fromkeys(names)]
+    return [token for token in dict.fromkeys(found) if isinstance(token, str) and token]
+
+
+def _tokens(full: Any, kind: str, token: str) -> list[str]:
+    """The tokens that hold features of media of a kind."""
+    ids = [number for number in getattr(full, f"{kind}_token_ids", None) or [] if isinstance(number, int)]
+    found = [text for text in full.tokenizer.convert_ids_to_tokens(ids) if isinstance(text, str)]
+    return found or [getattr(full, f"{kind}_token", None) or token]
+
+
+def _is_unknown(tokenizer: Any, token: str) -> bool:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend is not None and backend.token_to_id(token) is None

@@ -1,0 +1,246 @@
+"""Samples of a dataset, and what each measured: whether other versions of what measures make other lengths.
+
+    packing:  drawn samples ──record──► Replay, a file beside the manifest
+    loading:  Replay ──compare──► Compared: which length differs, with the template that is built here
+
+A sample is kept as what a length depends on: the sizes of its media, and the beginnings of its texts where there is
+room for them. It is measured as it is kept, so that it needs neither the source nor the packs.
+"""
+
+import importlib.metadata
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from textwrap import shorten
+from typing import Any
+
+from energon_pack import __version__
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.placeholders import split_content
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Skip
+from energon_pack.templates.identity import hash_of
+from energon_pack.templates.template import Rendered, Sample, Template, Tokens
+
+MOST_SAMPLES = 1000
+_FORMAT = 1
+_BYTES = 200_000  # of all
+_SIZES_BYTES = 60_000  # of these, those that texts leave to sizes
+_TEXT_BYTES, _SIZE_BYTES = 1_200, 6_000  # of one sample: with its texts, without
+_CUTS = (100, 30)  # characters a text keeps: the first with which its sample is small enough
+#: that measuring again may take; a processor may be far slower here than where the samples were counted out
+_MOST_SECONDS = 1.8
+_MOST_MEDIA = 32  # of a sample without its texts
+_MEDIA = ("kind", "width", "height", "num_frames", "fps", "frames")
+
+
+def versions() -> dict[str, str]:
+    """Of the packages whose code makes lengths."""
+    found = {name: importlib.metadata.version(name) for name in ("transformers", "tokenizers")}
+    return {**found, "energon_pack": __version__}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A sample as it is kept, and what it measured."""
+
+    sample: Sample
+    has_text: bool  # the messages are its own
+    token_len: int
+    ids: str  # a hash
+
+    def __str__(self) -> str:
+        parts = [", ".join(map(_named, self.sample.media))] if self.sample.media else []
+        if self.has_text:
+            texts = (_text(message["content"]) for message in self.sample.messages)
+            parts.append(repr(shorten(" … ".join(filter(None, texts)), 80, placeholder=" …")))
+        return f"a sample of {' and '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What came of measuring a replay again."""
+
+    num_kept: int = 0
+    num_measured: int = 0
+    difference: str = ""  # the first length that is another; empty: none is
+    other_ids: str = ""  # the first sample with as many tokens, but others
+
+    def __add__(self, other: "Compared") -> "Compared":
+        return Compared(
+            self.num_kept + other.num_kept,
+            self.num_measured + other.num_measured,
+            self.difference or other.difference,
+            self.other_ids or other.other_ids,
+        )
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Samples of a dataset, those that tell most first, and what measured them."""
+
+    fingerprint: str
+    versions: Mapping[str, str]
+    samples: Sequence[Measured] = field(repr=False)
+
+    def compare(self, template: Template, share: int = 1) -> Compared:
+        """Measure samples again, those that tell most first.
+
+        Args:
+            share: one of so many replays that are compared: each has as large a part of the samples and of the time.
+        """
+        samples = self.samples[: MOST_SAMPLES // share]
+        found = _measure(template, [measured.sample for measured in samples], _MOST_SECONDS / share)
+        difference = other_ids = ""
+        for measured, here in zip(samples, found, strict=False):
+            if isinstance(here, Skip):
+                difference = difference or f"{measured} is refused here ({here}), {measured.token_len:,} tokens"
+            elif here[0] != measured.token_len:
+                difference = difference or f"{measured} has {here[0]:,} tokens here, {measured.token_len:,}"
+            elif here[1] != measured.ids:
+                other_ids = other_ids or str(measured)
+        return Compared(len(samples), len(found), difference and f"{difference} when it was packed", other_ids)
+
+    def to_bytes(self) -> bytes:
+        """JSON, a line a sample."""
+        head = json.dumps({"format": _FORMAT, "fingerprint": self.fingerprint, "versions": self.versions})
+        lines = ",\n".join(map(_to_json, self.samples))
+        return f'{head[:-1]}, "samples": [\n{lines}\n]}}\n'.encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "Replay":
+        """What `to_bytes` wrote.
+
+        Raises:
+            ValueError: it was cut or damaged, or is of another format.
+        """
+        try:
+            value = json.loads(data)
+            if value["format"] != _FORMAT:
+                raise ValueError(f"format {value['format']}, not {_FORMAT}")
+            samples = [_from_json(item) for item in value["samples"]]
+            return Replay(str(value["fingerprint"]), dict(value["versions"]), samples)
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def record(template: Template, drawn: Iterable[Sample]) -> Replay:
+    """The replay of samples, those that tell most first; one that can't be kept is left out.
+
+    It depends on the samples and the template alone.
+    """
+    kept: dict[str, Measured] = {}  # by what is written of them: each once
+    room = _BYTES
+    for sample in drawn:
+        for smaller, has_text in _smaller(sample):
+            text = _content(smaller, has_text)
+            if text in kept:
+                break
+            if len(text) > (min(room - _SIZES_BYTES, _TEXT_BYTES) if has_text else min(room, _SIZE_BYTES)):
+                continue
+            [found] = _measure(template, [smaller])
+            if not isinstance(found, Skip):
+                kept[text] = Measured(smaller, has_text, *found)
+                room -= len(text)
+                break
+    return Replay(template.fingerprint, versions(), list(kept.values()))
+
+
+def _measure(template: Template, samples: Sequence[Sample], seconds: float = math.inf) -> list[tuple[int, str] | Skip]:
+    """Of each sample its tokens and a hash of their ids, or why it is refused.
+
+    Args:
+        seconds: of this thread's own time, after which no other sample is begun.
+    """
+    rendered: list[Rendered | Skip] = []
+    end = time.thread_time() + seconds
+    for sample in samples:
+        try:
+            rendered.append(template.render(sample))
+        except Skip as skip:
+            rendered.append(skip)
+        if time.thread_time() > end:
+            break
+    tokens = iter(template.tokenize([item for item in rendered if isinstance(item, Rendered)]))
+    return [item if isinstance(item, Skip) else _length(next(tokens)) for item in rendered]
+
+
+def _length(tokens: Tokens) -> tuple[int, str]:
+    return len(tokens.ids), hash_of(tokens.ids)
+
+
+# ------------------------------------------------------------------------------------------------- what is kept
+
+
+def _smaller(sample: Sample) -> Iterable[tuple[Sample, bool]]:
+    """The sample with the beginnings of its texts, then with none; and whether it has some."""
+    messages = split_content(sample.messages, [media.kind for media in sample.media])
+    for num_characters in _CUTS:
+        shorter = [{key: _cut(value, num_characters) for key, value in message.items()} for message in messages]
+        yield Sample(shorter, sample.media, sample.tools), True
+    if sample.media:
+        yield _of_media(sample.media[:_MOST_MEDIA]), False
+
+
+def _cut(content: Any, num_characters: int) -> Any:
+    """A field of a message with the beginning of its text; calls of tools as they are."""
+    if isinstance(content, str):
+        return content[:num_characters]
+    if isinstance(content, list):
+        return [
+            {**part, "text": part["text"][:num_characters]}
+            if isinstance(part, dict) and isinstance(part.get("text"), str)
+            else part
+            for part in content
+        ]
+    return content
+
+
+def _of_media(media: list[Media]) -> Sample:
+    """The shortest conversation with some media."""
+    parts: list[Message] = [{"type": item.kind} for item in media]
+    parts.append({"type": "text", "text": "?"})
+    return Sample([{"role": "user", "content": parts}, {"role": "assistant", "content": "."}], media)
+
+
+def _content(sample: Sample, has_text: bool) -> str:
+    """What tells a sample from another, as JSON."""
+    value: dict[str, Any] = {"media": [_numbers(item) for item in sample.media]}
+    if has_text:
+        value |= {"messages": sample.messages, **({"tools": sample.tools} if sample.tools else {})}
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _numbers(media: Media) -> list[Any]:
+    values = [getattr(media, name) for name in _MEDIA]
+    return values[:3] if media.kind == "image" else values
+
+
+def _to_json(measured: Measured) -> str:
+    found = json.dumps({"token_len": measured.token_len, "ids": measured.ids}, separators=(",", ":"))
+    return f"{_content(measured.sample, measured.has_text)[:-1]},{found[1:]}"
+
+
+def _from_json(value: dict[str, Any]) -> Measured:
+    media = [_media(numbers) for numbers in value["media"]]
+    has_text = "messages" in value
+    sample = Sample(value["messages"], media, value.get("tools")) if has_text else _of_media(media)
+    return Measured(sample, has_text, int(value["token_len"]), str(value["ids"]))
+
+
+def _media(numbers: list[Any]) -> Media:
+    values = dict(zip(_MEDIA, numbers, strict=False))
+    return Media(**{**values, "frames": tuple(values.get("frames", ()))})
+
+
+def _named(media: Media) -> str:
+    size = f"{media.kind} of {media.width}×{media.height} pixels"
+    return f"an {size}" if media.kind == "image" else f"a {size} and {media.num_frames} frames, {media.fps:g} a second"
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return " ".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return str(content or "")

@@ -1,0 +1,71 @@
+"""What the files in a processor's folder say: its class, and the models that go with it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from energon_pack.errors import PackError
+from energon_pack.run.heavy_imports import importing
+from energon_pack.templates.torchvision_shim import prepare_torchvision
+
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+
+
+def models_of(folder: Path) -> Iterator[Any]:
+    """Classes of models of images and text that go with a processor.
+
+    Args:
+        folder: of a processor, with the model's config.json, maybe: one processor may serve several models.
+
+    Raises:
+        PackError: one of the folder's files is no JSON.
+    """
+    with importing():
+        prepare_torchvision()
+        import transformers
+
+    models, processors = (import_module(f"transformers.models.auto.{name}_auto") for name in ("modeling", "processing"))
+    own = said(folder, ("config.json",), "model_type")
+    processor = said(folder, PROCESSOR_FILES, "processor_class")
+    served = [kind for kind, name in processors.PROCESSOR_MAPPING_NAMES.items() if name == processor]
+    of_images = models.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    for kind in [own] if own else served:
+        # Of a model that speaks, too, the thinker is what sees and writes.
+        if name := of_images.get(kind) or of_images.get(f"{kind}_thinker"):
+            yield getattr(transformers, name if isinstance(name, str) else name[0])
+
+
+def class_of(folder: Path) -> str:
+    """The class of a processor, as its folder names it."""
+    return str(said(folder, PROCESSOR_FILES, "processor_class") or "processor")
+
+
+def said(folder: Path, names: Sequence[str], key: str) -> Any:
+    """What the first of these files says that says it.
+
+    Raises:
+        PackError: one of them is no JSON.
+    """
+    for name in names:
+        if value := settings_in(folder / name).get(key):
+            return value
+    return None
+
+
+def settings_in(file: Path) -> dict[str, Any]:
+    """The settings of a JSON file; none where there is no such file.
+
+    Raises:
+        PackError: it holds no JSON object.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        values = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise PackError(f"{file} is no JSON ({error}): it is damaged, or was not downloaded whole") from None
+    if not isinstance(values, dict):
+        raise PackError(f"{file} holds a {type(values).__name__}, and no settings by name: is it another tool's?")
+    return values

@@ -1,0 +1,270 @@
+"""A template tried against its full processor, before any sample is measured: samples made by chance through both."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from energon_pack.errors import one_line
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.placeholders import place_media
+from energon_pack.samples.skip import Skip
+from energon_pack.templates.families import ASKED
+from energon_pack.templates.families.asking import metadata_of
+from energon_pack.templates.full import full_processor
+from energon_pack.templates.identity import MIXED, UNEVEN
+from energon_pack.templates.processor_inputs import Clip, full_ids, media_inputs
+from energon_pack.templates.quiet import errors_only
+from energon_pack.templates.template import Sample, Template
+
+#: the media of each sample: none, 50 images in all, 5 clips in all, and both
+_LISTS: list[tuple[str, ...]] = [
+    (),
+    *[("image",)] * 20,
+    *[("image",) * 2] * 6,
+    *[("image",) * 3] * 2,
+    *[("image",) * 4] * 3,
+    *[("video",)] * 3,
+    ("video",) * 2,
+    (UNEVEN, "video", "video"),
+    ("image", "video"),
+    ("video", "image", "image"),
+]
+_SIDES = {"image": (32, 1500), "video": (48, 320)}  # pixels
+_MOST_ASPECT = 9
+_STILL = 0.25  # of the samples: a count that depends on pixels shows
+_NUM_FRAMES = (8, 60)
+_NUM_FRAMES_UNEVEN = (36, 60)  # enough for processors that choose 32, and at 2 a second: no length is refused by chance
+_NUM_FURTHER = {"image": 400, "video": 40}
+_RATES = (2.0, 10.0, 24.0, 25.0, 30.0)  # frames a second
+
+
+@dataclass
+class Outcome:
+    """What came of the samples of one kind."""
+
+    num_compared: int = 0  # media; of texts, samples
+    num_refused: int = 0  # by the full processor itself
+    difference: str = ""  # the first one; empty: none
+    refusal: str = ""  # of the full processor
+    is_possible: bool = False  # the full processor makes something of one of them, at least
+
+    @property
+    def is_exact(self) -> bool:
+        return self.num_compared > 0 and not self.difference
+
+
+@dataclass(frozen=True)
+class Try:
+    """One sample of noise."""
+
+    sample: Sample
+    pixels: list[Any] = field(repr=False)  # of each medium: an image, or all frames of a video
+
+    @property
+    def kind(self) -> str:
+        kinds = {medium.kind for medium in self.sample.media} or {"text"}
+        if len(kinds) > 1:
+            return MIXED
+        return UNEVEN if len({medium.num_frames for medium in self.sample.media}) > 1 else kinds.pop()
+
+
+class Trial:
+    """Samples of noise, and what the full processor makes of them."""
+
+    def __init__(self, seed: int = 0, lists: Sequence[Sequence[str]] = _LISTS):
+        """Draw sizes and noise.
+
+        Args:
+            lists: the kinds of the media of each sample; its videos are of one length, unless UNEVEN comes first.
+        """
+        rng = np.random.default_rng(seed)
+        self._noise = rng.integers(0, 256, (2 * _SIDES["image"][1], 2 * _SIDES["image"][1], 3), np.uint8)
+        self.tries = [self._draw(kinds, rng) for kinds in lists]
+        self._truths: dict[str, list[int] | str] = {}
+
+    @errors_only()
+    def outcomes(self, template: Template) -> dict[str, Outcome]:
+        """By kind of samples, what came of them: see `kinds_of`; under `text`, of the one without media.
+
+        Args:
+            template: of the same processor and settings as any before it, but for its family.
+
+        Raises:
+            ImportError: the full processor needs a package that is not here.
+            Exception: whatever its class makes of its files.
+        """
+        full = full_processor(template.spec.processor)
+        outcomes = {kind: Outcome() for kind in ("text", *kinds_of(template.media_tokens))}
+        for number, one in enumerate(self.tries):
+            outcome = outcomes.get(one.kind)
+            if outcome is not None and not outcome.difference:
+                self._compare(full, template, number, outcome)
+        return outcomes
+
+    def _compare(self, full: Any, template: Template, number: int, outcome: Outcome) -> None:
+        one = self.tries[number]
+        truth = self._truth(full, template, number)
+        outcome.is_possible |= not isinstance(truth, str)
+        made: list[int] | str
+        try:
+            made = template.encode(one.sample).ids
+        except Skip as skip:
+            made = skip.detail
+        if isinstance(truth, str) and isinstance(made, list) and template.spec.family in ASKED:
+            truth = _with_frames(full, template, one) or truth
+        are_both = isinstance(truth, str) and isinstance(made, str)
+        if isinstance(truth, str) and (are_both or not one.sample.media):  # with a text, training asks the tokenizer
+            is_new = isinstance(made, str) and made not in truth and truth[:80] not in made
+            outcome.num_refused += 1
+            outcome.refusal = outcome.refusal or (f"{made}; its own call says {truth}" if is_new else truth)
+            return
+        if made != truth:
+            what = ", ".join(_described(medium) for medium in one.sample.media) or "a text"
+            outcome.difference = f"of {what} it makes {_counted(made, truth)}"
+            return
+        outcome.num_compared += max(len(one.sample.media), 1)
+
+    def _truth(self, full: Any, template: Template, number: int) -> list[int] | str:
+        """What the full processor makes of a sample; a text: why nothing."""
+        settings = template.rules.call_settings(template.spec.processor)
+        key = json.dumps([number, settings], sort_keys=True, default=str)
+        if key not in self._truths:
+            one = self.tries[number]
+            try:
+                self._truths[key] = full_ids(full, template, one.sample, _given(template, one))
+            except ImportError:
+                raise
+            except Exception as error:  # any class of any processor may be behind it
+                self._truths[key] = one_line(error, 160)
+        return self._truths[key]
+
+    def _draw(self, kinds: Sequence[str], rng: np.random.Generator) -> Try:
+        is_uneven, kinds = UNEVEN in kinds, [kind for kind in kinds if kind != UNEVEN]
+        media = [_medium(kind, rng, _NUM_FRAMES_UNEVEN if is_uneven else _NUM_FRAMES) for kind in kinds]
+        if not is_uneven:
+            last = next((medium for medium in reversed(media) if medium.num_frames), None)
+            media = [
+                replace(m, num_frames=last.num_frames, fps=last.fps) if last and m.num_frames else m for m in media
+            ]
+        content = " and ".join(f"{number} <{kind}>" for number, kind in enumerate(kinds, 1)) + " What is it?"
+        messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "Noise, I think."}]
+        placed, _, _ = place_media(messages, list(kinds))
+        is_still = rng.random() < _STILL
+        return Try(Sample(placed, media), [self._pixels(medium, is_still) for medium in media])
+
+    def _pixels(self, medium: Media, is_still: bool) -> Any:
+        """Noise of a size, windows of one field, so that none is made anew; or one colour, in all frames."""
+
+        def window(number: int) -> Any:
+            if is_still:
+                return np.broadcast_to(self._noise[0, 0], (medium.height, medium.width, 3))
+            return self._noise[number : number + medium.height, number : number + medium.width]
+
+        if medium.kind == "image":
+            return Image.fromarray(np.ascontiguousarray(window(0)))
+        return np.stack([window(number) for number in range(medium.num_frames)])
+
+
+def kinds_of(media: Iterable[str]) -> set[str]:
+    """Kinds of samples that there are with these kinds of media."""
+    kinds = {*media}
+    return kinds | ({MIXED} if len(kinds) > 1 else set()) | ({UNEVEN} if "video" in kinds else set())
+
+
+@errors_only()
+def further_difference(rules: Template, shapes: Template, seed: int = 0) -> str:
+    """What two templates make of many more sizes, odd ones among them, without any pixels; empty: the same.
+
+    Args:
+        rules: of a family, that was exact in a trial; by chance, maybe, for another family's processor.
+        shapes: of the same processor, and exact, too.
+    """
+    rng = np.random.default_rng(seed)
+    for kind in rules.media_tokens:
+        for _ in range(_NUM_FURTHER[kind]):
+            width, height = (round(math.exp(rng.uniform(math.log(4), math.log(5000)))) for _ in range(2))
+            medium = Media(kind, width, height)
+            if kind == "video":
+                num_frames = int(rng.integers(2, 200))
+                medium = Media(kind, width, height, "mp4", num_frames, float(rng.choice(_RATES)))
+            made = [_expanded(template, medium) for template in (rules, shapes)]
+            if made[0] != made[1]:
+                return f"of {_described(medium)} it makes another text than the processor's own call"
+    return ""
+
+
+def _expanded(template: Template, medium: Media) -> str:
+    try:
+        frames = template.choose_frames(medium) if medium.kind == "video" else []
+        return template.rules.expand_all([medium], [frames])[0][0]
+    except Skip:
+        return ""
+
+
+def _medium(kind: str, rng: np.random.Generator, num_frames: tuple[int, int]) -> Media:
+    least, most = _SIDES[kind]
+    width = round(math.exp(rng.uniform(math.log(least), math.log(most))))
+    aspect = math.exp(rng.uniform(-math.log(_MOST_ASPECT), math.log(_MOST_ASPECT)))
+    height = min(max(round(width * aspect), least), most)
+    if kind == "image":
+        return Media(kind, width, height)
+    return Media(kind, width, height, "mp4", int(rng.integers(*num_frames)), float(rng.choice(_RATES)))
+
+
+def _with_frames(full: Any, template: Template, one: Try) -> list[int]:
+    """What the full processor makes of frames that it chose before, as in training; nothing where that fails, too.
+
+    A class may choose a single frame, and have its call fail on it.
+    """
+    try:
+        return full_ids(full, template, one.sample, _given(template, one, chooses=True))
+    except Exception:  # any class of any processor may be behind it
+        return []
+
+
+def _given(template: Template, one: Try, chooses: bool = False) -> dict[str, Any]:
+    """Media arguments of the full processor's call.
+
+    Args:
+        chooses: whether frames are chosen before, by its rules; else it chooses itself, unless `media.video` does.
+    """
+    chooses = chooses or template.prepares_frames
+    images: list[Any] = []
+    clips: list[Clip] = []
+    for medium, pixels in zip(one.sample.media, one.pixels, strict=True):
+        if medium.kind == "image":
+            images.append(template.prepare_image(pixels))
+            continue
+        frames = template.choose_frames(medium) if chooses else range(medium.num_frames)
+        prepared = template.prepare_frames([Image.fromarray(pixels[index]) for index in frames])
+        clips.append((np.stack([np.asarray(f) for f in prepared]), metadata_of(medium, frames if chooses else None)))
+    given = media_inputs(template, images, clips)
+    if clips and not chooses:
+        del given["videos_kwargs"]["do_sample_frames"]
+        given["videos_kwargs"] |= template.spec.processor.changed.get("video", {})
+    return given
+
+
+def _described(medium: Media) -> str:
+    size = f"{medium.width}×{medium.height}"
+    if medium.kind == "image":
+        return f"an image of {size}"
+    return f"a video of {medium.num_frames} frames of {size} at {medium.fps:g} a second"
+
+
+def _counted(made: list[int] | str, truth: list[int] | str) -> str:
+    """How both differ, in few words."""
+    numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (made, truth)]
+    if isinstance(made, list) and isinstance(truth, list) and len(made) == len(truth):
+        first = next(_differing(made, truth))
+        return f"token {made[first]} in place {first}, the full processor {truth[first]}"
+    return f"{numbers[0]}, the full processor {numbers[1]}"
+
+
+def _differing(made: Sequence[int], truth: Sequence[int]) -> Iterator[int]:
+    return (index for index, pair in enumerate(zip(made, truth, strict=True)) if pair[0] != pair[1])

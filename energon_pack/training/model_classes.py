@@ -1,0 +1,59 @@
+"""Small configs of the classes of models that go with a processor."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from energon_pack.templates.full import full_processor
+from energon_pack.templates.template import Template
+from energon_pack.training.shrink import shrink
+from energon_pack.training.sizes import parts
+
+#: of a tokenizer's special tokens, and as configs name them
+_SAME = {"bos": "start", "eos": "end"}
+
+
+def small_config(make: Any, template: Template) -> Any:
+    """The config of a class, few and small layers: its model's own, or the class's default with a processor's sizes.
+
+    Args:
+        make: of `templates.served.models_of`.
+        template: with the processor, in whose folder config.json may be.
+
+    Raises:
+        ValueError: config.json is of another class.
+    """
+    folder = Path(template.spec.processor.folder)
+    if (folder / "config.json").is_file():
+        from transformers import AutoConfig
+
+        trusted = bool(template.spec.processor.kwargs.get("trust_remote_code"))
+        every = parts(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
+        found = next((part for part in every if isinstance(part, make.config_class)), None)
+        if found is None:
+            raise ValueError(f"{folder / 'config.json'} has no {make.config_class.__name__}")
+        return shrink(found)
+    config = shrink(make.config_class())
+    for part in parts(config):
+        _take_sizes(part, template.spec.processor.image)
+    _take_ids(config, template)
+    return config
+
+
+def _take_sizes(part: Any, image: Mapping[str, Any]) -> None:
+    for name, own in (("merge_size", "spatial_merge_size"), ("temporal_patch_size", "temporal_patch_size")):
+        if image.get(name) is not None and hasattr(part, own):
+            setattr(part, own, image[name])
+
+
+def _take_ids(config: Any, template: Template) -> None:
+    """Ids of special tokens are the processor's: its `vision_bos_token` is the config's `vision_start_token_id`."""
+    processor = template.spec.processor
+    named = {**processor.tokens, **vars(full_processor(processor))}
+    for name, token in named.items():
+        token_id = template.token_id(token) if name.endswith("_token") and isinstance(token, str) else None
+        if token_id is None:
+            continue
+        *words, last, _ = name.split("_")
+        for known in {last, _SAME.get(last, last)}:
+            setattr(config, "_".join([*words, known, "token_id"]), token_id)

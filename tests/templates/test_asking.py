@@ -1,0 +1,53 @@
+"""A processor is asked for what it writes, and is afterwards as it was."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from energon_pack.samples.media.probe import Media
+from energon_pack.templates.families.asking import Asking
+
+
+class Sizes:
+    """Media that are their sizes."""
+
+    def image(self, width: int, height: int) -> Any:
+        return width, height
+
+    def clip(self, num_frames: int, width: int, height: int) -> Any:
+        return num_frames, width, height
+
+    def running(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+class Slow:
+    """A processor that writes as many words as an image is wide; slower the second time."""
+
+    def __init__(self) -> None:
+        self.tokenizer = str.split
+        self._seconds = iter((0.2, 0.4))
+        self.begun = threading.Event()
+
+    def __call__(self, text: list[str], images: list[tuple[int, int]], return_tensors: str) -> Any:
+        self.begun.set()
+        time.sleep(next(self._seconds))
+        return self.tokenizer(text[0].replace("<image>", "x" * images[0][0]))
+
+
+def test_two_threads_may_ask_one_processor() -> None:
+    """The one that ended last put the other's tokenizer back: no later call was of the processor as it was."""
+    processor = Slow()
+    asking = Asking(processor, Sizes(), {"image": {}, "video": {}})
+
+    def written(width: int) -> list[str]:
+        return asking.texts({"image": "<image>"}, [Media("image", width, 9)], [()])[0]
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(written, 3)
+        assert processor.begun.wait(10)
+        second = pool.submit(written, 5)
+        assert (first.result(), second.result()) == (["xxx"], ["xxxxx"])
+    assert processor.tokenizer is str.split

@@ -1,0 +1,246 @@
+"""A processor that can't be packed for ends before any sample: one line that names the file or class, and what to do.
+
+Each would otherwise be a ledger full of images that are nothing's fault, or a traceback of some library.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_pack.errors import PackError
+from energon_pack.templates.processor import load_template
+from support.models import of_model
+from support.processors import change, llava_next, template_of, write_tokenizer
+from support.remote import CODE, write_remote
+from support.running import run_alone, run_here
+
+Break = Callable[[Path], object]
+
+
+def without(*names: str) -> Break:
+    def remove(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return remove
+
+
+def damaged(name: str, text: str = '{"a": ') -> Break:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def image(**values: Any) -> Break:
+    return lambda folder: change(folder / "preprocessor_config.json", **values)
+
+
+def processor(**values: Any) -> Break:
+    return lambda folder: change(folder / "processor_config.json", **values)
+
+
+def of_class(name: str, **files: dict[str, Any]) -> Break:
+    """Another class of processor, with settings of its parts by file."""
+
+    def write(folder: Path) -> None:
+        for file, values in {"preprocessor_config": {}, **files}.items():
+            path = folder / f"{file}.json"
+            path.write_text(json.dumps({**values, "processor_class": name}))
+        (folder / "processor_config.json").write_text(json.dumps({"processor_class": name}))
+        change(folder / "tokenizer_config.json", processor_class=name)
+
+    return write
+
+
+def tokens(*special: str) -> Break:
+    return lambda folder: write_tokenizer(folder, "LlavaNextProcessor", special, {})
+
+
+def remote(code: str) -> Break:
+    return lambda folder: write_remote(folder, code=code)
+
+
+def slow(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps({"a": 0, "<unk>": 1}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    change(folder / "tokenizer_config.json", tokenizer_class="CTRLTokenizer")
+
+
+FILES: dict[str, tuple[Break, list[str]]] = {
+    "empty folder": (
+        without("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json"),
+        ["+model=text"],
+    ),
+    "no tokenizer": (without("tokenizer.json"), ["LlavaNextProcessor", "tokenizer"]),
+    "damaged tokenizer": (damaged("tokenizer.json"), ["tokenizer.json", "damaged"]),
+    "damaged tokenizer settings": (damaged("tokenizer_config.json"), ["tokenizer_config.json", "damaged"]),
+    "slow tokenizer": (slow, ["CTRLTokenizer", "fast"]),
+    "no settings of images": (without("preprocessor_config.json"), ["LlavaNextProcessor", "image processor"]),
+    "damaged settings of images": (damaged("preprocessor_config.json"), ["preprocessor_config.json", "damaged"]),
+    "settings of images that are a list": (damaged("preprocessor_config.json", "[1]"), ["preprocessor_config.json"]),
+    "damaged settings": (damaged("processor_config.json"), ["processor_config.json", "damaged"]),
+    "settings that are a list": (damaged("processor_config.json", "[1]"), ["processor_config.json"]),
+    "no settings at all": (without("processor_config.json", "preprocessor_config.json"), ["+model=text"]),
+    "damaged config of the model": (damaged("config.json"), ["config.json", "damaged"]),
+    "damaged settings of videos": (
+        damaged("video_preprocessor_config.json"),
+        ["video_preprocessor_config.json", "damaged"],
+    ),
+    "no chat template": (without("chat_template.jinja"), ["chat template", "model.chat_template"]),
+    "chat template that is none": (damaged("chat_template.jinja", "{% if %}"), ["chat template", "line 1"]),
+    "chat template without images": (
+        damaged("chat_template.jinja", template_of("")),
+        ["chat template", "image", "model.chat_template"],
+    ),
+    "chat template with another token": (
+        damaged("chat_template.jinja", template_of("<img>")),
+        ["chat template", "<image>", "model.chat_template"],
+    ),
+}
+
+CLASSES: dict[str, tuple[Break, list[str]]] = {
+    "unknown class": (of_class("NoSuchProcessor"), ["NoSuchProcessor"]),
+    "class for audio": (
+        of_class("WhisperProcessor", preprocessor_config={"feature_extractor_type": "WhisperFeatureExtractor"}),
+        ["WhisperProcessor"],
+    ),
+    "class without a place for images": (
+        of_class("CLIPProcessor", preprocessor_config={"image_processor_type": "CLIPImageProcessor"}),
+        ["CLIPProcessor"],
+    ),
+    "cross-attention": (
+        of_class("MllamaProcessor", preprocessor_config={"image_processor_type": "MllamaImageProcessor"}),
+        ["MllamaForConditionalGeneration", "cross-attention", "+model=text"],
+    ),
+    "an encoder for the whole sample": (
+        of_class("Florence2Processor", preprocessor_config={"image_processor_type": "CLIPImageProcessor"}),
+        ["Florence2ForConditionalGeneration", "encoder", "+model=text"],
+    ),
+    "an image processor of another class": (
+        image(image_processor_type="NoSuch"),
+        ["LlavaNextProcessor", "image processor"],
+    ),
+    "code of its own": (lambda folder: write_remote(folder), ["trust_remote_code"]),
+}
+TOKENS: dict[str, tuple[Break, list[str]]] = {
+    "no token of images": (tokens(), ["<image>"]),
+    "another token of images": (processor(image_token="<img>"), ["<img>"]),
+}
+SETTINGS: dict[str, tuple[Break, list[str]]] = {
+    "no patches": (processor(patch_size=0), ["LlavaNextProcessor", "processor_kwargs"]),
+    "patches in words": (processor(patch_size="14"), ["LlavaNextProcessor"]),
+    "patches not said": (processor(patch_size=...), ["LlavaNextProcessor"]),
+    "more tokens in words": (processor(num_additional_image_tokens="one"), ["LlavaNextProcessor"]),
+    "size in words": (image(size="large"), ["size"]),
+    "size below nothing": (image(size={"shortest_edge": -28}), ["LlavaNextProcessor"]),
+    "size of nothing": (image(size={"shortest_edge": 0}), ["LlavaNextProcessor"]),
+    "crop below nothing": (image(crop_size={"height": -28, "width": -28}), ["LlavaNextProcessor"]),
+    "crop of nothing": (image(crop_size={"height": 0, "width": 0}), ["LlavaNextProcessor"]),
+    "no shapes of tiles": (image(image_grid_pinpoints=[]), ["LlavaNextProcessor"]),
+    "shapes of tiles in words": (image(image_grid_pinpoints="all"), ["LlavaNextProcessor"]),
+}
+GIVEN: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "no patches": ({"processor_kwargs": {"patch_size": 0}}, ["LlavaNextProcessor"]),
+    "patches in words": ({"processor_kwargs": {"patch_size": "much"}}, ["LlavaNextProcessor"]),
+    "size in words": ({"processor_kwargs": {"size": "much"}}, ["size"]),
+    "a token that there is not": ({"processor_kwargs": {"image_token": "<img>"}}, ["<img>"]),
+    "a chat template that is none": ({"chat_template": "{% if %}"}, ["chat template", "line 1"]),
+    "a chat template without images": ({"chat_template": "{{ messages }}"}, ["chat template", "<image>"]),
+    "an unknown family": ({"template": "qwen9"}, ["qwen9", "qwen_vl"]),
+    "Qwen-VL's family": ({"template": "qwen_vl"}, ["LlavaNextProcessor", "another family"]),
+    "Qwen3-VL's family": ({"template": "qwen3_vl"}, ["LlavaNextProcessor", "another family"]),
+    "InternVL's family": ({"template": "internvl"}, ["LlavaNextProcessor", "another family"]),
+    "Kimi's family": ({"template": "kimi"}, ["LlavaNextProcessor", "another family"]),
+    "Gemma's family": ({"template": "gemma3"}, ["LlavaNextProcessor", "another family"]),
+    "Idefics' family": ({"template": "idefics3"}, ["LlavaNextProcessor", "another family"]),
+    "LLaVA-OneVision's family": ({"template": "llava_onevision"}, ["LlavaNextProcessor", "another family"]),
+}
+_CALL = "    def __call__(self, images=None, text=None, return_tensors=None, text_kwargs=None, **settings):\n"
+assert _CALL in CODE
+REMOTE: dict[str, tuple[str, list[str]]] = {
+    "it raises when it is imported": ("raise OSError('no luck')\n", ["OSError", "no luck"]),
+    "it is no Python": ("class {{\n", ["SyntaxError"]),
+    "it has no such class": ("import torch\n", ["TinyProcessor"]),
+    "it raises when it is called": (
+        CODE.replace(_CALL, _CALL + "        raise RuntimeError('no luck')\n"),
+        ["TinyProcessor"],
+    ),
+    "it puts in tokens by chance": (CODE.replace("16 * len", "np.random.randint(99) + len"), ["TinyProcessor"]),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return llava_next(tmp_path / "tiny")
+
+
+def refused(folder: Path, template: str = "auto", **model: Any) -> str:
+    """The one line that a model and a processor end with."""
+    with pytest.raises(PackError) as error:
+        load_template(of_model(template, folder, **model))
+    line = " ".join(str(error.value).splitlines())  # as the command line prints it
+    assert "Traceback" not in line, line
+    assert len(line) < 600, line
+    assert error.value.exit_code == 1
+    return line
+
+
+@pytest.mark.parametrize("name", [*FILES, *CLASSES, *TOKENS, *SETTINGS])
+def test_a_broken_folder_is_refused(folder: Path, name: str) -> None:
+    damage, words = (FILES | CLASSES | TOKENS | SETTINGS)[name]
+    damage(folder)
+    line = refused(folder)
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_settings_that_break_it_are_refused(folder: Path, name: str) -> None:
+    model, words = GIVEN[name]
+    line = refused(folder, **model)
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_code_of_its_own_that_fails_is_refused(tmp_path: Path, name: str) -> None:
+    code, words = REMOTE[name]
+    line = refused(write_remote(tmp_path / "remote", code=code), trust_remote_code=True)
+    assert all(word in line for word in words), line
+
+
+def test_the_folder_is_right_where_nothing_is_broken(folder: Path) -> None:
+    """All of the above would pass for a folder that nothing takes."""
+    assert load_template(of_model("auto", folder)).rules.media_tokens == {"image": "<image>"}
+
+
+#: of each kind of misfit one: a damaged file, a model that no pack serves, settings, a template, code of its own
+TYPED: dict[str, Break] = {
+    "preprocessor_config.json is no JSON": FILES["damaged settings of images"][0],
+    "cross-attention": CLASSES["cross-attention"][0],
+    "LlavaNextProcessor can't be asked": SETTINGS["crop of nothing"][0],
+    "its chat template writes no <image>": FILES["chat template without images"][0],
+    "model.trust_remote_code=true": CLASSES["code of its own"][0],
+}
+
+
+@pytest.mark.parametrize("words", TYPED)
+def test_nothing_is_measured_for_a_misfit(folder: Path, tmp_path: Path, words: str) -> None:
+    """One line, exit code 1, and no lengths in the cache: were samples read first, their images would be blamed."""
+    TYPED[words](folder)
+    code, _, errors = run_here("+model=auto", f"model.processor={folder}", cwd=tmp_path)
+    assert code == 1
+    assert words in errors, errors
+    assert errors.startswith("energon-pack: error: ")
+    assert len(errors.splitlines()) == 1, errors
+    assert not list(tmp_path.rglob("lengths"))
+    assert not list(tmp_path.rglob("skipped.jsonl"))
+
+
+@pytest.mark.slow
+def test_a_process_says_no_more(folder: Path, tmp_path: Path) -> None:
+    """Nothing that transformers prints while it is imported or loads a broken processor adds a line."""
+    SETTINGS["crop of nothing"][0](folder)
+    code, _, errors = run_alone("+model=auto", f"model.processor={folder}", cwd=tmp_path)
+    assert code == 1
+    assert len(errors.splitlines()) == 1, errors

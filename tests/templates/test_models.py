@@ -1,0 +1,137 @@
+"""Every YAML of conf/model is one that packing takes, and docs/models.md says of each what is so."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from energon_pack.config import Mask, ModelConfig, Rope
+from energon_pack.errors import PackError
+from energon_pack.templates.families import AUTO, FAMILIES
+from energon_pack.templates.models import packaged_models, read_model
+from energon_pack.templates.processor import choice_of, prepare_template
+from support.models import of_model
+from support.running import ROOT, command, need_torchvision
+
+#: the class of each model's processor in transformers; of those that have code of their own, what it derives from
+CLASSES = {
+    "aya_vision": "AyaVision",
+    "command_a_vision": "Cohere2Vision",
+    "deepseek_ocr2": "DeepseekOcr2",
+    "deepseek_vl": "DeepseekVL",
+    "deepseek_vl_hybrid": "DeepseekVLHybrid",
+    "ernie4_5_vl": "Ernie4_5_VLMoe",
+    "gemma3": "Gemma3",
+    "gemma3n": "Gemma3n",
+    "gemma4": "Gemma4",
+    "glm4_1v": "Glm4v",
+    "glm4_5v": "Glm4v",
+    "glm4_6v": "Glm46V",
+    "idefics3": "Idefics3",
+    "internvl3": "InternVL",
+    "internvl3_5": "InternVL",
+    "kimi_k2_5": "Kimi_K25",
+    "kimi_k2_6": "Kimi_K25",
+    "kimi_vl": "Kimi_K25",
+    "lfm2_vl": "Lfm2Vl",
+    "lfm3_vl": "Lfm3Vl",
+    "llama3_2_vision": "Mllama",
+    "llama4": "Llama4",
+    "llava_next": "LlavaNext",
+    "llava_onevision": "LlavaOnevision",
+    "llava_onevision1_5": "Qwen2_5_VL",
+    "llava_onevision2": "Qwen2_5_VL",
+    "minicpm_v4_6": "MiniCPMV4_6",
+    "minicpm_v4_7": "MiniCPMV4_7",
+    "mistral3": "Pixtral",
+    "molmo2": "Molmo2",
+    "nemotron_h_omni": "NemotronH_Omni_Reasoning_V3",
+    "ovis2": "Ovis2",
+    "paddleocr_vl": "PaddleOCRVL",
+    "paligemma2": "PaliGemma",
+    "phi4_multimodal": "Phi4Multimodal",
+    "pixtral": "Pixtral",
+    "qwen2_5_omni": "Qwen2_5Omni",
+    "qwen2_5_vl": "Qwen2_5_VL",
+    "qwen2_vl": "Qwen2VL",
+    "qwen3_5": "Qwen3VL",
+    "qwen3_5_moe": "Qwen3VL",
+    "qwen3_omni": "Qwen3OmniMoe",
+    "qwen3_vl": "Qwen3VL",
+    "qwen3_vl_moe": "Qwen3VL",
+    "smolvlm": "Idefics3",
+    "smolvlm2": "SmolVLM",
+    "step3_vl": "Step3p7",
+}
+
+
+def rows() -> Iterator[tuple[str, list[str]]]:
+    """Of the table of models: what stands beside each name."""
+    table = (ROOT / "docs" / "models.md").read_text().partition("| models |")[2].partition("\n\n")[0]
+    for line in table.splitlines()[2:]:
+        _, name, *cells = (cell.strip().strip("`") for cell in line.strip("|").split("|"))
+        yield name, cells
+
+
+@pytest.mark.parametrize("name", packaged_models())
+def test_each_yaml_is_a_model(name: str) -> None:
+    """A key that is none, or a value of no meaning, would end the run of whoever takes the model at its word."""
+    node = read_model(name)
+    merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(ModelConfig), node), enum_to_str=True)
+    assert isinstance(merged, dict)
+    assert merged["name"] == name
+    assert merged["template"] in (*FAMILIES, *AUTO)
+    assert merged["mask"] in Mask.__members__
+    assert merged["rope"] in Rope.__members__
+    assert not merged["trust_remote_code"], "whose code is run, a user says"
+    assert node["hub_id"] is None or re.fullmatch(r"[\w.-]+/[\w.-]+", node["hub_id"])
+    assert (merged["add_special_tokens"] is None) == (merged["template"] in AUTO), (
+        "transformers decides where it counts"
+    )
+
+
+def test_the_page_has_each_model() -> None:
+    found = dict(rows())
+    assert sorted(found) == packaged_models()
+    for name, (_, _, mask, rope) in found.items():
+        node = read_model(name)
+        assert (mask, rope) == (node["mask"], node["rope"]), name
+
+
+@pytest.fixture(scope="module")
+def dummies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small processor of each class."""
+    need_torchvision()
+    folder = tmp_path_factory.mktemp("dummies")
+    names = sorted({f"{name}Processor" for name in CLASSES.values()})
+    done = command(ROOT / "benchmarks" / "processor_classes.py", "--save", folder, *names, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_class_is_known_of_each_model() -> None:
+    assert sorted(CLASSES) == sorted(set(packaged_models()) - {"auto", "hf", "text"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "cells"), [row for row in rows() if row[0] in CLASSES])
+def test_what_counts_each_models_media(dummies: Path, tmp_path: Path, name: str, cells: list[str]) -> None:
+    """`rules`, `shapes` or `pixels`, for each kind of media, with a small processor of the model's class."""
+    node, folder = read_model(name), dummies / f"{CLASSES[name]}Processor"
+    if not folder.is_dir():
+        pytest.skip("its class needs a package that is not here")
+    settings = of_model(
+        node["template"],
+        folder,
+        add_special_tokens=node.get("add_special_tokens", False),
+    )
+    wanted = {kind: cell for kind, cell in zip(("image", "video"), cells[:2], strict=True) if cell != "–"}
+    if "refused" in wanted.values():
+        with pytest.raises(PackError, match="cross-attention"):
+            prepare_template(settings, tmp_path)
+        return
+    choice = choice_of(prepare_template(settings, tmp_path))
+    by = choice.template if choice.template in ("shapes", "pixels") else "rules"
+    assert dict.fromkeys(choice.num_compared.keys() & {"image", "video"}, by) == wanted, choice

@@ -1,0 +1,264 @@
+"""Classes that have no rules here, from end to end: packed with model=auto, loaded by Energon, trained as alone.
+
+Alone means: the full processor's call on one sample, in transformers' plain way, and a model that makes positions and
+masks by itself.
+"""
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
+from PIL import Image
+from torch.nn.functional import cross_entropy
+
+from energon_pack.config import GroupBy, Mask, ModelConfig, PackConfig, Rope
+from energon_pack.pack import pack
+from energon_pack.samples.media.probe import probe
+from energon_pack.samples.placeholders import split_content
+from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
+from energon_pack.templates.processor_inputs import clip, media_inputs
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.layout import IGNORE
+from support import processors
+from support.packed import train
+from support.remote import OF_PICTURES, write_remote
+from support.running import need_torchvision
+from support.samples import chat, video, write_tar
+from support.tiny import TEXT, tf
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # of tensors, in transformers
+]
+Values = dict[str, Any]
+Token = Callable[[str], int]
+
+
+@dataclass(frozen=True)
+class Class:
+    """A processor, and a tiny model that goes with it."""
+
+    write: Callable[[Path], Path]
+    #: of its config; given what finds the ids of tokens
+    config: Callable[[Token], Any]
+    has_videos: bool = False
+    mixes: bool = True  # the model takes rows with images and videos
+    tier: str = "shapes"
+    runs_code: bool = False
+
+
+def _text(**more: Any) -> Values:
+    return {**TEXT, "vocab_size": 320, "head_dim": 8, **more}
+
+
+def _mrope(*sections: int, **more: Any) -> Values:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections)}
+    return _text(rope_parameters={**rope, **more})
+
+
+_VISION: Values = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+_VISION |= {"patch_size": 14, "initializer_range": 0.2}
+_QWEN_VISION: Values = {"depth": 2, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
+_QWEN_VISION |= {"initializer_range": 0.2}
+
+
+def _llava_next(token: Token) -> Any:
+    vision = {**_VISION, "model_type": "clip_vision_model", "image_size": 28, "projection_dim": 16}
+    return tf.LlavaNextConfig(
+        text_config=_text(model_type="llama"), vision_config=vision, image_token_id=token("<image>"),
+        image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
+    )  # fmt: skip
+
+
+def _mistral3(token: Token) -> Any:
+    vision = {**_VISION, "model_type": "pixtral", "image_size": 112, "head_dim": 8}
+    return tf.Mistral3Config(
+        text_config=_text(model_type="mistral", sliding_window=None), vision_config=vision,
+        image_token_id=token("[IMG]"), spatial_merge_size=2, vision_feature_layer=-1,
+    )  # fmt: skip
+
+
+def _glm4v(token: Token) -> Any:
+    names = {"image_token_id": "<|image|>", "video_token_id": "<|video|>"}
+    for kind in ("image", "video"):
+        names |= {f"{kind}_start_token_id": f"<|begin_of_{kind}|>", f"{kind}_end_token_id": f"<|end_of_{kind}|>"}
+    ids = {name: token(spelled) for name, spelled in names.items()}
+    return tf.Glm4vConfig(text_config=_mrope(1, 1, 2), vision_config=_QWEN_VISION, **ids)
+
+
+def _ovis2(token: Token) -> Any:
+    vision = {**_VISION, "image_size": 28, "hidden_stride": 1, "vocab_size": 32, "num_visual_indicator_tokens": 5}
+    marks = [token(f"<IMG_{name}>") for name in ("START", "GRID", "COL", "ROW", "END")]
+    return tf.Ovis2Config(
+        text_config=_text(model_type="qwen2"), vision_config=vision, image_token_id=token("<IMG_ATOM>"),
+        visual_indicator_token_ids=marks, vocab_size=320, hidden_size=32,
+    )  # fmt: skip
+
+
+def _paddleocr_vl(token: Token) -> Any:
+    return tf.PaddleOCRVLConfig(
+        text_config=_mrope(1, 1, 2), vision_config={**_VISION, "image_size": 112, "spatial_merge_size": 2},
+        image_token_id=token("<|IMAGE_PLACEHOLDER|>"), video_token_id=319,
+        vision_start_token_id=token("<|IMAGE_START|>"), vision_end_token_id=token("<|IMAGE_END|>"),
+    )  # fmt: skip
+
+
+def _qwen2_5_omni(token: Token) -> Any:
+    vision = {**_QWEN_VISION, "fullatt_block_indexes": [1]}
+    audio = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24}
+    names = {f"{kind}_token_id": f"<|{kind.upper()}|>" for kind in ("image", "video", "audio")}
+    for kind in ("vision", "audio"):
+        names |= {f"{kind}_start_token_id": f"<|{kind}_bos|>", f"{kind}_end_token_id": f"<|{kind}_eos|>"}
+    return tf.Qwen2_5OmniThinkerConfig(
+        text_config=_mrope(1, 1, 2), vision_config=vision, audio_config={**audio, "d_model": 16, "output_dim": 32},
+        **{name: token(spelled) for name, spelled in names.items()}, initializer_range=0.2,
+    )  # fmt: skip
+
+
+def _llava(token: Token) -> Any:
+    vision = {**_VISION, "model_type": "clip_vision_model", "image_size": 8, "patch_size": 2, "projection_dim": 16}
+    return tf.LlavaConfig(text_config=_text(model_type="llama"), vision_config=vision, image_token_id=token("<image>"))
+
+
+CLASSES = {
+    "LlavaNextForConditionalGeneration": Class(processors.llava_next, _llava_next),
+    "Mistral3ForConditionalGeneration": Class(processors.pixtral, _mistral3),
+    "Glm4vForConditionalGeneration": Class(processors.glm4v, _glm4v, has_videos=True, mixes=False),
+    "Ovis2ForConditionalGeneration": Class(processors.ovis2, _ovis2),
+    "PaddleOCRVLForConditionalGeneration": Class(processors.paddleocr_vl, _paddleocr_vl),
+    "Qwen2_5OmniThinkerForConditionalGeneration": Class(processors.qwen2_5_omni, _qwen2_5_omni, has_videos=True),
+}
+
+
+def noise(width: int, height: int) -> bytes:
+    """An image like no other: in one colour, their order would not show."""
+    pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_source(folder: Path, one: Class) -> Path:
+    """Images of several sizes, two in a sample, one in a second turn, and text; videos, one with an image."""
+    small, wide, high = noise(60, 50), noise(110, 40), noise(30, 90)
+    members = {
+        "a.json": chat("<image>What is here?", "A wide picture."),
+        "a.png": wide,
+        "b.json": chat("No picture at all?", "None, only words, and a few more of them."),
+        "c.json": chat("<image> and <image>: which is higher?", "The second.", images=["0.png", "1.png"]),
+        "c.0.png": small,
+        "c.1.png": high,
+        "d.json": chat("Hello.", "Yes?", "See <image>", "It is high."),
+        "d.png": high,
+    }
+    if one.has_videos:
+        members["e.json"] = chat("<video>What moves?", "Nothing, it grows bright.", videos=["mp4"])
+        members["e.mp4"] = video(12)
+        members["f.json"] = chat("<video>And here?", "Nothing.", videos=["mp4"])
+        members["f.mp4"] = video(8, 48, 64)
+    if one.has_videos and one.mixes:
+        members["g.json"] = chat("<image><video>Which is it?", "The first.", images=["png"], videos=["mp4"])
+        members |= {"g.png": small, "g.mp4": video(9)}
+    write_tar(folder / "shard-000.tar", members)
+    return folder
+
+
+#: processors of remote code: one takes tensors, the other pictures alone
+REMOTE = {
+    "shapes": Class(write_remote, _llava, runs_code=True),
+    "pixels": Class(partial(write_remote, images=OF_PICTURES), _llava, tier="pixels", runs_code=True),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torchvision() -> None:
+    need_torchvision()
+
+
+#: of the two kinds of positions one each, and videos; the others take as long again
+QUICK = ("LlavaNextForConditionalGeneration", "Glm4vForConditionalGeneration", "shapes")
+
+
+def slow_ones(names: Iterable[str]) -> list[Any]:
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", slow_ones(CLASSES))
+def test_packed_is_alone(tmp_path: Path, name: str) -> None:
+    """A class is said to be packed exactly; were its media joined otherwise, or its positions, it would show here."""
+    check(CLASSES[name], getattr(tf, name), tmp_path)
+
+
+@pytest.mark.parametrize("name", slow_ones(REMOTE))
+def test_remote_code_comes_in_by_the_same_door(tmp_path: Path, name: str) -> None:
+    """Its own call counts, and makes what is trained on."""
+    check(REMOTE[name], tf.LlavaForConditionalGeneration, tmp_path)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        PackedTaskEncoder(tmp_path / "packed", str(tmp_path / "processor"))
+
+
+def check(one: Class, make: Any, folder: Path) -> None:
+    """Pack, load and train; compare with each sample alone."""
+    processor = one.write(folder / "processor")
+    model_config = ModelConfig("auto", "auto", processor=str(processor), trust_remote_code=one.runs_code)
+    config = PackConfig(model=replace(model_config, mask=Mask.positions, rope=Rope.auto, add_special_tokens=None))
+    config.source.path = str(write_source(folder / "source", one))
+    config.output.dir, config.output.name, config.cache_dir = str(folder), "packed", str(folder / "cache")
+    config.packing.max_token_len, config.packing.group_by = 2000, GroupBy.none if one.mixes else GroupBy.media
+    config.executor.num_workers, config.measure.verify = 1, 1.0
+    pack(config)
+    encoder = PackedTaskEncoder(folder / "packed", str(processor), trust_remote_code=one.runs_code)
+    assert encoder.template.spec.family == one.tier
+    torch.manual_seed(0)
+    model = make(one.config(lambda token: processors.token_id(processor, token))).float().eval()
+    single = dict(alone(folder / "packed", encoder, model))
+    differences, num_packed = [], 0
+    for batch in loader(folder / "packed", encoder):
+        with torch.no_grad():
+            out = model(**batch.model_inputs(model))
+        ids, bounds = batch["sample_ids"][0], batch["cu_seq_lens_q"].tolist()
+        num_packed += len(ids) - 1
+        losses = []
+        for sample, start, end in zip(ids, bounds[:-1], bounds[1:], strict=False):
+            tokens, logits, labels = single.pop(sample)
+            assert batch["input_ids"][0, start:end].tolist() == tokens
+            differences.append(float((out.logits[0, start:end] - logits).abs().max()))
+            trained = labels[1:] != IGNORE
+            losses.append(cross_entropy(logits[:-1][trained], labels[1:][trained], reduction="none"))
+        differences.append(float((out.loss - torch.cat(losses).mean()).abs()))
+    print(f"{make.__name__} by {one.tier}: differences up to {max(differences):.1e}")
+    assert not single
+    assert num_packed > 1, "nothing is packed"
+    assert max(differences) <= 1e-5
+
+
+def loader(dataset: Path, encoder: PackedTaskEncoder) -> Iterator[PackedBatch]:
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    settings: Values = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "repeat": False}
+    packs = get_train_dataset(dataset, worker_config=worker, batch_size=1, task_encoder=encoder, **settings)
+    return iter(get_savable_loader(packs))
+
+
+def alone(dataset: Path, encoder: PackedTaskEncoder, model: Any) -> Iterator[tuple[str, Any]]:
+    """Each sample by itself, from the full processor's own call: its ids and logits, and the labels of training."""
+    settings = encoder.template.spec.processor
+    processor = tf.AutoProcessor.from_pretrained(settings.folder, **settings.kwargs)
+    for packed in train(dataset):
+        for member in inputs_of(packed):
+            images = [image.convert("RGB") for image in member.images]
+            clips = [clip(encoder.template, data, probe(io.BytesIO(data))) for data in member.videos]
+            messages = split_content(member.messages, ["image"] * len(images) + ["video"] * len(clips))
+            text = processor.apply_chat_template(messages, tokenize=False)
+            given = {"text": [text], "text_kwargs": {"add_special_tokens": False}}
+            inputs = processor(**given, **media_inputs(encoder.template, images, clips), return_tensors="pt")
+            with torch.no_grad():
+                logits = model(**inputs, use_cache=False).logits[0]
+            labels = encoder.members.encode(member).tokens.labels
+            yield member.sample_id, (inputs["input_ids"][0].tolist(), logits, labels)
