@@ -1,5 +1,7 @@
 """Processes: results in order, and an end that neither waits nor complains, whatever the workers do."""
 
+import _thread
+import itertools
 import os
 import signal
 import struct
@@ -195,6 +197,32 @@ def test_half_a_result_of_a_killed_worker_is_not_waited_for() -> None:
         executor.result(executor.start(_half_a_result, 0))
     with pytest.raises(PackError, match="was killed"), LocalExecutor(2, patience=1.0) as executor:
         executor.result(executor.start(_half_a_result, 0))
+    assert set(threading.enumerate()) <= before
+
+
+def _half_of_the_second(job: tuple[int, bytes]) -> int:
+    """The job behind it waits in the pool, as its thread waits for the other half."""
+    if job[0] == 1:
+        time.sleep(0.5)
+        _half_a_result(0)
+    return job[0]
+
+
+def test_an_interrupt_while_a_worker_is_killed_in_half_a_result() -> None:
+    """A cancelled job behind it stopped Python 3.11's pool half way: the interpreter's exit waited for a full pipe."""
+    before = set(threading.enumerate())
+    jobs = ((number, bytes(1 << 20)) for number in itertools.count())  # larger than a pipe
+
+    def interrupted() -> None:
+        with LocalExecutor(2) as executor:
+            results = executor.map(_half_of_the_second, jobs)
+            assert next(results) == 0
+            time.sleep(1)
+            threading.Timer(0.5, _thread.interrupt_main).start()
+            next(results)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert set(threading.enumerate()) <= before
 
 

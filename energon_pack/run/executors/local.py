@@ -83,17 +83,15 @@ class LocalExecutor:
         jobs = chain(first_two, jobs)
         if self._pool is None:
             self._pool = self._start_pool(self.num_workers)
+        # What waits when an error comes is not cancelled: Python 3.11's pools stop half way where one breaks that has a
+        # cancelled future. The end of the run drops it.
         waiting: deque[Future[Result]] = deque()
-        try:
-            for job in jobs:
-                waiting.append(_submit(self._pool, function, job))
-                if len(waiting) >= _JOBS_PER_WORKER * self.num_workers:
-                    yield self.result(waiting.popleft())
-            while waiting:
+        for job in jobs:
+            waiting.append(_submit(self._pool, function, job))
+            if len(waiting) >= _JOBS_PER_WORKER * self.num_workers:
                 yield self.result(waiting.popleft())
-        finally:
-            for future in waiting:
-                future.cancel()
+        while waiting:
+            yield self.result(waiting.popleft())
 
     def start(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
         """As `Executor.start`: in the one process beside all others."""
