@@ -15,6 +15,7 @@ PACKAGE = ROOT / "energon_pack"
 ORDER = """
 errors flavors
 run
+steps
 samples
 sources templates
 lengths training
@@ -28,7 +29,7 @@ unpack cli adopt convert metadataset
 __main__
 """
 #: What a training job may import: it is installed where nothing is packed.
-TRAINING = {"errors", "flavors", "run", "samples", "templates", "training", "loading", "dataset.manifest"}
+TRAINING = {"errors", "flavors", "run", "steps", "samples", "templates", "training", "loading", "dataset.manifest"}
 
 
 def imports(path: Path) -> set[str]:

@@ -1,0 +1,1 @@
+"""Which pack which rank reads when: pure, known to planning and to training."""

@@ -1,0 +1,105 @@
+"""How Energon's loader deals packs to ranks and their workers, and in which order all of them together read.
+
+    packs on disk ──split to global workers──► a contiguous stretch each ──ranks take from their workers by turns──► steps
+
+What one global step reads lies in as many stretches as there are ranks, so a plan that wants a step even puts its packs
+there: `stream` says which pack of the disk is the p-th that is read. Without shuffling the loader's order is a function
+of the number of packs, ranks and workers alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from energon_pack.errors import PackError
+from energon_pack.run.seeded import Ints
+
+
+@dataclass
+class Topology:
+    """Who trains on packs; one layout is even for every `data_parallel` × `workers` of the same product.
+
+    A loader without worker processes counts as one with one.
+    """
+
+    #: data-parallel ranks
+    data_parallel: int = 1
+    #: loader processes of each
+    workers: int = 1
+    #: packs of each rank in a step: gradient accumulation, or micro-batches of a pipeline
+    micro_batches: int = 1
+
+    @property
+    def row(self) -> int:
+        """Packs of a row: one of each global worker."""
+        return self.data_parallel * self.workers
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows that a step has, or 1 where a row has several steps."""
+        return max(1, self.micro_batches // self.workers)
+
+    @property
+    def unit(self) -> int:
+        """Packs after which a new step begins, whichever factors the ranks and workers have: whole rows."""
+        return self.row * self.rows_per_step
+
+    def check(self) -> None:
+        """Raises PackError where a number is none, or steps do not come to whole rows."""
+        for name in ("data_parallel", "workers", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise PackError(f"packing.topology.{name}={getattr(self, name)}: at least 1")
+        larger, smaller = max(self.workers, self.micro_batches), min(self.workers, self.micro_batches)
+        if larger % smaller:
+            raise PackError(
+                f"packing.topology.workers={self.workers} and micro_batches={self.micro_batches}: one has to be a"
+                " multiple of the other, so that a worker's packs are at the same place of every step"
+            )
+
+
+def topology_of(manifest: Mapping[str, Any]) -> Topology:
+    """That a dataset was laid out for; of one rank and worker where it does not say."""
+    return Topology(**manifest.get("topology") or {})
+
+
+def sizes_of_stretches(num: int, row: int) -> Ints:
+    """Packs in the stretch of each global worker: rank r's worker w has number r · workers + w.
+
+    What is over after all have the same goes one each to workers far apart, in the order of halves: first, middle, …
+
+    Source: Sharder.split_samples_to_workers of megatron-energon; a test compares them.
+    """
+    sizes = np.full(row, num // row, np.int64)
+    sizes[_by_halves(np.arange(row))[: num % row]] += 1
+    return sizes
+
+
+def _by_halves(numbers: Ints) -> Ints:
+    """The order in which halves, and their halves, take turns."""
+    if len(numbers) <= 2:
+        return numbers
+    half = len(numbers) // 2
+    left, right = _by_halves(numbers[:half]), _by_halves(numbers[half:])
+    mixed = np.empty_like(numbers)
+    mixed[0 : 2 * half : 2], mixed[1 : 2 * half : 2] = left, right[:half]
+    mixed[2 * half :] = right[half:]
+    return mixed
+
+
+def stream(num: int, topology: Topology) -> Ints:
+    """The packs in the order in which all ranks together read them for the first time.
+
+    Returns:
+        int64[num]: the number on disk of the p-th. Ranks read at the same time, in the order of their numbers, each
+        from its first worker to the last; workers with a pack more than others come last.
+    """
+    sizes = sizes_of_stretches(num, topology.row)
+    starts = np.cumsum(sizes) - sizes
+    # Of a row: worker 0 of all ranks, then worker 1 of all, and so on.
+    turn = np.arange(topology.row).reshape(topology.data_parallel, topology.workers).T.ravel()
+    whole = num // topology.row
+    rows = starts[turn][None, :] + np.arange(whole)[:, None]
+    has_more = turn[sizes[turn] > whole]
+    return np.concatenate((rows.ravel(), starts[has_more] + whole))
