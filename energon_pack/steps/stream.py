@@ -4,12 +4,6 @@ Position p of the stream is the p-th pack that all ranks together read. Who read
 run goes on under other numbers of ranks and workers from nothing but what was read.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
-
-from energon_pack.run.seeded import Ints
 from energon_pack.steps.topology import Topology, stream
 
 

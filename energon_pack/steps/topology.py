@@ -1,6 +1,6 @@
 """How Energon's loader deals packs to ranks and their workers, and in which order all of them together read.
 
-    packs on disk ──split to global workers──► a contiguous stretch each ──ranks take from their workers by turns──► steps
+    packs on disk ──split to global workers──► a stretch each ──ranks take from their workers by turns──► steps
 
 What one global step reads lies in as many stretches as there are ranks, so a plan that wants a step even puts its packs
 there: `stream` says which pack of the disk is the p-th that is read. Without shuffling the loader's order is a function
