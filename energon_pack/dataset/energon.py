@@ -64,7 +64,7 @@ def manifest_of(
     Args:
         content: the settings that the bytes of the dataset depend on.
     """
-    packing = ("layout", "max_token_len", "pad_to_multiple_of")
+    packing = ("layout", "max_token_len", "pad_to_multiple_of", "topology")
     return {
         "flavor": lengths.flavor.name,
         "fingerprint": template.fingerprint,

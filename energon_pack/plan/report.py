@@ -146,7 +146,7 @@ def summarize(
         packs_without_window=without_window(items, packing, lengths.seed) if packing.window else None,
         fill=_fill(tokens.sum(), plan.num_packs, capacity),
         tokens=int(tokens.sum()),
-        num_supervised=int(lengths.num_supervised[plan.items].sum()),
+        num_supervised=int(items.num_supervised[plan.items].sum()),
         samples_with_control_tokens=lengths.notes["control_tokens"],
         samples_with_placeholders_put_in=lengths.notes["placeholders_put_in"],
         samples_with_placeholders_as_text=lengths.notes["placeholders_as_text"],

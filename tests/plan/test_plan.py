@@ -30,7 +30,9 @@ def items(lens: Any, media: Any = None, **columns: Any) -> Items:
     columns |= {"token_len": lens, "media": zeros if media is None else media}
     arrays = {name: np.array(values, np.int64) for name, values in columns.items()}
     counts = {name: arrays.get(name, zeros) for name in COLUMNS}
-    return Items(counts, **{name: arrays.get(name, zeros) for name in ("media", "shard", "dataset", "split")})
+    return Items(
+        counts, **{name: arrays.get(name, zeros) for name in ("media", "shard", "dataset", "split", "num_supervised")}
+    )
 
 
 def make(lens: list[int], media: list[int] | None = None, seed: int = 0, **settings: Any) -> PackPlan:
