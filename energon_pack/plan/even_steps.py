@@ -83,12 +83,6 @@ def alike(costs: Floats, packs: Ints, size: int, start: int | None = None) -> In
     return packs
 
 
-def _shares(costs: npt.NDArray[Any]) -> Floats:
-    """Costs about 1."""
-    shares: Floats = costs / np.maximum(costs.mean(axis=1, keepdims=True), 1e-9)
-    return shares
-
-
 def _steps(trains: Floats, num_rows: int) -> Ints:
     """Rows dealt to steps of `num_rows`, so that steps train about as many tokens: int64[num_rows, num_steps]."""
     most_first = np.argsort(-trains[0], kind="stable")

@@ -91,8 +91,8 @@ def plan_packs(items: Items, packing: PackingConfig, seed: int = 0, cost: CostMo
     split = split_of_packs(items, plan)
     of_splits = [np.flatnonzero(split == number) for number in np.unique(split)]
     if packing.topology.has_steps:
-        costs, trained = costs_of_packs(items, plan, cost or cost_model(None)), plan.per_pack(items.num_supervised)
-        return _in_order(plan, [of[lay_out(costs[:, of], trained[of], packing.topology, seed)] for of in of_splits])
+        flops, trained = costs_of_packs(items, plan, cost or cost_model(None)), plan.per_pack(items.num_supervised)
+        return _in_order(plan, [of[lay_out(flops[:, of], trained[of], packing.topology, seed)] for of in of_splits])
     first = plan.items[plan.starts[:-1]]
     kind = group[first] if packing.group_by is GroupBy.dataset else media_of_packs(items, plan).astype(np.int64)
     window, features = _window(items, packing)[first], list(features_of_packs(items, plan).values())

@@ -83,9 +83,9 @@ def cost_model(folder: Path | None) -> CostModel:
     if path is None or not path.is_file():
         return cost_by(_DEFAULT, f"no config.json: {_DEFAULT_NAME}")
     try:
-        return cost_by(json.loads(path.read_text()), str(path))
+        return cost_by(json.loads(path.read_text()), path.name)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        return cost_by(_DEFAULT, f"{path} does not say {' '.join(str(error).split())}: {_DEFAULT_NAME}")
+        return cost_by(_DEFAULT, f"{path.name} does not say {' '.join(str(error).split())}: {_DEFAULT_NAME}")
 
 
 def cost_by(config: Mapping[str, Any], source: str) -> CostModel:

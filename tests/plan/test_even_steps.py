@@ -58,7 +58,7 @@ def test_sums_by_head() -> None:
         Topology(8, 4, 4),
         Topology(8, 4, 8),
         Topology(8, 1, 8),
-        Topology(32, 2),
+        Topology(16, 2),
     ],
 )
 def test_both_costs_are_even_in_every_step(topology: Topology) -> None:
@@ -76,7 +76,7 @@ def test_both_costs_are_even_in_every_step(topology: Topology) -> None:
 
 def test_steps_of_several_rows_train_evenly_much() -> None:
     costs, trained = packs(20_000)
-    topology = Topology(16, 1, 8)
+    topology = Topology(8, 1, 16)
     of_steps = trained[read(20_000, lay_out(costs, trained, topology, 0), topology)].sum(axis=(1, 2))
     assert (np.abs(of_steps / of_steps.mean() - 1) < 0.02).all()
 

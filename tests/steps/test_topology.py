@@ -1,4 +1,6 @@
-"""Which packs ranks and workers read together, as Energon deals them: else a step that was planned is read in pieces."""
+"""Which packs ranks and workers read together, as Energon deals them: else a planned step is read in pieces."""
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ def test_stretches_are_those_of_energon(num: int, row: int) -> None:
 
 
 def test_the_stream_by_head() -> None:
-    """Two ranks of two workers and 9 packs: workers have 0-2, 3-4, 5-6, 7-8; first worker of both ranks, then second."""
+    """Two ranks of two workers: they have 0-2, 3-4, 5-6, 7-8; of both ranks the first reads, then the second."""
     assert stream(9, Topology(2, 2)).tolist() == [0, 5, 3, 7, 1, 6, 4, 8, 2]
     assert stream(3, Topology()).tolist() == [0, 1, 2]
 
@@ -31,7 +33,7 @@ def test_the_stream_by_head() -> None:
 def test_the_stream_is_what_ranks_read_by_turns(num: int, data_parallel: int, workers: int) -> None:
     """Each rank takes from its workers by turns, as torch's loader does, each worker from its stretch."""
     edges = [0, *np.cumsum(sizes_of_stretches(num, data_parallel * workers)).tolist()]
-    stretches = [list(range(first, end)) for first, end in zip(edges[:-1], edges[1:], strict=True)]
+    stretches = [list(range(first, end)) for first, end in pairwise(edges)]
     read = []
     for turn in range(max(map(len, stretches)) * workers):
         for rank in range(data_parallel):
