@@ -12,7 +12,7 @@ from energon_pack.config.schema import SplitsConfig
 from energon_pack.errors import PackError
 from energon_pack.simulate import main, simulate
 from energon_pack.steps.cost import cost_model
-from energon_pack.steps.topology import Topology
+from energon_pack.steps.topology import Topology, stream
 from support.packed import demo_config, packed
 from support.running import command
 
@@ -123,3 +123,36 @@ def test_what_cannot_be_simulated_is_said_in_one_line(dataset: Path, tmp_path: P
         assert (result.returncode, result.stdout) == (1, "")
         assert said in result.stderr
         assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize(("ranks", "workers"), [(2, 2), (4, 1), (3, 2), (5, 3)])
+def test_energons_own_loader_reads_as_it_is_simulated(dataset: Path, ranks: int, workers: int) -> None:
+    """Of each rank the real loader, with its worker processes; whole rows of one pack a worker are steps."""
+    keys = list(dict.fromkeys(pq.read_table(dataset / "pack_plan.parquet")["pack"].to_pylist()))
+    found = simulate(dataset, [Topology(ranks, workers)], "energon")
+    in_order = np.array(keys)[stream(found.packs, Topology(ranks, workers))]
+    num_steps = found.packs // (ranks * workers) * workers
+    read = [read_by(dataset, rank, ranks, workers) for rank in range(ranks)]
+    assert [*zip(*(mine[:num_steps] for mine in read), strict=True)] == [
+        tuple(step) for step in in_order[: num_steps * ranks].reshape(-1, ranks).tolist()
+    ]
+    assert sorted(key for mine in read for key in mine[num_steps:]) == sorted(in_order[num_steps * ranks :].tolist())
+
+
+def read_by(dataset: Path, rank: int, ranks: int, workers: int) -> list[str]:
+    """Keys of the packs of one epoch of a rank."""
+    from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+
+    packs = get_train_dataset(
+        dataset,
+        worker_config=WorkerConfig(rank=rank, world_size=ranks, num_workers=workers),
+        batch_size=None,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        shuffle_over_epochs_multiplier=None,
+        parallel_shard_iters=1,
+        repeat=False,
+        task_encoder=DefaultTaskEncoder(),
+    )
+    return [str(pack.__key__) for pack in get_savable_loader(packs)]
