@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from energon_pack.plan.items import MEDIA_TYPES, Items
-from energon_pack.plan.order import spread_of_steps
 from energon_pack.plan.plan import PackPlan, features_of_packs, media_of_packs, plan_packs
 from energon_pack.plan.settings import PackingConfig
+from energon_pack.steps.spread import spread_of
 from energon_pack.steps.topology import Topology, stream
 
 NUM_RANKS, NUM_WORKERS, SHARD_PACKS = 16, 2, 512
@@ -98,8 +98,9 @@ def main() -> None:
         together = stream(plan.num_packs, Topology(size))
         for name, values in features_of_packs(items, plan).items():
             if name != "members":
-                ordered, chance = spread_of_steps(values[together], size), spread_of_steps(values[by_chance], size)
-                console.print(f"packing.topology.data_parallel={size}, {name} of a step: {ordered}, by chance {chance}")
+                even, chance = (spread_of(values[order].astype(np.float64), size) for order in (together, by_chance))
+                said = f"{even.epoch:.4f} of a step, by chance {chance.epoch:.4f}, at least {even.bound:.4f}"
+                console.print(f"packing.topology.data_parallel={size}, max/mean of {name} {said}")
 
 
 if __name__ == "__main__":

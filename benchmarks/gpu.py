@@ -7,7 +7,8 @@
 Packs are those of a Qwen3-VL dataset; without one, the real sets beside the checkout are packed into a temporary
 folder (2b), or the demo (tiny, or where there are none). `padded` trains on the same samples a step, each a row of its
 own, padded to the longest. The first steps are left out of the rates. `--save` writes the page, and beside it
-FILE.csv: seconds, tokens, Σ len², visual tokens and loss of every step.
+FILE.csv: seconds, tokens, Σ len², visual tokens and loss of every step: `python -m energon_pack.simulate DIR --times
+FILE.csv` fits what a step costs to it.
 """
 
 import argparse
@@ -62,6 +63,8 @@ class Step:
     #: Σ len² over the members: what attention costs
     len_squares: int
     visual_tokens: int
+    #: Σ over the images of their visual tokens²: what the encoder's attention costs
+    visual_squares: int
     seconds: float
     loss: float
 
@@ -115,11 +118,14 @@ def train(
 def _counts(pieces: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Of members, whose numbers begin at 1 in each row; 0 is padding."""
     lengths = [row.bincount()[1:] for piece in pieces for row in piece["doc_ids"]]
+    grids = [piece[name] for piece in pieces for name in ("image_grid_thw", "video_grid_thw") if name in piece]
     return {
         "tokens": sum(int(row.sum()) for row in lengths),
         "places": sum(piece["doc_ids"].numel() for piece in pieces),
         "len_squares": sum(int((row**2).sum()) for row in lengths),
         "visual_tokens": sum(int((piece["mm_token_type_ids"] > 0).sum()) for piece in pieces),
+        # A frame attends itself; 4 patches are a token.
+        "visual_squares": sum(int((grid[:, 0] * (grid[:, 1] * grid[:, 2] // 4) ** 2).sum()) for grid in grids),
     }
 
 

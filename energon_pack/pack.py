@@ -176,7 +176,7 @@ def _plan(config: PackConfig, measured: Measured, method: Method, cost: CostMode
         plan = plan_packs(lengths.items, packing, config.seed, cost)
         check_overlong(lengths, plan, packing)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
-        report = summarize(lengths, plan, packing, measured.num_found, measured.num_repeated)
+        report = summarize(lengths, plan, packing, cost, measured.num_found, measured.num_repeated)
         by = (config.seed, config.source.slice, method.identity.fingerprint)
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
         identity = shards_identity(config, shards.key_prefix, [_state(item) for item in lengths.shards])

@@ -25,7 +25,7 @@ config
 loading packed_seq_params hydra_plugin
 task_encoder
 verify pack
-unpack cli adopt convert metadataset
+unpack cli adopt convert metadataset simulate
 __main__
 """
 #: What a training job may import: it is installed where nothing is packed.

@@ -69,9 +69,10 @@ def test_the_page_of_a_cpu_holds_and_each_step_is_in_the_csv(
     assert page.count("holds: positions") == 2
     assert re.search(r"sdpa, packed .*≤ 1e-05 yes", page)
     packed, padded = steps[:2], steps[2:]
+    assert all((int(step["visual_squares"]) > 0) == (int(step["visual_tokens"]) > 0) for step in steps)
     assert [(step["layout"], step["step"]) for step in steps] == [(n, i) for n in ("packed", "padded") for i in "01"]
     for ours, theirs in zip(packed, padded, strict=True):
-        assert all(ours[name] == theirs[name] for name in ("tokens", "len_squares", "visual_tokens"))
+        assert all(ours[name] == theirs[name] for name in ("tokens", "len_squares", "visual_tokens", "visual_squares"))
         assert int(ours["places"]) == int(ours["tokens"]) < int(theirs["places"])
         assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=1e-5)
 

@@ -111,6 +111,11 @@ class PlanFile:
                 raise PackError(f"{self.path.name} has no column {column.name} of type {column.type}")
 
     def columns(self, *names: str) -> Iterator[list[Any]]:
+        """As `tables`, each column as a list."""
+        for table in self.tables(*names):
+            yield [table[name].to_pylist() for name in names]
+
+    def tables(self, *names: str) -> Iterator[pa.Table]:
         """Columns of all rows, a row group at a time.
 
         Raises:
@@ -119,8 +124,7 @@ class PlanFile:
         try:
             with pq.ParquetFile(self.path) as file:
                 for number in range(file.num_row_groups):
-                    table = file.read_row_group(number, list(names))
-                    yield [table[name].to_pylist() for name in names]
+                    yield file.read_row_group(number, list(names))
         except _UNREADABLE as error:
             raise self._unreadable(error) from None
 

@@ -63,24 +63,6 @@ def order_packs(features: Sequence[Ints], group: Ints, block: Ints, seed: int = 
     return np.argsort(3.0 * turn[number] + place, kind="stable")
 
 
-def spread_of_steps(cost: Ints, step_size: int) -> dict[str, float]:
-    """How unequal the packs of a step are, where `step_size` packs in a row make a step.
-
-    Returns:
-        Means over the steps: `max_over_mean`, the slowest rank's share over the mean, and `cv`.
-    """
-    num_steps = len(cost) // step_size
-    steps = cost[: num_steps * step_size].reshape(num_steps, step_size).astype(np.float64)
-    mean = steps.mean(axis=1)
-    steps, mean = steps[mean > 0], mean[mean > 0]
-    if not len(mean):
-        return {"max_over_mean": 1.0, "cv": 0.0}
-    return {
-        "max_over_mean": round(float((steps.max(axis=1) / mean).mean()), 4),
-        "cv": round(float((steps.std(axis=1) / mean).mean()), 4),
-    }
-
-
 def _halved(num: int, seed: int, stream: int) -> npt.NDArray[np.int64]:
     """An order of `num` units, which come sorted by likeness, in which both halves are alike, and so are their halves.
 

@@ -10,15 +10,29 @@ import numpy as np
 from rich.table import Table
 
 from energon_pack.errors import PackError
-from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Lengths
-from energon_pack.plan.order import spread_of_steps
-from energon_pack.plan.plan import LEFT_OUT, PackPlan, features_of_packs, media_of_packs, split_counts, without_window
+from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Items, Lengths
+from energon_pack.plan.plan import (
+    LEFT_OUT,
+    PackPlan,
+    costs_of_packs,
+    features_of_packs,
+    media_of_packs,
+    split_counts,
+    split_of_packs,
+    without_window,
+)
 from energon_pack.plan.settings import PackingConfig
+from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import console, say
 from energon_pack.run.progress import Progress
-from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.run.seeded import Ints
 from energon_pack.samples.skip import Reason
+from energon_pack.steps.cost import CostModel
+from energon_pack.steps.spread import PackCosts, compared
+from energon_pack.steps.topology import Topology, stream
 
+#: costs of a step, and how they are called
+STEP_COSTS = {"lm": "the language model", "vision": "the vision encoder", "both": "both together"}
 _UNKNOWN = "unknown"  # media type of samples that could not be read
 
 
@@ -101,11 +115,17 @@ class Report:
 
 
 def summarize(
-    lengths: Lengths, plan: PackPlan, packing: PackingConfig, num_found: int, num_repeated: int = 0
+    lengths: Lengths,
+    plan: PackPlan,
+    packing: PackingConfig,
+    cost: CostModel,
+    num_found: int,
+    num_repeated: int = 0,
 ) -> Report:
     """The figures of a plan.
 
     Args:
+        cost: of a sample, by which steps are even.
         num_found: samples in the source, those that its settings leave out among them.
         num_repeated: draws of samples that were drawn before.
 
@@ -167,21 +187,20 @@ def summarize(
         token_len=spread(lengths.sample_lens[lengths.sample_lens > 0]),
         visual_tokens_per_pack=spread(features["visual_tokens"]),
         attention_cost=_evenness(features["attention_cost"]),
-        steps=_steps(features, packing.topology.data_parallel),
+        steps=_steps(items, plan, packing.topology, cost),
     )
 
 
-def _steps(features: Mapping[str, Ints], size: int) -> dict[str, Any] | None:
-    """How unequal the packs of a step are, in this order and in one by chance."""
-    if size == 1:
+def _steps(items: Items, plan: PackPlan, topology: Topology, cost: CostModel) -> dict[str, Any] | None:
+    """How even the steps of a topology are in the split that comes first, and how even they would be by chance."""
+    if not topology.has_steps or not plan.num_packs:
         return None
-    return {
-        name: {
-            "in_order": spread_of_steps(features[name], size),
-            "by_chance": spread_of_steps(features[name][np.argsort(random_keys(len(features[name]), 0))], size),
-        }
-        for name in ("attention_cost", "visual_tokens")
-    }
+    split = split_of_packs(items, plan)
+    mine = split == split[0]
+    (lm, vision), trained = costs_of_packs(items, plan, cost)[:, mine], plan.per_pack(items.num_supervised)[mine]
+    costs, order = PackCosts(lm, vision, trained), stream(len(trained), topology)
+    figures = compared(costs, order, topology.data_parallel, topology.micro_batches)
+    return {"split": SPLITS[split[0]], "cost": cost.source, **figures}
 
 
 def _evenness(cost: Ints) -> dict[str, Any]:
@@ -225,9 +244,10 @@ def print_plan(report: Report) -> None:
             out.print(f"noted: {number:,} samples with {note.replace('_', ' ')}")
     if report.packs_without_window is not None:
         out.print(f"window: {report.packs:,} packs, {report.packs_without_window:,} without packing.window")
-    for name, steps in (report.steps or {}).items():
-        ours, chance = (steps[order]["max_over_mean"] for order in ("in_order", "by_chance"))
-        out.print(f"steps: max/mean of {name.replace('_', ' ')} {ours:.3f}, by chance {chance:.3f}")
+    if report.steps:
+        for name, what in STEP_COSTS.items():
+            ours, chance = (report.steps[order][name]["epoch"] for order in ("in_order", "by_chance"))
+            out.print(f"steps: max/mean of {what} {ours:.3f}, by chance {chance:.3f}")
     lens = ", ".join(f"{name} {value:,}" for name, value in report.token_len.items())
     if lens:
         out.print(f"tokens of a sample: {lens}")

@@ -59,14 +59,17 @@ def figures(costs: PackCosts, ranks: int, micro_batches: int = 1) -> dict[str, A
         micro_batches: packs of each in a step, M. Ranks wait for each other after the last.
 
     Returns:
-        `steps`, `left_over` packs; a `Spread` of `lm`, `vision`, and `both` together; `trained`: how far a step's
-        trained tokens are from the mean, `worst`, and the share of steps that are `beyond` 2 %.
+        `steps`, `left_over` packs, and the `cost` of the slowest rank of each step, summed; a `Spread` of `lm`, of
+        `vision`, and of `both` together; `trained`: how far a step's trained tokens are from the mean, `worst`, and
+        the share of steps that are `beyond` 2 %.
     """
     of = {"lm": costs.lm, "vision": costs.vision, "both": costs.lm + costs.vision}
     num = len(costs) // (ranks * micro_batches) * ranks * micro_batches
+    slowest = of["both"][:num].reshape(-1, micro_batches, ranks).sum(axis=1).max(axis=1).sum()
     return {
         "steps": num // (ranks * micro_batches),
         "left_over": len(costs) - num,
+        "cost": float(f"{slowest:.6g}"),
         **{name: asdict(spread_of(cost, ranks, micro_batches)) for name, cost in of.items()},
         "trained": _trained(costs.trained[:num], ranks * micro_batches),
     }

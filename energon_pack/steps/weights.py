@@ -94,7 +94,7 @@ def _hidden(text: Config) -> float:
 
 def _attention(text: Config, hidden: float) -> tuple[float, float]:
     """Of a layer: its weights, and FLOPs of len², of which half is masked."""
-    heads = _size(text, "num_attention_heads", "n_head")
+    heads = _size(text, "num_attention_heads", "n_head", default=hidden / 128)  # Gemma 3's are not said
     if latent := text.get("kv_lora_rank"):  # DeepSeek's latent attention
         rope, value = text["qk_rope_head_dim"], text["v_head_dim"]
         plain, rank = text["qk_nope_head_dim"], text.get("q_lora_rank")

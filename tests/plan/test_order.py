@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack.plan.order import likeness, order_packs, spread_of_steps
+from energon_pack.plan.order import likeness, order_packs
 
 
 def features(num: int = 8000, seed: int = 0) -> dict[str, np.ndarray]:
@@ -69,12 +69,6 @@ def test_every_pack_has_one_place(packs: list[tuple[int, int, int]]) -> None:
     group, block, cost = (np.array([pack[i] for pack in packs], np.int64) for i in range(3))
     order = order_packs([cost], group, block)
     assert sorted(order.tolist()) == list(range(len(packs)))
-
-
-def test_the_spread_of_steps_by_head() -> None:
-    """Two steps of two: (1, 3) has the mean 2, (4, 4) the mean 4."""
-    assert spread_of_steps(np.array([1, 3, 4, 4, 9]), 2) == {"max_over_mean": 1.25, "cv": 0.25}
-    assert spread_of_steps(np.zeros(4, np.int64), 2) == {"max_over_mean": 1.0, "cv": 0.0}
 
 
 def test_the_order_follows_the_seed() -> None:

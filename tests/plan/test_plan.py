@@ -12,10 +12,10 @@ from energon_pack.dataset.plan_file import shard_bounds
 from energon_pack.errors import PackError
 from energon_pack.plan.caps import COLUMNS
 from energon_pack.plan.items import MEDIA_TYPES, Items
-from energon_pack.plan.order import spread_of_steps
 from energon_pack.plan.plan import LEFT_OUT, PackPlan, plan_packs, without_window
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
 from energon_pack.samples.skip import Reason
+from energon_pack.steps.spread import spread_of
 from energon_pack.steps.topology import Topology, stream
 
 OVERLONG, OVER_CAP = LEFT_OUT.index(Reason.OVERLONG), LEFT_OUT.index(Reason.OVER_CAP)
@@ -162,8 +162,9 @@ def test_a_topology_puts_like_packs_in_a_step() -> None:
     lens = np.concatenate((np.full(200, 100_000), rng.integers(5, 5000, 8000)))
     plans = [plan_packs(items(lens), PackingConfig(max_token_len=100_000, topology=Topology(n))) for n in (1, 4)]
     assert len({plan.num_packs for plan in plans}) == 1
-    spread = [spread_of_steps(plan.per_pack(lens**2)[stream(plan.num_packs, Topology(4))], 4) for plan in plans]
-    assert spread[1]["max_over_mean"] - 1 < (spread[0]["max_over_mean"] - 1) / 5
+    costs = [plan.per_pack(lens**2).astype(float)[stream(plan.num_packs, Topology(4))] for plan in plans]
+    by_default, even = (spread_of(cost, 4).epoch for cost in costs)
+    assert even - 1 < (by_default - 1) / 5
 
 
 def test_nothing_to_pack() -> None:

@@ -26,6 +26,13 @@ def test_a_token_costs_two_flops_a_weight() -> None:
     assert model.vision(np.array([5]), np.array([1])).tolist() == [0]
 
 
+def test_heads_that_a_config_leaves_out_are_as_wide_as_the_model() -> None:
+    """Gemma 3 is published without them: weights by default would be those of a model of another size."""
+    text = {name: value for name, value in TEXT.items() if name not in ("num_attention_heads", "num_key_value_heads")}
+    model = cost_by(text, "text")
+    assert (model.lm_token, model.lm_square) == (2 * (2 * (4 * 8 * 8 + 240) + 800), 2 * 2 * 8)
+
+
 def test_layers_of_a_window_see_no_further() -> None:
     """With whole len² a long sample would seem dearer than it is, in all models with sliding windows."""
     kinds = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}

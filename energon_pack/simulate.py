@@ -1,0 +1,199 @@
+"""How long ranks would wait for each other, on any number of them: `python -m energon_pack.simulate DIR`.
+
+Replays in which order a loader reads the packs of a packed dataset, and adds up what they cost each rank in each step.
+No media byte is read: the plan says what is in each pack, the model's sizes or measured times say what that costs.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.table import Table
+
+from energon_pack.dataset.files import PLAN, PlanFile, at
+from energon_pack.dataset.manifest import MANIFEST, read_manifest
+from energon_pack.errors import PackError
+from energon_pack.plan.splits import SPLITS
+from energon_pack.run.command import count, parser, run
+from energon_pack.run.console import console, say
+from energon_pack.run.files import META_FOLDER
+from energon_pack.run.seeded import Ints
+from energon_pack.steps.cost import CostModel, cost_model
+from energon_pack.steps.fit import Fit, fit, read_times
+from energon_pack.steps.spread import PackCosts, compared
+from energon_pack.steps.topology import Topology, stream, topology_of
+
+_COLUMNS = ("pack", "token_len", "num_supervised", "num_visual_tokens", "parts")
+#: how each order is called, and what reads so
+LOADERS = {
+    "plan": "PackedTaskEncoder: the order of the plan, whatever the number of ranks and workers",
+    "energon": "Energon's own way without shuffling: a stretch for each worker",
+}
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One world of ranks."""
+
+    data_parallel: int
+    workers: int
+    micro_batches: int
+    in_order: dict[str, Any]  # of `figures`
+    by_chance: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What is known of a split of a dataset, and of each world."""
+
+    split: str
+    packs: int
+    cost: CostModel
+    fit: Fit | None
+    #: of rows that are padded to `max_token_len`
+    padding: float
+    loader: str
+    worlds: list[Simulated]
+
+
+def simulate(
+    folder: Path,
+    worlds: Sequence[Topology],
+    loader: str = "plan",
+    split: str = "train",
+    model: Path | None = None,
+    times: Path | None = None,
+) -> Simulation:
+    """Replay a loader over the packs of a split.
+
+    Args:
+        worlds: who trains; `workers` are felt with Energon's own loader alone.
+        loader: of `LOADERS`.
+        model: folder whose config.json says what samples cost; None: as the dataset says.
+        times: table of measured steps; None: costs are FLOPs.
+
+    Raises:
+        PackError: no packed dataset, a Metadataset, a split without packs, or no such table.
+    """
+    if folder.is_file():
+        raise PackError(f"{folder}: Energon draws from a Metadataset's datasets by chance; simulate each by its folder")
+    if not (folder / META_FOLDER / MANIFEST).is_file():
+        raise PackError(f"{folder} is no dataset that energon_pack packed: there is no {META_FOLDER}/{MANIFEST}")
+    manifest = read_manifest(folder)
+    cost = CostModel.from_json(manifest["cost"]) if "cost" in manifest and not model else cost_model(model)
+    fitted = fit(read_times(times), cost, times.name) if times else None
+    costs, tokens = _costs_of_packs(PlanFile(folder / PLAN), fitted.cost if fitted else cost)
+    first, num = _packs_of(manifest, split, len(costs))
+    costs, tokens = costs.take(np.arange(first, first + num)), tokens[first : first + num]
+    planned = stream(num, topology_of(manifest))
+    found = []
+    for world in worlds:
+        order = planned if loader == "plan" else stream(num, Topology(world.data_parallel, world.workers))
+        found.append(Simulated(**asdict(world), **compared(costs, order, world.data_parallel, world.micro_batches)))
+    places = np.maximum(tokens, int(manifest["max_token_len"])).sum()
+    padding = round(1 - float(tokens.sum() / places), 4)
+    return Simulation(split, num, fitted.cost if fitted else cost, fitted, padding, loader, found)
+
+
+def _packs_of(manifest: dict[str, Any], split: str, num_packs: int) -> tuple[int, int]:
+    """The first pack of a split, and how many it has: splits are written one after the other."""
+    splits = manifest.get("splits") or {"train": {"packs": num_packs}}
+    if split not in splits:
+        raise PackError(f"--split {split}: no pack is in it; there are: {', '.join(splits)}")
+    before = SPLITS[: SPLITS.index(split)]
+    return sum(at(splits, name, "packs") or 0 for name in before), int(splits[split]["packs"])
+
+
+def _costs_of_packs(plan: PlanFile, cost: CostModel) -> tuple[PackCosts, Ints]:
+    """What each pack costs, in the order of writing, and its tokens."""
+    plan.check()
+    columns: list[list[npt.NDArray[Any]]] = [[np.zeros(0)] for _ in range(4)]
+    for table in plan.tables(*_COLUMNS):
+        keys = table["pack"].combine_chunks()
+        is_first = np.append(True, pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False))
+        starts = np.flatnonzero(is_first[: len(keys)])
+        lens, visual = (table[name].to_numpy() for name in ("token_len", "num_visual_tokens"))
+        flops = cost.lm(lens), cost.vision(visual, _num_images(table))
+        for column, values in zip(columns, (*flops, table["num_supervised"].to_numpy(), lens), strict=True):
+            column.append(np.add.reduceat(values, starts, dtype=np.float64))
+    lm, vision, trained, tokens = map(np.concatenate, columns)
+    return PackCosts(lm, vision, trained.astype(np.int64)), tokens.astype(np.int64)
+
+
+def _num_images(table: pa.Table) -> Ints:
+    """Of each member."""
+    parts = table["parts"].combine_chunks()
+    is_image = pc.equal(pc.struct_field(pc.list_flatten(parts), "kind"), "image").to_numpy(zero_copy_only=False)
+    return np.bincount(pc.list_parent_indices(parts).to_numpy()[is_image], minlength=len(parts))
+
+
+# ----------------------------------------------------------------------------------------------- what a user sees
+
+
+def print_simulation(simulation: Simulation) -> None:
+    """A row a world and order; costs are the time of an epoch relative to ranks that never wait."""
+    fitted = simulation.fit
+    say(f"{simulation.packs:,} packs of {simulation.split}; {simulation.loader}: {LOADERS[simulation.loader]}")
+    say(f"costs: {simulation.cost.unit} by {simulation.cost.source}")
+    if fitted:
+        error = f"{fitted.error:.1%} off in the mean, {fitted.worst_error:.1%} in the worst"
+        say(f"fit: {fitted.num_steps} steps, {error}; {fitted.step:.4g} s a step beside its tokens")
+    say(f"padding: {simulation.padding:.2%} of rows that are padded to max_token_len")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    names = ["ranks", "workers", "packs", "order", "steps", "LM", "vision", "both", "at least", "worst", "waiting"]
+    for name in [*names, "trained ±2 %", *(["epoch"] if fitted else [])]:
+        table.add_column(name, justify="left" if name == "order" else "right")
+    for world in simulation.worlds:
+        for name, figures in ((simulation.loader, world.in_order), ("by chance", world.by_chance)):
+            size = (world.data_parallel, world.workers, world.micro_batches) if figures is world.in_order else ("",) * 3
+            table.add_row(*map(str, size), name, *_cells(figures, fitted))
+    console().print(table)
+    say("LM, vision, both: time of an epoch, 1 where no rank waits; at least: of both, in any order; worst: step")
+
+
+def _cells(figures: dict[str, Any], fitted: Fit | None) -> list[str]:
+    both, steps = figures["both"], figures["steps"]
+    if not steps:
+        return ["0"]
+    shown = [figures["lm"]["epoch"], figures["vision"]["epoch"], both["epoch"], both["bound"], both["worst"]]
+    cells = [f"{steps:,}", *(f"{value:.3f}" for value in shown), f"{1 - 1 / both['epoch']:.1%}"]
+    cells.append(f"{1 - figures['trained']['beyond']:.0%}")
+    return [*cells, f"{figures['cost'] + steps * fitted.step:,.1f} s"] if fitted else cells
+
+
+def _counts(text: str) -> list[int]:
+    return [count(part) for part in text.split(",")]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; the exit code."""
+    made = parser("simulate", "DIR", __doc__.partition("\n")[0])
+    made.add_argument("dataset", metavar="DIR", help="folder of a packed dataset")
+    made.add_argument("--data-parallel", type=_counts, default=[8], metavar="N,...", help="ranks (default 8)")
+    made.add_argument("--workers", type=count, default=1, metavar="N", help="loader processes of each (default 1)")
+    made.add_argument("--micro-batches", type=_counts, default=[1], metavar="N,...", help="packs of each in a step")
+    made.add_argument("--loader", choices=LOADERS, default="plan", help="; ".join(map(": ".join, LOADERS.items())))
+    made.add_argument("--split", choices=SPLITS, default="train", help="default: train")
+    made.add_argument("--model", type=Path, metavar="FOLDER", help="of a config.json (default: as when it was packed)")
+    made.add_argument("--times", type=Path, metavar="FILE", help="CSV or JSON of measured steps: times are seconds")
+    made.add_argument("--json", action="store_true", help="print all figures as JSON")
+    given: argparse.Namespace = made.parse_args(arguments)
+    worlds = [Topology(ranks, given.workers, size) for ranks, size in product(given.data_parallel, given.micro_batches)]
+    found = simulate(Path(given.dataset), worlds, given.loader, given.split, given.model, given.times)
+    if given.json:
+        print(json.dumps(asdict(found), indent=2))
+    else:
+        print_simulation(found)
+    return 0
+
+
+if __name__ == "__main__":
+    run("simulate", main)
