@@ -1,0 +1,89 @@
+"""Turns of a stream that ranks share: each is read once, whoever goes on with it."""
+
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_pack.steps.place import Place, Share, Taken, joined
+from energon_pack.steps.stream import Stream
+from energon_pack.steps.topology import Topology
+
+START = Place(10, "a", Topology())
+
+
+def test_what_is_left_where_some_were_taken_ahead() -> None:
+    """0, 1, 2, 4 and 7 are taken."""
+    taken = Taken(3, [4, 7])
+    assert [taken.left(index) for index in range(5)] == [3, 5, 6, 8, 9]
+    assert [taken.index(number) for number in (3, 5, 6, 8, 9)] == [0, 1, 2, 3, 4]
+    assert taken.and_of_left(1, [3]) == Taken(5, [7, 8])
+
+
+def test_two_ranks_of_two_workers_take_turns() -> None:
+    """Rank 0 reads the even positions; its worker 1 skipped a pack, so it is one ahead, and that one is not read again."""
+    share = Share(START, 2, 0)
+    assert [share.position(index) for index in range(4)] == [0, 2, 4, 6]
+    after = share.after([1, 2])  # 0 by worker 0; 2 and 6 by worker 1
+    assert [after.position(index) for index in range(3)] == [4, 8, 10]
+    assert after.index(8) == 1
+    with pytest.raises(ValueError, match=r"pack 3 of the stream is rank 1's, not rank 0's of 2"):
+        share.index(3)
+    other = Share(START, 2, 1).after([1, 1])  # 1 and 3
+    assert joined([other, after]).taken == Taken(4, [6])
+    assert Share.of(asdict(after)) == after
+
+
+def test_states_that_do_not_belong_together() -> None:
+    """Otherwise packs would be lost, or come twice, in silence."""
+    shares = [Share(START, 3, rank).after([2]) for rank in range(3)]
+    with pytest.raises(ValueError, match=r"states of rank 0, 2, but 3 ranks have trained"):
+        joined([shares[0], shares[2]])
+    with pytest.raises(ValueError, match="rank 0, 0, 1"):
+        joined([shares[0], shares[0], shares[1]])
+    for other in (replace(START, num=11), replace(START, taken=Taken(1))):
+        with pytest.raises(ValueError, match="not of the same run"):
+            joined([*shares[:2], Share(other, 3, 2)])
+
+
+worlds = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 9), st.randoms(use_true_random=False)), max_size=5
+)
+topologies = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3)).map(
+    lambda factors: Topology(factors[0], factors[1], factors[1] * factors[2])
+)
+
+
+@given(st.integers(1, 40), topologies, worlds)
+def test_each_position_is_read_once_whoever_goes_on(num: int, topology: Topology, runs: list[tuple[int, ...]]) -> None:
+    """Ranks and workers change at any step; workers get ahead of others by packs that they skip."""
+    place, seen = Place(num, "a", topology), list[int]()
+    for ranks, workers, steps, random in runs:
+        shares = [Share(place, ranks, rank) for rank in range(ranks)]
+        ends = []
+        for share in shares:
+            read = [0] * workers
+            for step in range(steps):
+                more = 1 + random.choice([0, 0, 0, 1, 3])  # type: ignore[attr-defined]
+                worker = step % workers
+                for k in range(read[worker], read[worker] + more):
+                    position = share.position(k * workers + worker)
+                    assert share.index(position) == k * workers + worker
+                    seen.append(position)
+                read[worker] += more
+            ends.append(share.after(read))
+        place = joined(ends)
+        left = {place.taken.left(index) for index in range(5 * num)}
+        assert not left & set(seen)
+        assert sorted(seen) == sorted({*range(max(left) + 1), *seen} - left)
+    last = Share(place, 1, 0)
+    while any(position not in seen for position in range(2 * num)):
+        seen.append(last.position(len(seen) - _num(place)))
+    stream = Stream(num, topology)
+    for epoch in range(2):
+        assert sorted(stream.index(position) for position in seen if position // num == epoch) == list(range(num))
+
+
+def _num(place: Place) -> int:
+    return place.taken.first + len(place.taken.above)
