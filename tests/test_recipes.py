@@ -202,9 +202,9 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
 
 
-def torchrun(folder: Path, *arguments: str | Path) -> "subprocess.Popen[bytes]":
-    """The recipe in two processes."""
-    run = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+def torchrun(folder: Path, *arguments: str | Path, ranks: int = 2) -> "subprocess.Popen[bytes]":
+    """The recipe in several processes."""
+    run = ["torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free_port()]
     command = [sys.executable, "-m", *run, ROOT / "recipes" / "train_ddp.py", *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with open(folder / "output", "a") as output:
@@ -254,6 +254,29 @@ def test_two_processes_killed_and_resumed_see_the_samples_of_an_undisturbed_run(
     for name, parameter in model.named_parameters():
         expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         torch.testing.assert_close(state[name]["exp_avg"], 0.1 * expected, atol=1e-6, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_other_numbers_of_ranks_train_what_is_left_of_the_epoch(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Two, then one, then three: no sample is lost or seen twice, and what was consumed is kept."""
+    common = (packed, "--processor", demo[1], "--save", "save", "--val-every", "1000")
+    whole = PackedTaskEncoder(packed, str(demo[1]))
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    num = packed_data.train_loader(packed, whole, worker).journal.num_packs
+    for ranks, workers, steps, more in ((2, 1, 3, ()), (1, 0, 5, ("--resume",)), (3, 2, 20, ("--resume",))):
+        arguments = (*common, "--num-workers", str(workers), "--max-steps", str(steps), "--ids", f"ids_{ranks}")
+        process = torchrun(tmp_path, *arguments, *more, ranks=ranks)
+        assert process.wait(240) == 0, (tmp_path / "output").read_text()
+    # In the order in which packs were read: of a step, rank by rank.
+    notes = [[dict(noted(tmp_path / f"ids_{ranks}.{rank}")) for rank in range(ranks)] for ranks in (2, 1, 3)]
+    packs = [pack for run in notes for step in run[0] for rank in run for pack in rank[step]][:num]
+    expected = ids(packed_data.train_loader(packed, whole, worker), num)
+    assert sorted(packs) == sorted(pack for (pack,) in expected)
+    assert len({name for pack in packs for name in pack}) == sum(map(len, packs))
+    total = 3 * 2 + 2 + 15 * 3
+    assert f"consumed {total} packs" in (tmp_path / "output").read_text()
 
 
 # ----------------------------------------------------------------------------------------------- Megatron-Bridge

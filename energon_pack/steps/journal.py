@@ -75,9 +75,14 @@ class Journal:
         """What this rank was given since `before`."""
         return self._own
 
+    @property
+    def num_packs(self) -> int | None:
+        """Packs of an epoch; None where those of several datasets are drawn, or shuffled."""
+        return None if self._share is None else self._share.place.num
+
     def epochs(self, consumed: Consumed) -> float | None:
-        """How many epochs that is; None where packs of several datasets are drawn."""
-        return None if self._share is None else consumed.packs / self._share.place.num
+        """How many epochs that is, where `num_packs` tells."""
+        return None if self.num_packs is None else consumed.packs / self.num_packs
 
     def state(self) -> dict[str, Any]:
         """What this rank adds to a checkpoint: numbers, texts, dicts and lists of them."""

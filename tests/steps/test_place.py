@@ -1,6 +1,7 @@
 """Turns of a stream that ranks share: each is read once, whoever goes on with it."""
 
 from dataclasses import asdict, replace
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ def test_what_is_left_where_some_were_taken_ahead() -> None:
 
 
 def test_two_ranks_of_two_workers_take_turns() -> None:
-    """Rank 0 reads the even positions; its worker 1 skipped a pack, so it is one ahead, and that one is not read again."""
+    """Rank 0 reads the even positions; worker 1 skipped a pack, so it is one ahead, which is not read again."""
     share = Share(START, 2, 0)
     assert [share.position(index) for index in range(4)] == [0, 2, 4, 6]
     after = share.after([1, 2])  # 0 by worker 0; 2 and 6 by worker 1
@@ -56,8 +57,10 @@ topologies = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3)).
 
 
 @given(st.integers(1, 40), topologies, worlds)
-def test_each_position_is_read_once_whoever_goes_on(num: int, topology: Topology, runs: list[tuple[int, ...]]) -> None:
-    """Ranks and workers change at any step; workers get ahead of others by packs that they skip."""
+def test_each_pack_is_read_once_an_epoch_whoever_goes_on(
+    num: int, topology: Topology, runs: list[tuple[int, int, int, Random]]
+) -> None:
+    """Ranks and workers change after any step; a worker gets ahead of others by packs that it skips."""
     place, seen = Place(num, "a", topology), list[int]()
     for ranks, workers, steps, random in runs:
         shares = [Share(place, ranks, rank) for rank in range(ranks)]
@@ -65,25 +68,19 @@ def test_each_position_is_read_once_whoever_goes_on(num: int, topology: Topology
         for share in shares:
             read = [0] * workers
             for step in range(steps):
-                more = 1 + random.choice([0, 0, 0, 1, 3])  # type: ignore[attr-defined]
-                worker = step % workers
-                for k in range(read[worker], read[worker] + more):
-                    position = share.position(k * workers + worker)
-                    assert share.index(position) == k * workers + worker
-                    seen.append(position)
-                read[worker] += more
+                worker, first = step % workers, read[step % workers]
+                read[worker] += random.choice([1, 1, 1, 2, 4])
+                turns = [k * workers + worker for k in range(first, read[worker])]
+                seen += map(share.position, turns)
+                assert [share.index(share.position(turn)) for turn in turns] == turns
             ends.append(share.after(read))
         place = joined(ends)
-        left = {place.taken.left(index) for index in range(5 * num)}
-        assert not left & set(seen)
-        assert sorted(seen) == sorted({*range(max(left) + 1), *seen} - left)
-    last = Share(place, 1, 0)
-    while any(position not in seen for position in range(2 * num)):
-        seen.append(last.position(len(seen) - _num(place)))
+        assert len(set(seen)) == len(seen)
+        top = max(seen, default=-1)
+        left = [place.taken.left(index) for index in range(top + 2)]
+        assert sorted({*seen, *(position for position in left if position <= top)}) == list(range(top + 1))
+    seen += map(Share(place, 1, 0).position, range(3 * num))
     stream = Stream(num, topology)
     for epoch in range(2):
-        assert sorted(stream.index(position) for position in seen if position // num == epoch) == list(range(num))
-
-
-def _num(place: Place) -> int:
-    return place.taken.first + len(place.taken.above)
+        packs = [stream.index(position) for position in seen if position // num == epoch]
+        assert sorted(packs) == list(range(num))
