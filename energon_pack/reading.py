@@ -113,8 +113,8 @@ class PackStream(SavableDataset[Any]):
 
 def positions_of(packs: Sequence[Any]) -> list[int]:
     """Where in the stream packs are, from their restore keys; none for packs that Energon deals itself."""
-    keys = [pack.__restore_key__[-2:] for pack in packs]
-    return list(dict.fromkeys(int(key[1]) for key in keys if key[0] == PackStream.__name__))
+    keys = (pack.__restore_key__[-2:] for pack in packs)
+    return list(dict.fromkeys(int(key[1]) for key in keys if key[:1] == (PackStream.__name__,)))
 
 
 class _InOrder(BaseCoreDatasetFactory[Any]):

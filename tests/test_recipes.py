@@ -264,7 +264,7 @@ def test_other_numbers_of_ranks_train_what_is_left_of_the_epoch(
     common = (packed, "--processor", demo[1], "--save", "save", "--val-every", "1000")
     whole = PackedTaskEncoder(packed, str(demo[1]))
     worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    num = packed_data.train_loader(packed, whole, worker).journal.num_packs
+    num = packed_data.train_loader(packed, whole, worker).journal.num_packs or 0
     for ranks, workers, steps, more in ((2, 1, 3, ()), (1, 0, 5, ("--resume",)), (3, 2, 20, ("--resume",))):
         arguments = (*common, "--num-workers", str(workers), "--max-steps", str(steps), "--ids", f"ids_{ranks}")
         process = torchrun(tmp_path, *arguments, *more, ranks=ranks)
