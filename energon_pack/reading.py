@@ -174,9 +174,9 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
             raise ValueError("states of packs in the order of one plan: these are shuffled, or a blend of datasets")
         elif worker_config.rank == 0 and any(topology != Topology() for topology in planned):
             _log.warning(
-                "%s: packs are shuffled or blended, so steps are not even as planned: %s keeps them",
+                "%s: packs are shuffled or blended, so steps are not even as planned; they are with one dataset and"
+                " loading.train_arguments",
                 ", ".join(str(path) for loaded in datasets for path in getattr(loaded.dataset, "paths", ())),
-                "one dataset with loading.train_arguments",
             )
         found: SavableDataset[Any] = super().build_train_datasets(
             datasets=datasets, worker_config=worker_config, shuffle_buffer_size=shuffle_buffer_size, **more

@@ -128,11 +128,17 @@ def saved_states(file_of: Callable[[int], Path], key: str | None = None) -> list
     Args:
         file_of: the file of a rank.
         key: under which it is in the file; None: it is all of it.
+
+    Raises:
+        ValueError: a file of an earlier version, which knows nothing of other ranks.
     """
 
     def load(rank: int) -> dict[str, Any]:
-        content: dict[str, Any] = torch.load(file_of(rank), map_location="cpu", weights_only=False)
-        return content if key is None else content[key]
+        content = torch.load(file_of(rank), map_location="cpu", weights_only=False)
+        state: dict[str, Any] = content if key is None else content[key]
+        if not isinstance(state, dict):
+            raise ValueError(f"{file_of(rank)} was written by an earlier version of this recipe: go on with that one")
+        return state
 
     first = load(0)
     return [first, *map(load, range(1, first["ranks"]))]

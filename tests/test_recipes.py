@@ -543,6 +543,48 @@ def test_megatron_lm_gets_packs_and_goes_on_where_it_was(megatron: Any, tmp_path
         megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
 
 
+def test_megatron_lm_goes_on_with_another_number_of_ranks(
+    megatron: Any, packed: Path, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """It looks for the states of all ranks that wrote the checkpoint; here two."""
+    encoder = PackedTaskEncoder(packed, str(demo[1]), layout="mlm")
+    seen = []
+    for rank in range(2):
+        loader = packed_data.train_loader(packed, encoder, WorkerConfig(rank=rank, world_size=2, num_workers=0))
+        seen += ids(loader, 3)
+        state = tmp_path / "iter_0000003" / f"mp_rank_00_{rank:03d}" / f"train_dataloader_dprank{rank:03d}.pt"
+        state.parent.mkdir(parents=True)
+        torch.save({"dataloader_state_dict": loader.save_state()}, state)
+    megatron.args.load, megatron.args.iteration = "checkpoints", 3
+    train, _, _ = megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+    num = train.journal.num_packs
+    assert train.journal.before.packs == 6
+    every = ids(packed_data.train_loader(packed, encoder, WorkerConfig(rank=0, world_size=1, num_workers=0)), num)
+    assert sorted(seen + ids(train, num - 6)) == sorted(every)
+    state.unlink()
+    with pytest.raises(FileNotFoundError, match="dprank001"):  # never without the packs of one
+        megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+
+
+def test_a_blend_goes_on_in_the_same_world_alone(packed: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Its datasets are drawn by chance in each worker, so no other can tell what is left."""
+    blend = tmp_path / "blend.yaml"
+    metadataset.main([str(blend), f"{packed}=1", f"{packed}=2"])
+    encoder = PackedTaskEncoder(blend, str(demo[1]))
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    loader = packed_data.train_loader(blend, encoder, worker)
+    next(loader)
+    states = [loader.save_state()]
+    expected = ids(loader, 5)
+    again = packed_data.train_loader(blend, encoder, worker, states)
+    assert ids(again, 5) == expected
+    assert again.journal.own.packs == 6
+    for ranks, workers, said in ((2, 0, "as many ranks as it began with: 1, not 2"), (1, 2, "workers .*: 1, not 2")):
+        other = WorkerConfig(rank=ranks - 1, world_size=ranks, num_workers=workers)
+        with pytest.raises(ValueError, match=said):
+            packed_data.train_loader(blend, encoder, other, states)
+
+
 def test_no_validation_data_and_validation_asked_for(
     megatron: Any, packed: Path, demo: tuple[Path, Path], tmp_path: Path
 ) -> None:
