@@ -185,7 +185,7 @@ def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: b
         raise ValueError(f"{dataset}: only packs read in order go on from states: {knob}")
     planned = topology_of(read_manifest(Path(dataset))) if is_packed_here(Path(dataset)) else Topology()
     ranks, workers = worker.world_size, max(1, worker.num_workers)
-    if planned == Topology() or ranks * workers == planned.row:
+    if not planned.has_steps or ranks * workers == planned.row:
         return
     found = f"{dataset} is laid out for {planned.data_parallel} ranks × {planned.workers} workers ({planned.row})"
     fits = f"set num_workers={planned.row // ranks}, or " if planned.row % ranks == 0 else ""

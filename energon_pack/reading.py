@@ -172,7 +172,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
             datasets = [loaded]
         elif any(state["share"] is not None for state in self._states):
             raise ValueError("states of packs in the order of one plan: these are shuffled, or a blend of datasets")
-        elif worker_config.rank == 0 and any(topology != Topology() for topology in planned):
+        elif worker_config.rank == 0 and any(topology.has_steps for topology in planned):
             _log.warning(
                 "%s: packs are shuffled or blended, so steps are not even as planned; they are with one dataset and"
                 " loading.train_arguments",
@@ -196,7 +196,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
 
 def _lost(planned: Topology, ranks: int) -> str:
     """What would make steps even that are not; empty where they may be."""
-    if planned == Topology() or ranks == planned.data_parallel:
+    if not planned.has_steps or ranks == planned.data_parallel:
         return ""
     if planned.row % ranks:
         return f"steps are not even; they are with ranks that divide {planned.row}"
