@@ -5,11 +5,12 @@ where the data are read. Both ways give the same samples. Parts may come as byte
 whatever decoder a task encoder sets.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from energon_pack.dataset.manifest import is_packed_here, read_manifest, read_replays
 from energon_pack.errors import PackError
@@ -24,6 +25,8 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType
+from energon_pack.steps.journal import Consumed, Journal, State
+from energon_pack.steps.topology import Topology, topology_of
 from energon_pack.templates.drift import Drift
 from energon_pack.templates.families import ASKED, AUTO
 from energon_pack.templates.models import read_model
@@ -31,7 +34,19 @@ from energon_pack.templates.processor import load_template as load_model_templat
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Sample, Template
 
-__all__ = ["Media", "Sample", "cookers", "load_template", "make_part_filter", "make_sample_loader"]
+__all__ = [
+    "Consumed",
+    "Journal",
+    "Media",
+    "Sample",
+    "cookers",
+    "load_template",
+    "make_part_filter",
+    "make_sample_loader",
+    "train_arguments",
+]
+
+_log = logging.getLogger(__name__)
 
 _AUTO = ReadSettings()  # each sample is looked at
 
@@ -122,6 +137,59 @@ def _cook(load: Callable[[Parts], dict[str, Any]], flavor: Flavor) -> Callable[[
         return make(**basic_sample_keys(sample), **load(sample))
 
     return cast(Callable[[dict[str, Any]], Any], stateless(cook))
+
+
+# ------------------------------------------------------------------------------------------------ order of the plan
+
+
+@runtime_checkable
+class GoesOn(Protocol):
+    """A task encoder that reads packs in order: `reading.PacksInOrder`."""
+
+    def going_on(self, states: Sequence[State]) -> Any: ...
+
+
+def train_arguments(
+    dataset: str | Path, task_encoder: Any, worker_config: Any, states: Sequence[State] = ()
+) -> dict[str, Any]:
+    """What `megatron.energon.get_train_dataset(dataset, **…)` has to be given to read packs in the order of their plan.
+
+    Args:
+        dataset: folder of a packed dataset. Of a Metadataset each worker draws its datasets by chance: it is shuffled,
+            and steps are not even, which is said.
+        task_encoder: a `PackedTaskEncoder`; of another one, Energon itself deals the packs.
+        worker_config: Energon's: this rank, how many there are, and the workers of each.
+        states: where training goes on: `Journal.state()` of every rank of a checkpoint, whatever their number; or of
+            this rank alone, where the number of ranks stays. Of a blend they only say how much was consumed.
+
+    Raises:
+        ValueError: another task encoder, with ranks and workers that the packs were not laid out for, or with states.
+    """
+    common = {"worker_config": worker_config, "batch_size": 1, "shuffle_buffer_size": None}
+    common |= {"max_samples_per_sequence": None, "task_encoder": task_encoder}
+    ours = isinstance(task_encoder, GoesOn)
+    if ours:
+        common["task_encoder"] = task_encoder.going_on(states)
+    if Path(dataset).is_file():
+        return common
+    _refuse_other_world(dataset, worker_config, ours, bool(states))
+    return {**common, "shuffle_over_epochs_multiplier": None, "parallel_shard_iters": 1}
+
+
+def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: bool) -> None:
+    """Energon's own way deals as planned only where the product of ranks and workers is the planned one."""
+    if ours:
+        return
+    knob = "read with PackedTaskEncoder, or derive from reading.PacksInOrder"
+    if goes_on:
+        raise ValueError(f"{dataset}: only packs read in order go on from states: {knob}")
+    planned = topology_of(read_manifest(Path(dataset))) if is_packed_here(Path(dataset)) else Topology()
+    ranks, workers = worker.world_size, max(1, worker.num_workers)
+    if not planned.has_steps or ranks * workers == planned.row:
+        return
+    found = f"{dataset} is laid out for {planned.data_parallel} ranks × {planned.workers} workers ({planned.row})"
+    fits = f"set num_workers={planned.row // ranks}, or " if planned.row % ranks == 0 else ""
+    raise ValueError(f"{found}, these are {ranks} × {workers}: {fits}{knob}")
 
 
 # --------------------------------------------------------------------------------------- the template of a dataset

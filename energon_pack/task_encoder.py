@@ -20,6 +20,7 @@ from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, eda
 from megatron.energon.errors import FatalSampleError
 
 from energon_pack.loading import cookers, load_template, manifest_of
+from energon_pack.reading import PacksInOrder, positions_of
 from energon_pack.samples.flavors import UNPACKED, flavor_of_sample
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.training import layout as layouts
@@ -27,7 +28,7 @@ from energon_pack.training.batch import PackedBatch, VisualInputs
 from energon_pack.training.found_rope import rope_of
 from energon_pack.training.inputs import refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
-from energon_pack.training.layout import Form
+from energon_pack.training.layout import IGNORE, Form
 from energon_pack.training.members import Encoded, LengthError, MemberEncoder
 from energon_pack.training.own_rope import RowsError
 from energon_pack.training.pixels import MEDIA_KEYS
@@ -66,7 +67,7 @@ class EncodedPack(Sample):
     dropped: list[str]
 
 
-class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, PackedBatch]):
+class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, PackedBatch, PackedBatch]):
     """Encodes packs, and unpacked samples beside them.
 
     Args:
@@ -217,6 +218,9 @@ class PackedTaskEncoder(DefaultTaskEncoder[Any, EncodedPack, PackedBatch, Packed
         batch |= {
             "n_images_per_sample": _counts(samples, "num_images", per_pack=self.layout == "neat"),
             "n_videos_per_sample": _counts(samples, "num_videos", per_pack=self.layout == "neat"),
+            "positions": positions_of(samples),
+            "num_tokens": sum(len(member.ids) for pack in packs for member in pack),
+            "num_trained": sum(int((member.labels != IGNORE).sum()) for pack in packs for member in pack),
             "sample_ids": [[member.sample_id for member in pack.members] for pack in samples],
             "num_dropped": sum(len(pack.dropped) for pack in samples),
             "__key__": [pack.__key__ for pack in samples],

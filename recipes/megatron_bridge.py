@@ -14,7 +14,9 @@ named qwen3_vl_*, which has no packs: `--step_func vlm_step`.
 
 A micro-batch is a pack, so `train.global_batch_size` counts packs. Each data-parallel rank saves its place in the data
 with a checkpoint, in the folder `dataset.dataloader_save` (before 0.7 also `checkpoint.dataloader_save`); 0.7 takes one
-beside the checkpoint where none is named, and before, nothing is saved then. Keep packed_data.py beside this file.
+beside the checkpoint where none is named, and before, nothing is saved then. Bridge hands a rank its own file alone: so
+a run goes on with as many data-parallel ranks as before, though with any number of workers, and packs are in the order
+of their plan all the same. Keep packed_data.py beside this file.
 
 Bridge does not install without a GPU: this was run against a stand-in of its interface (tests/test_recipes.py), written
 after the sources of 0.3 to 0.7, and never in a training on GPUs.
@@ -88,7 +90,7 @@ class PackedProvider(DatasetProvider):
         worker = worker_config(getattr(context, "pg_collection", None), self.num_workers)
         val = val_loader(self.path, encoder, worker, self.val_path) if context.valid_samples > 0 else None
         # The loader itself, not an iterator of it: Bridge looks for its save_state and restore_state.
-        return Endless(train_loader(self.path, encoder, worker)), None if val is None else Endless(val), None
+        return train_loader(self.path, encoder, worker), None if val is None else Endless(val), None
 
 
 def worker_config(groups: Any, num_workers: int) -> WorkerConfig:

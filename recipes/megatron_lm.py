@@ -22,13 +22,14 @@ after the sources of its example, and never in a training on GPUs.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.energon import WorkerConfig, stateless
 from megatron.energon.errors import FatalSampleError
-from packed_data import Endless, parts, train_loader, val_loader
+from packed_data import Endless, parts, saved_states, train_loader, val_loader
 
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder
@@ -135,9 +136,9 @@ def train_valid_test_dataloaders_provider(
         num_workers=args.num_workers,
         data_parallel_group=parallel_state.get_data_parallel_group(),
     )
-    train = Endless(train_loader(path, task_encoder, worker))
-    if args.load and args.dataloader_save and args.iteration > 0:
-        train.restore_state(_saved_state(args, worker.rank))
+    goes_on = args.load and args.dataloader_save and args.iteration > 0
+    states = saved_states(partial(_state_file, args), "dataloader_state_dict") if goes_on else []
+    train = train_loader(path, task_encoder, worker, states)
     val = val_loader(path, task_encoder, worker, args.packed_val)
     return train, None if val is None else [Endless(val)], None
 
@@ -156,8 +157,8 @@ def megatrons_image_token() -> int:
     return int(found)
 
 
-def _saved_state(args: Any, rank: int) -> Any:
-    """Where this rank was in the data; written by Megatron's checkpointing with `--dataloader-save`.
+def _state_file(args: Any, rank: int) -> Path:
+    """Where a rank was in the data; written by Megatron's checkpointing with `--dataloader-save`.
 
     Its folder is named after ranks of the model, and with expert parallelism not by all versions alike; its own name
     is there once.
@@ -172,7 +173,7 @@ def _saved_state(args: Any, rank: int) -> Any:
         raise FileNotFoundError(f"no {folder}/*/{name}: --dataloader-save is not the folder of the run to go on with")
     if len(found) > 1:
         raise ValueError(f"{' and '.join(map(str, found))} are both of this rank: remove that of the older run")
-    return torch.load(found[0], map_location="cpu", weights_only=False)["dataloader_state_dict"]
+    return found[0]
 
 
 def check(args: Any, packed: dict[str, Any]) -> None:

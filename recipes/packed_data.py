@@ -1,24 +1,25 @@
 """Batches of one pack each, for training and for validation: what the recipes beside this file share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from megatron.energon import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 
+from energon_pack.loading import Journal, train_arguments
 
-def train_loader(dataset: str | Path, encoder: Any, worker: WorkerConfig) -> Any:
-    """Batches of the train part, without end; `save_state_rank` and `restore_state_rank` go on where it was."""
-    packs = get_train_dataset(
-        dataset,
-        worker_config=worker,
-        batch_size=1,
-        shuffle_buffer_size=None,  # packs are in random order already
-        max_samples_per_sequence=None,
-        task_encoder=encoder,
-    )
-    return get_savable_loader(packs)
+
+def train_loader(
+    dataset: str | Path, encoder: Any, worker: WorkerConfig, states: Sequence[dict[str, Any]] = ()
+) -> "TrainLoader":
+    """Batches of the train part in the order of the plan, without end.
+
+    Args:
+        states: `save_state` of every rank of a checkpoint, to go on from there.
+    """
+    return TrainLoader(dataset, encoder, worker, states)
 
 
 def val_loader(dataset: str | Path, encoder: Any, worker: WorkerConfig, other: str | Path | None = None) -> Any:
@@ -54,7 +55,7 @@ def parts(dataset: str | Path) -> set[str]:
 
 
 class Endless:
-    """A loader as Megatron's training loops take it: `next` without end, and a state to save and restore."""
+    """A loader as Megatron's training loops take it: `next` without end."""
 
     def __init__(self, loader: Any):
         self._loader = loader
@@ -77,10 +78,67 @@ class Endless:
     def __next__(self) -> Any:
         return next(self._batches)
 
-    def save_state(self) -> Any:
-        return self._loader.save_state_rank()
 
-    def restore_state(self, state: Any) -> None:
-        """Go on from a saved state; before the first batch was taken."""
-        self._loader.restore_state_rank(state)
+class TrainLoader(Endless):
+    """Packs without end, which any number of ranks and workers go on with.
+
+    Raises:
+        ValueError: states of a blend with other numbers of ranks or workers; see `train_arguments` for others.
+    """
+
+    def __init__(self, dataset: str | Path, encoder: Any, worker: WorkerConfig, states: Sequence[dict[str, Any]] = ()):
+        self._given = dataset, encoder, worker
+        self._begin(states)
+
+    def _begin(self, states: Sequence[dict[str, Any]]) -> None:
+        dataset, encoder, worker = self._given
+        packs = get_train_dataset(dataset, **train_arguments(dataset, encoder, worker, states))
+        #: what this rank was given, and its place
+        self.journal = Journal(packs, states)
+        self._loader = get_savable_loader(packs)
         self._batches = self._cycle()
+        if not any("energon" in state for state in states):
+            return
+        for name, here in (("ranks", worker.world_size), ("workers", max(1, worker.num_workers))):
+            if states[0][name] != here:
+                raise ValueError(f"a blend goes on with as many {name} as it began with: {states[0][name]}, not {here}")
+        (own,) = (state for state in states if state["rank"] == worker.rank)
+        self._loader.restore_state_rank(own["energon"])
+
+    def __next__(self) -> Any:
+        batch = super().__next__()
+        self.journal.add(batch)
+        return batch
+
+    def save_state(self) -> dict[str, Any]:
+        """After the batches that were taken, whatever was read ahead."""
+        state = self.journal.state()
+        return state if state["share"] else {**state, "energon": self._loader.save_state_rank()}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Go on from this rank's own state, with as many ranks; before the first batch was taken."""
+        self._begin([state])
+
+
+def saved_states(file_of: Callable[[int], Path], key: str | None = None) -> list[dict[str, Any]]:
+    """The state of each rank of a checkpoint, as `torch.save` wrote it.
+
+    Of a blend it has classes of Energon's: load only what you have written.
+
+    Args:
+        file_of: the file of a rank.
+        key: under which it is in the file; None: it is all of it.
+
+    Raises:
+        ValueError: a file of an earlier version, which knows nothing of other ranks.
+    """
+
+    def load(rank: int) -> dict[str, Any]:
+        content = torch.load(file_of(rank), map_location="cpu", weights_only=False)
+        state: dict[str, Any] = content if key is None else content[key]
+        if not isinstance(state, dict):
+            raise ValueError(f"{file_of(rank)} was written by an earlier version of this recipe: go on with that one")
+        return state
+
+    first = load(0)
+    return [first, *map(load, range(1, first["ranks"]))]

@@ -38,6 +38,8 @@ def main() -> None:
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=arguments.num_workers),
         batch_size=None,  # one pack at a time
         shuffle_buffer_size=None,  # packs are in random order already
+        shuffle_over_epochs_multiplier=None,
+        parallel_shard_iters=1,
         max_samples_per_sequence=None,
         repeat=False,  # one epoch
     )

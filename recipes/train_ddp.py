@@ -19,8 +19,9 @@ What to take over from it:
   for every parameter, and none waits.
 - SIGTERM and SIGINT of any rank end all of them after the same step, with a checkpoint.
 - A checkpoint is whole or not there: all ranks write into a folder that gets its name at the end. Each rank has its
-  loader's state in it, so the samples after `--resume` are those of a run that was never stopped. As many ranks and
-  workers as before are needed.
+  loader's state in it, so the samples after `--resume` are those of a run that was never stopped: with as many ranks in
+  the same steps, and any other number of ranks and workers trains what is left of the epoch, each sample once. Only a
+  blend needs as many ranks and workers as before.
 """
 
 import argparse
@@ -29,6 +30,7 @@ import os
 import signal
 import time
 from contextlib import nullcontext
+from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,13 +38,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.energon import WorkerConfig
-from packed_data import train_loader, val_loader
+from packed_data import TrainLoader, saved_states, train_loader, val_loader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from train_tiny import evaluate, tiny_model
 
+from energon_pack.loading import Consumed, Journal
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch, total_weight, touch_vision, weighted_loss
 from energon_pack.training.guards import guard
@@ -87,36 +90,36 @@ def newest(folder: Path) -> Path:
     return found[-1]
 
 
-def save(folder: Path, step: int, model: Any, optimizer: Any, loader: Any) -> None:
+def save(folder: Path, step: int, model: Any, optimizer: Any, loader: TrainLoader) -> None:
     """A checkpoint of all ranks."""
     rank, final = dist.get_rank(), folder / f"step_{step:08d}"
     partial = folder / f"{final.name}.partial"
     partial.mkdir(parents=True, exist_ok=True)
-    torch.save(loader.save_state_rank(), partial / f"loader_{rank}.pt")
+    torch.save(loader.save_state(), partial / f"loader_{rank}.pt")
     of_model, of_optimizer = get_state_dict(model, optimizer, options=WHOLE)
     if rank == 0:
-        state = {"model": of_model, "optimizer": of_optimizer, "step": step}
-        torch.save({**state, "num_ranks": dist.get_world_size()}, partial / "model.pt")
+        torch.save({"model": of_model, "optimizer": of_optimizer, "step": step}, partial / "model.pt")
     dist.barrier()  # all have written
     if rank == 0 and not final.exists():
         partial.rename(final)
     dist.barrier()  # none goes on before it has its name
 
 
-def restore(checkpoint: Path, model: Any, optimizer: Any, loader: Any) -> int:
-    """Go on from a checkpoint; the steps that were done.
-
-    Raises:
-        ValueError: another number of ranks wrote it.
-    """
+def restore(checkpoint: Path, model: Any, optimizer: Any) -> int:
+    """Model and optimizer of a checkpoint, whatever wrote it; the steps that were done."""
     state = torch.load(checkpoint / "model.pt", map_location="cpu")
-    if state["num_ranks"] != dist.get_world_size():
-        raise ValueError(f"{checkpoint} is of {state['num_ranks']} ranks, these are {dist.get_world_size()}")
     of_both = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
     set_state_dict(model, optimizer, **of_both, options=WHOLE)
-    # The loader's state is of Energon's own classes; load only what you have written.
-    loader.restore_state_rank(torch.load(checkpoint / f"loader_{dist.get_rank()}.pt", weights_only=False))
     return int(state["step"])
+
+
+def consumed(journal: Journal, device: torch.device) -> str:
+    """What all ranks have trained on, before a checkpoint and since; each of them has to ask."""
+    own = torch.tensor(astuple(journal.own), device=device)
+    dist.all_reduce(own)
+    total = journal.before + Consumed(*own.tolist())
+    epochs = journal.epochs(total)
+    return f"{total}" if epochs is None else f"{total}, {epochs:.2f} epochs"
 
 
 def shard(model: Any, device: torch.device) -> Any:
@@ -203,15 +206,19 @@ def train(arguments: argparse.Namespace) -> None:
     dtype = getattr(torch, arguments.dtype)
 
     worker = WorkerConfig(rank=rank, world_size=num_ranks, num_workers=arguments.num_workers)
-    loader = train_loader(arguments.dataset, encoder, worker)
+    first, states = 0, []
+    if arguments.resume:
+        checkpoint = newest(arguments.save)
+        first = restore(checkpoint, model, optimizer)
+        states = saved_states(lambda rank: checkpoint / f"loader_{rank}.pt")
+    loader = train_loader(arguments.dataset, encoder, worker, states)
     val = val_loader(arguments.dataset, encoder, worker, arguments.val)
-    first = restore(newest(arguments.save), model, optimizer, loader) if arguments.resume else 0
     if first and rank == 0:
         print(f"goes on after step {first}", flush=True)
-    stream, start = iter(loader), time.perf_counter()
+    start = time.perf_counter()
 
     for step in range(first + 1, arguments.max_steps + 1):
-        batches = list(islice(stream, arguments.accumulate))
+        batches = list(islice(loader, arguments.accumulate))
         loss = backward(parallel, model, batches, dtype)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -223,8 +230,11 @@ def train(arguments: argparse.Namespace) -> None:
         num_signals = torch.tensor(len(signals), device=device)
         dist.all_reduce(num_signals)
         is_last = step == arguments.max_steps or bool(num_signals)
-        if rank == 0 and (step % 10 == 0 or is_last or step == 1):
-            print(f"step {step}  loss {float(loss):.3f}  {time.perf_counter() - start:.1f} s", flush=True)
+        if step % 10 == 0 or is_last or step == 1:
+            line = f"step {step}  loss {float(loss):.3f}  {time.perf_counter() - start:.1f} s"
+            line += f"  consumed {consumed(loader.journal, device)}"
+            if rank == 0:
+                print(line, flush=True)
         if arguments.save and (step % arguments.save_every == 0 or is_last):
             save(arguments.save, step, model, optimizer, loader)
         if val is not None and (step % arguments.val_every == 0 or is_last):

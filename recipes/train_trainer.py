@@ -11,7 +11,7 @@ Without `--model` it trains the tiny random Qwen2.5-VL of train_tiny.py. What to
   though Energon has dealt them out already. Columns are not removed either, as they are of a `train_dataset`.
 - Losses are divided by what all ranks and all accumulated packs train together, in tokens or by `--loss-weight`.
 - Beside each checkpoint of the Trainer lies the state of each rank's loader: the samples after `--resume` are those of
-  a run that was never stopped.
+  a run that was never stopped, also with other numbers of ranks and workers.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import transformers
 from megatron.energon import WorkerConfig
-from packed_data import Endless, train_loader, val_loader
+from packed_data import TrainLoader, saved_states, train_loader, val_loader
 from train_tiny import evaluate, tiny_model
 
 from energon_pack.task_encoder import PackedTaskEncoder
@@ -39,7 +39,7 @@ class PackedTrainer(transformers.Trainer):
         loader: packs without end, those of this rank alone.
     """
 
-    def __init__(self, model: Any, args: transformers.TrainingArguments, loader: Endless):
+    def __init__(self, model: Any, args: transformers.TrainingArguments, loader: TrainLoader):
         super().__init__(model, args, callbacks=[LoaderState(loader)])
         self.loader = loader
         self.model_accepts_loss_kwargs = True  # else the Trainer divides by the accumulated packs once more
@@ -65,7 +65,7 @@ class PackedTrainer(transformers.Trainer):
 class LoaderState(transformers.TrainerCallback):
     """Saves where the loader is beside each checkpoint."""
 
-    def __init__(self, loader: Endless):
+    def __init__(self, loader: TrainLoader):
         self.loader = loader
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -112,10 +112,8 @@ def main() -> None:
     worker = WorkerConfig(
         rank=settings.process_index, world_size=settings.world_size, num_workers=arguments.num_workers
     )
-    loader = Endless(train_loader(arguments.dataset, encoder, worker))
-    if arguments.resume:  # the loader's state is of Energon's own classes; load only what you have written
-        name = f"loader_{settings.process_index}.pt"
-        loader.restore_state(torch.load(arguments.resume / name, weights_only=False))
+    states = saved_states(lambda rank: arguments.resume / f"loader_{rank}.pt") if arguments.resume else []
+    loader = train_loader(arguments.dataset, encoder, worker, states)
     trainer = PackedTrainer(model, settings, loader)
     trainer.train(resume_from_checkpoint=arguments.resume and str(arguments.resume))
 

@@ -22,14 +22,25 @@ lengths training
 plan
 dataset
 config
-loading packed_seq_params hydra_plugin
+loading reading packed_seq_params hydra_plugin
 task_encoder
 verify pack
 unpack cli adopt convert metadataset simulate
 __main__
 """
 #: What a training job may import: it is installed where nothing is packed.
-TRAINING = {"errors", "flavors", "run", "steps", "samples", "templates", "training", "loading", "dataset.manifest"}
+TRAINING = {
+    "errors",
+    "flavors",
+    "run",
+    "steps",
+    "samples",
+    "templates",
+    "training",
+    "loading",
+    "reading",
+    "dataset.manifest",
+}
 
 
 def imports(path: Path) -> set[str]:
@@ -72,7 +83,7 @@ def test_imports_follow_the_order() -> None:
     assert {room_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__"} == height.keys()
 
 
-@pytest.mark.parametrize("room", ["training", "loading", "task_encoder", "packed_seq_params"])
+@pytest.mark.parametrize("room", ["training", "loading", "reading", "task_encoder", "packed_seq_params"])
 def test_training_imports_nothing_of_packing(room: str) -> None:
     wrong = [
         f"{path.relative_to(PACKAGE)} imports {name}"
@@ -84,7 +95,7 @@ def test_training_imports_nothing_of_packing(room: str) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("face", ["flavors", "loading", "packed_seq_params", "task_encoder"])
+@pytest.mark.parametrize("face", ["flavors", "loading", "packed_seq_params", "reading", "task_encoder"])
 def test_a_public_face_says_what_is_public(face: str) -> None:
     module = importlib.import_module(f"energon_pack.{face}")
     assert module.__all__ == sorted(module.__all__)

@@ -202,9 +202,9 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
 
 
-def torchrun(folder: Path, *arguments: str | Path) -> "subprocess.Popen[bytes]":
-    """The recipe in two processes."""
-    run = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+def torchrun(folder: Path, *arguments: str | Path, ranks: int = 2) -> "subprocess.Popen[bytes]":
+    """The recipe in several processes."""
+    run = ["torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free_port()]
     command = [sys.executable, "-m", *run, ROOT / "recipes" / "train_ddp.py", *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with open(folder / "output", "a") as output:
@@ -254,6 +254,29 @@ def test_two_processes_killed_and_resumed_see_the_samples_of_an_undisturbed_run(
     for name, parameter in model.named_parameters():
         expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         torch.testing.assert_close(state[name]["exp_avg"], 0.1 * expected, atol=1e-6, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_other_numbers_of_ranks_train_what_is_left_of_the_epoch(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Two, then one, then three: no sample is lost or seen twice, and what was consumed is kept."""
+    common = (packed, "--processor", demo[1], "--save", "save", "--val-every", "1000")
+    whole = PackedTaskEncoder(packed, str(demo[1]))
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    num = packed_data.train_loader(packed, whole, worker).journal.num_packs or 0
+    for ranks, workers, steps, more in ((2, 1, 3, ()), (1, 0, 5, ("--resume",)), (3, 2, 20, ("--resume",))):
+        arguments = (*common, "--num-workers", str(workers), "--max-steps", str(steps), "--ids", f"ids_{ranks}")
+        process = torchrun(tmp_path, *arguments, *more, ranks=ranks)
+        assert process.wait(240) == 0, (tmp_path / "output").read_text()
+    # In the order in which packs were read: of a step, rank by rank.
+    notes = [[dict(noted(tmp_path / f"ids_{ranks}.{rank}")) for rank in range(ranks)] for ranks in (2, 1, 3)]
+    packs = [pack for run in notes for step in run[0] for rank in run for pack in rank[step]][:num]
+    expected = ids(packed_data.train_loader(packed, whole, worker), num)
+    assert sorted(packs) == sorted(pack for (pack,) in expected)
+    assert len({name for pack in packs for name in pack}) == sum(map(len, packs))
+    total = 3 * 2 + 2 + 15 * 3
+    assert f"consumed {total} packs" in (tmp_path / "output").read_text()
 
 
 # ----------------------------------------------------------------------------------------------- Megatron-Bridge
@@ -518,6 +541,48 @@ def test_megatron_lm_gets_packs_and_goes_on_where_it_was(megatron: Any, tmp_path
     other.write_bytes(state.read_bytes())
     with pytest.raises(ValueError, match="both of this rank"):
         megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+
+
+def test_megatron_lm_goes_on_with_another_number_of_ranks(
+    megatron: Any, packed: Path, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """It looks for the states of all ranks that wrote the checkpoint; here two."""
+    encoder = PackedTaskEncoder(packed, str(demo[1]), layout="mlm")
+    seen = []
+    for rank in range(2):
+        loader = packed_data.train_loader(packed, encoder, WorkerConfig(rank=rank, world_size=2, num_workers=0))
+        seen += ids(loader, 3)
+        state = tmp_path / "iter_0000003" / f"mp_rank_00_{rank:03d}" / f"train_dataloader_dprank{rank:03d}.pt"
+        state.parent.mkdir(parents=True)
+        torch.save({"dataloader_state_dict": loader.save_state()}, state)
+    megatron.args.load, megatron.args.iteration = "checkpoints", 3
+    train, _, _ = megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+    num = train.journal.num_packs
+    assert train.journal.before.packs == 6
+    every = ids(packed_data.train_loader(packed, encoder, WorkerConfig(rank=0, world_size=1, num_workers=0)), num)
+    assert sorted(seen + ids(train, num - 6)) == sorted(every)
+    state.unlink()
+    with pytest.raises(FileNotFoundError, match="dprank001"):  # never without the packs of one
+        megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
+
+
+def test_a_blend_goes_on_in_the_same_world_alone(packed: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Its datasets are drawn by chance in each worker, so no other can tell what is left."""
+    blend = tmp_path / "blend.yaml"
+    metadataset.main([str(blend), f"{packed}=1", f"{packed}=2"])
+    encoder = PackedTaskEncoder(blend, str(demo[1]))
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    loader = packed_data.train_loader(blend, encoder, worker)
+    next(loader)
+    states = [loader.save_state()]
+    expected = ids(loader, 5)
+    again = packed_data.train_loader(blend, encoder, worker, states)
+    assert ids(again, 5) == expected
+    assert again.journal.own.packs == 6
+    for ranks, workers, said in ((2, 0, "as many ranks as it began with: 1, not 2"), (1, 2, "workers .*: 1, not 2")):
+        other = WorkerConfig(rank=ranks - 1, world_size=ranks, num_workers=workers)
+        with pytest.raises(ValueError, match=said):
+            packed_data.train_loader(blend, encoder, other, states)
 
 
 def test_no_validation_data_and_validation_asked_for(

@@ -5,12 +5,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import packed_data
 import pytest
 import torch
-from megatron.energon import WorkerConfig
+from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 from train_tiny import tiny_model
 
+from energon_pack.loading import train_arguments
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
 from energon_pack.training.guards import guard
@@ -73,7 +73,8 @@ def packs(tmp_path_factory: pytest.TempPathFactory, demo: tuple[Path, Path], cac
     dataset = pack_demo(demo, cache, tmp_path_factory.mktemp("packs"))
     encoder = PackedTaskEncoder(dataset, str(demo[1]))
     worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    return encoder, Packs(lambda: packed_data.train_loader(dataset, encoder, worker))
+    arguments = train_arguments(dataset, encoder, worker)
+    return encoder, Packs(lambda: get_savable_loader(get_train_dataset(dataset, **arguments)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,133 @@
+"""What a rank was given to train on: its place in the stream, and how much that was; kept in a checkpoint.
+
+Counted are batches as they come out of the loader, not what its workers have read ahead.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from typing import Any
+
+from energon_pack.steps.place import Place, Share, joined
+
+#: of one rank, as `Journal.state` gives it
+State = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """How much was trained on."""
+
+    #: those of which all members were left out, too, where packs are read in the order of the plan
+    packs: int = 0
+    #: members: a sample that was cut counts once for each part
+    samples: int = 0
+    #: of members, without padding
+    tokens: int = 0
+    #: that the loss is over
+    trained: int = 0
+
+    def __add__(self, other: "Consumed") -> "Consumed":
+        return Consumed(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{getattr(self, part.name):,} {part.name}" for part in fields(self))
+
+
+class Journal:
+    """Notes each batch of a loader, of any number of packs.
+
+    Args:
+        dataset: what `get_train_dataset` gave.
+        states: with which the training goes on, as `loading.train_arguments` got them.
+    """
+
+    def __init__(self, dataset: Any, states: Sequence[State] = ()):
+        worker = dataset.worker_config
+        self._ranks, self._rank = worker.world_size, worker.rank
+        self._share: Share | None = _share_in(dataset)
+        self._read = [0] * max(1, worker.num_workers)
+        #: of all ranks, before this run, or the one that this rank alone goes on with
+        self.before = Consumed()
+        self._own = Consumed()
+        self._batches = 0
+        if is_of_rank(states, self._ranks, self._rank):
+            self.before, self._own = Consumed(**states[0]["before"]), Consumed(**states[0]["own"])
+            self._batches = states[0]["batches"]
+        elif states:
+            own = [Consumed(**state["own"]) for state in states]
+            self.before = sum(own, Consumed(**states[0]["before"]))
+
+    def add(self, batch: Mapping[str, Any]) -> None:
+        """Note a batch."""
+        packs = len(batch["__key__"])
+        if self._share is not None:
+            packs = 0
+            for position in batch["positions"]:
+                turn, worker = divmod(self._share.index(position), len(self._read))
+                packs += turn + 1 - self._read[worker]
+                self._read[worker] = turn + 1
+        samples = sum(map(len, batch["sample_ids"]))
+        self._own += Consumed(packs, samples, batch["num_tokens"], batch["num_trained"])
+        self._batches += 1
+
+    @property
+    def own(self) -> Consumed:
+        """What this rank was given since `before`."""
+        return self._own
+
+    @property
+    def num_packs(self) -> int | None:
+        """Packs of an epoch; None where those of several datasets are drawn, or shuffled."""
+        return None if self._share is None else self._share.place.num
+
+    def epochs(self, consumed: Consumed) -> float | None:
+        """How many epochs that is, where `num_packs` tells."""
+        return None if self.num_packs is None else consumed.packs / self.num_packs
+
+    def state(self) -> dict[str, Any]:
+        """What this rank adds to a checkpoint: numbers, texts, dicts and lists of them."""
+        state = {"before": asdict(self.before), "own": asdict(self._own), "batches": self._batches}
+        state |= {"ranks": self._ranks, "rank": self._rank, "workers": len(self._read)}
+        return state | {"share": None if self._share is None else asdict(self._share.after(self._read))}
+
+
+def begin(place: Place, ranks: int, rank: int, states: Sequence[State]) -> Share:
+    """What a rank reads, from the beginning or from where other ranks were.
+
+    Args:
+        place: the beginning of the dataset that is there.
+        states: of all ranks of a checkpoint; none; or this rank's own alone, where the number of ranks stays.
+
+    Raises:
+        ValueError: states of another dataset, of several steps, or of one that is no single packed dataset.
+    """
+    if not states:
+        return Share(place, ranks, rank)
+    if any(state["share"] is None for state in states):
+        raise ValueError("states of a blend: it is no blend now, and its packs would come twice")
+    shares = [Share.of(state["share"]) for state in states]
+    other = shares[0].place
+    if (other.num, other.fingerprint) != (place.num, place.fingerprint):
+        raise ValueError(
+            f"states of another dataset, of {other.num} packs ({other.fingerprint}); this one has"
+            f" {place.num} ({place.fingerprint}): go on with the one that they are of"
+        )
+    if is_of_rank(states, ranks, rank):
+        return shares[0]
+    batches = {state["rank"]: state["batches"] for state in states}
+    if len(set(batches.values())) > 1:
+        said = ", ".join(f"rank {number} had {n} batches" for number, n in sorted(batches.items()))
+        raise ValueError(f"states of several steps ({said}): give those of one checkpoint")
+    return Share(joined(shares), ranks, rank)
+
+
+def is_of_rank(states: Sequence[State], ranks: int, rank: int) -> bool:
+    """Whether this is the state of this rank alone, with as many ranks."""
+    return len(states) == 1 and (states[0]["ranks"], states[0]["rank"]) == (ranks, rank)
+
+
+def _share_in(dataset: Any) -> Share | None:
+    """The share that a dataset of Energon's reads, wherever it is wrapped."""
+    share: Share | None = getattr(dataset, "share", None)
+    inner: Sequence[Any] = getattr(dataset, "datasets", ())
+    return share if share is not None or len(inner) != 1 else _share_in(inner[0])

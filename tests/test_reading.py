@@ -1,0 +1,299 @@
+"""Packs in the order of their plan through Energon's real loader, from the beginning and from where others were."""
+
+import json
+import logging
+import multiprocessing
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from megatron.energon import (
+    DefaultTaskEncoder,
+    SkipSample,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+
+from energon_pack import metadataset
+from energon_pack.config import Rope
+from energon_pack.loading import Journal, train_arguments
+from energon_pack.reading import PacksInOrder
+from energon_pack.steps.topology import Topology
+from energon_pack.task_encoder import PackedTaskEncoder
+from support.packed import demo_config
+from support.packed import packed as pack_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NUM = 41
+IN_ORDER: dict[str, Any] = {"shuffle_over_epochs_multiplier": None, "parallel_shard_iters": 1}
+
+
+class Plain(PacksInOrder, DefaultTaskEncoder[Any, Any, Any, Any]):
+    """A task encoder of a user's own: packs as they are."""
+
+    decoder = None
+
+
+class Energons(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """The same, dealt by Energon itself."""
+
+    decoder = None
+
+
+class Skipping(PackedTaskEncoder):
+    """Leaves out whole packs, as those are whose members are all dropped."""
+
+    skipped: Sequence[str] = ()
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        if sample.__key__ in self.skipped:
+            raise SkipSample
+        return super().encode_sample(sample)
+
+
+@pytest.fixture(scope="module")
+def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """41 packs, a shard each."""
+    settings: dict[str, Any] = {"output__max_shard_packs": 1, "source__limit": 150, "model__rope": Rope.qwen2_5_vl}
+    return pack_of(demo_config(demo, cache, tmp_path_factory.mktemp("packed"), packing__max_token_len=840, **settings))
+
+
+def part(dataset: Path, folder: Path, num: int, topology: Topology | None = None) -> Path:
+    """The first packs of a dataset, laid out for somebody."""
+    folder.mkdir()
+    for path in dataset.iterdir():
+        if path.name != ".nv-meta":
+            (folder / path.name).symlink_to(path)
+    meta = folder / ".nv-meta"
+    meta.mkdir()
+    for path in (dataset / ".nv-meta").iterdir():
+        (meta / path.name).write_bytes(path.read_bytes())
+    shards = yaml.safe_load((meta / "split.yaml").read_text())["split_parts"]["train"][:num]
+    (meta / "split.yaml").write_text(yaml.safe_dump({"split_parts": {"train": shards}, "exclude": []}))
+    manifest = json.loads((meta / "energon_pack.json").read_text())
+    manifest.pop("topology", None)
+    manifest |= {} if topology is None else {"topology": asdict(topology)}
+    (meta / "energon_pack.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def keys(folder: Path, encoder: Any, ranks: int, workers: int, num: int | None = None) -> list[list[str]]:
+    """The packs of each rank: all of an epoch, or so many."""
+    found = []
+    for rank in range(ranks):
+        worker = WorkerConfig(rank=rank, world_size=ranks, num_workers=workers)
+        settings: dict[str, Any] = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, **IN_ORDER}
+        settings |= {"batch_size": None, "repeat": num is not None, "task_encoder": encoder}
+        packs = get_savable_loader(get_train_dataset(folder, worker_config=worker, **settings))
+        found.append([pack.__key__ for pack in islice(packs, num)])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("num", "ranks", "workers"), [(7, 2, 1), (8, 2, 2), (13, 3, 2), (30, 4, 0), (41, 4, 2), (3, 2, 2)]
+)
+@pytest.mark.parametrize("planned", [True, False])
+def test_it_is_what_energon_itself_reads_unshuffled(
+    dataset: Path, tmp_path: Path, num: int, ranks: int, workers: int, planned: bool
+) -> None:
+    """Else a plan's steps would not be those of the loader; and who reads in order today would read in another.
+
+    What is over after whole rows goes to the first ranks, not to those whose stretch has it: a row is then filled up.
+    """
+    real = max(1, workers)
+    folder = part(dataset, tmp_path / "x", num, Topology(ranks, real, real) if planned else None)
+    expected, found = (keys(folder, encoder, ranks, workers) for encoder in (Energons(), Plain()))
+    whole = num // (ranks * real) * real
+    assert [rank[:whole] for rank in found] == [rank[:whole] for rank in expected]
+    everything = [key for rank in found for key in rank]
+    assert sorted(everything) == sorted(key for rank in expected for key in rank)
+    assert len(set(everything)) == num
+
+
+def begun(folder: Path, encoder: Any, world: tuple[int, int, int], states: Any = ()) -> tuple[Any, Journal]:
+    """The loader of a rank of so many ranks and workers, and its journal."""
+    rank, ranks, workers = world
+    worker = WorkerConfig(rank=rank, world_size=ranks, num_workers=workers)
+    packs = get_train_dataset(folder, **train_arguments(folder, encoder, worker, states))
+    return get_savable_loader(packs), Journal(packs, states)
+
+
+def run(folder: Path, encoder: Any, world: tuple[int, int], states: Any, num: int) -> tuple[list[Any], list[Any]]:
+    """Batches of so many steps of all ranks, and the ranks' states as JSON keeps them; then they are killed."""
+    (ranks, workers), batches, ends = world, [], []
+    for rank in range(ranks):
+        loader, journal = begun(folder, encoder, (rank, ranks, workers), states)
+        for batch in islice(loader, num):
+            journal.add(batch)
+            batches.append(batch)
+        ends.append(json.loads(json.dumps(journal.state())))
+        for process in multiprocessing.active_children():
+            process.terminate()
+    return batches, ends
+
+
+@pytest.fixture(scope="module")
+def laid_out(dataset: Path, demo: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """Packs laid out for four ranks of two workers, an encoder that skips two of them, and samples by pack."""
+    folder = part(dataset, tmp_path_factory.mktemp("packs") / "x", NUM, Topology(4, 2, 2))
+    encoder = Skipping(folder, str(demo[1]))
+    batches, _ = run(folder, encoder, (1, 0), (), NUM)
+    members = {batch["__key__"][0]: batch["sample_ids"][0] for batch in batches}
+    assert len(members) == NUM
+    encoder.skipped = [batches[9]["__key__"][0], batches[12]["__key__"][0]]
+    return folder, encoder, members
+
+
+def without_skipping(encoder: Skipping) -> Skipping:
+    """The same encoder, which takes all packs."""
+    whole = encoder.going_on(())
+    whole.skipped = ()
+    return whole
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize(
+    "kills", [(3, 5, 2), slow((1, 1, 1)), slow((6, 2, 4)), slow((2, 9, 3)), slow((7, 0, 5)), slow((4, 11, 1))]
+)
+def test_each_sample_is_seen_once_in_an_epoch_by_2_then_1_then_3_then_4_ranks(
+    laid_out: tuple[Path, Any, Any], workers: int, skips: bool, kills: tuple[int, int, int]
+) -> None:
+    """Killed after so many steps each time: what workers had read ahead is neither lost nor seen twice."""
+    folder, encoder, members = laid_out
+    if not skips:
+        encoder = without_skipping(encoder)
+    batches: list[Any] = []
+    states: list[Any] = []
+    for ranks, num in zip((2, 1, 3, 4), (*kills, 18), strict=True):
+        more, states = run(folder, encoder, (ranks, workers), states, num)
+        batches += more
+    seen = Counter(name for batch in batches if batch["positions"][0] < NUM for name in batch["sample_ids"][0])
+    assert seen == Counter(name for key in members.keys() - set(encoder.skipped) for name in members[key])
+    assert set(seen.values()) == {1}
+
+
+def test_what_was_consumed_is_kept(laid_out: tuple[Path, Any, Any]) -> None:
+    """By all ranks together, whoever they were; Bridge's own count is of capacity."""
+    folder, encoder, _ = laid_out
+    batches, states = run(folder, encoder, (2, 0), (), 6)
+    more, states = run(folder, encoder, (3, 0), states, 2)
+    _, journal = begun(folder, encoder, (0, 1, 0), states)
+    both = batches + more
+    assert journal.before.samples == sum(len(batch["sample_ids"][0]) for batch in both)
+    assert journal.before.tokens == sum(int((batch["doc_ids"] > 0).sum()) for batch in both)
+    assert journal.before.trained == sum(int((batch["labels"] != -100).sum()) for batch in both)
+    assert len(both) <= journal.before.packs <= len(both) + 2
+    assert journal.epochs(journal.before) == journal.before.packs / NUM
+    assert journal.own.packs == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_energons_own_state_and_that_of_one_rank_go_on_in_the_same_world(
+    laid_out: tuple[Path, Any, Any], workers: int
+) -> None:
+    """Megatron-Bridge hands a rank no other's state; a pack is found again by its restore key."""
+    folder, encoder = laid_out[0], without_skipping(laid_out[1])
+    for states in ((), run(folder, encoder, (3, 1), (), 3)[1]):
+        loader, journal = begun(folder, encoder, (1, 2, workers), states)
+        stream = iter(loader)
+        for batch in islice(stream, 5):
+            journal.add(batch)
+        saved, state = loader.save_state_rank(), journal.state()
+        expected = [batch["__key__"] for batch in islice(stream, 30)]
+        again, _ = begun(folder, encoder, (1, 2, workers), ())
+        again.restore_state_rank(saved)
+        assert [batch["__key__"] for batch in islice(again, 30)] == expected
+        if workers == 0:
+            restored = again.restore_sample(batch["__restore_key__"])
+            assert (restored["__key__"], restored["positions"]) == (batch["__key__"], batch["positions"])
+        alone, _ = begun(folder, encoder, (1, 2, 1), [state])
+        assert [batch["__key__"] for batch in islice(alone, 30)] == expected
+        for process in multiprocessing.active_children():
+            process.terminate()
+
+
+def test_packs_that_are_excluded_are_passed_over(dataset: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """By `exclude` of split.yaml, as Energon does."""
+    folder = part(dataset, tmp_path / "x", 6)
+    names = keys(folder, Plain(), 1, 0)[0]
+    split = folder / ".nv-meta" / "split.yaml"
+    content = yaml.safe_load(split.read_text())
+    shard = content["split_parts"]["train"][2]
+    split.write_text(yaml.safe_dump({**content, "exclude": [f"{shard}/{names[2]}"]}))
+    assert sorted(keys(folder, Plain(), 1, 2)[0]) == names[:2] + names[3:]
+
+
+def test_crude_datasets_are_read_in_order(dataset: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = part(dataset, tmp_path / "x", 6)
+    encoder, worker = PackedTaskEncoder(folder, str(demo[1])), WorkerConfig(rank=0, world_size=1, num_workers=0)
+    arguments = train_arguments(folder, encoder, worker)
+    typed, crude = (
+        [batch["__key__"] for batch in islice(get_savable_loader(get_train_dataset(folder, **more, **arguments)), 6)]
+        for more in ({}, {"dataset_config": "crude.yaml"})
+    )
+    assert crude == typed
+
+
+def test_states_that_this_dataset_can_not_go_on_from(
+    laid_out: tuple[Path, Any, Any], dataset: Path, tmp_path: Path
+) -> None:
+    """One line that says what to give."""
+    folder, encoder, _ = laid_out
+    _, states = run(folder, encoder, (2, 0), (), 2)
+    other = part(dataset, tmp_path / "x", 40)
+    with pytest.raises(ValueError, match=r"states of another dataset, of 41 packs .* has 40 .*: go on with the one"):
+        begun(other, encoder, (0, 1, 0), states)
+    later = run(folder, encoder, (2, 0), (), 3)[1]
+    with pytest.raises(ValueError, match=r"of several steps \(rank 0 had 2 batches, rank 1 had 3 batches\)"):
+        begun(folder, encoder, (0, 1, 0), [states[0], later[1]])
+    with pytest.raises(ValueError, match="states of rank 1, but 2 ranks have trained"):
+        begun(folder, encoder, (0, 1, 0), states[1:])
+    blend = tmp_path / "blend.yaml"
+    metadataset.main([str(blend), f"{folder}=1", f"{other}=1"])
+    with pytest.raises(ValueError, match="these are shuffled, or a blend"):
+        begun(blend, encoder, (0, 1, 0), states)
+    loader, journal = begun(blend, encoder, (0, 1, 0))
+    journal.add(next(iter(loader)))
+    assert (journal.own.packs, journal.epochs(journal.own), journal.state()["share"]) == (1, None, None)
+    with pytest.raises(ValueError, match="states of a blend"):
+        begun(folder, encoder, (0, 1, 0), [journal.state()])
+
+
+def test_a_run_that_would_lose_the_even_steps_is_told(
+    laid_out: tuple[Path, Any, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The packs are laid out for 4 ranks × 2 workers; with an encoder that can't read them in order it is refused."""
+    folder, encoder, _ = laid_out
+    caplog.set_level(logging.WARNING)
+    for ranks in (4, 2):
+        begun(folder, encoder, (0, ranks, 0))
+    assert caplog.messages == []
+    begun(folder, encoder, (0, 3, 0))
+    assert caplog.messages[-1].endswith(
+        "is laid out for 4 ranks, these are 3: steps are not even; they are with ranks that divide 8"
+    )
+    blend = tmp_path / "blend.yaml"
+    metadataset.main([str(blend), f"{folder}=1", f"{folder}=2"])
+    begun(blend, encoder, (0, 4, 2))
+    assert "packs are shuffled or blended, so steps are not even" in caplog.messages[-1]
+    assert len(caplog.messages) == 2
+    train_arguments(folder, Energons(), WorkerConfig(rank=0, world_size=4, num_workers=2))
+    with pytest.raises(
+        ValueError, match=r"for 4 ranks × 2 workers \(8\), these are 2 × 2: set num_workers=4, or read with"
+    ):
+        train_arguments(folder, Energons(), WorkerConfig(rank=0, world_size=2, num_workers=2))
+    with pytest.raises(ValueError, match="these are 3 × 2: read with PackedTaskEncoder"):
+        train_arguments(folder, Energons(), WorkerConfig(rank=0, world_size=3, num_workers=2))
