@@ -20,6 +20,7 @@ from energon_pack.plan.items import MEDIA_TYPES, Items
 from energon_pack.plan.order import spread_of_steps
 from energon_pack.plan.plan import PackPlan, features_of_packs, media_of_packs, plan_packs
 from energon_pack.plan.settings import PackingConfig
+from energon_pack.steps.topology import Topology, stream
 
 NUM_RANKS, NUM_WORKERS, SHARD_PACKS = 16, 2, 512
 
@@ -34,7 +35,7 @@ def mixture(num: int, seed: int = 0) -> Items:
     lens = np.clip(rng.lognormal(5.4, 0.9, num), 20, 4000).astype(np.int64) + visual
     zeros = np.zeros(num, np.int64)
     counts = {"token_len": np.minimum(lens, 8192), "num_images": num_images, "num_visual_tokens": visual}
-    return Items(counts, media, zeros, zeros, zeros)
+    return Items(counts, media, zeros, zeros, zeros, zeros)
 
 
 def slices(num_packs: int) -> list[list[int]]:
@@ -92,12 +93,13 @@ def main() -> None:
         table.add_row(label, *ratios, style="bold")
     console.print(table)
     for size in (8, 16):
-        plan = plan_packs(items, PackingConfig(max_token_len=8192, data_parallel_size=size))
+        plan = plan_packs(items, PackingConfig(max_token_len=8192, topology=Topology(size)))
         by_chance = np.random.default_rng(0).permutation(plan.num_packs)
+        together = stream(plan.num_packs, Topology(size))
         for name, values in features_of_packs(items, plan).items():
             if name != "members":
-                ordered, chance = spread_of_steps(values, size), spread_of_steps(values[by_chance], size)
-                console.print(f"data_parallel_size={size}, {name} of a step: {ordered}, by chance {chance}")
+                ordered, chance = spread_of_steps(values[together], size), spread_of_steps(values[by_chance], size)
+                console.print(f"packing.topology.data_parallel={size}, {name} of a step: {ordered}, by chance {chance}")
 
 
 if __name__ == "__main__":

@@ -52,6 +52,8 @@ from energon_pack.run.files import META_FOLDER, naming_place, write_whole
 from energon_pack.run.progress import Progress
 from energon_pack.samples.flavors import PACKED
 from energon_pack.sources.draws import parse_slice
+from energon_pack.steps.cost import CostModel, cost_model
+from energon_pack.templates.folder import local_folder
 from energon_pack.templates.settings import TemplateSettings
 
 
@@ -75,7 +77,8 @@ def pack(config: PackConfig) -> dict[str, Any]:
             return _choose(config, measured, run)
         if config.stage is Stage.all:
             executor.start(get_ready, None)  # the imports of the check, while this process plans
-        planned = _plan(config, measured, method, run)
+        cost = cost_model(local_folder(replace(config.model, processor=places.processor)))
+        planned = _plan(config, measured, method, cost, run)
         print_plan(planned.report)
         if config.stage is Stage.plan:
             print_stages(run.progress)
@@ -158,25 +161,26 @@ class Planned:
 
     lengths: Lengths
     plan: PackPlan
+    cost: CostModel  # of a sample
     shards: ShardPlan
     identity: str  # of all that the bytes of the shards depend on
     report: Report
 
 
-def _plan(config: PackConfig, measured: Measured, method: Method, run: Run) -> Planned:
+def _plan(config: PackConfig, measured: Measured, method: Method, cost: CostModel, run: Run) -> Planned:
     lengths, packing, output = measured.lengths, config.packing, config.output
     with run.timed("plan"):
         if packing.overlong in CUTTING:
             with forgetting_wrong(lengths.shards, method, run):
                 lengths = cut_overlong(lengths, method, packing, run)
-        plan = plan_packs(lengths.items, packing, config.seed)
+        plan = plan_packs(lengths.items, packing, config.seed, cost)
         check_overlong(lengths, plan, packing)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         report = summarize(lengths, plan, packing, measured.num_found, measured.num_repeated)
         by = (config.seed, config.source.slice, method.identity.fingerprint)
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
         identity = shards_identity(config, shards.key_prefix, [_state(item) for item in lengths.shards])
-    return Planned(lengths, plan, shards, identity, report)
+    return Planned(lengths, plan, cost, shards, identity, report)
 
 
 def _write(config: PackConfig, planned: Planned, method: Method, staging: Path, run: Run) -> list[WrittenShard]:
@@ -184,7 +188,7 @@ def _write(config: PackConfig, planned: Planned, method: Method, staging: Path, 
     with run.progress.timed("write"):
         check_unchanged(lengths.shards, run)
         written = write_shards(staging / output.shard_prefix, lengths, plan, planned.shards, method, run)
-        manifest = manifest_of(lengths, plan, method.identity, content_settings(config))
+        manifest = manifest_of(lengths, plan, method.identity, planned.cost, content_settings(config))
         yaml, sqlite = output.dataset_yaml.value, output.sqlite
         write_metadata(staging, written, lengths.flavor, yaml, sqlite, manifest, output.sample_type)
     return written

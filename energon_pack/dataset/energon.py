@@ -19,6 +19,7 @@ from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.flavors.schema import FORMAT
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
+from energon_pack.steps.cost import CostModel
 from energon_pack.templates.identity import Identity
 
 #: The Energon version whose layout this is; readers only show it.
@@ -57,14 +58,14 @@ def write_metadata(
 
 
 def manifest_of(
-    lengths: Lengths, plan: PackPlan, template: Identity, content: Mapping[str, Mapping[str, Any]]
+    lengths: Lengths, plan: PackPlan, template: Identity, cost: CostModel, content: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The content of energon_pack.json, its format beside.
 
     Args:
         content: the settings that the bytes of the dataset depend on.
     """
-    packing = ("layout", "max_token_len", "pad_to_multiple_of")
+    packing = ("layout", "max_token_len", "pad_to_multiple_of", "topology")
     return {
         "flavor": lengths.flavor.name,
         "fingerprint": template.fingerprint,
@@ -75,6 +76,7 @@ def manifest_of(
         "num_samples": len(plan.items),
         "num_tokens": int(lengths.items.lens[plan.items].sum()),
         "splits": split_counts(lengths.items, plan),
+        "cost": cost.to_json(),
         "content": content,
     }
 

@@ -44,6 +44,7 @@ class Items:
     shard: AnyInts  # number of its source shard
     dataset: AnyInts  # number of the folder its shard is in
     split: AnyInts  # index into SPLITS
+    num_supervised: AnyInts  # tokens that are trained on
 
     @property
     def lens(self) -> AnyInts:
@@ -222,7 +223,6 @@ class Lengths:
         }
         joined["token_len"][: self.num_samples][self.is_cut] = 0
         self._columns = {name: [values] for name, values in joined.items()}
-        #: bytes of each item as members of a tar, its supervised tokens, and what tells whether it is as measured
-        self.num_bytes, self.num_supervised = joined.pop("num_bytes"), joined.pop("num_supervised")
-        self.checksums = joined.pop("checksum")
+        #: bytes of each item as members of a tar, and what tells whether it is as measured
+        self.num_bytes, self.checksums = joined.pop("num_bytes"), joined.pop("checksum")
         self.items = Items(counts={name: joined.pop(name) for name in caps.COLUMNS}, **joined)

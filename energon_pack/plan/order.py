@@ -1,4 +1,4 @@
-"""In which order packs are written: every stretch looks like the whole, and packs of one step are alike.
+"""In which order packs, or steps of packs, are written: every stretch looks like the whole.
 
     features of packs ──likeness──► a number; near numbers, like packs ──order_packs──► seeded, stratified order
 
@@ -35,16 +35,13 @@ def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uin
     return code
 
 
-def order_packs(
-    features: Sequence[Ints], group: Ints, block: Ints, step_size: int = 1, seed: int = 0
-) -> npt.NDArray[np.int64]:
+def order_packs(features: Sequence[Ints], group: Ints, block: Ints, seed: int = 0) -> npt.NDArray[np.int64]:
     """The packs in the order they are written.
 
     Args:
         features: int64[num_packs] each; what is to be even over the order.
         group: int64[num_packs]; groups are spread evenly over the order, each for itself.
         block: int64[num_packs]; packs of one block stay together, blocks come in random order.
-        step_size: so many packs in a row are alike, as far as there are such; those left over come last.
 
     Returns:
         int64[num_packs] indices of packs. Within a block every stretch has about the mixture of the block.
@@ -56,12 +53,11 @@ def order_packs(
     code = likeness(features, num_bits) | kind.astype(np.uint64) << np.uint64(num_bits * len(features))
     in_order = np.argsort(code, kind="stable")
     keys = random_keys(num, seed, 10)
-    place = np.full(num, 2.0)  # within its block; what is left over of steps keeps this
+    place = np.empty(num)  # within its block
     for stream, packs in enumerate(np.split(in_order, np.cumsum(np.bincount(kind))[:-1])):
-        units = packs[: len(packs) // step_size * step_size].reshape(-1, step_size)
-        dealt = _halved(len(units), seed, 1000 * (1 + stream))
-        jitter = (keys[units[dealt, 0]] >> np.uint64(11)) * 2.0**-53
-        place[units[dealt]] = ((np.arange(len(units)) + jitter) / max(1, len(units)))[:, None]
+        dealt = packs[_halved(len(packs), seed, 1000 * (1 + stream))]
+        jitter = (keys[dealt] >> np.uint64(11)) * 2.0**-53
+        place[dealt] = (np.arange(len(packs)) + jitter) / max(1, len(packs))
     blocks, number = np.unique(block, return_inverse=True)
     turn = np.argsort(np.argsort(random_keys(len(blocks), seed, 11)))
     return np.argsort(3.0 * turn[number] + place, kind="stable")

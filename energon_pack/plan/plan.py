@@ -10,12 +10,14 @@ import numpy.typing as npt
 from energon_pack.errors import PackError
 from energon_pack.plan import caps
 from energon_pack.plan.bins import Bins, lower_bound, pack_bins
+from energon_pack.plan.even_steps import lay_out
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.order import order_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.skip import Reason
+from energon_pack.steps.cost import CostModel, cost_model
 
 #: `PackPlan.left_out` by code
 LEFT_OUT = (None, Reason.OVERLONG, Reason.OVER_CAP)
@@ -42,12 +44,15 @@ class PackPlan:
         return sums
 
 
-def plan_packs(items: Items, packing: PackingConfig, seed: int = 0) -> PackPlan:
+def plan_packs(items: Items, packing: PackingConfig, seed: int = 0, cost: CostModel | None = None) -> PackPlan:
     """Pack items into sequences of at most `max_token_len` tokens, and put the packs in order.
 
     Every item with a length is in exactly one pack, or left out: `overlong`, or `over_cap` where it alone is more
     than a pack may hold of something else. Items of different groups (`group_by`, `window`) or splits
     share no pack; packs of one split come in a row.
+
+    Args:
+        cost: that is even over the ranks of a step, for `packing.topology`; None: of a common model.
 
     Raises:
         PackError: `need_image`, and there are too few items with images.
@@ -80,7 +85,19 @@ def plan_packs(items: Items, packing: PackingConfig, seed: int = 0) -> PackPlan:
             raise PackError(f"packing.need_image: {num} samples with images are too few: {error}") from None
         bound += max(lower_bound(values, limit) for values, limit in zip(of_members, limits, strict=True))
         packs.append(Bins(bins.starts, members[bins.items]))
-    return _in_order(items, group, packs, packing, seed, left_out, bound)
+    plan = _joined(packs, left_out, bound)
+    if not plan.num_packs:
+        return plan
+    split = split_of_packs(items, plan)
+    of_splits = [np.flatnonzero(split == number) for number in np.unique(split)]
+    if packing.topology.has_steps:
+        flops, trained = costs_of_packs(items, plan, cost or cost_model(None)), plan.per_pack(items.num_supervised)
+        return _in_order(plan, [of[lay_out(flops[:, of], trained[of], packing.topology, seed)] for of in of_splits])
+    first = plan.items[plan.starts[:-1]]
+    kind = group[first] if packing.group_by is GroupBy.dataset else media_of_packs(items, plan).astype(np.int64)
+    window, features = _window(items, packing)[first], list(features_of_packs(items, plan).values())
+    by_split = [order_packs([values[of] for values in features], kind[of], window[of], seed) for of in of_splits]
+    return _in_order(plan, [of[order] for of, order in zip(of_splits, by_split, strict=True)])
 
 
 def split_of_packs(items: Items, plan: PackPlan) -> AnyInts:
@@ -127,6 +144,12 @@ def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
     }
 
 
+def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray[np.float64]:
+    """float64[2, num_packs]: of the language model and of the vision encoder."""
+    visual = cost.vision(items.counts["num_visual_tokens"], items.counts["num_images"])
+    return np.stack([plan.per_pack(cost.lm(items.lens)), plan.per_pack(visual)]).astype(np.float64)
+
+
 def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[Any]:
     """Index into MEDIA_TYPES for each pack: text and image make image, image and video make mix. The codes are bits."""
     if not plan.num_packs:
@@ -150,33 +173,14 @@ def _window(items: Items, packing: PackingConfig) -> Ints:
     return shard // packing.window if packing.window else np.zeros_like(shard)
 
 
-def _in_order(
-    items: Items,
-    group: Ints,
-    packs: list[Bins],
-    packing: PackingConfig,
-    seed: int,
-    left_out: npt.NDArray[np.int8],
-    bound: int,
-) -> PackPlan:
+def _joined(packs: list[Bins], left_out: npt.NDArray[np.int8], bound: int) -> PackPlan:
     sizes = np.concatenate([np.diff(bins.starts) for bins in packs])
-    members = np.concatenate([bins.items for bins in packs])
-    starts = np.concatenate(([0], np.cumsum(sizes)))
-    plan = PackPlan(starts, members, left_out, bound)
-    if not plan.num_packs:
-        return plan
-    features = list(features_of_packs(items, plan).values())
-    first = members[starts[:-1]]
-    kind = group[first] if packing.group_by is GroupBy.dataset else media_of_packs(items, plan).astype(np.int64)
-    window, split = _window(items, packing)[first], split_of_packs(items, plan)
+    return PackPlan(np.concatenate(([0], np.cumsum(sizes))), np.concatenate([b.items for b in packs]), left_out, bound)
 
-    def ordered_split(number: int) -> Ints:
-        mine = np.flatnonzero(split == number)
-        of_mine = [feature[mine] for feature in features], kind[mine], window[mine]
-        return mine[order_packs(*of_mine, packing.data_parallel_size, seed)]
 
-    order = np.concatenate([ordered_split(number) for number in np.unique(split)])
-    size = sizes[order]
-    ordered = np.concatenate(([0], np.cumsum(size)))
-    flat = np.arange(ordered[-1]) + np.repeat(starts[order] - ordered[:-1], size)
-    return replace(plan, starts=ordered, items=members[flat])
+def _in_order(plan: PackPlan, of_splits: list[Ints]) -> PackPlan:
+    order = np.concatenate(of_splits)
+    size = np.diff(plan.starts)[order]
+    starts = np.concatenate(([0], np.cumsum(size)))
+    flat = np.arange(starts[-1]) + np.repeat(plan.starts[order] - starts[:-1], size)
+    return replace(plan, starts=starts, items=plan.items[flat])

@@ -83,7 +83,7 @@ class Report:
     token_len: dict[str, int]  # of samples that were measured, cut or not
     visual_tokens_per_pack: dict[str, int]
     attention_cost: dict[str, Any]  # Σ len² of a pack: mean, max, cv
-    steps: dict[str, Any] | None  # None, and not in the file: packing.data_parallel_size is 1
+    steps: dict[str, Any] | None  # None, and not in the file: a step has one pack
     run: RunFacts | None = None  # in the file its facts stand beside the figures
 
     @property
@@ -146,7 +146,7 @@ def summarize(
         packs_without_window=without_window(items, packing, lengths.seed) if packing.window else None,
         fill=_fill(tokens.sum(), plan.num_packs, capacity),
         tokens=int(tokens.sum()),
-        num_supervised=int(lengths.num_supervised[plan.items].sum()),
+        num_supervised=int(items.num_supervised[plan.items].sum()),
         samples_with_control_tokens=lengths.notes["control_tokens"],
         samples_with_placeholders_put_in=lengths.notes["placeholders_put_in"],
         samples_with_placeholders_as_text=lengths.notes["placeholders_as_text"],
@@ -167,7 +167,7 @@ def summarize(
         token_len=spread(lengths.sample_lens[lengths.sample_lens > 0]),
         visual_tokens_per_pack=spread(features["visual_tokens"]),
         attention_cost=_evenness(features["attention_cost"]),
-        steps=_steps(features, packing.data_parallel_size),
+        steps=_steps(features, packing.topology.data_parallel),
     )
 
 

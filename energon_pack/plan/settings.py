@@ -1,9 +1,10 @@
 """How samples are put into packs: the config's node `packing`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from energon_pack.errors import PackError
+from energon_pack.steps.topology import Topology
 
 
 class Layout(str, Enum):
@@ -74,8 +75,8 @@ class PackingConfig:
     max_attention_cost: int | None = None
     #: whether every pack holds an image
     need_image: bool = False
-    #: so many packs in a row have like costs; 1: all are mixed
-    data_parallel_size: int = 1
+    #: who trains on the packs: steps are even over its ranks; of one rank: every stretch of packs is like the whole
+    topology: Topology = field(default_factory=Topology)
 
     @property
     def longest(self) -> tuple[str, int]:
@@ -86,6 +87,7 @@ class PackingConfig:
 
     def check(self) -> None:
         """Raises PackError where settings contradict each other."""
+        self.topology.check()
         if self.max_token_len % self.pad_to_multiple_of:
             raise PackError(
                 f"packing.max_token_len={self.max_token_len} is not a multiple of"

@@ -1,7 +1,7 @@
 """A node of the config as JSON has it, and a node from such JSON: in manifests, reports and caches."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar, get_type_hints
 
@@ -21,7 +21,7 @@ def plain(node: Any) -> dict[str, Any]:
 
 
 def node_of(kind: type[Node], values: Mapping[str, Any]) -> Node:
-    """The dataclass whose fields have these values: `plain` the other way round, for a node that holds no other.
+    """The dataclass whose fields have these values: `plain` the other way round.
 
     Args:
         values: keys that are no field are left out; a field that is not there has its default.
@@ -31,5 +31,10 @@ def node_of(kind: type[Node], values: Mapping[str, Any]) -> Node:
     """
     types = get_type_hints(kind)
     known = {field.name: values[field.name] for field in fields(kind) if field.name in values}  # type: ignore[arg-type]
-    enums = {name for name in known if isinstance(types[name], type) and issubclass(types[name], Enum)}
-    return kind(**{name: types[name](value) if name in enums else value for name, value in known.items()})
+    return kind(**{name: _value(types[name], value) for name, value in known.items()})
+
+
+def _value(kind: Any, value: Any) -> Any:
+    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
+        return node_of(kind, value)
+    return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value

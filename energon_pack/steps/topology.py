@@ -46,6 +46,11 @@ class Topology:
         """Packs after which a new step begins, whichever factors the ranks and workers have: whole rows."""
         return self.row * self.rows_per_step
 
+    @property
+    def has_steps(self) -> bool:
+        """A step has several packs; else nothing is to be even within one."""
+        return self.data_parallel * self.micro_batches > 1
+
     def check(self) -> None:
         """Raises PackError where a number is none, or steps do not come to whole rows."""
         for name in ("data_parallel", "workers", "micro_batches"):
@@ -72,16 +77,16 @@ def sizes_of_stretches(num: int, row: int) -> Ints:
     Source: Sharder.split_samples_to_workers of megatron-energon; a test compares them.
     """
     sizes = np.full(row, num // row, np.int64)
-    sizes[_by_halves(np.arange(row))[: num % row]] += 1
+    sizes[by_halves(np.arange(row))[: num % row]] += 1
     return sizes
 
 
-def _by_halves(numbers: Ints) -> Ints:
+def by_halves(numbers: Ints) -> Ints:
     """The order in which halves, and their halves, take turns."""
     if len(numbers) <= 2:
         return numbers
     half = len(numbers) // 2
-    left, right = _by_halves(numbers[:half]), _by_halves(numbers[half:])
+    left, right = by_halves(numbers[:half]), by_halves(numbers[half:])
     mixed = np.empty_like(numbers)
     mixed[0 : 2 * half : 2], mixed[1 : 2 * half : 2] = left, right[:half]
     mixed[2 * half :] = right[half:]

@@ -78,7 +78,7 @@ def test_the_draw_is_of_what_is_packed_with_the_extremes_first() -> None:
     few = np.where(lens == 77, 9, 0)
     items = Items(
         counts={"token_len": lens, "num_visual_tokens": few, "num_images": few},
-        **{name: np.zeros(5000, np.int32) for name in ("media", "shard", "dataset", "split")},
+        **{name: np.zeros(5000, np.int32) for name in ("media", "shard", "dataset", "split", "num_supervised")},
     )
     chosen = np.flatnonzero(lens != 5000)
     drawn = draw(items, chosen, 0)
@@ -95,7 +95,7 @@ def test_sizes_are_drawn_beside_many_texts() -> None:
     items = Items(
         counts={"token_len": np.full(5000, 9)},
         media=(np.arange(5000) % 100 == 0).astype(np.int8),
-        **{name: np.zeros(5000, np.int32) for name in ("shard", "dataset", "split")},
+        **{name: np.zeros(5000, np.int32) for name in ("shard", "dataset", "split", "num_supervised")},
     )
     drawn = draw(items, np.arange(5000), 0)
     assert (drawn % 100 == 0).sum() == 50

@@ -150,10 +150,12 @@ def test_ctrl_c_while_one_file_is_measured(
     """A real interrupt of a real run: exit 130, and what it says is true."""
     pack(config(stage=Stage.plan, cache_dir=str(tmp_path / "out" / ".cache")))  # the template: it takes seconds there
     shutil.rmtree(tmp_path / "out" / ".cache" / "lengths")
-    num = 12_000
+    num = 6_000
     json_lines(tmp_path / "s" / "x.jsonl", num)
-    script = (
-        "from energon_pack.lengths import measure, table_cache; measure._SLICE = 100; table_cache._FILE_ROWS = 500;"
+    script = (  # it is interrupted while it waits: on a busy machine it would be done before
+        "import time; from energon_pack.lengths import measure, table_cache;"
+        "measure._SLICE = 100; table_cache._FILE_ROWS = 500; flush = table_cache.TableCache.flush;"
+        "table_cache.TableCache.flush = lambda self: (flush(self), time.sleep(0.5));"
         "from energon_pack.cli import main; main()"
     )
     command = [

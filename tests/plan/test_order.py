@@ -1,10 +1,9 @@
-"""The order of packs: every stretch like the whole, steps of like packs, and no trend from the first to the last.
+"""The order of packs: every stretch like the whole, and no trend from the first to the last.
 
 Energon deals each rank a contiguous stretch: one with text only, or with long samples only, would train on that alone.
 """
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,9 +19,9 @@ def features(num: int = 8000, seed: int = 0) -> dict[str, np.ndarray]:
     return {"kind": kind, "cost": cost, "visual": visual, "members": rng.integers(1, 60, num)}
 
 
-def ordered(values: dict[str, np.ndarray], step_size: int = 1, seed: int = 0) -> np.ndarray:
+def ordered(values: dict[str, np.ndarray], seed: int = 0) -> np.ndarray:
     features = [values["cost"], values["visual"], values["members"]]
-    return order_packs(features, values["kind"], np.zeros(len(values["kind"]), np.int64), step_size, seed)
+    return order_packs(features, values["kind"], np.zeros(len(values["kind"]), np.int64), seed)
 
 
 def unevenness(values: np.ndarray, order: np.ndarray, num_stretches: int = 32) -> float:
@@ -49,12 +48,10 @@ def test_near_numbers_are_like_packs() -> None:
         assert np.abs(np.diff(rank)).mean() < 8000 / 7  # by chance: 8000 / 3
 
 
-def test_a_step_has_like_packs_and_training_has_no_curriculum() -> None:
+def test_training_has_no_curriculum() -> None:
     values = features()
-    order = ordered(values, step_size=8)
+    order = ordered(values)
     assert sorted(order.tolist()) == list(range(8000))
-    ours, chance = (spread_of_steps(values["cost"][o], 8) for o in (order, ordered(values)))
-    assert ours["max_over_mean"] < 1 + (chance["max_over_mean"] - 1) / 3
     assert abs(np.corrcoef(np.arange(8000), values["cost"][order])[0, 1]) < 0.03
     assert unevenness(values["members"], order, 8) < 0.05
 
@@ -67,10 +64,10 @@ def test_blocks_stay_together() -> None:
     assert seen[:, 0].tolist() != list(range(10))
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 99)), max_size=60), st.integers(1, 5))
-def test_every_pack_has_one_place(packs: list[tuple[int, int, int]], step_size: int) -> None:
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 99)), max_size=60))
+def test_every_pack_has_one_place(packs: list[tuple[int, int, int]]) -> None:
     group, block, cost = (np.array([pack[i] for pack in packs], np.int64) for i in range(3))
-    order = order_packs([cost], group, block, step_size)
+    order = order_packs([cost], group, block)
     assert sorted(order.tolist()) == list(range(len(packs)))
 
 
@@ -80,8 +77,7 @@ def test_the_spread_of_steps_by_head() -> None:
     assert spread_of_steps(np.zeros(4, np.int64), 2) == {"max_over_mean": 1.0, "cv": 0.0}
 
 
-@pytest.mark.parametrize("step_size", [1, 4])
-def test_the_order_follows_the_seed(step_size: int) -> None:
+def test_the_order_follows_the_seed() -> None:
     values = features(500)
-    assert ordered(values, step_size, 1).tolist() == ordered(values, step_size, 1).tolist()
-    assert ordered(values, step_size, 1).tolist() != ordered(values, step_size, 2).tolist()
+    assert ordered(values, 1).tolist() == ordered(values, 1).tolist()
+    assert ordered(values, 1).tolist() != ordered(values, 2).tolist()

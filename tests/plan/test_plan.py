@@ -16,6 +16,7 @@ from energon_pack.plan.order import spread_of_steps
 from energon_pack.plan.plan import LEFT_OUT, PackPlan, plan_packs, without_window
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
 from energon_pack.samples.skip import Reason
+from energon_pack.steps.topology import Topology, stream
 
 OVERLONG, OVER_CAP = LEFT_OUT.index(Reason.OVERLONG), LEFT_OUT.index(Reason.OVER_CAP)
 
@@ -30,7 +31,9 @@ def items(lens: Any, media: Any = None, **columns: Any) -> Items:
     columns |= {"token_len": lens, "media": zeros if media is None else media}
     arrays = {name: np.array(values, np.int64) for name, values in columns.items()}
     counts = {name: arrays.get(name, zeros) for name in COLUMNS}
-    return Items(counts, **{name: arrays.get(name, zeros) for name in ("media", "shard", "dataset", "split")})
+    return Items(
+        counts, **{name: arrays.get(name, zeros) for name in ("media", "shard", "dataset", "split", "num_supervised")}
+    )
 
 
 def make(lens: list[int], media: list[int] | None = None, seed: int = 0, **settings: Any) -> PackPlan:
@@ -153,16 +156,14 @@ def test_every_pack_may_need_an_image() -> None:
         )
 
 
-def test_steps_of_like_packs() -> None:
-    """Packs of one long sample and packs of many short ones: in each step of 4 alike."""
+def test_a_topology_puts_like_packs_in_a_step() -> None:
+    """Packs of one long sample and packs of many short ones, by the same bins; in each step of 4 they are alike."""
     rng = np.random.default_rng(0)
-    lens = np.concatenate((np.full(200, 1000), rng.integers(5, 50, 8000)))
-    cost = lens**2
-    spread = {}
-    for size in (1, 4):
-        plan = plan_packs(items(lens), PackingConfig(max_token_len=1000, data_parallel_size=size))
-        spread[size] = spread_of_steps(plan.per_pack(cost), 4)["max_over_mean"]
-    assert spread[4] - 1 < (spread[1] - 1) / 5
+    lens = np.concatenate((np.full(200, 100_000), rng.integers(5, 5000, 8000)))
+    plans = [plan_packs(items(lens), PackingConfig(max_token_len=100_000, topology=Topology(n))) for n in (1, 4)]
+    assert len({plan.num_packs for plan in plans}) == 1
+    spread = [spread_of_steps(plan.per_pack(lens**2)[stream(plan.num_packs, Topology(4))], 4) for plan in plans]
+    assert spread[1]["max_over_mean"] - 1 < (spread[0]["max_over_mean"] - 1) / 5
 
 
 def test_nothing_to_pack() -> None:

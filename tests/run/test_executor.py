@@ -1,6 +1,5 @@
 """Processes: results in order, and an end that neither waits nor complains, whatever the workers do."""
 
-import _thread
 import itertools
 import os
 import signal
@@ -218,7 +217,7 @@ def test_an_interrupt_while_a_worker_is_killed_in_half_a_result() -> None:
             results = executor.map(_half_of_the_second, jobs)
             assert next(results) == 0
             time.sleep(1)
-            threading.Timer(0.5, _thread.interrupt_main).start()
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
             next(results)
 
     with pytest.raises(KeyboardInterrupt):

@@ -1,0 +1,150 @@
+"""How many weights a token goes through, and what attends what: from the config.json of a model.
+
+Sizes are looked for by what families call them. A product of a token with n weights is 2·n FLOPs; attention has two
+products of len × len.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+Config = Mapping[str, Any]
+
+
+class LanguageCost(TypedDict):
+    """Of the language model, as fields of `CostModel`."""
+
+    lm_token: float
+    lm_square: float
+    lm_window: float
+    window: float
+
+
+class VisionCost(TypedDict):
+    """Of the vision encoder and the projector, as fields of `CostModel`."""
+
+    vision_token: float
+    vision_square: float
+    tile: float | None
+
+
+def language_of(config: Config) -> LanguageCost:
+    """FLOPs of the language model.
+
+    Raises:
+        KeyError: a size is not there.
+    """
+    text = _text(config)
+    layers, hidden = _size(text, "num_hidden_layers", "n_layer"), _hidden(text)
+    kinds = [str(kind).partition("_")[0] for kind in text.get("layer_types") or ()]
+    window = text.get("sliding_window") or text.get("attention_chunk_size") or 0
+    num_linear = kinds.count("linear")
+    num_windowed = kinds.count("sliding") + kinds.count("chunked") if window else 0
+    weights, heads = _attention(text, hidden)
+    linear = _linear_attention(text, hidden) if num_linear else 0.0
+    mlps = _mlps(text, hidden, layers) + hidden * _size(text, "vocab_size")
+    return {
+        "lm_token": 2 * ((layers - num_linear) * weights + num_linear * linear + mlps),
+        "lm_square": heads * (layers - num_linear - num_windowed),
+        "lm_window": heads * num_windowed,
+        "window": window if num_windowed else 0,
+    }
+
+
+def vision_of(config: Config) -> VisionCost:
+    """FLOPs of the vision encoder and the projector.
+
+    Raises:
+        KeyError: a size is not there.
+    """
+    config = config.get("thinker_config") or config
+    vision = config.get("vision_config") or config.get("visual")
+    if not vision:
+        return {"vision_token": 0.0, "vision_square": 0.0, "tile": None}
+    width, depth = _size(vision, "embed_dim", "hidden_size"), _size(vision, "depth", "num_hidden_layers")
+    kind = str(vision.get("model_type"))
+    # GLM-4V's encoder takes another setting for it.
+    glm = vision.get("out_hidden_size") if kind.startswith("glm4v") else None
+    inner = glm or vision.get("intermediate_size") or width * (vision.get("mlp_ratio") or 4)
+    num_matrices = 3 if kind == "pixtral" or vision.get("hidden_act") == "silu" else 2  # gated
+    patch, whole = _size(vision, "patch_size"), _size(vision, "image_size", default=0)
+    merged, hidden = _patches_of_token(vision, config, (whole / patch) ** 2), _hidden(_text(config))
+    window, full = vision.get("window_size") or 0, vision.get("fullatt_block_indexes")
+    num_windowed = depth - len(full) if window and full is not None else 0
+    in_windows = num_windowed * 4 * width * (window / patch) ** 2
+    layers = 2 * depth * width * (4 * width + num_matrices * inner)
+    # An encoder that merges neighbours itself takes images of any size; others take tiles of one.
+    of_any_size = "spatial_merge_size" in vision or not whole
+    return {
+        "vision_token": merged * (layers + in_windows) + 2 * hidden * (merged * width + hidden),
+        "vision_square": 4 * width * merged**2 * (depth - num_windowed),
+        "tile": None if of_any_size else (whole / patch) ** 2 / merged,
+    }
+
+
+def _text(config: Config) -> Config:
+    """The part about the language model."""
+    config = config.get("thinker_config") or config
+    nested = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
+    return next((found for found in nested if found), config)
+
+
+def _hidden(text: Config) -> float:
+    return _size(text, "hidden_size", "n_embd")
+
+
+def _attention(text: Config, hidden: float) -> tuple[float, float]:
+    """Of a layer: its weights, and FLOPs of len², of which half is masked."""
+    heads = _size(text, "num_attention_heads", "n_head")
+    if latent := text.get("kv_lora_rank"):  # DeepSeek's latent attention
+        rope, value = text["qk_rope_head_dim"], text["v_head_dim"]
+        plain, rank = text["qk_nope_head_dim"], text.get("q_lora_rank")
+        queries = (hidden + heads * (plain + rope)) * rank if rank else hidden * heads * (plain + rope)
+        keys = hidden * (latent + rope) + latent * heads * (plain + value)
+        return queries + keys + heads * value * hidden, heads * (plain + rope + value)
+    width = text.get("head_dim") or hidden / heads
+    groups = text.get("num_key_value_heads") or heads
+    # Qwen 3.5 has a gate as wide as the queries.
+    gate = heads if text.get("attn_output_gate") or "linear_num_value_heads" in text else 0
+    return hidden * width * (2 * heads + 2 * groups + gate), 2 * heads * width
+
+
+def _linear_attention(text: Config, hidden: float) -> float:
+    """Weights of a layer whose attention has no len²: a gated delta net."""
+    keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
+    values = text["linear_num_value_heads"] * text["linear_value_head_dim"]
+    weights: float = hidden * (2 * keys + 3 * values)
+    return weights
+
+
+def _mlps(text: Config, hidden: float, layers: float) -> float:
+    """Weights of all layers' MLPs that a token goes through, three matrices each."""
+    experts = _size(text, "num_experts", "n_routed_experts", "num_local_experts", default=0)
+    taken = _size(text, "num_experts_per_tok", "num_experts_per_token", "experts_per_token", default=0)
+    if not experts or not taken:
+        return layers * 3 * hidden * _size(text, "intermediate_size")
+    width = _size(text, "moe_intermediate_size", "intermediate_size")
+    shared = text.get("shared_expert_intermediate_size") or width * (text.get("n_shared_experts") or 0)
+    num_dense = text.get("first_k_dense_replace") or len(text.get("mlp_only_layers") or ())
+    dense = 3 * hidden * _size(text, "intermediate_size", default=width)
+    return num_dense * dense + (layers - num_dense) * hidden * (3 * (taken * width + shared) + experts)
+
+
+def _patches_of_token(vision: Config, config: Config, in_tile: float) -> float:
+    """How many patches of the encoder become one token of the language model."""
+    for place in (vision, config):
+        for name in ("spatial_merge_size", "scale_factor", "merge_kernel_size", "pooling_kernel_size"):
+            if place.get(name):
+                return _size(place, name) ** 2
+        for name in ("downsample_ratio", "pixel_shuffle_ratio"):
+            if place.get(name):
+                return 1 / _size(place, name) ** 2
+    tokens = _size(config, "mm_tokens_per_image", "image_seq_length", default=0)
+    return in_tile / tokens if tokens and in_tile else 1.0
+
+
+def _size(config: Config, *names: str, default: float | None = None) -> float:
+    """A number by the first name that is there; of height and width, the height."""
+    value = next((config[name] for name in names if config.get(name) is not None), default)
+    if value is None:
+        raise KeyError(" or ".join(names))
+    return float(value[0] if isinstance(value, (list, tuple)) else value)

@@ -1,0 +1,79 @@
+"""Which packs ranks and workers read together, as Energon deals them: else a planned step is read in pieces."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.energon import WorkerConfig
+from megatron.energon.flavors.webdataset.sharder import Sharder
+
+from energon_pack.errors import PackError
+from energon_pack.steps.stream import Stream
+from energon_pack.steps.topology import Topology, sizes_of_stretches, stream
+
+_SMALL = st.integers(1, 12)
+
+
+@given(st.integers(0, 3000), st.integers(1, 100))
+def test_stretches_are_those_of_energon(num: int, row: int) -> None:
+    """Energon's own sharder says which packs a worker reads; a rule of ours that differed would mix up steps."""
+    of_energon = Sharder.split_samples_to_workers(0, num, WorkerConfig(rank=0, world_size=1, num_workers=row))
+    assert np.diff(of_energon).tolist() == sizes_of_stretches(num, row).tolist()
+
+
+def test_the_stream_by_head() -> None:
+    """Two ranks of two workers: they have 0-2, 3-4, 5-6, 7-8; of both ranks the first reads, then the second."""
+    assert stream(9, Topology(2, 2)).tolist() == [0, 5, 3, 7, 1, 6, 4, 8, 2]
+    assert stream(3, Topology()).tolist() == [0, 1, 2]
+
+
+@given(st.integers(0, 300), _SMALL, _SMALL)
+def test_the_stream_is_what_ranks_read_by_turns(num: int, data_parallel: int, workers: int) -> None:
+    """Each rank takes from its workers by turns, as torch's loader does, each worker from its stretch."""
+    edges = [0, *np.cumsum(sizes_of_stretches(num, data_parallel * workers)).tolist()]
+    stretches = [list(range(first, end)) for first, end in pairwise(edges)]
+    read = []
+    for turn in range(max(map(len, stretches)) * workers):
+        for rank in range(data_parallel):
+            read += stretches[rank * workers + turn % workers][turn // workers :][:1]
+    assert stream(num, Topology(data_parallel, workers)).tolist() == read
+
+
+@given(st.integers(1, 200), _SMALL, st.integers(1, 4), st.sampled_from([1, 2, 4, 8]))
+def test_every_epoch_has_every_pack_once(num: int, data_parallel: int, workers: int, rounds: int) -> None:
+    topology = Topology(data_parallel, workers, workers * rounds)
+    packs = Stream(num, topology)
+    for epoch in range(4):
+        assert sorted(packs.index(epoch * num + place) for place in range(num)) == list(range(num))
+
+
+@given(st.integers(1, 400), _SMALL, st.integers(1, 4))
+def test_units_stay_whole_over_epochs(num: int, data_parallel: int, micro_batches: int) -> None:
+    """What is over of an epoch would else move all steps of the next one: each would have packs of two."""
+    topology = Topology(data_parallel, 1, micro_batches)
+    packs, unit = Stream(num, topology), topology.unit
+    first = {frozenset(packs.index(start + i) for i in range(unit)) for start in range(0, num // unit * unit, unit)}
+    for epoch in range(1, 4):
+        start = -(-epoch * num // unit) * unit
+        steps = [frozenset(packs.index(start + unit * k + i) for i in range(unit)) for k in range(num // unit - 2)]
+        assert all(step in first for step in steps)
+
+
+def test_a_unit_is_of_whole_rows() -> None:
+    """Whichever factors ranks and workers have: 8 × 4 with 8 packs a step are 16 × 2 with 4."""
+    assert Topology(8, 4, 8).unit == Topology(16, 2, 4).unit == Topology(32, 1, 2).unit == 64
+    assert Topology(8, 4, 1).unit == Topology(8, 4, 2).unit == 32
+
+
+@pytest.mark.parametrize(
+    ("topology", "says"),
+    [
+        (Topology(0), r"packing\.topology\.data_parallel=0: at least 1"),
+        (Topology(2, 4, 6), r"packing\.topology\.workers=4 and micro_batches=6: one has to be a multiple"),
+    ],
+)
+def test_what_is_no_topology(topology: Topology, says: str) -> None:
+    with pytest.raises(PackError, match=says):
+        topology.check()
