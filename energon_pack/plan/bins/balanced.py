@@ -61,14 +61,13 @@ def balance(
     most = search.most
     search.improve(0, Way.by_chance)
     hasty = [search.fill(tail, Way.hasty, most + _near(most)) for tail in _LARGE]
-    for found in hasty:
-        search.keep(found)
     fewest = min((found.gaps.num_bins for found in hasty if found), default=inf)
     if most == inf or abs(fewest - most) <= _near(most):
-        for tail in _LARGE:
+        for tail in reversed(range(len(_TAILS))):
             search.improve(tail, Way.ascending)
-            if most == inf:  # nothing else to fall back on
-                search.improve(tail, Way.by_chance)
+            search.improve(tail, Way.by_chance)
+    for found in hasty:
+        search.keep(found)
     return search.bin_of()
 
 
