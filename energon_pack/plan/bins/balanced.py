@@ -85,7 +85,7 @@ class _Search:
 
     def __init__(self, lens: AnyInts, capacity: int, num_bins: int, seed: int):
         upto = np.cumsum(lens, dtype=np.int64)
-        self._heads = [int(np.searchsorted(upto, upto[-1] * (1 - share))) for share in _TAILS]
+        self._heads: list[int] = np.searchsorted(upto, upto[-1] * (1 - np.array(_TAILS))).tolist()
         del upto
         self._lens, self._capacity, self._seed = lens, capacity, seed
         self._head = self._heads[0]
@@ -205,19 +205,20 @@ def fill_gaps(
     else:
         order = np.arange(len(gaps))
     spare = (most - len(space)) * capacity + int(space.sum()) - int(histogram @ np.arange(len(histogram)))
-    for at in order.tolist():
-        gap, first, size = int(gaps[at]), int(firsts[at]), int(sizes[at])
-        while size and gap >= stock.smallest and (content := _fill(stock, gap)):
+    smallest = stock.smallest
+    for gap, first, size in np.stack((gaps, firsts, sizes), axis=1)[order].tolist():
+        while size and gap >= smallest and (content := _fill(stock, gap)):
             # Not all alike: that would use up one length.
             number = stock.times(content, size if way is Way.hasty else -(-size // 2))
             runs += stock.take(content, first, number)
             left.append(OpenBins(gap - sum(length * copies for length, copies in content.items()), first, number))
-            if left[-1].space < stock.smallest:  # lost: all items left are longer
+            smallest = stock.smallest
+            if left[-1].space < smallest:  # lost: all items left are longer
                 spare -= left[-1].space * number
             first += number
             size -= number
         left.append(OpenBins(gap, first, size))
-        if gap < stock.smallest:
+        if gap < smallest:
             spare -= gap * size
         if spare < 0:
             return None

@@ -84,11 +84,12 @@ class Stock:
         """As few items as fill the gap exactly, up to three, chosen by chance; none where that can't be."""
         if self.count(gap):
             return (gap,)
-        largest = self._lengths.bit_length() - 1
+        lengths = self._lengths
+        largest = lengths.bit_length() - 1
         pair = self._pair(gap) if gap <= 2 * largest else ()
         if pair or gap > 3 * largest:
             return pair
-        choices = self._lengths & ((1 << gap) - 1)
+        choices = lengths & ((1 << gap) - 1)
         if not choices:
             return ()
         if gap < 3 * self.smallest:  # as after all tries, which fail
@@ -96,9 +97,11 @@ class Stock:
             return ()
         for _ in range(_TRIES):
             one = self._pick(choices, gap - 1)
-            pair = self._pair(gap - one)
-            if pair and self._counts[one] > pair.count(one):
-                return (one, *pair)
+            shift = self._top - gap + one
+            if lengths & (self._mirrored >> shift if shift >= 0 else self._mirrored << -shift):
+                pair = self._pair(gap - one)
+                if pair and self._counts[one] > pair.count(one):
+                    return (one, *pair)
         return ()
 
     def _pair(self, gap: int) -> tuple[int, ...]:
