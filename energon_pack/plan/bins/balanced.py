@@ -2,7 +2,7 @@
 
 As many bins as the exact fit on long-tailed sets (0 to 0.01 % over the lower bound), each with about the same mixture
 of long and short items, so that Σ len² (the cost of attention) is even. Without short items to fill gaps it may
-need up to 5 % more bins: `auto` then takes the exact fit. 0.2 s for 1M items, 3 s for 10M; 0.3 to 1 s for 1M without
+need up to 5 % more bins: `auto` then takes the exact fit. 0.2 s for 1M items, 3 s for 10M; 0.3 to 3 s for 1M without
 short ones.
 """
 
