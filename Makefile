@@ -24,6 +24,7 @@ bench: $(VENV)/.dev
 	$(RUN) -W ignore benchmarks/lengths.py
 	$(RUN) benchmarks/planner.py
 	$(RUN) benchmarks/composition.py
+	$(RUN) benchmarks/omnibal.py
 	$(RUN) benchmarks/writer.py
 	$(RUN) -W ignore benchmarks/loading.py
 	$(RUN) benchmarks/jsonl.py

@@ -46,3 +46,7 @@ class Chance:
         z = ((z ^ (z >> 30)) * _MIX_1) & _WORD
         z = ((z ^ (z >> 27)) * _MIX_2) & _WORD
         return (z ^ (z >> 31)) % bound
+
+    def skip(self, num: int) -> None:
+        """As if so many had been asked for."""
+        self._state = (self._state + num * _STEP) & _WORD

@@ -2,10 +2,14 @@
 
 As many bins as the exact fit on long-tailed sets (0 to 0.01 % over the lower bound), each with about the same mixture
 of long and short items, so that Σ len² (the cost of attention) is even. Without short items to fill gaps it may
-need up to 5 % more bins: `auto` then takes the exact fit. 0.2 s for 1M items, 3 s for 10M.
+need up to 5 % more bins: `auto` then takes the exact fit. 0.2 s for 1M items, 3 s for 10M; 0.3 to 3 s for 1M without
+short ones.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from enum import Enum
+from math import inf
+from typing import NamedTuple, overload
 
 import numpy as np
 
@@ -14,62 +18,125 @@ from energon_pack.plan.bins.exact import Stock
 from energon_pack.plan.bins.greedy import best_fit_decreasing
 from energon_pack.run.seeded import AnyInts, Chance, Ints, random_keys
 
-#: Shares of the tokens kept back to fill gaps. The first that gives few enough bins is taken: the less is kept back,
-#: the more even the bins.
+#: Shares of the tokens kept back to fill gaps: the less is kept back, the more even the bins.
 _TAILS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.11, 0.15, 0.3, 0.5)
+#: So many of them are enough where there are short items; the others are for sets that have none.
+_NUM_SMALL = 11
+_LARGE = (12, 11)
+#: Of the bins, and bins: plans no farther from each other are worth a closer look.
+_NEAR = 0.001, 10
 _MOST_ROUNDS = 1000
 
 
-def balance(lens: AnyInts, capacity: int, num_bins: int, goal: float, seed: int) -> AnyInts:
-    """The bin of each item.
+class Way(Enum):
+    """In which order gaps are filled, and how many equal ones alike."""
+
+    by_chance = 0
+    ascending = 1
+    hasty = 2  # ascending, and all equal ones alike: half the time, and about as few bins
+
+
+def balance(
+    lens: AnyInts, capacity: int, num_bins: int, goal: float, seed: int, limit: Callable[[], float] = lambda: inf
+) -> AnyInts | None:
+    """The bin of each item; None where that takes more bins than the limit.
+
+    The first small tail that gives few enough bins is taken. Without short items none does: the best large one is
+    taken then, looked for in a hurry, and closely only where it is about as good as the limit.
 
     Args:
         lens: longest first.
         num_bins: to begin with: the lower bound.
         goal: with so many bins the search for a tail ends.
+        limit: asked only where the small tails need more than a bin over the goal.
     """
-    upto = np.cumsum(lens, dtype=np.int64)
-    heads = [int(np.searchsorted(upto, upto[-1] * (1 - share))) for share in _TAILS]
-    del upto
-    bin_of = spread(lens[: heads[0]], capacity, num_bins)
-    found = [_search(lens, bin_of, heads, capacity, num_bins, goal, seed, False)]
-    if found[0][0].num_bins > goal:  # sets without small items
-        found.append(_search(lens, bin_of, heads, capacity, num_bins, goal, seed, True))
-    gaps, head = min(found, key=lambda one: one[0].num_bins)
-    result = np.full(len(lens), -1, np.int32)
-    result[:head] = bin_of[:head]
-    result[np.flatnonzero(result < 0)[::-1]] = gaps.bins_of()
-    return result
+    search = _Search(lens, capacity, num_bins, seed)
+    search.most = goal + _near(goal)
+    for tail in range(_NUM_SMALL):
+        search.improve(tail, Way.by_chance)
+        if search.most + 1 <= goal:
+            return search.bin_of()
+    if search.most > goal:
+        search.must_have(limit())
+    most = search.most
+    search.improve(0, Way.by_chance)
+    hasty = [search.fill(tail, Way.hasty, most + _near(most)) for tail in _LARGE]
+    fewest = min((found.gaps.num_bins for found in hasty if found), default=inf)
+    if most == inf or abs(fewest - most) <= _near(most):
+        for tail in reversed(range(len(_TAILS))):
+            search.improve(tail, Way.ascending)
+            search.improve(tail, Way.by_chance)
+    for found in hasty:
+        search.keep(found)
+    return search.bin_of()
 
 
-def _search(
-    lens: AnyInts,
-    bin_of: AnyInts,
-    heads: list[int],
-    capacity: int,
-    num_bins: int,
-    goal: float,
-    seed: int,
-    smallest_first: bool,
-) -> "tuple[Gaps, int]":
-    """The first of the heads with which the rest fills the gaps well enough, else the best."""
-    fill = np.zeros(num_bins, np.int64)
-    rest = np.bincount(lens)
-    _move(fill, rest, bin_of, lens[: heads[0]], 1)
-    found: list[tuple[Gaps, int]] = []
-    for longer, head in zip([heads[0], *heads], heads, strict=False):
-        _move(fill, rest, bin_of[head:longer], lens[head:longer], -1)
-        found.append((fill_gaps(rest, capacity - fill, capacity, seed, smallest_first), head))
-        if found[-1][0].num_bins <= goal:
-            break
-    return min(found, key=lambda one: one[0].num_bins)
+def _near(num_bins: float) -> float:
+    return _NEAR[0] * num_bins + _NEAR[1]
 
 
-def _move(fill: Ints, rest: Ints, bin_of: AnyInts, lens: AnyInts, sign: int) -> None:
-    """Account for items that go from the rest into bins, or back."""
-    there = bin_of + 1  # 0: in none
-    fill += sign * np.bincount(there, lens, len(fill) + 1)[1:].astype(np.int64)
-    rest -= sign * np.bincount(lens[there > 0], minlength=len(rest))
+class _Found(NamedTuple):
+    gaps: "Gaps"
+    head: int
+
+
+class _Search:
+    """The longest items dealt once; the gaps that any head of them leaves, filled with the tail; the best of these."""
+
+    def __init__(self, lens: AnyInts, capacity: int, num_bins: int, seed: int):
+        upto = np.cumsum(lens, dtype=np.int64)
+        self._heads: list[int] = np.searchsorted(upto, upto[-1] * (1 - np.array(_TAILS))).tolist()
+        del upto
+        self._lens, self._capacity, self._seed = lens, capacity, seed
+        self._head = self._heads[0]
+        self._bin_of = spread(lens[: self._head], capacity, num_bins)
+        self._fill, self._rest = np.zeros(num_bins, np.int64), np.bincount(lens)
+        self._move(0, self._head, 1)
+        self._best: _Found | None = None
+        #: More bins are of no use.
+        self.most = inf
+
+    def must_have(self, most: float) -> None:
+        """Forget what has more bins than this."""
+        if self._best and self._best.gaps.num_bins > most:
+            self._best = None
+        if not self._best:
+            self.most = most
+
+    def keep(self, found: _Found | None) -> None:
+        """Take it where it has fewer bins."""
+        if found and found.gaps.num_bins <= self.most:
+            self._best, self.most = found, found.gaps.num_bins - 1
+
+    def improve(self, tail: int, way: Way) -> None:
+        self.keep(self.fill(tail, way, self.most))
+
+    def fill(self, tail: int, way: Way, most: float) -> _Found | None:
+        """The gaps that this tail leaves, filled with it; None where that takes more bins than `most`."""
+        head = self._heads[tail]
+        if head < self._head:
+            self._move(head, self._head, -1)
+        else:
+            self._move(self._head, head, 1)
+        self._head = head
+        gaps = fill_gaps(self._rest, self._capacity - self._fill, self._capacity, self._seed, way, most)
+        return _Found(gaps, head) if gaps else None
+
+    def bin_of(self) -> AnyInts | None:
+        """The bin of each item in the best that was found."""
+        if not self._best:
+            return None
+        gaps, head = self._best
+        result = np.full(len(self._lens), -1, np.int32)
+        result[:head] = self._bin_of[:head]
+        result[np.flatnonzero(result < 0)[::-1]] = gaps.bins_of()
+        return result
+
+    def _move(self, first: int, last: int, sign: int) -> None:
+        """Account for items that go from the rest into bins, or back."""
+        lens, there = self._lens[first:last], self._bin_of[first:last] + 1  # 0: in none
+        self._fill += sign * np.bincount(there, lens, len(self._fill) + 1)[1:].astype(np.int64)
+        self._rest -= sign * np.bincount(lens[there > 0], minlength=len(self._rest))
 
 
 def spread(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
@@ -111,37 +178,63 @@ class Gaps(NamedTuple):
         return narrow(self.names)[bins_of(self.runs)]
 
 
-def fill_gaps(histogram: Ints, space: Ints, capacity: int, seed: int, smallest_first: bool = False) -> Gaps:
+@overload
+def fill_gaps(histogram: Ints, space: Ints, capacity: int, seed: int) -> Gaps: ...
+@overload
+def fill_gaps(histogram: Ints, space: Ints, capacity: int, seed: int, way: Way, most: float) -> Gaps | None: ...
+def fill_gaps(
+    histogram: Ints, space: Ints, capacity: int, seed: int, way: Way = Way.by_chance, most: float = inf
+) -> Gaps | None:
     """Put all items into the gaps of bins, exactly where that can be; what is left over by best fit, or in new bins.
+
+    None where that takes more bins than `most`, and as soon as that is sure.
 
     Args:
         histogram: number of items of each length.
         space: left in each bin.
-        smallest_first: gaps from the smallest to the widest, not in random order.
     """
+    if len(space) + _num_too_long(histogram, int(space.max()), capacity) > most:
+        return None
     stock = Stock(histogram, Chance(seed, stream=2))
-    by_gap = np.argsort(space, kind="stable")  # bins with equal gaps are one range
-    gaps, firsts, sizes = np.unique(space[by_gap], return_index=True, return_counts=True)
+    gaps, sizes = np.unique(space, return_counts=True)  # bins with equal gaps are one range
+    firsts = np.cumsum(sizes) - sizes
     runs: list[Run] = []
     left: list[OpenBins] = []
-    order = (
-        np.arange(len(gaps)) if smallest_first else np.argsort(random_keys(len(gaps), seed, stream=3), kind="stable")
-    )
-    for at in order.tolist():
-        gap, first, size = int(gaps[at]), int(firsts[at]), int(sizes[at])
-        while size and gap and (content := _fill(stock, gap)):
-            most = -(-size // 2)  # not all alike: that would use up one length
-            number = min(most, *(stock.count(length) // copies for length, copies in content.items()))
+    if way is Way.by_chance:
+        order = np.argsort(random_keys(len(gaps), seed, stream=3), kind="stable")
+    else:
+        order = np.arange(len(gaps))
+    spare = (most - len(space)) * capacity + int(space.sum()) - int(histogram @ np.arange(len(histogram)))
+    smallest = stock.smallest
+    for gap, first, size in np.stack((gaps, firsts, sizes), axis=1)[order].tolist():
+        while size and gap >= smallest and (content := _fill(stock, gap)):
+            # Not all alike: that would use up one length.
+            number = stock.times(content, size if way is Way.hasty else -(-size // 2))
             runs += stock.take(content, first, number)
             left.append(OpenBins(gap - sum(length * copies for length, copies in content.items()), first, number))
+            smallest = stock.smallest
+            if left[-1].space < smallest:  # lost: all items left are longer
+                spare -= left[-1].space * number
             first += number
             size -= number
         left.append(OpenBins(gap, first, size))
-    runs += best_fit_decreasing(
-        stock.histogram(), capacity, [bins for bins in left if bins.space and bins.num_bins], len(space)
-    )
+        if gap < smallest:
+            spare -= gap * size
+        if spare < 0:
+            return None
+    opened = [bins for bins in left if bins.space and bins.num_bins]
+    runs += best_fit_decreasing(stock.histogram(), capacity, opened, len(space))
     num_bins = max(len(space), count_bins(runs))
+    if num_bins > most:
+        return None
+    by_gap = np.argsort(space, kind="stable")
     return Gaps(runs, np.append(by_gap, np.arange(len(space), num_bins)), num_bins)
+
+
+def _num_too_long(histogram: Ints, gap: int, capacity: int) -> int:
+    """New bins that items need, at least, which are longer than every gap."""
+    lengths = gap + 1 + np.flatnonzero(histogram[gap + 1 :])
+    return -(-int(histogram[lengths].sum()) // (capacity // int(lengths[0]))) if len(lengths) else 0
 
 
 def _fill(stock: Stock, gap: int) -> dict[int, int]:
@@ -153,9 +246,9 @@ def _fill(stock: Stock, gap: int) -> dict[int, int]:
             is_wide = gap > 3 * stock.largest
             length = stock.any_within(gap) if is_wide else stock.largest_within(gap)
             more = (length,) if length else ()
-        if not more or any(content.get(length, 0) + more.count(length) > stock.count(length) for length in more):
+        together = stock.with_more(content, more)
+        if together is None:
             break
-        for length in more:
-            content[length] = content.get(length, 0) + 1
+        content = together
         gap -= sum(more)
     return content

@@ -1,6 +1,7 @@
 """What the packers share: bins as flat arrays, chance that never changes, and items dealt to bins that were planned."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -73,7 +74,7 @@ def count_bins(runs: Sequence[Run]) -> int:
 
 def bins_of(runs: Sequence[Run]) -> AnyInts:
     """The bin of each item a plan has a place for: items in ascending order of length."""
-    table = np.array(runs, dtype=np.int64).reshape(-1, 4)
+    table = np.fromiter(chain.from_iterable(runs), np.int64, 4 * len(runs)).reshape(-1, 4)
     table = table[np.argsort(table[:, 0], kind="stable")]
     _, copies, first, num_bins = table.T
     num_items = copies * num_bins

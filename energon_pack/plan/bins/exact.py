@@ -35,20 +35,42 @@ class Stock:
         """0 where nothing is left."""
         return max(self._lengths.bit_length() - 1, 0)
 
+    @property
+    def smallest(self) -> int:
+        """-1 where nothing is left."""
+        return (self._lengths & -self._lengths).bit_length() - 1
+
     def count(self, length: int) -> int:
         return self._counts[length] if length <= self._top else 0
 
     def histogram(self) -> Ints:
         return np.array(self._counts, np.int64)
 
+    def times(self, content: dict[int, int], most: int) -> int:
+        """How many bins, up to so many, the items left suffice for with this content each: length → copies."""
+        for length, copies in content.items():
+            most = min(most, self._counts[length] // copies)
+        return most
+
+    def with_more(self, content: dict[int, int], more: tuple[int, ...]) -> dict[int, int] | None:
+        """The content and these items; None where there are none, or not enough of them left."""
+        together = dict(content)
+        for length in more:
+            together[length] = copies = together.get(length, 0) + 1
+            if copies > self._counts[length]:
+                return None
+        return together if more else None
+
     def take(self, content: dict[int, int], first: int, num_bins: int) -> list[Run]:
         """Fill bins from `first` on with this content each: length → copies."""
+        runs = []
         for length, copies in content.items():
             self._counts[length] -= num_bins * copies
             if not self._counts[length]:
                 self._lengths ^= 1 << length
                 self._mirrored ^= 1 << (self._top - length)
-        return [Run(length, copies, first, num_bins) for length, copies in content.items()]
+            runs.append(Run(length, copies, first, num_bins))
+        return runs
 
     def largest_within(self, gap: int) -> int:
         """The longest item that fits, 0 where none does."""
@@ -62,21 +84,33 @@ class Stock:
         """As few items as fill the gap exactly, up to three, chosen by chance; none where that can't be."""
         if self.count(gap):
             return (gap,)
-        largest = self.largest
+        lengths = self._lengths
+        largest = lengths.bit_length() - 1
         pair = self._pair(gap) if gap <= 2 * largest else ()
         if pair or gap > 3 * largest:
             return pair
+        choices = lengths & ((1 << gap) - 1)
+        if not choices:
+            return ()
+        if gap < 3 * self.smallest:  # as after all tries, which fail
+            self._chance.skip(_TRIES)
+            return ()
         for _ in range(_TRIES):
-            one = self.any_within(gap - 1)
-            pair = self._pair(gap - one) if one else ()
-            if pair and self._counts[one] > pair.count(one):
-                return (one, *pair)
+            one = self._pick(choices, gap - 1)
+            shift = self._top - gap + one
+            if lengths & (self._mirrored >> shift if shift >= 0 else self._mirrored << -shift):
+                pair = self._pair(gap - one)
+                if pair and self._counts[one] > pair.count(one):
+                    return (one, *pair)
         return ()
 
     def _pair(self, gap: int) -> tuple[int, ...]:
         shift = self._top - gap
         partners = self._mirrored >> shift if shift >= 0 else self._mirrored << -shift  # bit gap - length
-        one = self._pick(self._lengths & partners, gap)
+        choices = self._lengths & partners
+        if not choices:
+            return ()
+        one = self._pick(choices, gap)
         if one and (2 * one != gap or self._counts[one] > 1):
             return one, gap - one
         return ()
@@ -108,21 +142,19 @@ def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[Run]:
     while longest := stock.largest:
         # Not all items of this length at once: that would use up what completes the next bins.
         wanted = max(1, stock.count(longest) // (capacity // longest))
-        content = _fill(stock, capacity, {longest: 1})
-        number = min(wanted, *(stock.count(length) // copies for length, copies in content.items()))
+        content = _fill(stock, capacity - longest, {longest: 1})
+        number = stock.times(content, wanted)
         runs += stock.take(content, num_bins, number)
         num_bins += number
     return runs
 
 
-def _fill(stock: Stock, capacity: int, content: dict[int, int]) -> dict[int, int]:
+def _fill(stock: Stock, gap: int, content: dict[int, int]) -> dict[int, int]:
     """Complete a bin: length → number of items."""
-    gap = capacity - sum(length * copies for length, copies in content.items())
     while gap:
-        completion = stock.exact(gap)
-        more = {length: content.get(length, 0) + completion.count(length) for length in completion}
-        if completion and all(stock.count(length) >= copies for length, copies in more.items()):
-            return content | more
+        completed = stock.with_more(content, stock.exact(gap))
+        if completed:
+            return completed
         length = stock.largest_within(gap)
         while length and stock.count(length) <= content.get(length, 0):
             length = stock.largest_within(length - 1)

@@ -35,8 +35,8 @@ def best_fit_decreasing(
 
     for bins in opened:
         put(*bins)
-    for length in np.flatnonzero(histogram)[::-1].tolist():
-        count = int(histogram[length])
+    lengths = np.flatnonzero(histogram)[::-1]
+    for length, count in zip(lengths.tolist(), histogram[lengths].tolist(), strict=True):
         while count:
             fitting = spaces >> length
             if fitting:

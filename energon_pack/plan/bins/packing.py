@@ -1,5 +1,7 @@
 """One call for all ways to pack."""
 
+from math import inf
+
 import numpy as np
 import numpy.typing as npt
 
@@ -75,12 +77,16 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
     items = shuffled_argsort(narrow_lens, seed)
 
     if algorithm in (Algorithm.auto, Algorithm.balanced):
-        bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _NEAR, seed)[::-1]
-        num_bins = int(bin_of.max()) + 1
-        if algorithm == Algorithm.balanced or num_bins <= bound * _NEAR + 1:
-            return gather(bin_of, items, seed)
-        runs = _optimal(histogram, capacity, bound, seed)
-        return gather(bin_of if num_bins <= count_bins(runs) else bins_of(runs), items, seed)
+        exact: list[Run] = []
+
+        def limit() -> float:
+            if algorithm == Algorithm.balanced:
+                return inf
+            exact.extend(_optimal(histogram, capacity, bound, seed))
+            return max(count_bins(exact), bound * _NEAR + 1)
+
+        bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _NEAR, seed, limit)
+        return gather(bins_of(exact) if bin_of is None else bin_of[::-1], items, seed)
     if algorithm == Algorithm.optimal:
         runs = _optimal(histogram, capacity, bound, seed)
     elif algorithm == Algorithm.best_fit_decreasing:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.plan.bins import Bins, lower_bound, lower_bound_l2, pack_bins
+from energon_pack.plan.bins.balanced import Way, fill_gaps
 from energon_pack.plan.bins.base import shuffled_argsort
 from energon_pack.plan.settings import Algorithm
 from energon_pack.run.seeded import Chance, random_keys
@@ -169,6 +170,20 @@ def test_twice_the_capacity(case: tuple[int, list[int]]) -> None:
     assert after <= 11 / 9 * before + 4
 
 
+@given(few, st.lists(st.integers(0, 12), min_size=1, max_size=4), st.sampled_from(Way))
+@settings(max_examples=150)
+def test_only_what_can_not_win_is_given_up(case: tuple[int, list[int]], gaps: list[int], way: Way) -> None:
+    """Given up too early, a tail that gives fewer packs would be lost; too late costs time alone."""
+    capacity, lens = case
+    histogram, space = np.bincount(lens), np.minimum(gaps, capacity)
+    whole = fill_gaps(histogram, space, capacity, 0, way, np.inf)
+    assert whole
+    again = fill_gaps(histogram, space, capacity, 0, way, whole.num_bins)
+    assert again
+    assert again.bins_of().tolist() == whole.bins_of().tolist()
+    assert fill_gaps(histogram, space, capacity, 0, way, whole.num_bins - 1) is None
+
+
 # -------------------------------------------------------------------------------------------------- larger, known sets
 
 
@@ -278,6 +293,9 @@ def test_chance_never_changes() -> None:
     assert random_keys(3, seed=0).tolist() == known
     chance = Chance(0)
     assert [chance.below(2**64) for _ in range(3)] == known
+    chance = Chance(0)
+    chance.skip(2)
+    assert chance.below(2**64) == known[2]
     assert random_keys(1, seed=1).tolist() != random_keys(1, seed=0).tolist() != random_keys(1, 0, stream=1).tolist()
 
 
@@ -302,3 +320,5 @@ def test_plans_never_change() -> None:
     bins = pack_bins(np.stack([lens, np.ones_like(lens)]), np.array([8192, 6]), seed=1)
     digests.append(zlib.crc32(np.concatenate(bins).astype("<i8").tobytes()))
     assert digests == [4143891197, 4143891197, 3406981691, 174204663, 3565377959, 20600173]
+    bins = pack_bins(np.array(hard(3000), np.int64), 8192, seed=1)  # `auto` tries all it has, and takes the exact fit
+    assert zlib.crc32(np.concatenate(bins).astype("<i8").tobytes()) == 442095528
