@@ -93,10 +93,11 @@ def simulate(
     costs, tokens = _costs_of_packs(PlanFile(folder / PLAN), fitted.cost if fitted else cost)
     first, num = _packs_of(manifest, split, len(costs))
     costs, tokens = costs.take(np.arange(first, first + num)), tokens[first : first + num]
-    planned = stream(num, topology_of(manifest))
+    planned = topology_of(manifest)
     found = []
     for world in worlds:
-        order = planned if loader == "plan" else stream(num, Topology(world.data_parallel, world.workers))
+        is_planned = loader == "plan" and planned != Topology()  # else each worker reads a stretch
+        order = stream(num, planned if is_planned else Topology(world.data_parallel, world.workers))
         found.append(Simulated(**asdict(world), **compared(costs, order, world.data_parallel, world.micro_batches)))
     places = np.maximum(tokens, int(manifest["max_token_len"])).sum()
     padding = round(1 - float(tokens.sum() / places), 4)
