@@ -71,7 +71,9 @@ class Padded(PackedTaskEncoder):
                 for member in pack.members[start:end]
             ]
             pieces.append(super().batch(rows))
-        return PackedBatch({"pieces": pieces, "__key__": [pack.__key__], "__restore_key__": ()})
+        whole = super().batch(samples)
+        noted = ("__key__", "__restore_key__", "positions", "sample_ids", "num_tokens", "num_trained")
+        return PackedBatch({"pieces": pieces, **{name: whole[name] for name in noted}})
 
 
 def pieces_of(lengths: Sequence[int], max_places: int) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from energon_pack.steps.place import Place, Share, joined
 
+#: of a batch
+_NOTED = ("__key__", "positions", "sample_ids", "num_tokens", "num_trained")
 #: of one rank, as `Journal.state` gives it
 State = Mapping[str, Any]
 
@@ -58,7 +60,13 @@ class Journal:
             self.before = sum(own, Consumed(**states[0]["before"]))
 
     def add(self, batch: Mapping[str, Any]) -> None:
-        """Note a batch."""
+        """Note a batch.
+
+        Raises:
+            ValueError: it does not say what it is of.
+        """
+        if lacking := [name for name in _NOTED if name not in batch]:
+            raise ValueError(f"a batch without {', '.join(lacking)}: a `batch` of your own has to keep them")
         packs = len(batch["__key__"])
         if self._share is not None:
             packs = 0

@@ -153,7 +153,8 @@ def test_ctrl_c_while_one_file_is_measured(
     num = 6_000
     json_lines(tmp_path / "s" / "x.jsonl", num)
     script = (  # it is interrupted while it waits: on a busy machine it would be done before
-        "import time; from energon_pack.lengths import measure, table_cache;"
+        "import signal, time; from energon_pack.lengths import measure, table_cache;"
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"  # a job in the background hears none
         "measure._SLICE = 100; table_cache._FILE_ROWS = 500; flush = table_cache.TableCache.flush;"
         "table_cache.TableCache.flush = lambda self: (flush(self), time.sleep(0.5));"
         "from energon_pack.cli import main; main()"
