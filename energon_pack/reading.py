@@ -187,22 +187,43 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         ranks = worker.world_size
         # Not planned for anybody: each worker of those that begin gets a stretch of whole shards, as by Energon.
         topology = planned if planned != Topology() else Topology(ranks, max(1, worker.num_workers))
-        if worker.rank == 0 and (lost := _lost(planned, ranks)):
-            _log.warning(
-                "%s is laid out for %d ranks, these are %d: %s", factory.path, planned.data_parallel, ranks, lost
-            )
-        return begin(Place(len(factory), _fingerprint(factory), topology), ranks, worker.rank, self._states)
+        share = begin(Place(len(factory), _fingerprint(factory), topology), ranks, worker.rank, self._states)
+        if worker.rank == 0 and planned.has_steps:
+            lost = _other_ranks(planned, ranks) or _left_out(factory) or _within_step(planned, share)
+            if lost:
+                _log.warning("%s is laid out for %d ranks, %s", factory.path, planned.data_parallel, lost)
+        return share
 
 
-def _lost(planned: Topology, ranks: int) -> str:
+def _other_ranks(planned: Topology, ranks: int) -> str:
     """What would make steps even that are not; empty where they may be."""
-    if not planned.has_steps or ranks == planned.data_parallel:
+    these = f"these are {ranks}: steps are"
+    if ranks == planned.data_parallel:
         return ""
     if planned.row % ranks:
-        return f"steps are not even; they are with ranks that divide {planned.row}"
+        return f"{these} not even; they are with ranks that divide {planned.row}"
     if planned.rows_per_step > 1:
-        return f"steps are even with {planned.unit // ranks} packs of each rank"
+        return f"{these} even with {planned.unit // ranks} packs of each rank"
     return ""
+
+
+def _left_out(factory: BaseWebdatasetFactory[Any]) -> str:
+    """That packs are not read with which steps are even: all that come later are in other steps."""
+    of_splits = [split["packs"] for split in _manifest(factory).get("splits", {}).values()]
+    if not factory.sample_excludes and len(factory) in of_splits:
+        return ""
+    return "but split.yaml leaves out packs: steps are not even; they are where it has all packs, and no exclude"
+
+
+def _within_step(planned: Topology, share: Share) -> str:
+    """That others stopped in the middle of a step of these ranks, so that each step has parts of two."""
+    taken, size = share.place.taken, share.ranks
+    if planned.rows_per_step > 1:
+        size = planned.unit
+    read = taken.first + len(taken.above)
+    if read % size == 0:
+        return ""
+    return f"but {read} packs are read: steps are not even; they are from a checkpoint after a multiple of {size} packs"
 
 
 def _keeps_order(factory: Any, shuffle_buffer_size: int | None) -> bool:
