@@ -149,11 +149,12 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
     """
 
     _states: Sequence[State] = ()
+    _micro_batches: int | None = None
 
-    def going_on(self: Encoder, states: Sequence[State]) -> Encoder:
+    def going_on(self: Encoder, states: Sequence[State], micro_batches: int | None = None) -> Encoder:
         """This encoder, with which training goes on where these states are: see `loading.train_arguments`."""
         encoder = copy.copy(self)
-        encoder._states = states
+        encoder._states, encoder._micro_batches = states, micro_batches
         return encoder
 
     def build_train_datasets(
@@ -189,22 +190,24 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         topology = planned if planned != Topology() else Topology(ranks, max(1, worker.num_workers))
         share = begin(Place(len(factory), _fingerprint(factory), topology), ranks, worker.rank, self._states)
         if worker.rank == 0 and planned.has_steps:
-            lost = _other_ranks(planned, ranks) or _left_out(factory) or _within_step(planned, share)
+            lost = (
+                _other_steps(planned, ranks, self._micro_batches) or _left_out(factory) or _within_step(planned, share)
+            )
             if lost:
                 _log.warning("%s is laid out for %d ranks, %s", factory.path, planned.data_parallel, lost)
         return share
 
 
-def _other_ranks(planned: Topology, ranks: int) -> str:
+def _other_steps(planned: Topology, ranks: int, micro_batches: int | None) -> str:
     """What would make steps even that are not; empty where they may be."""
-    these = f"these are {ranks}: steps are"
-    if ranks == planned.data_parallel:
-        return ""
     if planned.row % ranks:
-        return f"{these} not even; they are with ranks that divide {planned.row}"
-    if planned.rows_per_step > 1:
-        return f"{these} even with {planned.unit // ranks} packs of each rank"
-    return ""
+        return f"these are {ranks}: steps are not even; they are with ranks that divide {planned.row}"
+    of_each = planned.unit // ranks
+    is_other = ranks != planned.data_parallel if micro_batches is None else micro_batches % of_each > 0
+    if planned.rows_per_step == 1 or not is_other:
+        return ""
+    with_packs = "" if micro_batches is None else f" with {micro_batches} packs each"
+    return f"these are {ranks}{with_packs}: steps are even with {of_each} packs of each rank"
 
 
 def _left_out(factory: BaseWebdatasetFactory[Any]) -> str:

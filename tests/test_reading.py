@@ -299,6 +299,25 @@ def test_a_run_that_would_lose_the_even_steps_is_told(
     assert [message.endswith("where it has all packs, and no exclude") for message in caplog.messages[2:]] == [True] * 2
 
 
+def test_steps_of_other_numbers_of_packs_are_told(
+    laid_out: tuple[Path, Any, Any], dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sums of 4 packs of each of 4 ranks are even: fewer lose that, though the ranks are as planned."""
+    folder, encoder = part(dataset, tmp_path / "x", NUM, Topology(4, 1, 4)), laid_out[1]
+    for ranks, num in ((4, 4), (4, 8), (2, 8), (4, None)):
+        worker = WorkerConfig(rank=0, world_size=ranks, num_workers=0)
+        get_train_dataset(folder, **train_arguments(folder, encoder, worker, micro_batches=num))
+    assert caplog.messages == []
+    for ranks, num in ((4, 1), (2, 4), (2, None)):
+        worker = WorkerConfig(rank=0, world_size=ranks, num_workers=0)
+        get_train_dataset(folder, **train_arguments(folder, encoder, worker, micro_batches=num))
+    assert [message.partition("for 4 ranks, ")[2] for message in caplog.messages] == [
+        "these are 4 with 1 packs each: steps are even with 4 packs of each rank",
+        "these are 2 with 4 packs each: steps are even with 8 packs of each rank",
+        "these are 2: steps are even with 8 packs of each rank",
+    ]
+
+
 def test_going_on_within_a_step_is_told(laid_out: tuple[Path, Any, Any], caplog: pytest.LogCaptureFixture) -> None:
     """4 ranks, 3, and 4 again: from there on each step had parts of two that are even, and nothing said so."""
     folder, encoder = laid_out[0], without_skipping(laid_out[1])
