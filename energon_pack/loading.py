@@ -146,11 +146,15 @@ def _cook(load: Callable[[Parts], dict[str, Any]], flavor: Flavor) -> Callable[[
 class GoesOn(Protocol):
     """A task encoder that reads packs in order: `reading.PacksInOrder`."""
 
-    def going_on(self, states: Sequence[State]) -> Any: ...
+    def going_on(self, states: Sequence[State], micro_batches: int | None = None) -> Any: ...
 
 
 def train_arguments(
-    dataset: str | Path, task_encoder: Any, worker_config: Any, states: Sequence[State] = ()
+    dataset: str | Path,
+    task_encoder: Any,
+    worker_config: Any,
+    states: Sequence[State] = (),
+    micro_batches: int | None = None,
 ) -> dict[str, Any]:
     """What `megatron.energon.get_train_dataset(dataset, **…)` has to be given to read packs in the order of their plan.
 
@@ -161,6 +165,7 @@ def train_arguments(
         worker_config: Energon's: this rank, how many there are, and the workers of each.
         states: where training goes on: `Journal.state()` of every rank of a checkpoint, whatever their number; or of
             this rank alone, where the number of ranks stays. Of a blend they only say how much was consumed.
+        micro_batches: packs of each rank in a step; where given, a number with which steps are not even is said.
 
     Raises:
         ValueError: another task encoder, with ranks and workers that the packs were not laid out for, or with states.
@@ -169,7 +174,7 @@ def train_arguments(
     common |= {"max_samples_per_sequence": None, "task_encoder": task_encoder}
     ours = isinstance(task_encoder, GoesOn)
     if ours:
-        common["task_encoder"] = task_encoder.going_on(states)
+        common["task_encoder"] = task_encoder.going_on(states, micro_batches)
     if Path(dataset).is_file():
         return common
     _refuse_other_world(dataset, worker_config, ours, bool(states))

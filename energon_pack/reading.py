@@ -149,11 +149,12 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
     """
 
     _states: Sequence[State] = ()
+    _micro_batches: int | None = None
 
-    def going_on(self: Encoder, states: Sequence[State]) -> Encoder:
+    def going_on(self: Encoder, states: Sequence[State], micro_batches: int | None = None) -> Encoder:
         """This encoder, with which training goes on where these states are: see `loading.train_arguments`."""
         encoder = copy.copy(self)
-        encoder._states = states
+        encoder._states, encoder._micro_batches = states, micro_batches
         return encoder
 
     def build_train_datasets(
@@ -187,22 +188,45 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         ranks = worker.world_size
         # Not planned for anybody: each worker of those that begin gets a stretch of whole shards, as by Energon.
         topology = planned if planned != Topology() else Topology(ranks, max(1, worker.num_workers))
-        if worker.rank == 0 and (lost := _lost(planned, ranks)):
-            _log.warning(
-                "%s is laid out for %d ranks, these are %d: %s", factory.path, planned.data_parallel, ranks, lost
+        share = begin(Place(len(factory), _fingerprint(factory), topology), ranks, worker.rank, self._states)
+        if worker.rank == 0 and planned.has_steps:
+            lost = (
+                _other_steps(planned, ranks, self._micro_batches) or _left_out(factory) or _within_step(planned, share)
             )
-        return begin(Place(len(factory), _fingerprint(factory), topology), ranks, worker.rank, self._states)
+            if lost:
+                _log.warning("%s is laid out for %d ranks, %s", factory.path, planned.data_parallel, lost)
+        return share
 
 
-def _lost(planned: Topology, ranks: int) -> str:
+def _other_steps(planned: Topology, ranks: int, micro_batches: int | None) -> str:
     """What would make steps even that are not; empty where they may be."""
-    if not planned.has_steps or ranks == planned.data_parallel:
-        return ""
     if planned.row % ranks:
-        return f"steps are not even; they are with ranks that divide {planned.row}"
+        return f"these are {ranks}: steps are not even; they are with ranks that divide {planned.row}"
+    of_each = planned.unit // ranks
+    is_other = ranks != planned.data_parallel if micro_batches is None else micro_batches % of_each > 0
+    if planned.rows_per_step == 1 or not is_other:
+        return ""
+    with_packs = "" if micro_batches is None else f" with {micro_batches} packs each"
+    return f"these are {ranks}{with_packs}: steps are even with {of_each} packs of each rank"
+
+
+def _left_out(factory: BaseWebdatasetFactory[Any]) -> str:
+    """That packs are not read with which steps are even: all that come later are in other steps."""
+    of_splits = [split["packs"] for split in _manifest(factory).get("splits", {}).values()]
+    if not factory.sample_excludes and len(factory) in of_splits:
+        return ""
+    return "but split.yaml leaves out packs: steps are not even; they are where it has all packs, and no exclude"
+
+
+def _within_step(planned: Topology, share: Share) -> str:
+    """That others stopped in the middle of a step of these ranks, so that each step has parts of two."""
+    taken, size = share.place.taken, share.ranks
     if planned.rows_per_step > 1:
-        return f"steps are even with {planned.unit // ranks} packs of each rank"
-    return ""
+        size = planned.unit
+    read = taken.first + len(taken.above)
+    if read % size == 0:
+        return ""
+    return f"but {read} packs are read: steps are not even; they are from a checkpoint after a multiple of {size} packs"
 
 
 def _keeps_order(factory: Any, shuffle_buffer_size: int | None) -> bool:

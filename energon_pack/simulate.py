@@ -81,12 +81,14 @@ def simulate(
         times: table of measured steps; None: costs are FLOPs.
 
     Raises:
-        PackError: no packed dataset, a Metadataset, a split without packs, or no such table.
+        PackError: no packed dataset, a Metadataset, a split without packs, no such model or table.
     """
     if folder.is_file():
         raise PackError(f"{folder}: Energon draws from a Metadataset's datasets by chance; simulate each by its folder")
     if not (folder / META_FOLDER / MANIFEST).is_file():
         raise PackError(f"{folder} is no dataset that energon_pack packed: there is no {META_FOLDER}/{MANIFEST}")
+    if model and not (model / "config.json").is_file():
+        raise PackError(f"--model {model} has no config.json: give the folder of a model")
     manifest = read_manifest(folder)
     cost = CostModel.from_json(manifest["cost"]) if "cost" in manifest and not model else cost_model(model)
     fitted = fit(read_times(times), cost, times.name) if times else None

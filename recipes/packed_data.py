@@ -12,14 +12,19 @@ from energon_pack.loading import Journal, train_arguments
 
 
 def train_loader(
-    dataset: str | Path, encoder: Any, worker: WorkerConfig, states: Sequence[dict[str, Any]] = ()
+    dataset: str | Path,
+    encoder: Any,
+    worker: WorkerConfig,
+    states: Sequence[dict[str, Any]] = (),
+    micro_batches: int | None = None,
 ) -> "TrainLoader":
     """Batches of the train part in the order of the plan, without end.
 
     Args:
         states: `save_state` of every rank of a checkpoint, to go on from there.
+        micro_batches: packs of each rank in a step: a warning says where steps are not even with so many.
     """
-    return TrainLoader(dataset, encoder, worker, states)
+    return TrainLoader(dataset, encoder, worker, states, micro_batches)
 
 
 def val_loader(dataset: str | Path, encoder: Any, worker: WorkerConfig, other: str | Path | None = None) -> Any:
@@ -86,13 +91,20 @@ class TrainLoader(Endless):
         ValueError: states of a blend with other numbers of ranks or workers; see `train_arguments` for others.
     """
 
-    def __init__(self, dataset: str | Path, encoder: Any, worker: WorkerConfig, states: Sequence[dict[str, Any]] = ()):
-        self._given = dataset, encoder, worker
+    def __init__(
+        self,
+        dataset: str | Path,
+        encoder: Any,
+        worker: WorkerConfig,
+        states: Sequence[dict[str, Any]] = (),
+        micro_batches: int | None = None,
+    ):
+        self._given, self._micro_batches = (dataset, encoder, worker), micro_batches
         self._begin(states)
 
     def _begin(self, states: Sequence[dict[str, Any]]) -> None:
         dataset, encoder, worker = self._given
-        packs = get_train_dataset(dataset, **train_arguments(dataset, encoder, worker, states))
+        packs = get_train_dataset(dataset, **train_arguments(dataset, encoder, worker, states, self._micro_batches))
         #: what this rank was given, and its place
         self.journal = Journal(packs, states)
         self._loader = get_savable_loader(packs)

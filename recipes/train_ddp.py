@@ -211,7 +211,7 @@ def train(arguments: argparse.Namespace) -> None:
         checkpoint = newest(arguments.save)
         first = restore(checkpoint, model, optimizer)
         states = saved_states(lambda rank: checkpoint / f"loader_{rank}.pt")
-    loader = train_loader(arguments.dataset, encoder, worker, states)
+    loader = train_loader(arguments.dataset, encoder, worker, states, arguments.accumulate)
     val = val_loader(arguments.dataset, encoder, worker, arguments.val)
     if first and rank == 0:
         print(f"goes on after step {first}", flush=True)

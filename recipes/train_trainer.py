@@ -113,7 +113,7 @@ def main() -> None:
         rank=settings.process_index, world_size=settings.world_size, num_workers=arguments.num_workers
     )
     states = saved_states(lambda rank: arguments.resume / f"loader_{rank}.pt") if arguments.resume else []
-    loader = train_loader(arguments.dataset, encoder, worker, states)
+    loader = train_loader(arguments.dataset, encoder, worker, states, arguments.accumulate)
     trainer = PackedTrainer(model, settings, loader)
     trainer.train(resume_from_checkpoint=arguments.resume and str(arguments.resume))
 

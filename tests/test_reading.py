@@ -273,9 +273,9 @@ def test_states_that_this_dataset_can_not_go_on_from(
 
 
 def test_a_run_that_would_lose_the_even_steps_is_told(
-    laid_out: tuple[Path, Any, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    laid_out: tuple[Path, Any, Any], dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The packs are laid out for 4 ranks × 2 workers; with an encoder that can't read them in order it is refused."""
+    """The packs are laid out for 4 ranks × 2 workers."""
     folder, encoder, _ = laid_out
     caplog.set_level(logging.WARNING)
     for ranks in (4, 2):
@@ -290,6 +290,65 @@ def test_a_run_that_would_lose_the_even_steps_is_told(
     begun(blend, encoder, (0, 4, 2))
     assert "packs are shuffled or blended, so steps are not even" in caplog.messages[-1]
     assert len(caplog.messages) == 2
+    begun(part(dataset, tmp_path / "fewer", 40, Topology(4, 2, 2)), encoder, (0, 4, 2))
+    excluding = part(dataset, tmp_path / "excluding", NUM, Topology(4, 2, 2))
+    split = excluding / ".nv-meta" / "split.yaml"
+    content = yaml.safe_load(split.read_text())
+    split.write_text(yaml.safe_dump({**content, "exclude": [f"{content['split_parts']['train'][0]}/x"]}))
+    begun(excluding, encoder, (0, 4, 2))
+    assert [message.endswith("where it has all packs, and no exclude") for message in caplog.messages[2:]] == [True] * 2
+
+
+def test_steps_of_other_numbers_of_packs_are_told(
+    laid_out: tuple[Path, Any, Any], dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sums of 4 packs of each of 4 ranks are even: fewer lose that, though the ranks are as planned."""
+    folder, encoder = part(dataset, tmp_path / "x", NUM, Topology(4, 1, 4)), laid_out[1]
+    for ranks, num in ((4, 4), (4, 8), (2, 8), (4, None)):
+        worker = WorkerConfig(rank=0, world_size=ranks, num_workers=0)
+        get_train_dataset(folder, **train_arguments(folder, encoder, worker, micro_batches=num))
+    assert caplog.messages == []
+    for ranks, num in ((4, 1), (2, 4), (2, None)):
+        worker = WorkerConfig(rank=0, world_size=ranks, num_workers=0)
+        get_train_dataset(folder, **train_arguments(folder, encoder, worker, micro_batches=num))
+    assert [message.partition("for 4 ranks, ")[2] for message in caplog.messages] == [
+        "these are 4 with 1 packs each: steps are even with 4 packs of each rank",
+        "these are 2 with 4 packs each: steps are even with 8 packs of each rank",
+        "these are 2: steps are even with 8 packs of each rank",
+    ]
+
+
+def test_going_on_within_a_step_is_told(laid_out: tuple[Path, Any, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """4 ranks, 3, and 4 again: from there on each step had parts of two that are even, and nothing said so."""
+    folder, encoder = laid_out[0], without_skipping(laid_out[1])
+    of_four = run(folder, encoder, (4, 0), (), 1)[1]
+    for num, said in ((4, []), (2, ["but 10 packs are read: steps are not even; they are from a checkpoint after a"])):
+        of_three = run(folder, encoder, (3, 0), of_four, num)[1]
+        caplog.clear()
+        for rank in range(4):
+            begun(folder, encoder, (rank, 4, 0), of_three)
+        assert len(caplog.messages) == len(said)
+        assert all(part in message for part, message in zip(said, caplog.messages, strict=True))
+
+
+def test_an_epoch_that_is_read_once_goes_on_where_it_ended(laid_out: tuple[Path, Any, Any]) -> None:
+    """41 packs end for 3 ranks in a row of 2: as states of several steps they were refused."""
+    folder, encoder = laid_out[0], without_skipping(laid_out[1])
+    states = []
+    for rank in range(3):
+        worker = WorkerConfig(rank=rank, world_size=3, num_workers=0)
+        packs = get_train_dataset(folder, **train_arguments(folder, encoder, worker), repeat=False)
+        journal = Journal(packs)
+        for batch in get_savable_loader(packs):
+            journal.add(batch)
+        states.append(journal.state())
+    assert [state["batches"] for state in states] == [14, 14, 13]
+    assert run(folder, encoder, (1, 0), states, 1)[0][0]["positions"] == [NUM]
+
+
+def test_other_encoders_are_refused_where_they_would_lose_it(laid_out: tuple[Path, Any, Any]) -> None:
+    """What Energon deals itself is in order only where the product is the planned one: 4 ranks × 2 workers."""
+    folder = laid_out[0]
     train_arguments(folder, Energons(), WorkerConfig(rank=0, world_size=4, num_workers=2))
     with pytest.raises(
         ValueError, match=r"for 4 ranks × 2 workers \(8\), these are 2 × 2: set num_workers=4, or read with"

@@ -118,6 +118,7 @@ def test_what_cannot_be_simulated_is_said_in_one_line(dataset: Path, tmp_path: P
         (str(tmp_path / "blend.yaml"),): "draws from a Metadataset's datasets by chance; simulate each by its folder",
         (str(tmp_path),): "is no dataset that energon_pack packed",
         (str(dataset), "--times", str(tmp_path / "none.csv")): "No such file or directory",
+        (str(dataset), "--model", str(tmp_path)): "has no config.json",
     }.items():
         result = command("-m", "energon_pack.simulate", *arguments, cwd=tmp_path)
         assert (result.returncode, result.stdout) == (1, "")

@@ -36,7 +36,7 @@ def lay_out(costs: Floats, trained: Ints, topology: Topology, seed: int) -> Ints
     by_chance = np.argsort(random_keys(num, seed, 20), kind="stable")  # equal costs say nothing of the data they are of
     in_order = by_chance[np.argsort(costs.sum(axis=0)[by_chance], kind="stable")]
     first = (num - num % unit) // 2
-    read = over = in_order[first : first + num % unit]
+    read = over = _left_over(in_order[first : first + num % unit], topology.row, seed)
     if num >= unit:
         units = _units(costs, trains, np.delete(in_order, np.s_[first : first + num % unit]), topology)
         of_units = [(cost * 1e6).astype(np.int64)[units].sum(axis=1) for cost in (*costs, *trains)]
@@ -45,6 +45,15 @@ def lay_out(costs: Floats, trained: Ints, topology: Topology, seed: int) -> Ints
     written = np.empty(num, np.int64)
     written[stream(num, topology)] = read
     return written
+
+
+def _left_over(in_order: Ints, row: int, seed: int) -> Ints:
+    """Packs that make no whole step: rows of like cost, which come by chance, and of what makes no row each pack."""
+    rest = len(in_order) % row
+    middle = slice((len(in_order) - rest) // 2, (len(in_order) + rest) // 2)
+    rows, over = np.delete(in_order, middle).reshape(-1, row), in_order[middle]
+    rows, over = (found[np.argsort(random_keys(len(found), seed, 21), kind="stable")] for found in (rows, over))
+    return np.concatenate((rows.ravel(), over))
 
 
 def _shares(costs: npt.NDArray[Any]) -> Floats:

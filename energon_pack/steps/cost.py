@@ -6,6 +6,7 @@ Backward takes about twice as much again of both, so the shares of ranks in a st
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def cost_model(folder: Path | None) -> CostModel:
         return cost_by(_DEFAULT, f"no config.json: {_DEFAULT_NAME}")
     try:
         return cost_by(json.loads(path.read_text()), path.name)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         return cost_by(_DEFAULT, f"{path.name} does not say {' '.join(str(error).split())}: {_DEFAULT_NAME}")
 
 
@@ -96,5 +97,10 @@ def cost_by(config: Mapping[str, Any], source: str) -> CostModel:
 
     Raises:
         KeyError: it does not say a size, by none of the names.
+        ValueError: what it says is no size of a model.
     """
-    return CostModel(source, **language_of(config), **vision_of(config))
+    made = CostModel(source, **language_of(config), **vision_of(config))
+    costs = [made.lm_token, made.lm_square, made.lm_window, made.window, made.vision_token, made.vision_square]
+    if not all(0 <= cost < math.inf for cost in [*costs, made.tile or 0.0]):
+        raise ValueError("sizes of a model")
+    return made

@@ -81,11 +81,14 @@ def read_times(path: Path) -> dict[str, Floats]:
             rows = json.load(file) if path.suffix == ".json" else list(csv.DictReader(file))
         rows = [row for row in rows if row.get("layout") != "padded" and int(row.get("step", _WARM)) >= _WARM]
         table = {name: np.array([_number(row, name) for row in rows]) for name in ("seconds", *_FIELDS)}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, csv.Error) as error:
         columns = ", ".join([*_FIELDS, "seconds"])
         raise PackError(f"--times {path}: no table of {columns} ({one_line(error)})") from None
     if len(rows) < len(_FIELDS) + 1 or table["seconds"].min() <= 0:
         raise PackError(f"--times {path}: {len(rows)} steps; at least {len(_FIELDS) + 1}, each over 0 seconds")
+    for name, values in table.items():
+        for value in values[~np.isfinite(values) | (values < 0)][:1]:
+            raise PackError(f"--times {path}: {name} of a step is {value:g}: no count and no time")
     return table
 
 

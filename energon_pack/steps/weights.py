@@ -36,7 +36,7 @@ def language_of(config: Config) -> LanguageCost:
     text = _text(config)
     layers, hidden = _size(text, "num_hidden_layers", "n_layer"), _hidden(text)
     kinds = [str(kind).partition("_")[0] for kind in text.get("layer_types") or ()]
-    window = text.get("sliding_window") or text.get("attention_chunk_size") or 0
+    window = float(text.get("sliding_window") or text.get("attention_chunk_size") or 0)
     num_linear = kinds.count("linear")
     num_windowed = kinds.count("sliding") + kinds.count("chunked") if window else 0
     weights, heads = _attention(text, hidden)

@@ -91,6 +91,20 @@ def test_every_stretch_has_about_the_mixture() -> None:
     assert (by_rank.max(axis=1) / by_rank.min(axis=1)).max() < 1.01
 
 
+@pytest.mark.parametrize("topology", [Topology(16, 1, 64), Topology(100_000)])
+def test_packs_that_make_no_whole_step_are_no_curriculum(topology: Topology) -> None:
+    """A validation split, or a typing error in `data_parallel`: they came from the cheapest to the dearest."""
+    costs, trained = packs(1000)
+    read_first = lay_out(costs, trained, topology, 0)[stream(1000, topology)]
+    cost = (costs / costs.mean(axis=1, keepdims=True)).sum(axis=0)[read_first]
+    by_time = [part.mean() for part in np.array_split(cost, 4)]
+    assert max(by_time) / min(by_time) < 1.7
+    assert abs(np.corrcoef(np.arange(1000), cost)[0, 1]) < 0.2
+    if topology.data_parallel == 16:
+        ranks = cost[:992].reshape(-1, 16)
+        assert (ranks.max(axis=1).sum() / ranks.mean(axis=1).sum()) < 1.1
+
+
 @settings(max_examples=60)
 @given(
     st.integers(0, 200),

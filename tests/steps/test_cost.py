@@ -94,6 +94,21 @@ def test_a_config_that_does_not_say_all_gives_weights_by_default(text: str | Non
     assert cost_model(None).lm_token == model.lm_token
 
 
+@pytest.mark.parametrize("wrong", [0, [], -5, "x", float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["num_attention_heads", "sliding_window", "patch_size"])
+def test_sizes_that_are_none_cost_something_all_the_same(name: str, wrong: Any, tmp_path: Path) -> None:
+    """Packing ended with a traceback after all was measured, or the manifest had no JSON in it."""
+    kinds = {"layer_types": ["sliding_attention", "full_attention"]}
+    text: dict[str, Any] = {**TEXT, **kinds}
+    vision: dict[str, Any] = {**VISION, "spatial_merge_size": 2, "image_size": 8}
+    (vision if name in vision else text)[name] = wrong
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": text, "vision_config": vision}))
+    model = cost_model(tmp_path)
+    json.dumps(model.to_json(), allow_nan=False)
+    costs = (model.lm(np.array([1, 100_000])), model.vision(np.array([1, 100_000]), np.array([1, 1])))
+    assert np.min(costs) > 0
+
+
 def test_a_cost_model_is_kept() -> None:
     """The simulator reads it from the dataset."""
     model = cost_model(None)

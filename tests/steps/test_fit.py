@@ -69,6 +69,10 @@ def test_text_alone_needs_no_columns_of_vision(tmp_path: Path) -> None:
         ([{"tokens": 1, "len_squares": "x", "seconds": 1}], "no table of tokens"),
         (steps(4), "4 steps; at least 5"),
         (steps(5, seconds=0), "each over 0 seconds"),
+        (steps(5, seconds="nan"), "seconds of a step is nan"),
+        (steps(5, seconds="inf"), "seconds of a step is inf"),
+        (steps(5, tokens=-3), "tokens of a step is -3"),
+        (steps(5, tokens="9" * 200_000), "no table of tokens"),
     ],
 )
 def test_a_table_that_says_nothing_is_refused(rows: list[dict[str, Any]], said: str, tmp_path: Path) -> None:
