@@ -163,6 +163,8 @@ def _one_line(error: Exception) -> str:
         if "No match in the defaults list" in text:
             return f"{given}: {key} has no default to replace; write +{given}"
         return f"{given}: unknown key {key}; {nearest_key(key)}"
+    if is_node := re.search(r"Error merging override (([\w.]+)=.*)\n.* is not a subclass of ", text):
+        return f"{is_node[1]}: {is_node[2]} has keys of its own; {nearest_key(is_node[2] + '.')}"
     lines = [line.strip().removeprefix("Error merging override ") for line in text.splitlines()]
     return ": ".join(
         line for line in lines if line and not line.startswith(("full_key", "object_type", "reference_type"))

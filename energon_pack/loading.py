@@ -6,7 +6,7 @@ whatever decoder a task encoder sets.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -168,8 +168,11 @@ def train_arguments(
         micro_batches: packs of each rank in a step; where given, a number with which steps are not even is said.
 
     Raises:
-        ValueError: another task encoder, with ranks and workers that the packs were not laid out for, or with states.
+        ValueError: another task encoder, with ranks and workers that the packs were not laid out for, or with states;
+            states that are none.
     """
+    if isinstance(states, Mapping) or any("share" not in state for state in states):
+        raise ValueError("states: a list with what Journal.state() was on each rank; these are none, or a single one")
     common = {"worker_config": worker_config, "batch_size": 1, "shuffle_buffer_size": None}
     common |= {"max_samples_per_sequence": None, "task_encoder": task_encoder}
     ours = isinstance(task_encoder, GoesOn)

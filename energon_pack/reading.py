@@ -173,12 +173,20 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
             datasets = [loaded]
         elif any(state["share"] is not None for state in self._states):
             raise ValueError("states of packs in the order of one plan: these are shuffled, or a blend of datasets")
-        elif worker_config.rank == 0 and any(topology.has_steps for topology in planned):
-            _log.warning(
-                "%s: packs are shuffled or blended, so steps are not even as planned; they are with one dataset and"
-                " loading.train_arguments",
-                ", ".join(str(path) for loaded in datasets for path in getattr(loaded.dataset, "paths", ())),
-            )
+        elif worker_config.rank == 0:
+            paths = ", ".join(str(path) for loaded in datasets for path in getattr(loaded.dataset, "paths", ()))
+            if any(topology.has_steps for topology in planned):
+                _log.warning(
+                    "%s: packs are shuffled or blended, so steps are not even as planned; they are with one dataset and"
+                    " loading.train_arguments",
+                    paths,
+                )
+            if self._states:
+                _log.warning(
+                    "%s: of packs that are shuffled or blended, states only say how much was consumed; which come next,"
+                    " Energon's own restore_state_rank knows",
+                    paths,
+                )
         found: SavableDataset[Any] = super().build_train_datasets(
             datasets=datasets, worker_config=worker_config, shuffle_buffer_size=shuffle_buffer_size, **more
         )
@@ -207,7 +215,7 @@ def _other_steps(planned: Topology, ranks: int, micro_batches: int | None) -> st
     if planned.rows_per_step == 1 or not is_other:
         return ""
     with_packs = "" if micro_batches is None else f" with {micro_batches} packs each"
-    return f"these are {ranks}{with_packs}: steps are even with {of_each} packs of each rank"
+    return f"these are {ranks}{with_packs}: steps are even with {of_each} packs of each rank in a step"
 
 
 def _left_out(factory: BaseWebdatasetFactory[Any]) -> str:

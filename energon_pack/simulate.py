@@ -56,6 +56,8 @@ class Simulation:
 
     split: str
     packs: int
+    #: who the packs were laid out for
+    topology: Topology
     cost: CostModel
     fit: Fit | None
     #: of rows that are padded to `max_token_len`
@@ -81,15 +83,11 @@ def simulate(
         times: table of measured steps; None: costs are FLOPs.
 
     Raises:
-        PackError: no packed dataset, a Metadataset, a split without packs, no such model or table.
+        PackError: no packed dataset, a Metadataset, a split without packs, no config.json, or no such table.
     """
-    if folder.is_file():
-        raise PackError(f"{folder}: Energon draws from a Metadataset's datasets by chance; simulate each by its folder")
-    if not (folder / META_FOLDER / MANIFEST).is_file():
-        raise PackError(f"{folder} is no dataset that energon_pack packed: there is no {META_FOLDER}/{MANIFEST}")
+    manifest = _manifest_of(folder)
     if model and not (model / "config.json").is_file():
-        raise PackError(f"--model {model} has no config.json: give the folder of a model")
-    manifest = read_manifest(folder)
+        raise PackError(f"--model {model}: there is no config.json in it")
     cost = CostModel.from_json(manifest["cost"]) if "cost" in manifest and not model else cost_model(model)
     fitted = fit(read_times(times), cost, times.name) if times else None
     costs, tokens = _costs_of_packs(PlanFile(folder / PLAN), fitted.cost if fitted else cost)
@@ -103,7 +101,15 @@ def simulate(
         found.append(Simulated(**asdict(world), **compared(costs, order, world.data_parallel, world.micro_batches)))
     places = np.maximum(tokens, int(manifest["max_token_len"])).sum()
     padding = round(1 - float(tokens.sum() / places), 4)
-    return Simulation(split, num, fitted.cost if fitted else cost, fitted, padding, loader, found)
+    return Simulation(split, num, planned, fitted.cost if fitted else cost, fitted, padding, loader, found)
+
+
+def _manifest_of(folder: Path) -> dict[str, Any]:
+    if folder.is_file():
+        raise PackError(f"{folder}: Energon draws from a Metadataset's datasets by chance; simulate each by its folder")
+    if not (folder / META_FOLDER / MANIFEST).is_file():
+        raise PackError(f"{folder} is no dataset that energon_pack packed: there is no {META_FOLDER}/{MANIFEST}")
+    return read_manifest(folder)
 
 
 def _packs_of(manifest: dict[str, Any], split: str, num_packs: int) -> tuple[int, int]:
@@ -144,8 +150,12 @@ def _num_images(table: pa.Table) -> Ints:
 def print_simulation(simulation: Simulation) -> None:
     """A row a world and order; costs are the time of an epoch relative to ranks that never wait."""
     fitted = simulation.fit
-    say(f"{simulation.packs:,} packs of {simulation.split}; {simulation.loader}: {LOADERS[simulation.loader]}")
-    say(f"costs: {simulation.cost.unit} by {simulation.cost.source}")
+    laid = simulation.topology
+    who = f"{laid.data_parallel:,} ranks × {laid.workers} workers, {laid.micro_batches} packs each in a step"
+    said = f"laid out for {who}" if laid != Topology() else "laid out for nobody (packing.topology)"
+    say(f"{simulation.packs:,} packs of {simulation.split}, {said}")
+    say(f"{simulation.loader}: {LOADERS[simulation.loader]}")
+    say(f"costs: {simulation.cost.unit}; {simulation.cost.source}")
     if fitted:
         error = f"{fitted.error:.1%} off in the mean, {fitted.worst_error:.1%} in the worst"
         say(f"fit: {fitted.num_steps} steps, {error}; {fitted.step:.4g} s a step beside its tokens")
@@ -180,17 +190,22 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; the exit code."""
     made = parser("simulate", "DIR", __doc__.partition("\n")[0])
     made.add_argument("dataset", metavar="DIR", help="folder of a packed dataset")
-    made.add_argument("--data-parallel", type=_counts, default=[8], metavar="N,...", help="ranks (default 8)")
-    made.add_argument("--workers", type=count, default=1, metavar="N", help="loader processes of each (default 1)")
-    made.add_argument("--micro-batches", type=_counts, default=[1], metavar="N,...", help="packs of each in a step")
+    planned = "default: as laid out, or"
+    made.add_argument("--data-parallel", type=_counts, metavar="N,...", help=f"ranks ({planned} 8)")
+    made.add_argument("--workers", type=count, metavar="N", help=f"loader processes of each ({planned} 1)")
+    made.add_argument("--micro-batches", type=_counts, metavar="N,...", help=f"packs of each in a step ({planned} 1)")
     made.add_argument("--loader", choices=LOADERS, default="plan", help="; ".join(map(": ".join, LOADERS.items())))
     made.add_argument("--split", choices=SPLITS, default="train", help="default: train")
     made.add_argument("--model", type=Path, metavar="FOLDER", help="of a config.json (default: as when it was packed)")
     made.add_argument("--times", type=Path, metavar="FILE", help="CSV or JSON of measured steps: times are seconds")
     made.add_argument("--json", action="store_true", help="print all figures as JSON")
     given: argparse.Namespace = made.parse_args(arguments)
-    worlds = [Topology(ranks, given.workers, size) for ranks, size in product(given.data_parallel, given.micro_batches)]
-    found = simulate(Path(given.dataset), worlds, given.loader, given.split, given.model, given.times)
+    folder = Path(given.dataset)
+    laid = topology_of(_manifest_of(folder))
+    ranks = given.data_parallel or [laid.data_parallel if laid != Topology() else 8]
+    sizes = given.micro_batches or [laid.micro_batches]
+    worlds = [Topology(*world) for world in product(ranks, [given.workers or laid.workers], sizes)]
+    found = simulate(folder, worlds, given.loader, given.split, given.model, given.times)
     if given.json:
         print(json.dumps(asdict(found), indent=2))
     else:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections import Counter
@@ -145,6 +146,18 @@ def test_other_settings_get_a_name_of_their_own(tmp_path: Path, shared: str) -> 
     assert len(names) == 3
     assert all(name.startswith("demo-qwen2_5_vl-neat-8192-") for name in names[:2])
     assert names[2] == "demo-qwen2_5_vl-thd-8192"
+
+
+def test_a_run_says_how_even_its_steps_are(tmp_path: Path, shared: str) -> None:
+    """Of 11 packs 512 ranks have no whole step: 1.000 would promise that none of them waits."""
+    said = {}
+    for ranks in (2, 512):
+        topology = f"packing.topology.data_parallel={ranks}"
+        _, out, _ = run_here("+model=qwen2_5_vl", "stage=plan", topology, shared, cwd=tmp_path)
+        said[ranks] = [line for line in out.splitlines() if line.startswith("steps: ")]
+    assert said[2][0].startswith("steps: 5 of train; 1 is the time of an epoch without waiting")
+    assert re.fullmatch(r"steps: language model 1\.\d+ \(1\.\d+\), vision .*, both 1\.\d+ \(1\.\d+\)", said[2][1])
+    assert said[512] == ["steps: none is whole, for 11 packs of train are fewer than a step has"]
 
 
 def test_a_model_of_ones_own(tmp_path: Path, shared: str) -> None:

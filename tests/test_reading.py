@@ -248,7 +248,7 @@ def test_crude_datasets_are_read_in_order(dataset: Path, demo: tuple[Path, Path]
 
 
 def test_states_that_this_dataset_can_not_go_on_from(
-    laid_out: tuple[Path, Any, Any], dataset: Path, tmp_path: Path
+    laid_out: tuple[Path, Any, Any], dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line that says what to give."""
     folder, encoder, _ = laid_out
@@ -256,6 +256,9 @@ def test_states_that_this_dataset_can_not_go_on_from(
     other = part(dataset, tmp_path / "x", 40)
     with pytest.raises(ValueError, match=r"states of another dataset, of 41 packs .* has 40 .*: go on with the one"):
         begun(other, encoder, (0, 1, 0), states)
+    for not_states in (states[0], [{"loader": states[0]}]):
+        with pytest.raises(ValueError, match=r"states: a list with what Journal.state\(\) was on each rank"):
+            begun(folder, encoder, (0, 1, 0), not_states)
     later = run(folder, encoder, (2, 0), (), 3)[1]
     with pytest.raises(ValueError, match=r"of several steps \(rank 0 had 2 batches, rank 1 had 3 batches\)"):
         begun(folder, encoder, (0, 1, 0), [states[0], later[1]])
@@ -270,6 +273,9 @@ def test_states_that_this_dataset_can_not_go_on_from(
     assert (journal.own.packs, journal.epochs(journal.own), journal.state()["share"]) == (1, None, None)
     with pytest.raises(ValueError, match="states of a blend"):
         begun(folder, encoder, (0, 1, 0), [journal.state()])
+    assert "restore_state_rank" not in caplog.text
+    begun(blend, encoder, (0, 1, 0), [journal.state()])  # from the beginning: that is not to happen in silence
+    assert "states only say how much was consumed; which come next, Energon's own restore_state_rank" in caplog.text
 
 
 def test_a_run_that_would_lose_the_even_steps_is_told(
@@ -312,7 +318,7 @@ def test_steps_of_other_numbers_of_packs_are_told(
         worker = WorkerConfig(rank=0, world_size=ranks, num_workers=0)
         get_train_dataset(folder, **train_arguments(folder, encoder, worker, micro_batches=num))
     assert [message.partition("for 4 ranks, ")[2] for message in caplog.messages] == [
-        "these are 4 with 1 packs each: steps are even with 4 packs of each rank",
+        "these are 4 with 1 packs each: steps are even with 4 packs of each rank in a step",
         "these are 2 with 4 packs each: steps are even with 8 packs of each rank",
         "these are 2: steps are even with 8 packs of each rank",
     ]

@@ -108,7 +108,17 @@ def test_a_table_a_world(dataset: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main([str(dataset), "--data-parallel", "2,512", "--micro-batches", "1,2"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("by chance") == 4
-    assert "costs: FLOPs by no config.json: 28 layers × 3584" in printed
+    assert "costs: FLOPs; no config.json: 28 layers × 3584" in printed
+
+
+def test_without_arguments_ranks_are_those_of_the_layout(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures of eight ranks would say that a layout for two is uneven."""
+    assert main([str(dataset)]) == 0
+    printed = capsys.readouterr().out
+    assert "laid out for 2 ranks × 1 workers, 1 packs each in a step" in printed
+    assert main([str(dataset), "--json"]) == 0
+    world = json.loads(capsys.readouterr().out)["worlds"][0]
+    assert (world["data_parallel"], world["workers"], world["micro_batches"]) == (2, 1, 1)
 
 
 def test_what_cannot_be_simulated_is_said_in_one_line(dataset: Path, tmp_path: Path) -> None:
@@ -117,8 +127,8 @@ def test_what_cannot_be_simulated_is_said_in_one_line(dataset: Path, tmp_path: P
     for arguments, said in {
         (str(tmp_path / "blend.yaml"),): "draws from a Metadataset's datasets by chance; simulate each by its folder",
         (str(tmp_path),): "is no dataset that energon_pack packed",
+        (str(dataset), "--model", str(tmp_path)): f"--model {tmp_path}: there is no config.json in it",
         (str(dataset), "--times", str(tmp_path / "none.csv")): "No such file or directory",
-        (str(dataset), "--model", str(tmp_path)): "has no config.json",
     }.items():
         result = command("-m", "energon_pack.simulate", *arguments, cwd=tmp_path)
         assert (result.returncode, result.stdout) == (1, "")

@@ -41,14 +41,26 @@ def nearest_key(key: str) -> str:
     """What a user may have meant by a key that does not exist."""
     node, _, name = key.rpartition(".")
     schema: Any = PackConfig
-    for step in node.split(".") if node else ():
+    steps = node.split(".") if node else []
+    for depth, step in enumerate(steps, 1):
         schema = get_type_hints(schema).get(step)
+        if schema is None:
+            return nearest_key(".".join(steps[:depth]))
         if not is_dataclass(schema):
             return f"{node} has no keys of its own"
     names = sorted(get_type_hints(schema))
-    near = difflib.get_close_matches(name, names, n=1)
     dot = f"{node}." if node else ""
-    return f"did you mean {dot}{near[0]}?" if near else f"there are: {', '.join(dot + name for name in names)}"
+    deeper = {key.rpartition(".")[2]: key for key in _keys_of(schema)}
+    for keys in ({key: key for key in names}, deeper):
+        if near := difflib.get_close_matches(name, keys, n=1):
+            return f"did you mean {dot}{keys[near[0]]}?"
+    return f"there are: {', '.join(dot + name for name in names)}"
+
+
+def _keys_of(schema: Any) -> Iterator[str]:
+    """All keys below a node, with dots."""
+    for name, kind in get_type_hints(schema).items():
+        yield from (f"{name}.{key}" for key in _keys_of(kind)) if is_dataclass(kind) else (name,)
 
 
 def _reject_unknown(node: DictConfig, schema: type, prefix: str) -> None:

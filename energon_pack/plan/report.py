@@ -32,7 +32,7 @@ from energon_pack.steps.spread import PackCosts, compared
 from energon_pack.steps.topology import Topology, stream
 
 #: costs of a step, and how they are called
-STEP_COSTS = {"lm": "the language model", "vision": "the vision encoder", "both": "both together"}
+STEP_COSTS = {"lm": "language model", "vision": "vision encoder", "both": "both"}
 _UNKNOWN = "unknown"  # media type of samples that could not be read
 
 
@@ -245,12 +245,22 @@ def print_plan(report: Report) -> None:
     if report.packs_without_window is not None:
         out.print(f"window: {report.packs:,} packs, {report.packs_without_window:,} without packing.window")
     if report.steps:
-        for name, what in STEP_COSTS.items():
-            ours, chance = (report.steps[order][name]["epoch"] for order in ("in_order", "by_chance"))
-            out.print(f"steps: max/mean of {what} {ours:.3f}, by chance {chance:.3f}")
+        for line in _said_of_steps(report.steps):
+            out.print(f"steps: {line}")
     lens = ", ".join(f"{name} {value:,}" for name, value in report.token_len.items())
     if lens:
         out.print(f"tokens of a sample: {lens}")
+
+
+def _said_of_steps(steps: dict[str, Any]) -> Iterator[str]:
+    """What ranks wait for, where packs were laid out."""
+    ordered, chance = steps["in_order"], steps["by_chance"]
+    if not ordered["steps"]:
+        yield f"none is whole, for {ordered['left_over']:,} packs of {steps['split']} are fewer than a step has"
+        return
+    costs = (f"{what} {ordered[name]['epoch']:.3f} ({chance[name]['epoch']:.3f})" for name, what in STEP_COSTS.items())
+    yield f"{ordered['steps']:,} of {steps['split']}; 1 is the time of an epoch without waiting (in an order by chance)"
+    yield ", ".join(costs)
 
 
 def print_stages(progress: Progress) -> None:

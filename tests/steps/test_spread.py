@@ -41,8 +41,8 @@ def test_no_order_beats_the_bounds(values: list[int], size: tuple[int, int]) -> 
     """A bound that an order beats would call a layout the best there is that is not."""
     orders = [spread_of(cost(*order), *size) for order in set(permutations(values))]
     for spread in orders:
-        assert spread.epoch >= spread.bound - 1e-9
-        assert spread.worst >= spread.worst_bound - 1e-9
+        assert spread.epoch >= spread.bound - 1.1e-4  # both are rounded
+        assert spread.worst >= spread.worst_bound - 1.1e-4  # both are rounded
     if size[1] == 1:
         assert spread_of(cost(*sorted(values)), *size).epoch == spread_of(cost(*sorted(values)), *size).bound
 
