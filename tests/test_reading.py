@@ -319,8 +319,8 @@ def test_steps_of_other_numbers_of_packs_are_told(
         get_train_dataset(folder, **train_arguments(folder, encoder, worker, micro_batches=num))
     assert [message.partition("for 4 ranks, ")[2] for message in caplog.messages] == [
         "these are 4 with 1 packs each: steps are even with 4 packs of each rank in a step",
-        "these are 2 with 4 packs each: steps are even with 8 packs of each rank",
-        "these are 2: steps are even with 8 packs of each rank",
+        "these are 2 with 4 packs each: steps are even with 8 packs of each rank in a step",
+        "these are 2: steps are even with 8 packs of each rank in a step",
     ]
 
 
