@@ -244,7 +244,10 @@ def print_plan(report: Report) -> None:
             out.print(f"noted: {number:,} samples with {note.replace('_', ' ')}")
     if report.packs_without_window is not None:
         out.print(f"window: {report.packs:,} packs, {report.packs_without_window:,} without packing.window")
-    if report.steps:
+    if report.steps and not report.steps["in_order"]["steps"]:
+        num, split = report.steps["in_order"]["left_over"], report.steps["split"]
+        out.print(f"steps: the {num:,} packs of {split} are fewer than one step of packing.topology takes")
+    elif report.steps:
         for name, what in STEP_COSTS.items():
             ours, chance = (report.steps[order][name]["epoch"] for order in ("in_order", "by_chance"))
             out.print(f"steps: max/mean of {what} {ours:.3f}, by chance {chance:.3f}")
