@@ -64,7 +64,9 @@ class PackStream(SavableDataset[Any]):
 
     def restore_state(self, state: Any) -> None:
         super().restore_state(state)
-        place = Share.of(self._share).place
+        place, here = Share.of(self._share).place, self.share.place
+        if (place.num, place.fingerprint) != (here.num, here.fingerprint):
+            raise ValueError(f"a state of another dataset, of {place.num} packs; this one has {here.num}")
         self._stream = Stream(place.num, place.topology)
 
     def __iter__(self) -> Iterator[Any]:

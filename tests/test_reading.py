@@ -256,6 +256,9 @@ def test_states_that_this_dataset_can_not_go_on_from(
     other = part(dataset, tmp_path / "x", 40)
     with pytest.raises(ValueError, match=r"states of another dataset, of 41 packs .* has 40 .*: go on with the one"):
         begun(other, encoder, (0, 1, 0), states)
+    energons = begun(folder, encoder, (0, 1, 0))[0].save_state_rank()
+    with pytest.raises(ValueError, match="a state of another dataset, of 41 packs; this one has 40"):
+        begun(other, encoder, (0, 1, 0))[0].restore_state_rank(energons)
     later = run(folder, encoder, (2, 0), (), 3)[1]
     with pytest.raises(ValueError, match=r"of several steps \(rank 0 had 2 batches, rank 1 had 3 batches\)"):
         begun(folder, encoder, (0, 1, 0), [states[0], later[1]])
