@@ -64,7 +64,9 @@ class PackStream(SavableDataset[Any]):
 
     def restore_state(self, state: Any) -> None:
         super().restore_state(state)
-        place = Share.of(self._share).place
+        place, here = Share.of(self._share).place, self.share.place
+        if (place.num, place.fingerprint) != (here.num, here.fingerprint):
+            raise ValueError(f"a state of another dataset, of {place.num} packs; this one has {here.num}")
         self._stream = Stream(place.num, place.topology)
 
     def __iter__(self) -> Iterator[Any]:
@@ -194,8 +196,8 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
 
     def _share_of(self, factory: BaseWebdatasetFactory[Any], planned: Topology, worker: WorkerConfig) -> Share:
         ranks = worker.world_size
-        # Not planned for anybody: each worker of those that begin gets a stretch of whole shards, as by Energon.
-        topology = planned if planned != Topology() else Topology(ranks, max(1, worker.num_workers))
+        # Not planned for anybody: each rank of those that begin gets a stretch of shards, however many workers it has.
+        topology = planned if planned != Topology() else Topology(ranks)
         share = begin(Place(len(factory), _fingerprint(factory), topology), ranks, worker.rank, self._states)
         if worker.rank == 0 and planned.has_steps:
             lost = (

@@ -96,8 +96,9 @@ def simulate(
     planned = topology_of(manifest)
     found = []
     for world in worlds:
-        is_planned = loader == "plan" and planned != Topology()  # else each worker reads a stretch
-        order = stream(num, planned if is_planned else Topology(world.data_parallel, world.workers))
+        is_planned = loader == "plan" and planned != Topology()  # else each rank, or worker, reads a stretch
+        workers = 1 if loader == "plan" else world.workers
+        order = stream(num, planned if is_planned else Topology(world.data_parallel, workers))
         found.append(Simulated(**asdict(world), **compared(costs, order, world.data_parallel, world.micro_batches)))
     places = np.maximum(tokens, int(manifest["max_token_len"])).sum()
     padding = round(1 - float(tokens.sum() / places), 4)

@@ -10,6 +10,7 @@ import pytest
 
 from energon_pack.config.schema import SplitsConfig
 from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.simulate import main, simulate
 from energon_pack.steps.cost import cost_model
 from energon_pack.steps.topology import Topology, stream
@@ -57,6 +58,17 @@ def test_the_plans_order_is_that_of_the_report(dataset: Path) -> None:
     assert {"in_order": world.in_order, "by_chance": world.by_chance} == {
         name: report[name] for name in ("in_order", "by_chance")
     }
+
+
+def test_fewer_packs_than_a_step_are_not_called_even(
+    demo: tuple[Path, Path], cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A typing error in `data_parallel` was told as steps of 1.000."""
+    run = demo_config(demo, cache, tmp_path, source__limit=20, packing__topology=Topology(100_000), dry_run=True)
+    pack(run)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "steps: none is whole, for" in printed
+    assert "1.000" not in printed
 
 
 def test_workers_change_nothing_of_the_plans_order(dataset: Path) -> None:
