@@ -138,7 +138,8 @@ def train_valid_test_dataloaders_provider(
     )
     goes_on = args.load and args.dataloader_save and args.iteration > 0
     states = saved_states(partial(_state_file, args), "dataloader_state_dict") if goes_on else []
-    train = train_loader(path, task_encoder, worker, states)
+    micro_batches = (getattr(args, "global_batch_size", None) or 0) // worker.world_size or None
+    train = train_loader(path, task_encoder, worker, states, micro_batches)
     val = val_loader(path, task_encoder, worker, args.packed_val)
     return train, None if val is None else [Endless(val)], None
 
