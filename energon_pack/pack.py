@@ -68,7 +68,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
     with LocalExecutor(config.executor.num_workers) as executor:
         run = Run(executor, Progress(), places.cache_dir)
         indexed = _index(config, places, run)  # before the processor: a damaged tar stops the run at once
-        method = _prepare(config, places, run)
+        method, cost = _prepare(config, places, run)
         for line in method.choice.lines(config.model.template):
             say(line)
         given, config = config, replace(config, model=replace(config.model, template=method.choice.template))
@@ -77,7 +77,6 @@ def pack(config: PackConfig) -> dict[str, Any]:
             return _choose(config, measured, run)
         if config.stage is Stage.all:
             executor.start(get_ready, None)  # the imports of the check, while this process plans
-        cost = cost_model(local_folder(replace(config.model, processor=places.processor)))
         planned = _plan(config, measured, method, cost, run)
         print_plan(planned.report)
         if config.stage is Stage.plan:
@@ -115,11 +114,12 @@ def _index(config: PackConfig, places: Places, run: Run) -> list[IndexedShard]:
         return index_shards(places.source.shards, config.source.on_damaged is OnDamaged.keep, run)
 
 
-def _prepare(config: PackConfig, places: Places, run: Run) -> Method:
+def _prepare(config: PackConfig, places: Places, run: Run) -> tuple[Method, CostModel]:
     with run.timed("processor"):
-        model = replace(config.model, processor=places.processor)
+        folder = local_folder(replace(config.model, processor=places.processor))  # a hub id is looked up once
+        model = replace(config.model, processor=os.fspath(folder))
         settings = TemplateSettings(model, config.media, config.labels)
-        return prepare(settings, config.source.reading, config.measure.engine.value, run)
+        return prepare(settings, config.source.reading, config.measure.engine.value, run), cost_model(folder)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ __all__ = ["PackStream", "PacksInOrder", "positions_of"]
 _log = logging.getLogger(__name__)
 #: shards that a worker keeps open: as many as it reads by turns, at most these
 _MAX_OPEN = 64
+Manifest = dict[str, Any]
 Encoder = TypeVar("Encoder", bound="PacksInOrder")
 
 
@@ -167,9 +168,9 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         Raises:
             ValueError: see `steps.journal.begin`; or states of packs in order, where these are not read so.
         """
-        planned = [_topology(loaded.dataset) for loaded in datasets]
+        manifests = [_manifest(loaded.dataset) for loaded in datasets]
         if len(datasets) == 1 and _keeps_order(datasets[0].dataset, shuffle_buffer_size):
-            share = self._share_of(datasets[0].dataset, planned[0], worker_config)
+            share = self._share_of(datasets[0].dataset, manifests[0], worker_config)
             loaded = copy.copy(datasets[0])
             loaded.dataset = _InOrder(loaded.dataset, share, worker_config)
             datasets = [loaded]
@@ -177,7 +178,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
             raise ValueError("states of packs in the order of one plan: these are shuffled, or a blend of datasets")
         elif worker_config.rank == 0:
             paths = ", ".join(str(path) for loaded in datasets for path in getattr(loaded.dataset, "paths", ()))
-            if any(topology.has_steps for topology in planned):
+            if any(topology_of(manifest).has_steps for manifest in manifests):
                 _log.warning(
                     "%s: packs are shuffled or blended, so steps are not even as planned; they are with one dataset and"
                     " loading.train_arguments",
@@ -194,16 +195,14 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         )
         return found
 
-    def _share_of(self, factory: BaseWebdatasetFactory[Any], planned: Topology, worker: WorkerConfig) -> Share:
-        ranks = worker.world_size
+    def _share_of(self, factory: BaseWebdatasetFactory[Any], manifest: Manifest, worker: WorkerConfig) -> Share:
+        ranks, planned = worker.world_size, topology_of(manifest)
         # Not planned for anybody: each rank of those that begin gets a stretch of shards, however many workers it has.
         topology = planned if planned != Topology() else Topology(ranks)
-        share = begin(Place(len(factory), _fingerprint(factory), topology), ranks, worker.rank, self._states)
+        share = begin(Place(len(factory), _fingerprint(factory, manifest), topology), ranks, worker.rank, self._states)
         if worker.rank == 0 and planned.has_steps:
-            lost = (
-                _other_steps(planned, ranks, self._micro_batches) or _left_out(factory) or _within_step(planned, share)
-            )
-            if lost:
+            other = _other_steps(planned, ranks, self._micro_batches)
+            if lost := other or _left_out(factory, manifest) or _within_step(planned, share):
                 _log.warning("%s is laid out for %d ranks, %s", factory.path, planned.data_parallel, lost)
         return share
 
@@ -220,9 +219,9 @@ def _other_steps(planned: Topology, ranks: int, micro_batches: int | None) -> st
     return f"these are {ranks}{with_packs}: steps are even with {of_each} packs of each rank in a step"
 
 
-def _left_out(factory: BaseWebdatasetFactory[Any]) -> str:
+def _left_out(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:
     """That packs are not read with which steps are even: all that come later are in other steps."""
-    of_splits = [split["packs"] for split in _manifest(factory).get("splits", {}).values()]
+    of_splits = [split["packs"] for split in manifest.get("splits", {}).values()]
     if not factory.sample_excludes and len(factory) in of_splits:
         return ""
     return "but split.yaml leaves out packs: steps are not even; they are where it has all packs, and no exclude"
@@ -253,19 +252,15 @@ def _keeps_order(factory: Any, shuffle_buffer_size: int | None) -> bool:
     )
 
 
-def _manifest(factory: Any) -> dict[str, Any]:
+def _manifest(factory: Any) -> Manifest:
     """What a dataset says of its packing; nothing, where it does not."""
     path = getattr(factory, "path", None)
     file = None if path is None else path / META_FOLDER / MANIFEST
-    content: dict[str, Any] = json.loads(file.read_text()) if file is not None and file.is_file() else {}
+    content: Manifest = json.loads(file.read_text()) if file is not None and file.is_file() else {}
     return content
 
 
-def _topology(factory: Any) -> Topology:
-    return topology_of(_manifest(factory))
-
-
-def _fingerprint(factory: BaseWebdatasetFactory[Any]) -> str:
+def _fingerprint(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:
     """Which packs are read: those of another packing, or of other shards, are others."""
     shards = [[shard.name, shard.count] for shard in factory.shards]
-    return hashlib.sha256(json.dumps([_manifest(factory), shards], sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([manifest, shards], sort_keys=True).encode()).hexdigest()[:16]

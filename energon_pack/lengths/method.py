@@ -1,13 +1,11 @@
 """How samples are measured."""
 
-import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from energon_pack.run.context import Run
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates.choose import Choice
-from energon_pack.templates.folder import local_folder
 from energon_pack.templates.identity import Identity
 from energon_pack.templates.processor import choice_of, identity_of, prepare_template, saved_template
 from energon_pack.templates.settings import TemplateSettings
@@ -35,11 +33,12 @@ class Method:
 def prepare(settings: TemplateSettings, read: ReadSettings, engine: str, run: Run) -> Method:
     """Have the template of a model in the cache, built by a process beside, which imports transformers.
 
+    Args:
+        settings: with the folder of its processor: a hub id would be looked up here and there.
+
     Raises:
         PackError: no such processor, or one that the model's family can't use.
     """
-    processor = os.fspath(local_folder(settings.model))  # a hub id is looked up once
-    settings = replace(settings, model=replace(settings.model, processor=processor))
     folder = saved_template(settings, run.cache())
     if folder is None:
         build = partial(prepare_template, cache_dir=run.cache())

@@ -50,10 +50,11 @@ class Journal:
         self._read = [0] * max(1, worker.num_workers)
         #: of all ranks, before this run, or the one that this rank alone goes on with
         self.before = Consumed()
-        self._own = Consumed()
+        #: of this rank, since then
+        self.own = Consumed()
         self._batches = 0
         if is_of_rank(states, self._ranks, self._rank):
-            self.before, self._own = Consumed(**states[0]["before"]), Consumed(**states[0]["own"])
+            self.before, self.own = Consumed(**states[0]["before"]), Consumed(**states[0]["own"])
             self._batches = states[0]["batches"]
         elif states:
             own = [Consumed(**state["own"]) for state in states]
@@ -75,13 +76,8 @@ class Journal:
                 packs += turn + 1 - self._read[worker]
                 self._read[worker] = turn + 1
         samples = sum(map(len, batch["sample_ids"]))
-        self._own += Consumed(packs, samples, batch["num_tokens"], batch["num_trained"])
+        self.own += Consumed(packs, samples, batch["num_tokens"], batch["num_trained"])
         self._batches += 1
-
-    @property
-    def own(self) -> Consumed:
-        """What this rank was given since `before`."""
-        return self._own
 
     @property
     def num_packs(self) -> int | None:
@@ -94,7 +90,7 @@ class Journal:
 
     def state(self) -> dict[str, Any]:
         """What this rank adds to a checkpoint: numbers, texts, dicts and lists of them."""
-        state = {"before": asdict(self.before), "own": asdict(self._own), "batches": self._batches}
+        state = {"before": asdict(self.before), "own": asdict(self.own), "batches": self._batches}
         state |= {"ranks": self._ranks, "rank": self._rank, "workers": len(self._read)}
         return state | {"share": None if self._share is None else asdict(self._share.after(self._read))}
 
