@@ -392,9 +392,7 @@ def test_steps_are_even_whatever_is_shuffled(packs: LazyPackedDataset) -> None:
             one.set_epoch(epoch)
         ours = [number for step in zip(*samplers, strict=True) for at, number in step if at == epoch]
         shuffled: Any = packs
-        torchs: list[list[int]] = [
-            list(DistributedSampler(shuffled, ranks, rank, drop_last=True)) for rank in range(ranks)
-        ]
+        by_chance = [DistributedSampler[Any](shuffled, ranks, rank, drop_last=True) for rank in range(ranks)]
         assert waits(ours) < 0.25 * waits([number for step in zip(*by_chance, strict=True) for number in step])
 
 
