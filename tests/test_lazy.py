@@ -204,7 +204,7 @@ def test_conversations_in_memory_are_packed_as_files_are(
 
 def _alone(packs: LazyPackedDataset, number: int) -> list[tuple[str, Any]]:
     found = []
-    for member in packs._inputs(packs._plans.items(0, number)):
+    for member in packs.members(0, number):
         assert isinstance(member, MemberInput)
         encoded = packs.encoder.members.encode(member)
         found.append((encoded.sample_id, (encoded, encoded.media)))
