@@ -189,7 +189,7 @@ def test_losses_of_lazy_packs_are_those_of_the_samples_alone(
     num_ranks: int,
     steps: int,
 ) -> None:
-    """Over several epochs, whose packs differ, with workers that read ahead, going on from a checkpoint in the middle."""
+    """Over epochs whose packs differ, with workers that read ahead, going on from a checkpoint in the middle."""
     settings = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", f"cache_dir={cache}"]
     settings += ["packing.max_token_len=800", "source.limit=60", "executor.num_workers=1"]
     common: list[str | Path] = ["--lazy", *settings, "--lr", "1e-3", "--output", "out", "--accumulate", "2"]
@@ -199,7 +199,7 @@ def test_losses_of_lazy_packs_are_those_of_the_samples_alone(
     losses = trained(accelerated, tmp_path, num_ranks, [half, rest], steps)
     packs = LazyPackedDataset(settings)
     ids: list[list[str]] = [[] for _ in range(steps)]
-    members = {}
+    members: dict[str, Any] = {}
     for rank in range(num_ranks):
         sampler = PackSampler(packs, rank, num_ranks, micro_batches=2)
         taken = islice(chain.from_iterable(iter(sampler) for _ in range(100)), 2 * steps)
