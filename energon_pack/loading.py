@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from energon_pack.dataset.manifest import is_packed_here, read_manifest, read_replays
 from energon_pack.errors import PackError
@@ -34,6 +34,9 @@ from energon_pack.templates.processor import load_template as load_model_templat
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Sample, Template
 
+if TYPE_CHECKING:
+    from energon_pack.training.pack_encoder import PackEncoder
+
 __all__ = [
     "Consumed",
     "Journal",
@@ -43,6 +46,7 @@ __all__ = [
     "load_template",
     "make_part_filter",
     "make_sample_loader",
+    "pack_encoder",
     "train_arguments",
 ]
 
@@ -273,6 +277,24 @@ def load_template(
         template = _built(settings)
     drift.refuse_other_lengths(template, processor, trust_remote_code)
     return template
+
+
+def pack_encoder(
+    dataset: str | Path,
+    processor: str | None = None,
+    trust_remote_code: bool = False,
+    model: str | None = None,
+    **options: Any,
+) -> "PackEncoder":
+    """What encodes the packs of a dataset, whoever reads them; arguments and errors as of `load_template`.
+
+    Args:
+        options: of PackEncoder.
+    """
+    from energon_pack.training.pack_encoder import PackEncoder
+
+    template = load_template(dataset, processor, trust_remote_code, model)
+    return PackEncoder(manifest_of(dataset, model), template, **options)
 
 
 def _built(settings: TemplateSettings) -> Template:

@@ -9,8 +9,6 @@ What it needs to know it reads from the dataset's energon_pack.json; of packs of
 samples (`MultiMixQASample`, or crude ones through the cookers) become packs of one member, so both can be blended.
 """
 
-import logging
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,41 +17,15 @@ import torch
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, edataclass, stateless
 from megatron.energon.errors import FatalSampleError
 
-from energon_pack.loading import cookers, load_template, manifest_of
+from energon_pack.loading import cookers, manifest_of, pack_encoder
 from energon_pack.reading import PacksInOrder, positions_of
-from energon_pack.samples.flavors import UNPACKED, flavor_of_sample
+from energon_pack.samples.flavors import flavor_of_sample
 from energon_pack.samples.flavors.base import MemberInput
-from energon_pack.training import layout as layouts
-from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.found_rope import rope_of
-from energon_pack.training.inputs import refuse_missing_kernels, refuse_rows
-from energon_pack.training.joining import JoinError
-from energon_pack.training.layout import IGNORE, Form
-from energon_pack.training.members import Encoded, LengthError, MemberEncoder
-from energon_pack.training.own_rope import RowsError
-from energon_pack.training.pixels import MEDIA_KEYS
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.members import Encoded
+from energon_pack.training.pack_encoder import BadPack, Pack
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
-
-_log = logging.getLogger(__name__)
-
-_CHOICES = {
-    "layout": ("neat", "thd", "rows", "mlm"),
-    "pad_to": ("longest", "max_token_len"),
-    "labels": ("unshifted", "shifted"),
-    "loss_weight": (None, "token", "sample", "sqrt"),
-    "attention_mask": (None, "auto", "positions", "dict4d", "hybrid", "indexed"),
-    "on_bad_member": ("raise", "drop"),
-}
-#: what is no fault of a member
-_NO_FAULT = (ImportError, NotImplementedError, JoinError, RowsError)
-#: layouts that have a place for these; by default, nothing is asked of them
-_SERVED = {
-    "labels": ("unshifted", ("neat", "thd", "rows")),
-    "loss_weight": (None, ("neat", "thd", "rows")),
-    "attention_mask": (None, ("neat",)),
-    "rope_rows": (False, ("neat", "thd")),
-}
 
 
 @edataclass
@@ -73,26 +45,13 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
     Args:
         dataset: folder of the packed dataset, or the YAML of a Metadataset of several.
         processor: folder or hub id; by default the model's published one.
-        layout: `neat`, `thd`, `rows` (Megatron-Bridge up to 0.5) or `mlm` (Megatron-LM's multimodal example); by
-            default the one it was packed for.
-        pad_to: width of a batch: its `longest` row, or always `max_token_len` (pipeline and expert parallelism, CUDA
-            graphs).
-        labels: `unshifted`, as transformers wants them, or `shifted` within each member (neat; thd's always are).
-        loss_weight: `token`, `sample` or `sqrt`: batches then have weights.
-        attention_mask: what keeps members apart, in place of `model.mask` (the default): `positions`, `dict4d`,
-            `hybrid`, `auto` (what `guard` finds), or `indexed` for stacks patched for it.
-        pad_to_multiple_of: of each member in thd; has to divide the one it was packed with, which is the default.
-        rope_rows: `position_ids` of thd are the three rows of M-RoPE, [3, 1, T].
-        on_bad_member: `raise` with its name, or `drop` it alone; `num_dropped` of the batch counts.
-        dummy_image: a batch without images has the media inputs of a blank one under `dummy_…`: see `touch_vision`.
-        tokens_per_second: of Qwen2.5-VL's vision config, where the processor's folder has no config.json:
-            without either, a video ends the training.
         trust_remote_code: run code of the processor's.
         model: of packs of another tool: as in `+model=NAME` of packing, or the path of a model's YAML.
+        options: `layout`, `pad_to`, `labels`, `loss_weight`, `attention_mask`, `pad_to_multiple_of`, `rope_rows`,
+            `on_bad_member`, `dummy_image`, `tokens_per_second`: see `training.pack_encoder.PackEncoder`.
 
     Raises:
-        ValueError: a value that is none of these, a processor or versions that make other lengths than those of the
-            packing, a multiple that does not fit the plan's, a processor whose media are not known to be joined.
+        ValueError: as PackEncoder; a processor or versions that make other lengths than those of the packing.
         MixingError: a hybrid model whose kernels are missing.
     """
 
@@ -103,59 +62,16 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         dataset: str | Path,
         processor: str | None = None,
         *,
-        layout: str | None = None,
-        pad_to: str = "longest",
-        labels: str = "unshifted",
-        loss_weight: str | None = None,
-        attention_mask: str | None = None,
-        pad_to_multiple_of: int | None = None,
-        rope_rows: bool = False,
-        on_bad_member: str = "raise",
-        dummy_image: bool = False,
-        tokens_per_second: float | None = None,
         trust_remote_code: bool = False,
         model: str | None = None,
+        **options: Any,
     ):
         super().__init__()
-        manifest = manifest_of(dataset, model)
-        self.layout = layout or manifest["layout"]
-        given: dict[str, Any] = {"layout": self.layout, "pad_to": pad_to, "labels": labels, "loss_weight": loss_weight}
-        given |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member}
-        for name, value in given.items():
-            if value not in _CHOICES[name]:
-                raise ValueError(f"{name}={value}: one of {', '.join(map(str, _CHOICES[name]))}")
-        given["rope_rows"] = rope_rows
-        for name, (default, served) in _SERVED.items():
-            if given[name] != default and self.layout not in served:
-                raise ValueError(f"{name}={given[name]}: layout={self.layout} has none; for {', '.join(served)}")
-        #: what keeps members apart
-        self.mask = attention_mask or manifest["mask"]
-        #: of the longest pack; None: the dataset does not say
-        self.max_token_len = width = manifest["max_token_len"]
-        planned = manifest["pad_to_multiple_of"]
-        if model is not None:  # nothing was planned for their members
-            planned = pad_to_multiple_of or planned
-            if pad_to == "max_token_len":
-                raise ValueError(f"pad_to={pad_to}: {dataset} does not say how long its packs are; for packs of ours")
-        self.template = load_template(dataset, processor, trust_remote_code, model)
-        is_neat = self.layout == "neat"
-        self._is_hybrid = (manifest["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
-        self._drop, self._dummy = on_bad_member == "drop", dummy_image
-        self._rope_rows = rope_rows or is_neat
-        rope = rope_of(manifest["content"]["model"].get("rope"), self.template, tokens_per_second, self._rope_rows)
-        self._form = Form(
-            pad_id=self.template.token_id(self.template.spec.processor.tokens.get("pad_token", "")) or 0,
-            width=width if pad_to == "max_token_len" else None,
-            multiple=1 if is_neat else _multiple(pad_to_multiple_of, planned),
-            shifted=labels == "shifted",
-            weights=loss_weight,
-            rope=rope is not None and self._rope_rows,
-        )
-        if is_neat and self._is_hybrid:
-            refuse_missing_kernels()
-        self.members = MemberEncoder(self.template, rope)
-        self.members.check()
-        read = manifest["content"]["source"]
+        self.encoder = pack_encoder(dataset, processor, trust_remote_code=trust_remote_code, model=model, **options)
+        #: what `guard` asks
+        self.template, self.members = self.encoder.template, self.encoder.members
+        self.mask, self.max_token_len = self.encoder.mask, self.encoder.max_token_len
+        read = manifest_of(dataset, model)["content"]["source"]
         self.cookers: Sequence[Cooker[Any]] = cookers(
             **{name: read[name] for name in ("messages_key", "sample_type", "caption_prompt")}
         )
@@ -165,105 +81,37 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         """Encode each member of a pack.
 
         Raises:
-            FatalSampleError: a member has another length than it was packed with; or, with `on_bad_member=raise`,
-                can't be encoded. Ends the training: Energon would only log any other error, and leave out the pack.
+            FatalSampleError: as `PackEncoder.encode`. Ends the training: Energon would only log any other error, and
+                leave out the pack.
             SkipSample: all members were dropped.
         """
-        dropped: list[str] = []
-
-        def on_bad(member: MemberInput, error: Exception) -> None:
-            what = f"{member.sample_id} in {sample.__key__}: {type(error).__name__}: {error}"
-            if not self._drop or isinstance(error, _NO_FAULT):
-                raise FatalSampleError(f"{what} (on_bad_member=drop leaves such a member out)") from error
-            _log.warning("left out: %s", what)
-            dropped.append(member.sample_id)
-
         try:
-            inputs = list(inputs_of(sample))
-            members, media = self.members.encode_all(inputs, on_bad)
-            if flavor_of_sample(sample) is UNPACKED and members and self._is_too_long(members[0]):
-                error = ValueError(f"{len(members[0].tokens)} tokens, more than pad_to=max_token_len has room for")
-                on_bad(inputs[0], error)
-                members = []
-        except (FatalSampleError, LengthError) as error:
+            pack = self.encoder.encode(sample.__key__, inputs_of(sample))
+        except BadPack as error:
             raise FatalSampleError(str(error)) from error.__cause__
-        except Exception as error:  # of them all together: Energon would only log it, and leave out the pack
-            raise FatalSampleError(f"{sample.__key__}: {type(error).__name__}: {error}") from error
-        if not members:
+        if pack is None:
             raise SkipSample
-        pack: EncodedPack = EncodedPack.derive_from(sample, members=members, media=media, dropped=dropped)
-        return pack
+        fields = {"members": pack.members, "media": pack.media, "dropped": pack.dropped}
+        encoded: EncodedPack = EncodedPack.derive_from(sample, **fields)
+        return encoded
 
     @stateless  # type: ignore[untyped-decorator]
     def batch(self, samples: list[EncodedPack]) -> PackedBatch:
         """Lay packs out.
 
         Raises:
-            FatalSampleError: several packs in a layout that holds one; a pack longer than the width.
+            FatalSampleError: as `PackEncoder.batch`.
         """
-        packs = [[member.tokens for member in pack.members] for pack in samples]
         try:
-            if self.layout == "neat":
-                batch = self._neat(packs)
-            elif len(packs) > 1:
-                raise ValueError(f"layout={self.layout} holds one pack a batch, not {len(packs)}: batch_size=1")
-            else:
-                make = {"thd": layouts.thd, "rows": layouts.rows_of, "mlm": layouts.mlm}[self.layout]
-                batch = PackedBatch(make(packs[0], self._form))
-            batch.mask = self.mask
-            media = self.members.join(pack.media for pack in samples)
-        except ValueError as error:
-            raise FatalSampleError(f"{', '.join(pack.__key__ for pack in samples)}: {error}") from None
-        batch |= self._media(media, batch, any(member.num_images for pack in samples for member in pack.members))
-        batch |= {
-            "n_images_per_sample": _counts(samples, "num_images", per_pack=self.layout == "neat"),
-            "n_videos_per_sample": _counts(samples, "num_videos", per_pack=self.layout == "neat"),
-            "positions": positions_of(samples),
-            "num_tokens": sum(len(member.ids) for pack in packs for member in pack),
-            "num_trained": sum(int((member.labels != IGNORE).sum()) for pack in packs for member in pack),
-            "sample_ids": [[member.sample_id for member in pack.members] for pack in samples],
-            "num_dropped": sum(len(pack.dropped) for pack in samples),
-            "__key__": [pack.__key__ for pack in samples],
-            "__restore_key__": (),  # Energon fills it in
-        }
+            batch = self.encoder.batch([Pack(of.__key__, of.members, of.media, of.dropped) for of in samples])
+        except BadPack as error:
+            raise FatalSampleError(str(error)) from None
+        batch |= {"positions": positions_of(samples), "__restore_key__": ()}  # which Energon fills in
         return batch
 
     def probe_members(self) -> list[Encoded]:
         """Members to try a model with: see `guard`."""
-        return self.members.probe_members()
-
-    def _is_too_long(self, member: Encoded) -> bool:
-        """Whether a sample that was never packed does not fit a batch of fixed width."""
-        multiple, width = self._form.multiple, self._form.width
-        return width is not None and -(-len(member.tokens) // multiple) * multiple > width
-
-    def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
-        batch = PackedBatch(layouts.neat(packs, self._form))
-        if self._is_hybrid:
-            refuse_rows(len(packs))
-            batch["seq_idx"] = layouts.seq_idx(batch["cu_seq_lens_q"])
-        if self.mask == "indexed":
-            batch["attention_mask"] = batch["doc_ids"]
-        return batch
-
-    def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch, has_images: bool) -> dict[str, Any]:
-        """Media under the names that the layout's consumer has for them."""
-        of_tokens = {name for name in self.members.of_tokens if name in batch} if media else set()
-        found: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
-        if self._dummy and not has_images:
-            found |= {f"dummy_{name}": value for name, value in self.members.blank().items()}
-        if self.layout == "thd":
-            types = batch["mm_token_type_ids"] if media else None
-            named = dict.fromkeys(sorted(MEDIA_KEYS)) | media
-            found["visual_inputs"] = VisualInputs(**named, mm_token_type_ids=types)
-            if "pixel_values" in media and media["pixel_values"].dim() == 4:  # tiles of InternVL
-                found["image_flags"] = torch.ones(len(media["pixel_values"]), dtype=torch.int64)
-        if self.layout == "mlm":
-            pixels = found.pop("pixel_values", torch.zeros(1, 1))
-            # Megatron broadcasts no empty tensors: [[0]] says that there are no tiles.
-            tiles = torch.ones(len(pixels), dtype=torch.int32) if media else torch.zeros(1, 1, dtype=torch.int32)
-            found |= {"imgs": pixels, "num_tiles": tiles}
-        return found
+        return self.encoder.probe_members()
 
 
 def inputs_of(sample: Any) -> Iterator[MemberInput]:
@@ -277,18 +125,3 @@ def inputs_of(sample: Any) -> Iterator[MemberInput]:
     if flavor is None:
         raise FatalSampleError(f"{type(sample).__name__} is no flavour of energon_pack")
     yield from flavor.inputs(sample)
-
-
-def _multiple(given: int | None, planned: int) -> int:
-    if given is not None and (given < 1 or planned % given):
-        raise ValueError(
-            f"pad_to_multiple_of={given} does not divide {planned}, with which it was packed:"
-            f" packing.pad_to_multiple_of={math.lcm(max(given, 1), planned)} serves both"
-        )
-    return given or planned
-
-
-def _counts(packs: list[EncodedPack], name: str, per_pack: bool) -> torch.Tensor:
-    """Media of each row (neat), or of each member (thd)."""
-    counts = [[getattr(member, name) for member in pack.members] for pack in packs]
-    return torch.tensor([sum(row) for row in counts] if per_pack else [n for row in counts for n in row])

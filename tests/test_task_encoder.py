@@ -13,12 +13,11 @@ import torch
 from megatron.energon import SkipSample, WorkerConfig, get_loader, get_savable_loader, get_train_dataset
 from megatron.energon.errors import FatalSampleError
 
-from energon_pack import task_encoder
 from energon_pack.config import Rope
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.task_encoder import PackedTaskEncoder
-from energon_pack.training import members
+from energon_pack.training import members, pack_encoder
 from energon_pack.training.batch import PackedBatch, touch_vision
 from energon_pack.training.calls import Calls
 from energon_pack.training.joining import JoinError
@@ -258,7 +257,7 @@ def test_a_hybrid_model_gets_the_document_of_each_token(
     shutil.copytree(packed, tmp_path / "hybrid")
     manifest = tmp_path / "hybrid" / ".nv-meta" / "energon_pack.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "mask": "hybrid"}))
-    monkeypatch.setattr(task_encoder, "refuse_missing_kernels", lambda: None)
+    monkeypatch.setattr(pack_encoder, "refuse_missing_kernels", lambda: None)
     encoder = PackedTaskEncoder(tmp_path / "hybrid", str(demo[1]))
     batch = one(encoder, samples[0])
     assert batch.model_inputs()["seq_idx"].shape == batch["input_ids"].shape

@@ -1,0 +1,255 @@
+"""Members → encoded packs → batches in which no member sees another; whoever reads the packs.
+
+    members of a pack ─encode─► each encoded alone ─batch─► one row a pack (neat), or one physical row (thd)
+
+Energon's task encoder, webdataset's stages and the datasets that pack while they load all have one of these.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.templates.template import Template
+from energon_pack.training import layout as layouts
+from energon_pack.training.batch import PackedBatch, VisualInputs
+from energon_pack.training.found_rope import rope_of
+from energon_pack.training.inputs import refuse_missing_kernels, refuse_rows
+from energon_pack.training.joining import JoinError
+from energon_pack.training.layout import IGNORE, Form
+from energon_pack.training.members import Encoded, LengthError, MemberEncoder
+from energon_pack.training.own_rope import RowsError
+from energon_pack.training.pixels import MEDIA_KEYS
+
+_log = logging.getLogger(__name__)
+
+_CHOICES = {
+    "layout": ("neat", "thd", "rows", "mlm"),
+    "pad_to": ("longest", "max_token_len"),
+    "labels": ("unshifted", "shifted"),
+    "loss_weight": (None, "token", "sample", "sqrt"),
+    "attention_mask": (None, "auto", "positions", "dict4d", "hybrid", "indexed"),
+    "on_bad_member": ("raise", "drop"),
+}
+#: what is no fault of a member
+_NO_FAULT = (ImportError, NotImplementedError, JoinError, RowsError)
+#: layouts that have a place for these; by default, nothing is asked of them
+_SERVED = {
+    "labels": ("unshifted", ("neat", "thd", "rows")),
+    "loss_weight": (None, ("neat", "thd", "rows")),
+    "attention_mask": (None, ("neat",)),
+    "rope_rows": (False, ("neat", "thd")),
+}
+
+
+class BadPack(ValueError):
+    """A pack that can't be trained on as it is: names the pack or the member, and what to do."""
+
+
+@dataclass
+class Pack:
+    """A pack whose members are encoded."""
+
+    key: str
+    members: list[Encoded]
+    #: media inputs of all members, in their order
+    media: dict[str, torch.Tensor]
+    #: ids of members that were left out
+    dropped: list[str]
+
+
+class PackEncoder:
+    """Encodes packs for one model.
+
+    Args:
+        made: how the packs were made: the content of energon_pack.json.
+        template: with which they were measured.
+        layout: `neat`, `thd`, `rows` (Megatron-Bridge up to 0.5) or `mlm` (Megatron-LM's multimodal example); by
+            default the one it was packed for.
+        pad_to: width of a batch: its `longest` row, or always `max_token_len` (pipeline and expert parallelism, CUDA
+            graphs).
+        labels: `unshifted`, as transformers wants them, or `shifted` within each member (neat; thd's always are).
+        loss_weight: `token`, `sample` or `sqrt`: batches then have weights.
+        attention_mask: what keeps members apart, in place of `model.mask` (the default): `positions`, `dict4d`,
+            `hybrid`, `auto` (what `guard` finds), or `indexed` for stacks patched for it.
+        pad_to_multiple_of: of each member in thd; has to divide the one it was packed with, which is the default.
+        rope_rows: `position_ids` of thd are the three rows of M-RoPE, [3, 1, T].
+        on_bad_member: `raise` with its name, or `drop` it alone; `num_dropped` of the batch counts.
+        dummy_image: a batch without images has the media inputs of a blank one under `dummy_…`: see `touch_vision`.
+        tokens_per_second: of Qwen2.5-VL's vision config, where the processor's folder has no config.json:
+            without either, a video ends the training.
+
+    Raises:
+        ValueError: a value that is none of these, a multiple that does not fit the plan's, a processor whose media are
+            not known to be joined.
+        MixingError: a hybrid model whose kernels are missing.
+    """
+
+    def __init__(
+        self,
+        made: Mapping[str, Any],
+        template: Template,
+        *,
+        layout: str | None = None,
+        pad_to: str = "longest",
+        labels: str = "unshifted",
+        loss_weight: str | None = None,
+        attention_mask: str | None = None,
+        pad_to_multiple_of: int | None = None,
+        rope_rows: bool = False,
+        on_bad_member: str = "raise",
+        dummy_image: bool = False,
+        tokens_per_second: float | None = None,
+    ):
+        self.layout, self.template = layout or made["layout"], template
+        given: dict[str, Any] = {"layout": self.layout, "pad_to": pad_to, "labels": labels, "loss_weight": loss_weight}
+        given |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member}
+        for name, value in given.items():
+            if value not in _CHOICES[name]:
+                raise ValueError(f"{name}={value}: one of {', '.join(map(str, _CHOICES[name]))}")
+        given["rope_rows"] = rope_rows
+        for name, (default, served) in _SERVED.items():
+            if given[name] != default and self.layout not in served:
+                raise ValueError(f"{name}={given[name]}: layout={self.layout} has none; for {', '.join(served)}")
+        #: what keeps members apart
+        self.mask = attention_mask or made["mask"]
+        #: of the longest pack; None: the dataset does not say
+        self.max_token_len: int | None = made["max_token_len"]
+        planned = made["pad_to_multiple_of"]
+        if self.max_token_len is None:  # nothing was planned for their members
+            planned = pad_to_multiple_of or planned
+            if pad_to == "max_token_len":
+                raise ValueError(f"pad_to={pad_to}: the dataset does not say how long its packs are; for packs of ours")
+        is_neat = self.layout == "neat"
+        self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
+        self._drop, self._dummy = on_bad_member == "drop", dummy_image
+        with_rows = rope_rows or is_neat
+        rope = rope_of(made["content"]["model"].get("rope"), template, tokens_per_second, with_rows)
+        self._form = Form(
+            pad_id=template.token_id(template.spec.processor.tokens.get("pad_token", "")) or 0,
+            width=self.max_token_len if pad_to == "max_token_len" else None,
+            multiple=1 if is_neat else _multiple(pad_to_multiple_of, planned),
+            shifted=labels == "shifted",
+            weights=loss_weight,
+            rope=rope is not None and with_rows,
+        )
+        if is_neat and self._is_hybrid:
+            refuse_missing_kernels()
+        self.members = MemberEncoder(template, rope)
+        self.members.check()
+
+    def encode(self, key: str, members: Iterable[MemberInput]) -> Pack | None:
+        """Encode each member of a pack; None: all were dropped.
+
+        Raises:
+            BadPack: a member has another length than it was packed with; or, with `on_bad_member=raise`, can't be
+                encoded.
+        """
+        dropped: list[str] = []
+
+        def on_bad(member: MemberInput, error: Exception) -> None:
+            what = f"{member.sample_id} in {key}: {type(error).__name__}: {error}"
+            if not self._drop or isinstance(error, _NO_FAULT):
+                raise BadPack(f"{what} (on_bad_member=drop leaves such a member out)") from error
+            _log.warning("left out: %s", what)
+            dropped.append(member.sample_id)
+
+        try:
+            inputs = list(members)
+            encoded, media = self.members.encode_all(inputs, on_bad)
+            if len(inputs) == 1 and encoded and inputs[0].token_len is None and self._is_too_long(encoded[0]):
+                error = ValueError(f"{len(encoded[0].tokens)} tokens, more than pad_to=max_token_len has room for")
+                on_bad(inputs[0], error)
+                encoded = []
+        except (BadPack, LengthError) as error:
+            raise BadPack(str(error)) from error.__cause__
+        except Exception as error:  # whatever a sample's conversation makes of itself, or all media together
+            raise BadPack(f"{key}: {type(error).__name__}: {error}") from error
+        return Pack(key, encoded, media, dropped) if encoded else None
+
+    def batch(self, packs: Sequence[Pack]) -> PackedBatch:
+        """Lay packs out.
+
+        Raises:
+            BadPack: several packs in a layout that holds one; a pack longer than the width.
+        """
+        tokens = [[member.tokens for member in pack.members] for pack in packs]
+        try:
+            if self.layout == "neat":
+                batch = self._neat(tokens)
+            elif len(tokens) > 1:
+                raise ValueError(f"layout={self.layout} holds one pack a batch, not {len(tokens)}: batch_size=1")
+            else:
+                make = {"thd": layouts.thd, "rows": layouts.rows_of, "mlm": layouts.mlm}[self.layout]
+                batch = PackedBatch(make(tokens[0], self._form))
+            batch.mask = self.mask
+            media = self.members.join(pack.media for pack in packs)
+        except ValueError as error:
+            raise BadPack(f"{', '.join(pack.key for pack in packs)}: {error}") from None
+        batch |= self._media(media, batch, any(member.num_images for pack in packs for member in pack.members))
+        batch |= {
+            "n_images_per_sample": _counts(packs, "num_images", per_pack=self.layout == "neat"),
+            "n_videos_per_sample": _counts(packs, "num_videos", per_pack=self.layout == "neat"),
+            "num_tokens": sum(len(member.ids) for pack in tokens for member in pack),
+            "num_trained": sum(int((member.labels != IGNORE).sum()) for pack in tokens for member in pack),
+            "sample_ids": [[member.sample_id for member in pack.members] for pack in packs],
+            "num_dropped": sum(len(pack.dropped) for pack in packs),
+            "__key__": [pack.key for pack in packs],
+        }
+        return batch
+
+    def probe_members(self) -> list[Encoded]:
+        """Members to try a model with: see `guard`."""
+        return self.members.probe_members()
+
+    def _is_too_long(self, member: Encoded) -> bool:
+        """Whether a sample that was never packed does not fit a batch of fixed width."""
+        multiple, width = self._form.multiple, self._form.width
+        return width is not None and -(-len(member.tokens) // multiple) * multiple > width
+
+    def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
+        batch = PackedBatch(layouts.neat(packs, self._form))
+        if self._is_hybrid:
+            refuse_rows(len(packs))
+            batch["seq_idx"] = layouts.seq_idx(batch["cu_seq_lens_q"])
+        if self.mask == "indexed":
+            batch["attention_mask"] = batch["doc_ids"]
+        return batch
+
+    def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch, has_images: bool) -> dict[str, Any]:
+        """Media under the names that the layout's consumer has for them."""
+        of_tokens = {name for name in self.members.of_tokens if name in batch} if media else set()
+        found: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
+        if self._dummy and not has_images:
+            found |= {f"dummy_{name}": value for name, value in self.members.blank().items()}
+        if self.layout == "thd":
+            types = batch["mm_token_type_ids"] if media else None
+            named = dict.fromkeys(sorted(MEDIA_KEYS)) | media
+            found["visual_inputs"] = VisualInputs(**named, mm_token_type_ids=types)
+            if "pixel_values" in media and media["pixel_values"].dim() == 4:  # tiles of InternVL
+                found["image_flags"] = torch.ones(len(media["pixel_values"]), dtype=torch.int64)
+        if self.layout == "mlm":
+            pixels = found.pop("pixel_values", torch.zeros(1, 1))
+            # Megatron broadcasts no empty tensors: [[0]] says that there are no tiles.
+            tiles = torch.ones(len(pixels), dtype=torch.int32) if media else torch.zeros(1, 1, dtype=torch.int32)
+            found |= {"imgs": pixels, "num_tiles": tiles}
+        return found
+
+
+def _multiple(given: int | None, planned: int) -> int:
+    if given is not None and (given < 1 or planned % given):
+        raise ValueError(
+            f"pad_to_multiple_of={given} does not divide {planned}, with which it was packed:"
+            f" packing.pad_to_multiple_of={math.lcm(max(given, 1), planned)} serves both"
+        )
+    return given or planned
+
+
+def _counts(packs: Sequence[Pack], name: str, per_pack: bool) -> torch.Tensor:
+    """Media of each row (neat), or of each member (thd)."""
+    counts = [[getattr(member, name) for member in pack.members] for pack in packs]
+    return torch.tensor([sum(row) for row in counts] if per_pack else [n for row in counts for n in row])
