@@ -22,6 +22,7 @@ lengths training
 plan
 dataset
 config
+online
 loading reading packed_seq_params hydra_plugin
 task_encoder
 verify pack
@@ -40,6 +41,7 @@ TRAINING = {
     "loading",
     "reading",
     "dataset.manifest",
+    "online.measuring",
 }
 
 

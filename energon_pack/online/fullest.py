@@ -23,7 +23,9 @@ def fullest(costs: Sequence[Costs], limits: Costs) -> list[int]:
     best = _fill(fits, costs, left[0])
     if _breaks(_sums(best, costs, len(left)), left):
         best, most = [], 0
-        frugal = sorted(fits, key=lambda i: max(cost / limit for cost, limit in _others(costs[i], limits)) / costs[i][0])
+        frugal = sorted(
+            fits, key=lambda i: max(cost / limit for cost, limit in _others(costs[i], limits)) / costs[i][0]
+        )
         for order in (fits, frugal):
             chosen = _fill(_together(order, costs, left), costs, left[0])
             tokens = sum(costs[i][0] for i in chosen)

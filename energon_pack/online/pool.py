@@ -1,14 +1,17 @@
 """Which of the samples that wait share the next pack: best fit over a bounded buffer. Pure.
 
-    add(sample) … until is_ready ──take──► one pack … end() ──take──► what is left, planned as offline
+    add(sample) … until num_missing is 0 ──take──► one pack … end() ──take──► what is left, planned as offline
 
 A pack is begun with the sample of its group that came first, and its room is filled as full as the samples of that
-group allow, older ones before newer. Which group: the one with the most tokens waiting, so that rare media
-wait until they fill a pack; but a sample that waited for `buffer_size` packs goes first.
+group allow, older ones before newer. Which group: the one that has most, so that rare media wait until they fill a pack; but
+a sample that waited for `buffer_size` packs goes first.
+
+Measured beside it: packs begun with the longest sample are as full, and have short ones wait.
 """
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import astuple, dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,8 @@ from energon_pack.plan import caps
 from energon_pack.plan.bins import pack_bins
 from energon_pack.plan.settings import PackingConfig
 
+#: of a pool, and of its state
+_COUNTERS = ("num_added", "num_taken", "num_packs", "longest_wait")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,8 @@ class Waiting:
     costs: tuple[int, ...]
     #: samples of different groups share no pack
     group: Hashable = None
+    #: samples that came before it
+    number: int = 0
     #: packs that were made before it came
     since: int = 0
 
@@ -46,10 +53,11 @@ def costs_of(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[int, ..
 class Pool:
     """Samples that wait, and the packs that are made of them.
 
-    Every sample is in exactly one pack, after less than 2 · `buffer_size` others, and no pack is empty or over a limit.
+    Every sample is in exactly one pack, and no pack is empty or over a limit. Where `buffer_size` packs were made since
+    a sample came, it waits for those alone that came before it.
 
     Args:
-        packing: the limits.
+        packing: the limits; a sample that is longer, but may have a pack of its own, has one at once.
         buffer_size: samples that wait when a pack is made; more where so many fill none.
         seed: of the plan of what is left at the end.
     """
@@ -58,27 +66,34 @@ class Pool:
         if buffer_size < 1:
             raise ValueError(f"buffer_size={buffer_size}: at least 1 sample")
         self._limits = tuple(limit for _, limit in caps.limits(packing))
+        self._alone = (packing.longest[1], *self._limits[1:])
         self._algorithm, self._buffer_size, self._seed = packing.algorithm, buffer_size, seed
         #: by group, each in the order they came
         self._groups: dict[Hashable, list[Waiting]] = {}
         self._totals: dict[Hashable, list[int]] = {}
-        #: packs that the end was planned as, still to be taken
+        #: packs to be taken before others: of one long sample, and those that the end was planned as
         self._planned: list[list[Waiting]] = []
-        self._num_waiting = self.num_packs = self.longest_wait = 0
+        self.num_added = self.num_taken = self.num_packs = self.longest_wait = 0
 
     def __len__(self) -> int:
-        return self._num_waiting
+        return self.num_added - self.num_taken
+
+    @property
+    def num_planned(self) -> int:
+        """Packs that need no more samples."""
+        return len(self._planned)
 
     @property
     def num_missing(self) -> int:
         """Samples to add, at least, before a pack is made."""
-        return max(0 if self._has_pack else 1, self._buffer_size - self._num_waiting)
+        if self._planned:
+            return 0
+        fills_one = any(self._share(group) >= 1 for group in self._totals)
+        return max(0 if fills_one else 1, self._buffer_size - len(self))
 
-    @property
-    def _has_pack(self) -> bool:
-        """Whether some group has as much as a pack may hold."""
-        totals = self._totals.values()
-        return any(total >= limit for of in totals for total, limit in zip(of, self._limits, strict=True))
+    def _share(self, group: Hashable) -> float:
+        """What a group has of what a pack may hold, of the limit of which it has most."""
+        return max(total / max(limit, 1) for total, limit in zip(self._totals[group], self._limits, strict=True))
 
     def add(self, name: Any, costs: tuple[int, ...], group: Hashable = None) -> None:
         """One more.
@@ -86,20 +101,40 @@ class Pool:
         Raises:
             ValueError: it alone is more than a pack may hold.
         """
-        if any(cost > limit for cost, limit in zip(costs, self._limits, strict=True)):
-            raise ValueError(f"{name} takes {costs}, a pack holds {self._limits}")
-        self._append(Waiting(name, costs, group, self.num_packs))
+        if any(cost > limit for cost, limit in zip(costs, self._alone, strict=True)):
+            raise ValueError(f"{name} takes {costs}, a pack holds {self._alone}")
+        sample = Waiting(name, costs, group, self.num_added, self.num_packs)
+        self.num_added += 1
+        if costs[0] > self._limits[0]:
+            self._planned.append([sample])
+            return
+        self._groups.setdefault(group, []).append(sample)
+        before = self._totals.get(group, [0] * len(costs))
+        self._totals[group] = [a + b for a, b in zip(before, costs, strict=True)]
 
-    def _append(self, sample: Waiting) -> None:
-        self._groups.setdefault(sample.group, []).append(sample)
-        before = self._totals.get(sample.group, [0] * len(self._limits))
-        self._totals[sample.group] = [a + b for a, b in zip(before, sample.costs, strict=True)]
-        self._num_waiting += 1
+    def state(self) -> dict[str, Any]:
+        """All that a pool with the same settings needs to go on: numbers, and the names as they were given."""
+        groups, planned = (
+            [[list(astuple(sample)) for sample in of] for of in packs]
+            for packs in (self._groups.values(), self._planned)
+        )
+        return {"groups": groups, "planned": planned, **{name: getattr(self, name) for name in _COUNTERS}}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`, which may have been JSON in the meantime."""
+        groups, self._planned = (
+            [[Waiting(_frozen(name), tuple(costs), *rest) for name, costs, *rest in of] for of in packs]
+            for packs in (state["groups"], state["planned"])
+        )
+        self._groups = {of[0].group: of for of in groups}
+        self._totals = {of[0].group: _total(of) for of in groups}
+        for name in _COUNTERS:
+            setattr(self, name, state[name])
 
     def take(self) -> list[Waiting]:
         """The next pack; empty where nothing waits."""
         pack = self._planned.pop(0) if self._planned else self._best() if self._groups else []
-        self._num_waiting -= len(pack)
+        self.num_taken += len(pack)
         if pack:
             self.longest_wait = max(self.longest_wait, self.num_packs - pack[0].since)
             self.num_packs += 1
@@ -112,14 +147,14 @@ class Pool:
             costs = np.array([sample.costs for sample in waiting], np.int64).T
             bins = pack_bins(costs, np.array(self._limits), self._algorithm, self._seed)
             packs += [[waiting[item] for item in sorted(of)] for of in np.split(bins.items, bins.starts[1:-1])]
-        self._planned += sorted(packs, key=lambda pack: pack[0].since)
+        self._planned += sorted(packs, key=lambda pack: pack[0].number)
         self._groups, self._totals = {}, {}
 
     def _best(self) -> list[Waiting]:
-        oldest = min(self._groups.values(), key=lambda waiting: waiting[0].since)[0]
+        oldest = min((waiting[0] for waiting in self._groups.values()), key=attrgetter("number"))
         group = oldest.group
         if self.num_packs - oldest.since < self._buffer_size:
-            group = max(self._totals, key=lambda name: self._totals[name][0])
+            group = max(self._totals, key=self._share)
         waiting = self._groups[group]
         chosen = fullest([sample.costs for sample in waiting], self._limits)
         pack = [waiting[i] for i in chosen]
@@ -127,8 +162,17 @@ class Pool:
         rest = [sample for i, sample in enumerate(waiting) if i not in taken]
         if rest:
             self._groups[group] = rest
-            sums = (sum(of) for of in zip(*(sample.costs for sample in pack), strict=True))
-            self._totals[group] = [a - b for a, b in zip(self._totals[group], sums, strict=True)]
+            self._totals[group] = [a - b for a, b in zip(self._totals[group], _total(pack), strict=True)]
         else:
             del self._groups[group], self._totals[group]
         return pack
+
+
+def _total(samples: Iterable[Waiting]) -> list[int]:
+    """What they take together of each limit."""
+    return [sum(of) for of in zip(*(sample.costs for sample in samples), strict=True)]
+
+
+def _frozen(name: Any) -> Any:
+    """JSON has no tuples."""
+    return tuple(name) if isinstance(name, list) else name
