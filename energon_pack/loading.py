@@ -166,8 +166,8 @@ def train_arguments(
     For an encoder with `packing_buffer_size`, what has Energon shuffle unpacked samples, and pack them as it reads.
 
     Args:
-        dataset: folder of a packed dataset, or of a source that is packed while it is read. Of a Metadataset each worker draws its datasets by chance: it is shuffled,
-            and steps are not even, which is said.
+        dataset: folder of a packed dataset, or of a source that is packed while it is read. Of a Metadataset each
+            worker draws its datasets by chance: it is shuffled, and steps are not even, which is said.
         task_encoder: a `PackedTaskEncoder`; of another one, Energon itself deals the packs.
         worker_config: Energon's: this rank, how many there are, and the workers of each.
         states: where training goes on: `Journal.state()` of every rank of a checkpoint, whatever their number; or of

@@ -1,26 +1,25 @@
 """Packs of endless streams of samples, made while training loads them: no plan, no writing, a bounded buffer.
 
-    dataset = StreamingPackedDataset([texts, images], weights=[1, 2], …)
-    loader = torchdata.stateful_dataloader.StatefulDataLoader(dataset, batch_size=1, collate_fn=dataset.collate)
+    packs = StreamingPackedDataset(["+model=qwen2_5_vl", "packing.max_token_len=8192"], ["texts/", "images/"], [1, 2])
+    loader = StatefulDataLoader(packs, batch_size=1, collate_fn=packs.collate, num_workers=4)  # of torchdata
 
-Each worker of each rank draws samples of its own, measures them by their headers, and decodes pixels only of the pack
-that it hands on. What has no end and what is drawn again are shuffled anew each time.
+Each worker of each rank draws samples of its own, measures them by the headers of their media, and decodes pixels only
+of the pack that it hands on.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from energon_pack.errors import PackError
+from energon_pack.config import PackConfig
+from energon_pack.online.begin import SourceOf, begin
 from energon_pack.online.counted import Counted
-from energon_pack.online.draws import Draws
-from energon_pack.online.measuring import Measuring
 from energon_pack.online.packs import OnlinePacks
-from energon_pack.online.pool import Pool
-from energon_pack.online.samples import Samples
+from energon_pack.online.ranks import ranks_here
+from energon_pack.pooling.draws import Draws
+from energon_pack.pooling.measuring import Measuring
+from energon_pack.pooling.pool import Pool
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import Pack, PackEncoder
 
@@ -31,43 +30,57 @@ class StreamingPackedDataset(IterableDataset[Pack]):
     """Packs of samples that are drawn from several datasets.
 
     Args:
-        sources: datasets.
+        config: overrides as on the command line, or a config.
+        sources: datasets that are drawn from, each a path as of `source.path`, overrides that say more (as
+            `["source=jsonl", "source.path=…"]`), or a map-style dataset of conversations, Hugging Face's among them:
+            see `online.given`. By default what `source.path` lists.
         weights: how often a sample of each is drawn; by default as often as it has some.
         buffer_size: samples that wait in each worker when a pack is made of them; where so many fill none, more.
         replacement: a dataset that is used up begins anew in another order, and packs never end; else each sample is
-            drawn once by one worker of one rank, and what waits at the end is packed as it would be offline. Ranks then
-            end after numbers of packs of their own.
-        seed: of all ranks alike.
-        rank, world_size: by default those of torch.distributed, or of the environment's RANK and WORLD_SIZE.
+            drawn once, by one worker of one rank, and what waits at the end is packed as it would be offline: ranks
+            then end after numbers of packs of their own.
+        seed: of all ranks alike; by default that of the config.
+        rank, world_size: data-parallel ones; by default torch.distributed's, or torchrun's.
+        options: of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` … `on_bad_member` holds
+            for samples that can't be read, too; `drop` leaves them out, and `statistics` counts them.
+
+    Raises:
+        PackError: an unknown setting, or one that needs a plan; a source that can't be read.
+        ValueError: as PackEncoder; weights that are no shares.
     """
 
     def __init__(
         self,
-        sources: Sequence[Samples],
+        config: PackConfig | Sequence[str],
+        sources: Sequence[SourceOf] | None = None,
         weights: Sequence[float] | None = None,
         *,
-        encoder: PackEncoder,
-        measuring: Measuring,
         buffer_size: int = 100,
         replacement: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        **options: Any,
     ):
-        self._sources = sources
-        #: makes packs and batches; `guard` asks it, too
-        self.encoder = encoder
-        self._measuring = measuring
-        self._rank, self._world_size = _place(rank, world_size)
+        begun = begin(config, sources)
+        #: every setting
+        self.config = begun.config
+        #: makes batches, too; `guard` asks it
+        self.encoder = PackEncoder(begun.made, begun.template, **options)
+        source, drop = self.config.source, options.get("on_bad_member") == "drop"
+        self._measuring = Measuring(begun.template, self.config.packing, source.control_tokens, drop)
+        self._datasets = begun.datasets
+        rank, world_size = ranks_here(rank, world_size)
         #: on which draws and packs depend: a state goes on with the same alone
         self._given: dict[str, Any] = {
-            "world_size": self._world_size,
-            "rank": self._rank,
-            "sizes": [len(source) for source in sources],
+            "world_size": world_size,
+            "rank": rank,
+            "num_samples": [len(dataset) for dataset in self._datasets],
             "weights": None if weights is None else [float(weight) for weight in weights],
             "buffer_size": buffer_size,
             "replacement": replacement,
-            "seed": seed,
+            "seed": self.config.seed if seed is None else seed,
+            "fingerprint": begun.fingerprint,
         }
         self._epoch = 0
         self._counted = Counted()
@@ -101,7 +114,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):
         here = {**self._here(), "epoch": state["epoch"]}
         for name, value in here.items():
             if state.get(name) != value:
-                raise ValueError(f"{name}={value}: the state is of {name}={state.get(name)}, and goes on with that alone")
+                raise ValueError(f"{name}={value}: this state goes on with {name}={state.get(name)} alone")
         self._epoch = state["epoch"]
         self._state, self._packs = (state if state["packs"] else None), None
 
@@ -123,38 +136,19 @@ class StreamingPackedDataset(IterableDataset[Pack]):
     def _make(self, worker: int, num_workers: int) -> OnlinePacks:
         """The packs of one worker of this rank, from the start."""
         given = self._given
-        lane = self._rank * num_workers + worker
+        lane = given["rank"] * num_workers + worker
         draws = Draws(
-            given["sizes"],
+            given["num_samples"],
             given["weights"],
             replacement=given["replacement"],
             seed=given["seed"],
             epoch=self._epoch,
             lane=lane,
-            lanes=self._world_size * num_workers,
+            lanes=given["world_size"] * num_workers,
         )
         pool = Pool(self._measuring.packing, given["buffer_size"], given["seed"])
         name = f"{self._epoch}/{lane}"
-        return OnlinePacks(
-            name, self._sources, draws, self._measuring, pool, self.encoder, self._counted.row(worker)
-        )
-
-
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """This rank, and how many there are.
-
-    Raises:
-        PackError: only one of the two is given, or they are none.
-    """
-    if (rank is None) != (world_size is None):
-        raise PackError(f"rank={rank}, world_size={world_size}: give both, or neither")
-    if rank is None or world_size is None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if not 0 <= rank < world_size:
-        raise PackError(f"rank={rank}, world_size={world_size}: ranks count from 0 to world_size - 1")
-    return rank, world_size
+        return OnlinePacks(name, self._datasets, draws, self._measuring, pool, self.encoder, self._counted.row(worker))
 
 
 def _worker() -> tuple[int, int]:

@@ -24,7 +24,7 @@ from megatron.energon.errors import FatalSampleError
 
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers, manifest_of, pack_encoder
-from energon_pack.online.measuring import Measured, Measuring, measuring_of
+from energon_pack.pooling.measuring import Measured, Measuring, measuring_of
 from energon_pack.reading import PacksInOrder, positions_of
 from energon_pack.samples.flavors import UNPACKED, flavor_of_sample
 from energon_pack.samples.flavors.base import MemberInput

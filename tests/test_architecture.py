@@ -20,14 +20,14 @@ samples
 sources templates
 lengths training
 plan
+pooling
 dataset
 config
-online
 loading reading packed_seq_params hydra_plugin
 task_encoder
 verify pack
 online
-lazy
+lazy streaming
 samplers
 unpack cli adopt convert metadataset simulate
 __main__
@@ -44,7 +44,7 @@ TRAINING = {
     "loading",
     "reading",
     "dataset.manifest",
-    "online.measuring",
+    "pooling.measuring",
 }
 
 

@@ -1,6 +1,6 @@
 """The packs of one lane: samples are drawn, measured by their headers, and wait; then a pack's pixels are decoded.
 
-    Draws ─look─► Measuring ─► Pool ─take─► member ─► PackEncoder ─► Pack
+Draws ─look─► Measuring ─► Pool ─take─► member ─► PackEncoder ─► Pack
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,10 +9,10 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.online.counted import Row
-from energon_pack.online.draws import Draw, Draws
-from energon_pack.online.measuring import Measured, Measuring
-from energon_pack.online.pool import Pool, Waiting
 from energon_pack.online.samples import Samples
+from energon_pack.pooling.draws import Draw, Draws
+from energon_pack.pooling.measuring import Measured, Measuring
+from energon_pack.pooling.pool import Pool, Waiting
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.template import Sample
@@ -99,7 +99,7 @@ class OnlinePacks(Iterator[Pack]):
 
     def _look(self, draw: Draw) -> Sample | Skip:
         try:
-            return self._datasets[draw.dataset].look(draw.index)
+            return self._datasets[draw.dataset].look(draw.number)
         except Skip as skip:
             return skip
 
@@ -113,7 +113,7 @@ class OnlinePacks(Iterator[Pack]):
                 dropped.append(self._datasets[draw[0]].sample_id(draw[1]))
 
     def _leave_out(self, draw: Draw, skip: Skip) -> None:
-        self._measuring.leave_out(self._datasets[draw.dataset].sample_id(draw.index), skip)
+        self._measuring.leave_out(self._datasets[draw.dataset].sample_id(draw.number), skip)
         self._counted.add(skip.reason)
         self._in_vain += 1
         if self._in_vain > sum(map(len, self._datasets)):

@@ -1,16 +1,13 @@
 """Energon packs samples while it reads them, by the settings of a packed dataset: to compare with packs on disk."""
 
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
-from megatron.energon.errors import FatalSampleError
 
-from energon_pack.config import ModelConfig, PackConfig
+from energon_pack.config import PackConfig
 from energon_pack.loading import train_arguments
 from energon_pack.task_encoder import PackedTaskEncoder
 from support.packed import packed as make_packed

@@ -6,11 +6,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from energon_pack.online.draws import Draw, Draws, permuted
+from energon_pack.pooling.draws import Draw, Draws, permuted
 
 
 def drawn(draws: Draws, most: int = 10_000) -> list[Draw]:
-    found = []
+    found: list[Draw] = []
     while len(found) < most and (draw := draws.next()):
         found.append(draw)
     return found
@@ -40,7 +40,7 @@ def test_without_replacement_all_lanes_together_draw_each_sample_once(
     of_lanes = [
         drawn(Draws(sizes, replacement=False, seed=seed, epoch=epoch, lane=lane, lanes=lanes)) for lane in range(lanes)
     ]
-    pairs = sorted((draw.dataset, draw.index) for draws in of_lanes for draw in draws)
+    pairs = sorted((draw.dataset, draw.number) for draws in of_lanes for draw in draws)
     assert pairs == [(dataset, index) for dataset, size in enumerate(sizes) for index in range(size)]
     assert max(map(len, of_lanes)) - min(map(len, of_lanes)) <= len(sizes)
 
@@ -55,15 +55,15 @@ def test_with_replacement_each_turn_has_each_sample_once(sizes: list[int], lanes
         for draw in drawn(Draws(sizes, replacement=True, lane=lane, lanes=lanes), num * len(sizes))
     ]
     for dataset, size in enumerate(sizes):
-        first = Counter(draw.index for draw in draws if draw.dataset == dataset and draw.turn == 0)
+        first = Counter(draw.number for draw in draws if draw.dataset == dataset and draw.turn == 0)
         assert first == dict.fromkeys(range(size), 1)
 
 
 def test_each_turn_and_epoch_is_another_order() -> None:
     """The same order each time is no shuffling."""
     draws = Draws([50], replacement=True)
-    orders = [[draw.index for draw in drawn(draws, 50)] for _ in range(2)]
-    orders.append([draw.index for draw in drawn(Draws([50], replacement=True, epoch=1), 50)])
+    orders = [[draw.number for draw in drawn(draws, 50)] for _ in range(2)]
+    orders.append([draw.number for draw in drawn(Draws([50], replacement=True, epoch=1), 50)])
     assert len(set(map(tuple, orders))) == 3
 
 

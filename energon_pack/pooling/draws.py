@@ -21,7 +21,7 @@ class Draw(NamedTuple):
     """A sample that is drawn, for which time."""
 
     dataset: int
-    index: int
+    number: int
     #: permutations of the dataset before this one
     turn: int
 

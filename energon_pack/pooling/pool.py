@@ -3,8 +3,8 @@
     add(sample) … until num_missing is 0 ──take──► one pack … end() ──take──► what is left, planned as offline
 
 A pack is begun with the sample of its group that came first, and its room is filled as full as the samples of that
-group allow, older ones before newer. Which group: the one that has most, so that rare media wait until they fill a pack; but
-a sample that waited for `buffer_size` packs goes first.
+group allow, older ones before newer. Which group: the one that has most, so that rare media wait until they fill a
+pack; but a sample that waited for `buffer_size` packs goes first.
 
 Measured beside it: packs begun with the longest sample are as full, and have short ones wait.
 """
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.online.fullest import fullest
 from energon_pack.plan import caps
 from energon_pack.plan.bins import pack_bins
 from energon_pack.plan.settings import PackingConfig
+from energon_pack.pooling.fullest import fullest
 
 #: of a pool, and of its state
 _COUNTERS = ("num_added", "num_taken", "num_packs", "longest_wait")

@@ -7,9 +7,9 @@ from typing import Any
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.lengths.counts import counts_of
-from energon_pack.online.pool import Pool, costs_of
 from energon_pack.plan import caps
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
+from energon_pack.pooling.pool import Pool, costs_of
 from energon_pack.run.json_nodes import node_of
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.sample import media_type

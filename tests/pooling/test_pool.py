@@ -8,9 +8,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from energon_pack.online.fullest import fullest
-from energon_pack.online.pool import Pool, Waiting, costs_of
 from energon_pack.plan.settings import PackingConfig
+from energon_pack.pooling.fullest import fullest
+from energon_pack.pooling.pool import Pool, Waiting, costs_of
 
 
 def names(pack: Sequence[Waiting]) -> list[Any]:

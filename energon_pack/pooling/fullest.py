@@ -8,9 +8,8 @@ Costs = Sequence[int]
 def fullest(costs: Sequence[Costs], limits: Costs) -> list[int]:
     """The first sample, and those with which a pack that holds it is fullest, earlier ones before later.
 
-    Without other limits than tokens no choice is fuller. With some, those are chosen that fill it most of: all, if their
-    choice breaks none; those that together keep to them, taken as they came, and taken by how little they ask of them
-    for a token.
+    Without other limits than tokens no choice is fuller. Where that choice breaks another limit, it is made among
+    those that all together keep to it, taken as they came, or taken by how little they ask of it for a token.
 
     Args:
         costs: of each sample what it takes of each limit, tokens first; each alone fits.
