@@ -2,7 +2,9 @@
 
     offline     `plan_packs`, and the fewest packs that there can be (its lower bound)
     streaming   `StreamingPackedDataset`'s pool, one lane, over the same samples in a random order
-    Energon     `PackedTaskEncoder(packing_buffer_size=N)`: Energon hands over N samples, and takes them all as packs
+    Energon     `PackedTaskEncoder(packing_buffer_size=N)`: N samples wait in Energon's buffer; full packs are made of
+                them, and what is over waits
+    all of a buffer   what Energon itself foresees: each buffer is packed whole
 
 Lengths alone, no pixels. With --real those of the samples in a folder of WebDataset sets are measured by their headers.
 """
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from planner import SETS, K, lengths
@@ -111,15 +114,26 @@ def streaming(samples: Iterable[Costed], packing: PackingConfig, buffer_size: in
     return pool.num_packs, num, pool.longest_wait
 
 
-def energon(samples: list[Costed], packing: PackingConfig, buffer_size: int) -> int:
-    """Packs of Energon's buffers, each planned for itself."""
-    packs = 0
-    for first in range(0, len(samples), buffer_size):
-        pool = Pool(packing, buffer_size)
-        for number, (costs, group) in enumerate(samples[first : first + buffer_size]):
-            pool.add(number, costs, group)
-        pool.end()
-        packs += pool.num_planned
+def energon(samples: list[Costed], packing: PackingConfig, buffer_size: int, keep: bool) -> int:
+    """Packs of Energon's buffers.
+
+    Args:
+        keep: what is over waits in the buffer, as with `PackedTaskEncoder`; else all of it is packed each time.
+    """
+    measuring = Measuring(cast(Any, None), packing, ControlTokens.keep, drop=False)
+    waiting: list[tuple[int, Measured]] = []
+    packs, taken = 0, 0
+    while taken < len(samples) or waiting:
+        room = buffer_size - len(waiting)
+        some = samples[taken : taken + room]
+        waiting += [(taken + i, Measured(0, costs, MEDIA_TYPES[group])) for i, (costs, group) in enumerate(some)]
+        taken += len(some)
+        ages = [taken - 1 - number for number, _ in waiting]
+        measured = [of for _, of in waiting]
+        chosen = measuring.choose(measured, [0] * len(waiting), ages, at_end=not keep or len(waiting) < buffer_size)
+        packs += len(chosen)
+        gone = {i for pack in chosen for i in pack}
+        waiting = [sample for i, sample in enumerate(waiting) if i not in gone]
     return packs
 
 
@@ -127,8 +141,9 @@ def fills(sets: Iterable[tuple[str, Items, PackingConfig]]) -> Table:
     table = Table("set", "samples", "lower bound", "offline", box=None)
     for buffer_size in BUFFERS:
         table.add_column(f"streaming {buffer_size}")
-    for buffer_size in BUFFERS:
-        table.add_column(f"Energon {buffer_size}")
+    for whose in ("Energon", "all of a buffer"):
+        for buffer_size in BUFFERS:
+            table.add_column(f"{whose} {buffer_size}")
     for name, items, packing in sets:
         plan = plan_packs(items, packing)
         samples = in_order(items, packing)
@@ -142,7 +157,9 @@ def fills(sets: Iterable[tuple[str, Items, PackingConfig]]) -> Table:
             packs, num, wait = streaming(samples, packing, buffer_size)
             assert num == len(samples), "a sample was lost"
             ours.append(f"{cell(packs)} wait {wait}")
-        theirs = [cell(energon(samples, packing, buffer_size)) for buffer_size in BUFFERS]
+        theirs = [
+            cell(energon(samples, packing, buffer_size, keep)) for keep in (True, False) for buffer_size in BUFFERS
+        ]
         table.add_row(name, f"{len(items):,}", f"{plan.lower_bound:,}", cell(plan.num_packs), *ours, *theirs)
     return table
 
@@ -175,7 +192,7 @@ def main() -> None:
     parser.add_argument("--real", type=Path, help="a folder with wds/ and processors/")
     parser.add_argument("--num", type=int, default=20_000, help="samples of each set")
     args = parser.parse_args()
-    console = Console(width=240)
+    console = Console(width=330)
     console.print(fills(synthetic(args.num)))
     if args.real:
         console.print(fills(real(args.real)))

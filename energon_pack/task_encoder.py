@@ -15,12 +15,15 @@ With `packing_buffer_size` unpacked samples are packed while Energon reads them,
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, edataclass, stateless
+from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, WorkerConfig, edataclass, stateless
 from megatron.energon.errors import FatalSampleError
+from megatron.energon.wrappers import PackingDataset
+from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers, manifest_of, pack_encoder
@@ -52,6 +55,8 @@ class MeasuredSample(Sample):
 
     member: MemberInput
     measured: Measured
+    #: samples that its worker encoded before
+    number: int
 
 
 class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, PackedBatch, PackedBatch]):
@@ -120,20 +125,45 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         if measured is None:
             raise SkipSample
         member = replace(member, token_len=measured.token_len)
-        waiting: MeasuredSample = MeasuredSample.derive_from(sample, member=member, measured=measured)
+        worker = WorkerConfig.active_worker_config
+        number = 0 if worker is None else self.current_sample_index // max(1, worker.num_workers)
+        waiting: MeasuredSample = MeasuredSample.derive_from(sample, member=member, measured=measured, number=number)
         return waiting
 
     def select_samples_to_pack(self, samples: list[MeasuredSample]) -> list[list[MeasuredSample]]:
-        """Which of the samples in Energon's buffer share a pack: as they would offline, were there no others.
+        """Which of the samples in Energon's buffer share a pack: all are in one, as if there were no others.
+
+        With this encoder's `packing_buffer_size` Energon asks for full packs instead, and what is over waits.
 
         Raises:
             FatalSampleError: Energon was given a `packing_buffer_size`, and this encoder was not.
         """
+        return self._chosen(samples, at_end=True)
+
+    def _chosen(self, samples: list[MeasuredSample], at_end: bool) -> list[list[MeasuredSample]]:
         if self._measuring is None:
             raise FatalSampleError("PackedTaskEncoder(…, packing_buffer_size=N) packs samples; this one encodes packs")
         folders = [str(sample.__sources__[0].dataset_path) if sample.__sources__ else "" for sample in samples]
-        packs = self._measuring.plan([sample.measured for sample in samples], folders)
+        ages = [samples[-1].number - sample.number for sample in samples]
+        packs = self._measuring.choose([sample.measured for sample in samples], folders, ages, at_end)
         return [[samples[i] for i in pack] for pack in packs]
+
+    def build_batch(self, dataset: Any, **settings: Any) -> Any:
+        """Energon's own, that keeps in its buffer what fills no pack yet."""
+        built = super().build_batch(dataset, **settings)
+        packing = built
+        while self._measuring is not None and isinstance(packing, BaseWrapperDataset):
+            if isinstance(packing, PackingDataset):
+                packing.pre_packer = partial(self._choose_and_keep, packing)
+            packing = packing.dataset
+        return built
+
+    def _choose_and_keep(self, packing: Any, samples: list[MeasuredSample]) -> list[list[MeasuredSample]]:
+        """What Energon calls with all that is in its buffer, having emptied it; only the last time it is not full."""
+        packs = self._chosen(samples, at_end=len(samples) < packing.buffer_size)
+        chosen = {id(sample) for pack in packs for sample in pack}
+        packing._reading_buffer.extend([sample for sample in samples if id(sample) not in chosen])
+        return packs
 
     @stateless  # type: ignore[untyped-decorator]
     def pack_selected_samples(self, samples: list[MeasuredSample]) -> EncodedPack:

@@ -19,6 +19,7 @@ from energon_pack.templates.template import Rendered, Sample, Template
 from energon_pack.training.members import seen
 
 _log = logging.getLogger(__name__)
+_ROUNDS = 10  # buffers in which a sample may wait for its like
 
 
 @dataclass(frozen=True)
@@ -78,17 +79,26 @@ class Measuring:
         """Samples of different groups share no pack."""
         return {GroupBy.media: measured.media_type, GroupBy.dataset: dataset}.get(self.packing.group_by)
 
-    def plan(self, measured: Sequence[Measured], datasets: Sequence[Hashable]) -> list[list[int]]:
-        """Some samples as packs: as they would be offline, were there no others; in the order of their first ones.
+    def choose(
+        self, measured: Sequence[Measured], datasets: Sequence[Hashable], ages: Sequence[int], at_end: bool
+    ) -> list[list[int]]:
+        """Packs of some samples, the oldest first, by their indices: full ones, at least one, and what is over waits.
 
         Args:
             datasets: of each sample.
+            ages: samples that came since each of them.
+            at_end: no more come: all are packed, as they would be offline.
         """
         pool = Pool(self.packing, max(1, len(measured)))
-        for i, (of, dataset) in enumerate(zip(measured, datasets, strict=True)):
-            pool.add(i, of.costs, self.group(of, dataset))
-        pool.end()
-        return [[sample.name for sample in pool.take()] for _ in range(pool.num_planned)]
+        for i, (of, dataset, age) in enumerate(zip(measured, datasets, ages, strict=True)):
+            pool.add(i, of.costs, self.group(of, dataset), since=-(age // _ROUNDS))
+        if at_end:
+            pool.end()
+            return [[sample.name for sample in pool.take()] for _ in range(pool.num_planned)]
+        packs = [pool.take()]
+        while pool.fills_one or pool.num_planned:
+            packs.append(pool.take())
+        return [[sample.name for sample in pack] for pack in packs]
 
     def leave_out(self, sample_id: str, skip: Skip) -> None:
         """Say that a sample is in no pack.

@@ -89,22 +89,29 @@ class Pool:
         """Samples to add, at least, before a pack is made."""
         if self._planned:
             return 0
-        fills_one = any(self._share(group) >= 1 for group in self._totals)
-        return max(0 if fills_one else 1, self._buffer_size - len(self))
+        return max(0 if self.fills_one else 1, self._buffer_size - len(self))
+
+    @property
+    def fills_one(self) -> bool:
+        """Whether some group has as much as a pack may hold."""
+        return any(self._share(group) >= 1 for group in self._totals)
 
     def _share(self, group: Hashable) -> float:
         """What a group has of what a pack may hold, of the limit of which it has most."""
         return max(total / max(limit, 1) for total, limit in zip(self._totals[group], self._limits, strict=True))
 
-    def add(self, name: Any, costs: tuple[int, ...], group: Hashable = None) -> None:
+    def add(self, name: Any, costs: tuple[int, ...], group: Hashable = None, since: int | None = None) -> None:
         """One more.
+
+        Args:
+            since: packs that were made before it came; by default those that were made by now.
 
         Raises:
             ValueError: it alone is more than a pack may hold.
         """
         if any(cost > limit for cost, limit in zip(costs, self._alone, strict=True)):
             raise ValueError(f"{name} takes {costs}, a pack holds {self._alone}")
-        sample = Waiting(name, costs, group, self.num_added, self.num_packs)
+        sample = Waiting(name, costs, group, self.num_added, self.num_packs if since is None else since)
         self.num_added += 1
         if costs[0] > self._limits[0]:
             self._planned.append([sample])
