@@ -1,10 +1,11 @@
 """Which samples make a batch where nothing is packed: some of like lengths, and as many batches for each rank. Pure.
 
-    lengths ─shuffled into windows, sorted in each─► neighbours are a batch, neighbouring batches a step ─shuffled─► steps
+    lengths ─shuffled into windows, sorted in each─► neighbours make a batch, neighbouring batches a step ─shuffled─►
 
 Windows are sorted up and down by turns, so that no batch has the longest of one and the shortest of the next.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,12 @@ class Groups(NamedTuple):
     steps: Ints
     #: samples that are in no batch: fewer than ranks, where no batch has two
     num_over: int
+
+    def samples(self, batch: int) -> Ints:
+        """Those of a batch."""
+        starts, items = self.batches
+        found: Ints = items[starts[batch] : starts[batch + 1]]
+        return found
 
 
 class Limits(NamedTuple):
@@ -76,6 +83,41 @@ def group(lens: Ints, num_ranks: int, limits: Limits, window: float, seed: int) 
     whose = np.argsort(random_keys(steps.size, seed, 32).reshape(steps.shape), axis=1)
     steps = np.take_along_axis(steps, whose, axis=1)[np.argsort(random_keys(len(steps), seed, 33))]
     return Groups(Bins(starts, order), steps, len(starts) - 1 - wanted)
+
+
+#: of an epoch that others began: so many ranks had so many steps of it, one after the other
+Before = Sequence[tuple[int, int]]
+
+
+class EpochGroups:
+    """The batches of each epoch, also of one that was begun with another number of ranks.
+
+    Args:
+        window: batches whose samples are sorted together.
+    """
+
+    def __init__(self, lens: Ints, limits: Limits, window: int, seed: int):
+        limits.check(lens)
+        if window < 1:
+            raise ValueError(f"window={window}: at least 1 batch")
+        self._lens, self._limits, self._seed = lens, limits, seed
+        self._window = window * limits.samples(lens)
+        self._kept: dict[tuple[int, tuple[tuple[int, int], ...], int], Groups] = {}
+
+    def of(self, epoch: int, num_ranks: int, before: Before = ()) -> Groups:
+        """The batches of an epoch, or what is left of it for these ranks."""
+        key = epoch, tuple(before), num_ranks
+        if key not in self._kept:
+            while len(self._kept) > 1:
+                self._kept.pop(next(iter(self._kept)))
+            left, seed = np.arange(len(self._lens)), self._seed + 1_000_003 * epoch
+            for ranks, num_steps in before:
+                had = group(self._lens[left], ranks, self._limits, self._window, seed)
+                gone = [had.samples(batch) for batch in had.steps[:num_steps].ravel().tolist()]
+                left = np.delete(left, np.concatenate(gone))
+            batches, steps, num_over = group(self._lens[left], num_ranks, self._limits, self._window, seed)
+            self._kept[key] = Groups(batches._replace(items=left[batches.items]), steps, num_over)
+        return self._kept[key]
 
 
 def padding(lens: Ints, groups: Groups) -> float:
