@@ -141,6 +141,12 @@ class LazyPackedDataset(Dataset[Pack]):
         plan, items = self.plan_of(epoch), self._planned.lengths.items
         return costs_of_packs(items, plan, self._planned.cost), plan.per_pack(items.num_supervised)
 
+    def lens(self) -> Ints:
+        """int64[num_packs], the tokens of each pack of the first epoch: with `packing.max_members=1` those of each
+        sample, for `LengthGroupedSampler`.
+        """
+        return self.plan_of(0).per_pack(self._planned.lengths.items.lens)
+
     def _inputs(self, items: Sequence[int]) -> Iterator[MemberInput | Unread]:
         for item in items:
             row = self._rows[item]
