@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from energon_pack.config import PackConfig
+from energon_pack.dataset.files import LEDGER
 from energon_pack.errors import PackError
 from energon_pack.online.epochs import EpochPlans
 from energon_pack.online.given import MapStyle
@@ -69,6 +70,8 @@ class LazyPackedDataset(Dataset[Pack]):
         self.config = prepared.config
         #: what came of the source: samples left out by reason, fill, tokens …
         self.report: Report | None = planned.report
+        #: names each sample that is in no pack, with its reason
+        self.skipped = prepared.folder / "once" / LEDGER
         self.encoder = PackEncoder(prepared.made, prepared.template, **options)
         if split not in SPLITS:
             raise PackError(f"split={split}: one of {', '.join(SPLITS)}")
