@@ -74,29 +74,22 @@ def packs(
             Metadataset.
         MixingError: a hybrid model whose kernels are missing.
     """
-    given = {"processor": processor, "trust_remote_code": trust_remote_code, "model": model, **options}
-    return Packs(os.fspath(dataset), given)
+    prepared = _prepared(dataset)
+    encoder = pack_encoder(dataset, processor, trust_remote_code=trust_remote_code, model=model, **options)
+    return Packs(os.fspath(dataset), encoder, prepared)
 
 
 class Packs:
-    """A stage of a webdataset pipeline. A worker that is spawned makes it again from the same arguments.
+    """A stage of a webdataset pipeline; it travels to workers that are spawned."""
 
-    Args:
-        given: the arguments of `packs` but the dataset.
-    """
-
-    def __init__(self, dataset: str, given: Mapping[str, Any]):
-        self._dataset, self._given = dataset, given
-        prepared = _prepared(dataset)
+    def __init__(self, dataset: str, encoder: PackEncoder, prepared: Prepared | None):
         #: what `guard` asks
-        self.encoder: PackEncoder = pack_encoder(dataset, **given)
+        self.encoder = encoder
+        self._dataset = dataset
         self._root = os.path.join(os.path.abspath(dataset), "")
         self._excluded = prepared.excluded_keys if prepared else {}
         is_ours = is_packed_here(Path(dataset))
         self._flavor = PACKED[read_manifest(Path(dataset))["flavor"]] if is_ours else DEFAULT
-
-    def __reduce__(self) -> Any:
-        return Packs, (self._dataset, self._given)
 
     def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Pack]:
         """Encode each pack; those that split.yaml excludes, and those all of whose members are dropped, are left out.

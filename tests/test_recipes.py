@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -25,6 +26,7 @@ import read_packs
 import torch
 import train_ddp
 import train_tiny
+import train_unpacked
 import train_webdataset
 import yaml
 from megatron.energon import WorkerConfig
@@ -281,6 +283,18 @@ def test_other_numbers_of_ranks_train_what_is_left_of_the_epoch(
     assert len({name for pack in packs for name in pack}) == sum(map(len, packs))
     total = 3 * 2 + 2 + 15 * 3
     assert f"consumed {total} packs" in (tmp_path / "output").read_text()
+
+
+def test_like_lengths_are_trained_with_little_padding(
+    demo: tuple[Path, Path], cache: Path, run_main: Callable[..., str]
+) -> None:
+    """Unpacked by chance, unpacked by length, packed: the same samples, and room for as many tokens in a batch."""
+    overrides = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", f"cache_dir={cache}"]
+    overrides += ["packing.max_token_len=512", "source.limit=60", "executor.num_workers=1", "measure.verify=0"]
+    out = run_main(train_unpacked, *overrides, "--max-steps", "2")
+    padding = [float(share) for share in re.findall(r"([\d.]+)% padding", out)]
+    assert len(padding) == 3
+    assert padding[1] < padding[0] / 2
 
 
 # ---------------------------------------------------------------------------------------------------- webdataset
