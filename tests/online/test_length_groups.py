@@ -167,7 +167,6 @@ def test_a_plain_loader_goes_on_by_the_batches_it_gave(num_workers: int, at: int
     assert list(islice(endless(again), 80)) == expected
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital'")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("at", [1, 40, 63])
 def test_torchdatas_loader_goes_on_where_it_was(num_workers: int, at: int) -> None:
