@@ -10,6 +10,7 @@ the order of the plan.
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,23 +89,32 @@ class Packs:
         self._dataset = dataset
         self._root = os.path.join(os.path.abspath(dataset), "")
         self._excluded = prepared.excluded_keys if prepared else {}
+        self._counts = prepared.shard_counts if prepared else {}
         is_ours = is_packed_here(Path(dataset))
         self._flavor = PACKED[read_manifest(Path(dataset))["flavor"]] if is_ours else DEFAULT
 
     def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Pack]:
         """Encode each pack; those that split.yaml excludes, and those all of whose members are dropped, are left out.
 
+        After the last one a warning names shards of which not every pack came.
+
         Raises:
             BadPack: as `PackEncoder.encode`, whatever handlers the pipeline has; or the JSON of a pack can't be read.
             PackError: this worker has no shard, and webdataset's `empty_check` is on.
         """
+        seen: Counter[str] = Counter()
         for parts in self._some(samples):
             key, shard = parts["__key__"], parts["__url__"].removeprefix(self._root)
+            seen[shard] += 1
             if key in self._excluded.get(shard, ()):
                 continue
             pack = self.encoder.encode(key, inputs_of_pack(_Parts(parts), self._flavor))
             if pack is not None:
                 yield pack
+        for shard, count in seen.items():
+            if count % self._counts.get(shard, 1):  # `resampled` reads some again
+                what = "%s: %d packs of %s came, which has %d: a stage before left some out, or the tar was cut"
+                _log.warning(what, self._dataset, count, shard, self._counts[shard])
 
     def collate(self, packs: Sequence[Pack]) -> PackedBatch:
         """Lay packs out: `collate_fn` of a DataLoader, `collation_fn` of `batched`; raises as `PackEncoder.batch`."""

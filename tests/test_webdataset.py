@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,22 @@ def test_a_damaged_member_is_dropped_where_that_was_asked_for(
         list(source.compose(encoded))
     left = list(source.compose(packs(packed, str(demo[1]), on_bad_member="drop")))
     assert sum(len(pack.dropped) for pack in left) == 1
+
+
+def test_a_shard_that_was_cut_between_packs_is_named(
+    packed: Path, encoded: Packs, demo: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For a tar that is read as a stream its end is where it was cut."""
+    shutil.copytree(packed, tmp_path / "cut")
+    shard = Path(urls(tmp_path / "cut")[-1])
+    with tarfile.open(shard) as tar:
+        second = [member.offset for member in tar if member.name.endswith(".json")][1]
+    shard.write_bytes(shard.read_bytes()[:second])
+    whole = list(wds.WebDataset(urls(packed), shardshuffle=3).compose(encoded))
+    assert "packs" not in caplog.text
+    cut = packs(tmp_path / "cut", str(demo[1]))
+    assert len(list(wds.WebDataset(urls(tmp_path / "cut"), shardshuffle=3).compose(cut))) == len(whole) - 1
+    assert f"1 packs of {shard.name} came, which has 2" in caplog.text
 
 
 def has_images(members: list[tuple[str, bytes]]) -> bool:
