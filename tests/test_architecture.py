@@ -20,13 +20,14 @@ samples
 sources templates
 lengths training
 plan
+pooling
 dataset
 config
 loading reading packed_seq_params hydra_plugin
 task_encoder webdataset
 verify pack
 online
-lazy
+lazy streaming
 samplers
 unpack cli adopt convert metadataset simulate
 __main__
@@ -44,6 +45,7 @@ TRAINING = {
     "reading",
     "dataset.manifest",
     "sources.prepared",
+    "pooling.measuring",
 }
 
 
