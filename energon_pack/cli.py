@@ -4,7 +4,6 @@ Nothing here imports torch or transformers, so that `--help` and completion answ
 """
 
 import os
-import re
 import sys
 from typing import Any, NoReturn
 
@@ -13,15 +12,16 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack import __version__
 from energon_pack.config import ModelConfig, PackConfig, conf_dir
+from energon_pack.config.compose import one_line
 from energon_pack.config.naming import output_name
-from energon_pack.config.validate import nearest_key, to_config
+from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError
 from energon_pack.run.command import EXIT_INTERRUPTED, prepare_process
 from energon_pack.templates.models import packaged_models, read_model
@@ -94,7 +94,7 @@ def main() -> NoReturn:
     except PackError as error:  # of a job in another process
         refusals.add(error)
     except (HydraException, OmegaConfBaseException) as error:
-        refusals.add(PackError(_one_line(error)))
+        refusals.add(PackError(one_line(error, sys.argv)))
     except OSError as error:
         refusals.add(_of_system(error))
     except KeyboardInterrupt:
@@ -144,28 +144,3 @@ def _swept(config: PackConfig) -> dict[str, str]:
     """Sources and processors, where this sweep is over them: no content settings, and yet other data."""
     values = {"source.path": str(config.source.path), "model.processor": str(config.model.processor)}
     return {key: values[key] for key in os.environ.get(_SWEPT, "").split() if key in values}
-
-
-def _one_line(error: Exception) -> str:
-    """What Hydra or OmegaConf object to, in one line that names the value and the fix."""
-    if isinstance(error, MissingConfigException) and error.options is not None:
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return f"no {group} '{name}'; there are: {', '.join(error.options)}"
-    if isinstance(error, OverrideParseException):
-        key, equals, value = error.override.partition("=")
-        if equals:
-            return f"{error.override}: a value with special characters goes in quotes: '{key}=\"{value}\"'"
-        return f"{error.override}: not of the form KEY=VALUE"
-    text = "\n".join(dict.fromkeys(str(e) for e in (error, error.__cause__) if e is not None))
-    if refused := re.search(r"Could not override '([\w.]+)'", text):
-        key = refused[1]
-        given = next((argument for argument in sys.argv if argument.startswith(f"{key}=")), f"{key}=…")
-        if "No match in the defaults list" in text:
-            return f"{given}: {key} has no default to replace; write +{given}"
-        return f"{given}: unknown key {key}; {nearest_key(key)}"
-    if is_node := re.search(r"Error merging override (([\w.]+)=.*)\n.* is not a subclass of ", text):
-        return f"{is_node[1]}: {is_node[2]} has keys of its own; {nearest_key(is_node[2] + '.')}"
-    lines = [line.strip().removeprefix("Error merging override ") for line in text.splitlines()]
-    return ": ".join(
-        line for line in lines if line and not line.startswith(("full_key", "object_type", "reference_type"))
-    )

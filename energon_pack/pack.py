@@ -67,17 +67,17 @@ def pack(config: PackConfig) -> dict[str, Any]:
     places = resolve(config)
     with LocalExecutor(config.executor.num_workers) as executor:
         run = Run(executor, Progress(), places.cache_dir)
-        indexed = _index(config, places, run)  # before the processor: a damaged tar stops the run at once
-        method, cost = _prepare(config, places, run)
+        indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
+        method, cost = prepare_method(config, places, run)
         for line in method.choice.lines(config.model.template):
             say(line)
         given, config = config, replace(config, model=replace(config.model, template=method.choice.template))
-        measured = _measure(config, places, indexed, method, run)
+        measured = measure_source(config, places, indexed, method, run)
         if config.stage is Stage.lengths:
             return _choose(config, measured, run)
         if config.stage is Stage.all:
             executor.start(get_ready, None)  # the imports of the check, while this process plans
-        planned = _plan(config, measured, method, cost, run)
+        planned = plan_source(config, measured, method, cost, run)
         print_plan(planned.report)
         if config.stage is Stage.plan:
             print_stages(run.progress)
@@ -109,12 +109,12 @@ def pack(config: PackConfig) -> dict[str, Any]:
     return report.to_json()
 
 
-def _index(config: PackConfig, places: Places, run: Run) -> list[IndexedShard]:
+def index_source(config: PackConfig, places: Places, run: Run) -> list[IndexedShard]:
     with run.timed("lengths"):
         return index_shards(places.source.shards, config.source.on_damaged is OnDamaged.keep, run)
 
 
-def _prepare(config: PackConfig, places: Places, run: Run) -> tuple[Method, CostModel]:
+def prepare_method(config: PackConfig, places: Places, run: Run) -> tuple[Method, CostModel]:
     with run.timed("processor"):
         folder = local_folder(replace(config.model, processor=places.processor))  # a hub id is looked up once
         model = replace(config.model, processor=os.fspath(folder))
@@ -131,7 +131,9 @@ class Measured:
     num_repeated: int  # draws of samples that were drawn before
 
 
-def _measure(config: PackConfig, places: Places, indexed: list[IndexedShard], method: Method, run: Run) -> Measured:
+def measure_source(
+    config: PackConfig, places: Places, indexed: list[IndexedShard], method: Method, run: Run
+) -> Measured:
     source, limit = places.source, config.source.limit
     with run.timed("lengths"):
         drawn = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
@@ -167,7 +169,7 @@ class Planned:
     report: Report
 
 
-def _plan(config: PackConfig, measured: Measured, method: Method, cost: CostModel, run: Run) -> Planned:
+def plan_source(config: PackConfig, measured: Measured, method: Method, cost: CostModel, run: Run) -> Planned:
     lengths, packing, output = measured.lengths, config.packing, config.output
     with run.timed("plan"):
         if packing.overlong in CUTTING:

@@ -25,6 +25,9 @@ config
 loading reading packed_seq_params hydra_plugin
 task_encoder
 verify pack
+online
+lazy
+samplers
 unpack cli adopt convert metadataset simulate
 __main__
 """

@@ -21,8 +21,9 @@ import pyarrow.parquet as pq
 from energon_pack.dataset.plan_file import PlanRow
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.run.files import write_whole
-from energon_pack.samples.flavors.base import Conversation, PackedFlavor
+from energon_pack.samples.flavors.base import Conversation, MemberInput, PackedFlavor
 from energon_pack.samples.flavors.schema import FORMAT
+from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -175,6 +176,28 @@ class Sources:
             return read_but_media(self._reader, shard, row, settings, raw[lead:])
         except Skip as skip:  # it was read well when it was measured
             raise self.changed(row) from skip
+
+    def member(self, row: PlanRow, settings: ReadSettings, checksum: int) -> MemberInput:
+        """A sample with its media, as training encodes it.
+
+        Args:
+            checksum: of the sample as it was measured.
+
+        Raises:
+            PackError: the shard, or a file that is one of its media, is not what was measured.
+        """
+        sample = self.read(row, settings)
+        media = [self.checked_file(row, part).read(part.offset, part.size) for part in sample.parts]
+        found = crc32(sample.raw)
+        for data in media:
+            found = crc32(data[-END:], crc32(data[:END], found))  # as `Reader.checksum`
+        if found != checksum:
+            raise self.changed(row)
+        named = list(zip(sample.parts, media, strict=True))
+        images = [LazyImage(data, f"{row.sample_id}: {part.name}") for part, data in named if part.kind == "image"]
+        videos = [data for part, data in named if part.kind == "video"]
+        frames = sample.fields.get("video_frames")
+        return MemberInput(row.sample_id, sample.timed, images, videos, sample.tools, frames, row.token_len)
 
     def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
         """Copy a part of a sample into a tar; the bytes at both its ends.

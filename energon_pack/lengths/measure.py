@@ -53,7 +53,7 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
     Raises:
         PackError: `measure.engine` can't be used.
     """
-    cache = _lengths_cache(method, run)
+    cache = lengths_cache(method, run)
     keys = [_lengths_key(item) for item in indexed]
     found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
     pieces = [pieces for pieces, _ in found]
@@ -145,7 +145,7 @@ def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run
         if isinstance(error, reader.SourceChanged):
             wrong = [item for item in wrong if item.shard.path == error.path]
             index_cache(run).forget(item.key for item in wrong)
-        _lengths_cache(method, run).forget(map(_lengths_key, wrong))
+        lengths_cache(method, run).forget(map(_lengths_key, wrong))
         raise
 
 
@@ -175,7 +175,8 @@ def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, Shard 
     return len(job), None
 
 
-def _lengths_cache(method: Method, run: Run) -> TableCache:
+def lengths_cache(method: Method, run: Run) -> TableCache:
+    """Where lengths by this method are kept."""
     template = method.identity
     versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*PACKED]
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKED else []

@@ -105,22 +105,33 @@ def measure(job: MeasureJob) -> pa.Table:
     """Lengths of a slice of samples, as a table of `LENGTHS_SCHEMA`; runs in a worker."""
     template = load_saved(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like; what can't be opened is in the ledger
-    rows: list[LengthsRow] = []
     with Reader() as reader:
-        waiting: list[tuple[LengthsRow, Rendered]] = []
-        num_characters = 0
-        for row, sample in _with_foresight(_read_all(reader, job), template):
-            rows.append(row)
-            rendered = None if sample is None else _render(row, sample, template, job.method.read)
-            if rendered is None:
-                continue
-            waiting.append((row, rendered))
-            num_characters += len(rendered.text)
-            if len(waiting) == _BATCH or num_characters > _BATCH_CHARACTERS:
-                _count(template, waiting, job.method.engine)
-                num_characters = 0
-        _count(template, waiting, job.method.engine)
-    return lengths_table(rows)
+        return lengths_table(measured(_read_all(reader, job), template, job.method))
+
+
+def measured(
+    samples: Iterator[tuple[LengthsRow, ReadSample | None]], template: Template, method: Method
+) -> list[LengthsRow]:
+    """The rows of samples, with what is counted of each.
+
+    Args:
+        samples: each with its row before anything is counted; None where the row says why it is left out.
+    """
+    rows: list[LengthsRow] = []
+    waiting: list[tuple[LengthsRow, Rendered]] = []
+    num_characters = 0
+    for row, sample in _with_foresight(samples, template):
+        rows.append(row)
+        rendered = None if sample is None else _render(row, sample, template, method.read)
+        if rendered is None:
+            continue
+        waiting.append((row, rendered))
+        num_characters += len(rendered.text)
+        if len(waiting) == _BATCH or num_characters > _BATCH_CHARACTERS:
+            _count(template, waiting, method.engine)
+            num_characters = 0
+    _count(template, waiting, method.engine)
+    return rows
 
 
 def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
@@ -139,7 +150,7 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
             parts: list[AnyPart] = [*sample.parts, *positions]
             row.files = reader.files(shard, parts)
         except Skip as skip:
-            _leave_out(row, skip)
+            leave_out(row, skip)
             yield row, None
             continue
         row.parts = sample.parts
@@ -167,7 +178,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
         if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
             raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
     except Skip as skip:
-        _leave_out(row, skip)
+        leave_out(row, skip)
         return None
     for name, number in counts_of(rendered, sample.kinds).items():
         setattr(row, name, number)
@@ -177,7 +188,8 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     return rendered
 
 
-def _leave_out(row: LengthsRow, skip: Skip) -> None:
+def leave_out(row: LengthsRow, skip: Skip) -> None:
+    """Say in its row why a sample is in no pack."""
     row.reason, row.detail = skip.reason.value, skip.detail
     row.media_type = skip.media_type or row.media_type
     if row.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:

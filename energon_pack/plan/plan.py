@@ -66,7 +66,7 @@ def plan_packs(items: Items, packing: PackingConfig, seed: int = 0, cost: CostMo
     own = np.flatnonzero(overlong & (costs[0] <= packing.longest[1]) & (left_out == 0))
     overlong[own] = False
     left_out[overlong] = LEFT_OUT.index(Reason.OVERLONG)
-    group = _groups(items, packing)
+    group = groups(items, packing)
 
     to_pack = is_there & (left_out == 0)
     to_pack[own] = False
@@ -85,19 +85,27 @@ def plan_packs(items: Items, packing: PackingConfig, seed: int = 0, cost: CostMo
             raise PackError(f"packing.need_image: {num} samples with images are too few: {error}") from None
         bound += max(lower_bound(values, limit) for values, limit in zip(of_members, limits, strict=True))
         packs.append(Bins(bins.starts, members[bins.items]))
-    plan = _joined(packs, left_out, bound)
+    return in_order(_joined(packs, left_out, bound), items, packing, seed, cost)
+
+
+def in_order(
+    plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel | None = None
+) -> PackPlan:
+    """The packs of a plan in the order they are written: by a seed, for the steps of `packing.topology`."""
     if not plan.num_packs:
         return plan
     split = split_of_packs(items, plan)
     of_splits = [np.flatnonzero(split == number) for number in np.unique(split)]
     if packing.topology.has_steps:
         flops, trained = costs_of_packs(items, plan, cost or cost_model(None)), plan.per_pack(items.num_supervised)
-        return _in_order(plan, [of[lay_out(flops[:, of], trained[of], packing.topology, seed)] for of in of_splits])
+        return taken(plan, [of[lay_out(flops[:, of], trained[of], packing.topology, seed)] for of in of_splits])
     first = plan.items[plan.starts[:-1]]
-    kind = group[first] if packing.group_by is GroupBy.dataset else media_of_packs(items, plan).astype(np.int64)
+    kind = groups(items, packing)[first]
+    if packing.group_by is not GroupBy.dataset:
+        kind = media_of_packs(items, plan).astype(np.int64)
     window, features = _window(items, packing)[first], list(features_of_packs(items, plan).values())
     by_split = [order_packs([values[of] for values in features], kind[of], window[of], seed) for of in of_splits]
-    return _in_order(plan, [of[order] for of, order in zip(of_splits, by_split, strict=True)])
+    return taken(plan, [of[order] for of, order in zip(of_splits, by_split, strict=True)])
 
 
 def split_of_packs(items: Items, plan: PackPlan) -> AnyInts:
@@ -158,7 +166,7 @@ def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[Any]:
     return media
 
 
-def _groups(items: Items, packing: PackingConfig) -> Ints:
+def groups(items: Items, packing: PackingConfig) -> Ints:
     """A number an item; items with different numbers share no pack."""
     group = np.zeros(len(items), np.int64)
     if packing.group_by is GroupBy.media:
@@ -178,8 +186,9 @@ def _joined(packs: list[Bins], left_out: npt.NDArray[np.int8], bound: int) -> Pa
     return PackPlan(np.concatenate(([0], np.cumsum(sizes))), np.concatenate([b.items for b in packs]), left_out, bound)
 
 
-def _in_order(plan: PackPlan, of_splits: list[Ints]) -> PackPlan:
-    order = np.concatenate(of_splits)
+def taken(plan: PackPlan, packs: Sequence[Ints]) -> PackPlan:
+    """Some packs of a plan, in this order."""
+    order = np.concatenate(packs)
     size = np.diff(plan.starts)[order]
     starts = np.concatenate(([0], np.cumsum(size)))
     flat = np.arange(starts[-1]) + np.repeat(plan.starts[order] - starts[:-1], size)

@@ -50,6 +50,14 @@ class BadPack(ValueError):
     """A pack that can't be trained on as it is: names the pack or the member, and what to do."""
 
 
+@dataclass(frozen=True)
+class Unread:
+    """A member that could not be read."""
+
+    sample_id: str
+    error: Exception
+
+
 @dataclass
 class Pack:
     """A pack whose members are encoded."""
@@ -142,16 +150,16 @@ class PackEncoder:
         self.members = MemberEncoder(template, rope)
         self.members.check()
 
-    def encode(self, key: str, members: Iterable[MemberInput]) -> Pack | None:
+    def encode(self, key: str, members: Iterable[MemberInput | Unread]) -> Pack | None:
         """Encode each member of a pack; None: all were dropped.
 
         Raises:
             BadPack: a member has another length than it was packed with; or, with `on_bad_member=raise`, can't be
-                encoded.
+                read or encoded.
         """
         dropped: list[str] = []
 
-        def on_bad(member: MemberInput, error: Exception) -> None:
+        def on_bad(member: MemberInput | Unread, error: Exception) -> None:
             what = f"{member.sample_id} in {key}: {type(error).__name__}: {error}"
             if not self._drop or isinstance(error, _NO_FAULT):
                 raise BadPack(f"{what} (on_bad_member=drop leaves such a member out)") from error
@@ -159,7 +167,12 @@ class PackEncoder:
             dropped.append(member.sample_id)
 
         try:
-            inputs = list(members)
+            inputs: list[MemberInput] = []
+            for member in members:
+                if isinstance(member, Unread):
+                    on_bad(member, member.error)
+                else:
+                    inputs.append(member)
             encoded, media = self.members.encode_all(inputs, on_bad)
             if len(inputs) == 1 and encoded and inputs[0].token_len is None and self._is_too_long(encoded[0]):
                 error = ValueError(f"{len(encoded[0].tokens)} tokens, more than pad_to=max_token_len has room for")

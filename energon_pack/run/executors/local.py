@@ -51,14 +51,15 @@ class LocalExecutor:
     Args:
         num_workers: None: as many as this process may use cores.
         patience: seconds without a result, a read or any work to speak of after which workers count as stuck.
+        runs_script: jobs may be functions of the script that was started; else it needs no `if __name__ == …`.
     """
 
-    def __init__(self, num_workers: int | None = None, patience: float = 600.0):
+    def __init__(self, num_workers: int | None = None, patience: float = 600.0, runs_script: bool = True):
         self.num_workers = num_workers or _num_cores()
         self._patience = patience
         self._pool: ProcessPoolExecutor | None = None
         self._beside: ProcessPoolExecutor | None = None
-        self._context = Context()
+        self._context = Context(runs_script)
         self._life, self._hand = self._context.Pipe(duplex=False)  # workers live while the hand is on the pipe
         self._ends: list[Connection] = []  # of the pipes between pools and workers: those that workers use
         self._last: Future[Any] | None = None  # of the jobs beside

@@ -9,6 +9,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 from threading import Thread
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -30,18 +31,35 @@ class _Worker(SpawnProcess):
         self.kill()
 
 
+class _Guest(_Worker):
+    """A worker that does not run the caller's script once more: it may have no `if __name__ == "__main__"`."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            return _Worker._Popen(process_obj)
+        finally:
+            sys.modules["__main__"] = script
+
+
 class Context(SpawnContext):
     """Remembers the processes it makes.
 
     Processes are spawned, not forked: the parent may hold threads (torch, pyarrow) that a fork would break.
+
+    Args:
+        runs_script: jobs may be functions of the script that was started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runs_script: bool = True) -> None:
         super().__init__()
+        self._worker = _Worker if runs_script else _Guest
         self._made: list[_Worker] = []
 
     def Process(self, *args: Any, **kwargs: Any) -> _Worker:  # type: ignore[override]
-        self._made.append(_Worker(*args, **kwargs))
+        self._made.append(self._worker(*args, **kwargs))
         return self._made[-1]
 
     @property

@@ -22,7 +22,11 @@ _TURNS = {
 
 def open_image(data: bytes) -> Image.Image:
     """A decoded image: upright, RGB."""
-    image: Image.Image = Image.open(io.BytesIO(data))
+    return upright(Image.open(io.BytesIO(data)))
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The same for an image that is open already."""
     image.load()
     turn = _TURNS.get(_orientation(image))
     return (image if turn is None else image.transpose(turn)).convert("RGB")

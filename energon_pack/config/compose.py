@@ -1,0 +1,60 @@
+"""The same words as on the command line, from Python: overrides → a checked config."""
+
+import re
+from collections.abc import Sequence
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
+from energon_pack.config import PackConfig, conf_dir
+from energon_pack.config.validate import nearest_key, to_config
+from energon_pack.errors import PackError
+from energon_pack.templates.models import packaged_models
+
+
+def compose_config(overrides: Sequence[str]) -> PackConfig:
+    """The config of a run.
+
+    Args:
+        overrides: as on the command line: `["+model=qwen2_5_vl", "source.path=…"]`.
+
+    Raises:
+        PackError: an unknown key, a value that makes no sense, no model.
+    """
+    if isinstance(overrides, str):
+        raise PackError(f"overrides={overrides!r}: a list of them, as ['+model=qwen2_5_vl', 'source.path=…']")
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            return to_config(compose("config", list(overrides)), packaged_models())
+    except (HydraException, OmegaConfBaseException) as error:
+        raise PackError(one_line(error, overrides)) from None
+
+
+def one_line(error: Exception, given: Sequence[str]) -> str:
+    """What Hydra or OmegaConf object to, in one line that names the value and the fix.
+
+    Args:
+        given: the overrides, among others.
+    """
+    if isinstance(error, MissingConfigException) and error.options is not None:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return f"no {group} '{name}'; there are: {', '.join(error.options)}"
+    if isinstance(error, OverrideParseException):
+        key, equals, value = error.override.partition("=")
+        if equals:
+            return f"{error.override}: a value with special characters goes in quotes: '{key}=\"{value}\"'"
+        return f"{error.override}: not of the form KEY=VALUE"
+    text = "\n".join(dict.fromkeys(str(e) for e in (error, error.__cause__) if e is not None))
+    if refused := re.search(r"Could not override '([\w.]+)'", text):
+        key = refused[1]
+        said = next((argument for argument in given if argument.startswith(f"{key}=")), f"{key}=…")
+        if "No match in the defaults list" in text:
+            return f"{said}: {key} has no default to replace; write +{said}"
+        return f"{said}: unknown key {key}; {nearest_key(key)}"
+    if is_node := re.search(r"Error merging override (([\w.]+)=.*)\n.* is not a subclass of ", text):
+        return f"{is_node[1]}: {is_node[2]} has keys of its own; {nearest_key(is_node[2] + '.')}"
+    lines = [line.strip().removeprefix("Error merging override ") for line in text.splitlines()]
+    return ": ".join(
+        line for line in lines if line and not line.startswith(("full_key", "object_type", "reference_type"))
+    )

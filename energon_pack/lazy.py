@@ -1,0 +1,154 @@
+"""Packs without a writing step: planned from exact lengths at the start, built in the loader's workers.
+
+    config ──► lengths (cached) ──► plan of an epoch ──dataset[i]──► members read and encoded ──collate──► a batch
+
+    packs = LazyPackedDataset(["+model=qwen2_5_vl", "source.path=…", "packing.max_token_len=8192"])
+    loader = DataLoader(packs, sampler=PackSampler(packs), collate_fn=packs.collate, num_workers=4)
+
+The packs of the first epoch are those that the same settings write to disk.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from energon_pack.config import PackConfig
+from energon_pack.errors import PackError
+from energon_pack.online.epochs import EpochPlans
+from energon_pack.online.given import MapStyle
+from energon_pack.online.prepare import ROWS, prepare
+from energon_pack.online.rows import Rows
+from energon_pack.plan.epochs import plan_of_epoch
+from energon_pack.plan.plan import PackPlan, costs_of_packs, split_of_packs, taken
+from energon_pack.plan.report import Report
+from energon_pack.plan.splits import SPLITS
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.skip import Skip
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, Unread
+
+__all__ = ["LazyPackedDataset"]
+
+
+class LazyPackedDataset(Dataset[Pack]):
+    """Packs of a source, or of a dataset of conversations; an item is an encoded pack.
+
+    Args:
+        config: overrides as on the command line, or a config.
+        conversations: a map-style dataset, Hugging Face's among them, in place of `source.path`: see `online.given`.
+        fingerprint: what tells `conversations` from others, so that their lengths are kept; by default Hugging Face's.
+        split: of `output.splits`: `train`, `val` or `test`.
+        max_packs: only so many; they are as mixed as all are.
+        options: of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
+
+    Raises:
+        PackError: as packing: an unknown setting, nothing to pack, more lost than `max_skipped` …
+        ValueError: as PackEncoder.
+    """
+
+    def __init__(
+        self,
+        config: PackConfig | Sequence[str],
+        conversations: MapStyle | None = None,
+        *,
+        fingerprint: str | None = None,
+        split: str = "train",
+        max_packs: int | None = None,
+        **options: Any,
+    ):
+        prepared = prepare(config, conversations, fingerprint)
+        #: packs of each rank in a step
+        self.micro_batches = prepared.micro_batches
+        planned = prepared.planned
+        #: every setting
+        self.config = prepared.config
+        #: what came of the source: samples left out by reason, fill, tokens …
+        self.report: Report | None = planned.report
+        self.encoder = PackEncoder(prepared.made, prepared.template, **options)
+        if split not in SPLITS:
+            raise PackError(f"split={split}: one of {', '.join(SPLITS)}")
+        packs = np.flatnonzero(split_of_packs(planned.lengths.items, planned.plan) == SPLITS.index(split))
+        if max_packs is not None:
+            packs = packs[:max_packs]
+        if not len(packs):
+            raise PackError(f"no pack: split={split} of output.splits, max_packs={max_packs}")
+        self._plan: PackPlan | None = taken(planned.plan, [packs])
+        self._planned: Any = planned
+        self._plans = EpochPlans(prepared.folder / f"{split}-{len(packs)}", len(packs), self.plan_of)
+        self._plans.have(0)
+        self._members, self._rows = prepared.members, Rows(prepared.folder / "once" / ROWS)
+        self._num_packs = len(packs)
+        # Shared, so that workers that outlive an epoch see it.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._keys = prepared.folder.name[:8]
+        #: which packs these are
+        self.fingerprint = f"{prepared.folder.name}-{split}-{len(packs)}"
+
+    def __len__(self) -> int:
+        """Packs of every epoch."""
+        return self._num_packs
+
+    def __getitem__(self, index: int | tuple[int, int]) -> Pack:
+        """An encoded pack.
+
+        Args:
+            index: its number in the epoch of `set_epoch`; or an epoch and the number, as `PackSampler` gives them.
+
+        Raises:
+            BadPack: a member can't be encoded, and `on_bad_member=raise`; or none of them can.
+        """
+        epoch, number = index if isinstance(index, tuple) else (int(self._epoch), index)
+        if not -self._num_packs <= number < self._num_packs:
+            raise IndexError(f"pack {number} of {self._num_packs}")
+        number %= self._num_packs
+        items = self._plans.items(epoch, number)
+        key = f"{self._keys}_{epoch:03d}_{number:08d}"
+        pack = self.encoder.encode(key, self._inputs(items))
+        if pack is None:
+            raise BadPack(f"{key}: none of its {len(items)} members can be encoded")
+        return pack
+
+    def collate(self, packs: Sequence[Pack]) -> PackedBatch:
+        """A batch of packs: `collate_fn` of a DataLoader."""
+        return self.encoder.batch(packs)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the packs of another epoch: as many, as full, with other members and in another order."""
+        self.have_epoch(epoch)
+        self._epoch.fill_(epoch)
+
+    def have_epoch(self, epoch: int) -> None:
+        """Plan an epoch, for the workers to come."""
+        self._plans.have(epoch)
+
+    def plan_of(self, epoch: int) -> PackPlan:
+        """The plan of an epoch, in the process that made the dataset."""
+        assert self._plan is not None, "a loader's worker has no lengths"
+        return plan_of_epoch(self._plan, self._planned.lengths.items, self.config.packing, self.config.seed, epoch)
+
+    def costs(self, epoch: int) -> tuple[npt.NDArray[np.float64], Ints]:
+        """What a step waits for: by `PackSampler`.
+
+        Returns:
+            float64[2, num_packs], the cost of each pack in the language model and in the vision encoder;
+            int64[num_packs], its trained tokens.
+        """
+        plan, items = self.plan_of(epoch), self._planned.lengths.items
+        return costs_of_packs(items, plan, self._planned.cost), plan.per_pack(items.num_supervised)
+
+    def _inputs(self, items: Sequence[int]) -> Iterator[MemberInput | Unread]:
+        for item in items:
+            row = self._rows[item]
+            try:
+                yield self._members.member(row)
+            except (PackError, Skip, OSError) as error:
+                yield Unread(self._members.sample_id(row), error)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a loader's worker needs, which does not grow with the number of samples."""
+        return {**vars(self), "_plan": None, "_planned": None, "report": None}

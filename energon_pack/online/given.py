@@ -1,0 +1,195 @@
+"""Conversations that a user's own dataset holds: any with a length and numbers, Hugging Face's among them.
+
+An item is what a line of JSONL is, its media beside it: `images` and `videos` (or `image`, `video`), or in the content
+of its messages, each a PIL image, bytes, `{"bytes": …, "path": …}`, or the path of a file.
+"""
+
+import dataclasses
+import io
+import os
+from collections.abc import Iterable, Mapping, Sized
+from pathlib import Path
+from typing import Any, Protocol
+
+from PIL import Image
+
+from energon_pack.online.rows import ItemRow
+from energon_pack.samples.conversation import place
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.media.image import upright, upright_size
+from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.media.probe import Media, probe, with_frames
+from energon_pack.samples.record import MESSAGE_KEYS, Record, parse_record
+from energon_pack.samples.sample import MediaPart
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.sample import ReadSample
+from energon_pack.templates.template import Sample
+
+#: what stands for a shard's name in the ids of samples
+NAME = "conversations"
+_MEDIA_KEYS = ("images", "image", "videos", "video")
+
+
+class MapStyle(Sized, Protocol):
+    """A dataset with numbers, such as torch's and Hugging Face's."""
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
+class Given:
+    """Samples of a map-style dataset.
+
+    Args:
+        dataset: its items are conversations.
+        settings: how they are read: `source.*`.
+        media_root: what paths of media are relative to.
+    """
+
+    def __init__(self, dataset: MapStyle, settings: ReadSettings, media_root: str | None = None):
+        self._dataset, self._settings = undecoded(dataset), settings
+        self._root = Path(media_root or "")
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def sample_id(self, number: int) -> str:
+        """`conversations/17`."""
+        return f"{NAME}/{number}"
+
+    def look(self, number: int) -> Sample:
+        """A sample by the headers of its media; raises Skip."""
+        read, _ = self.read(number)
+        return Sample(read.timed, read.media, read.tools)
+
+    def member(self, number: int, token_len: int | None = None) -> MemberInput:
+        """A sample with its media; raises Skip."""
+        read, media = self.read(number)
+        name = self.sample_id(number)
+        named = list(zip(read.kinds, media, strict=True))
+        images = [_image(data, f"{name}: image {i}") for i, (kind, data) in enumerate(named) if kind == "image"]
+        videos = [data for kind, data in named if kind == "video" and isinstance(data, bytes)]
+        return MemberInput(name, read.timed, images, videos, read.tools, read.fields.get("video_frames"), token_len)
+
+    def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
+        """A sample, and its media in the order of their placeholders.
+
+        Raises:
+            Skip: it can't be packed; its `media_type` says what it seems to be.
+        """
+        record, media = self._record(self._dataset[number])
+        data = [self._bytes(medium) for medium in media]
+        found = with_frames([_probe(medium) for medium in data], record.fields.get("video_frames"))
+        placed = place(record, [medium.kind for medium in found])
+        found, data = [found[i] for i in placed.order], [data[i] for i in placed.order]
+        parts = [MediaPart("", 0, 0, medium.kind, medium.extension) for medium in found]
+        timed = placed.timed([])
+        read = ReadSample(
+            b"", placed.messages, timed, record.tools, record.fields, parts, [], timed != placed.messages, found,
+            placed.were_put_in,
+        )  # fmt: skip
+        return read, data
+
+    def _record(self, item: Any) -> tuple[Record, list[Any]]:
+        """The conversation of an item, and its media as they are given."""
+        if isinstance(item, Mapping):
+            item = {key: value for key, value in item.items() if value is not None}
+        media: list[Any] = []
+        if isinstance(item, dict):
+            for key in _MEDIA_KEYS:
+                if _is_media(value := item.get(key)):
+                    media += value if isinstance(value, (list, tuple)) else [value]
+                    del item[key]
+            for key in MESSAGE_KEYS:
+                if isinstance(item.get(key), list):
+                    item[key], inside = _without_media(item[key])
+                    media = inside or media
+        record = parse_record(item, self._settings)
+        return record, media or list(record.listed_media or ())
+
+    def _bytes(self, medium: Any) -> bytes | Image.Image:
+        if isinstance(medium, Mapping):
+            medium = medium.get("bytes") or medium.get("path") or medium.get("url")
+        if isinstance(medium, (bytes, Image.Image)):
+            return medium
+        if not isinstance(medium, (str, os.PathLike)):
+            what = "a PIL image, bytes, {'bytes': …} or a path"
+            raise Skip(Reason.UNSUPPORTED_MEDIA, f"a medium is a {type(medium).__name__}, not {what}")
+        try:
+            return (self._root / medium).read_bytes()
+        except FileNotFoundError:
+            raise Skip(Reason.MISSING_MEDIA, f"{str(medium)!r} is not there (source.media_root)") from None
+        except OSError as error:
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{str(medium)!r}: {error.strerror}") from None
+
+
+class GivenRows:
+    """Measured samples of a map-style dataset, whose keys are their numbers."""
+
+    def __init__(self, given: Given):
+        self._given = given
+
+    def member(self, row: ItemRow) -> MemberInput:
+        """A sample as it was measured; raises Skip where it is another now."""
+        return self._given.member(int(row.key), row.token_len)
+
+    def sample_id(self, row: ItemRow) -> str:
+        """What it is called in the ledger."""
+        return self._given.sample_id(int(row.key))
+
+
+def undecoded(dataset: Any) -> Any:
+    """A dataset of Hugging Face's whose images and videos stay the bytes of their files; any other as it is."""
+    for name, feature in (getattr(dataset, "features", None) or {}).items():
+        if (plain := _undecoded(feature)) is not None:
+            dataset = dataset.cast_column(name, plain)
+    return dataset
+
+
+def _undecoded(feature: Any) -> Any:
+    """The same feature that decodes nothing; None: it decodes nothing already."""
+    if getattr(feature, "decode", False) is True:
+        return dataclasses.replace(feature, decode=False)
+    inner = getattr(feature, "feature", None)
+    if inner is not None and (plain := _undecoded(inner)) is not None:
+        return dataclasses.replace(feature, feature=plain)
+    return None
+
+
+def _is_media(value: Any) -> bool:
+    """Whether a field holds media, and not some text of the sample's."""
+    values: Iterable[Any] = value if isinstance(value, (list, tuple)) else [value]
+    return bool(value) and all(isinstance(of, (str, bytes, os.PathLike, Image.Image, Mapping)) for of in values)
+
+
+def _without_media(messages: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Messages whose content parts have no media of their own, and these media."""
+    found: list[Any] = []
+
+    def plain(part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("image", "video", "image_url", "video_url"):
+            return part
+        name = next((key for key in (kind, kind.removesuffix("_url"), "path", "url") if part.get(key)), None)
+        if name is None:
+            return {"type": kind.removesuffix("_url")}
+        found.append(part[name])
+        return {"type": kind.removesuffix("_url")}
+
+    def without(message: Any) -> Any:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, list):
+            return message
+        return {**message, "content": [plain(part) for part in content]}
+
+    return [without(message) for message in messages], found
+
+
+def _probe(medium: bytes | Image.Image) -> Media:
+    if isinstance(medium, bytes):
+        return probe(io.BytesIO(medium))
+    return Media("image", *upright_size(medium, None))
+
+
+def _image(medium: bytes | Image.Image, name: str) -> Image.Image:
+    return LazyImage(medium, name) if isinstance(medium, bytes) else upright(medium)

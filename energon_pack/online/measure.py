@@ -1,0 +1,88 @@
+"""Lengths of the conversations of a user's own dataset: measured once, kept in the cache by its fingerprint."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+from torch.utils.data import DataLoader, Dataset
+
+from energon_pack.lengths.index import IndexedShard
+from energon_pack.lengths.measure import MeasuredShard, lengths_cache
+from energon_pack.lengths.method import Method
+from energon_pack.lengths.table_cache import Record, key_of
+from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured
+from energon_pack.online.given import NAME, Given
+from energon_pack.run.context import Run
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.placeholders import num_placeholders
+from energon_pack.samples.sample import media_type
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.sample import ReadSample
+from energon_pack.sources.shard import TarShard
+from energon_pack.templates.processor import load_saved
+
+_SLICE = 500  # samples a job
+_VERSION = 1  # raised when `Given.read` gives other conversations
+
+
+def measure_given(given: Given, fingerprint: str, method: Method, run: Run, num_workers: int | None) -> MeasuredShard:
+    """Lengths of all samples that are not in the cache yet.
+
+    Args:
+        fingerprint: what tells this dataset from another, and from itself before it was changed.
+        num_workers: processes; None: all cores. They are forked, so that nothing of the dataset is copied.
+    """
+    cache, num = lengths_cache(method, run), len(given)
+    key = key_of(NAME, fingerprint, num, _VERSION)
+    _, missing = cache.find(key, num)
+    slices = [missing[start : start + _SLICE] for start in range(0, len(missing), _SLICE)]
+    workers = min(num_workers or len(os.sched_getaffinity(0)), len(slices))
+    loader = DataLoader(
+        _Slices(given, slices, method), batch_size=None, num_workers=workers if workers > 1 else 0, shuffle=False
+    )
+    with run.progress.stage("measure", len(missing), "samples") as advance:
+        try:
+            for numbers, table in zip(slices, loader, strict=True):
+                cache.add(table, _records(key, numbers))
+                advance(table.num_rows)
+        finally:
+            cache.flush()
+    pieces, missing = cache.find(key, num)
+    assert not len(missing)
+    shard = IndexedShard(TarShard(NAME, NAME, num, fingerprint), key, pieces, num, {})
+    return MeasuredShard(shard, pieces, was_cached=not slices)
+
+
+def _records(key: str, numbers: Ints) -> list[Record]:
+    """Whose rows these are: one after another, but for those that were there."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return [Record(key, int(run[0]), len(run)) for run in runs]
+
+
+class _Slices(Dataset[pa.Table]):
+    """Each item measures a slice of the samples."""
+
+    def __init__(self, given: Given, slices: Sequence[Ints], method: Method):
+        self._given, self._slices, self._method = given, slices, method
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def __getitem__(self, number: int) -> pa.Table:
+        template = load_saved(self._method.template_folder)
+        return lengths_table(measured(self._read(self._slices[number]), template, self._method))
+
+    def _read(self, numbers: Ints) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
+        for number in numbers.tolist():
+            row = LengthsRow(str(number), "", 0, 0, [], [], None, 0, 0, 0)
+            try:
+                sample, media = self._given.read(number)
+            except Skip as skip:
+                leave_out(row, skip)
+                yield row, None
+                continue
+            row.media_type = media_type(sample.kinds)
+            row.placeholders_put_in = sample.placeholders_put_in
+            row.placeholders_as_text = not media and num_placeholders(sample.messages) > 0
+            yield row, sample

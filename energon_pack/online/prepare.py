@@ -1,0 +1,162 @@
+"""What a dataset that packs while it loads begins with: the stages of packing up to the plan, kept in the cache.
+
+config ──► index ──► measure ──► plan ──► <cache>/lazy/<identity>: rows of all items, plans by epoch, skipped.jsonl
+"""
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from energon_pack.config import PackConfig, Stage, plain
+from energon_pack.config.compose import compose_config
+from energon_pack.config.naming import content_settings
+from energon_pack.config.resolve import Places, resolve
+from energon_pack.dataset.energon import manifest_of
+from energon_pack.dataset.files import LEDGER
+from energon_pack.dataset.plan_file import write_ledger
+from energon_pack.dataset.publish import losses
+from energon_pack.errors import PackError, SamplesLost
+from energon_pack.lengths.method import Method
+from energon_pack.online.given import Given, GivenRows, MapStyle
+from energon_pack.online.measure import measure_given
+from energon_pack.online.rows import write_rows
+from energon_pack.online.stored import Stored
+from energon_pack.pack import Measured, Planned, index_source, measure_source, plan_source, prepare_method
+from energon_pack.plan.items import Lengths
+from energon_pack.plan.overlong import CUTTING
+from energon_pack.plan.splits import split_shares
+from energon_pack.run.context import Run
+from energon_pack.run.executors.local import LocalExecutor
+from energon_pack.run.files import make_once
+from energon_pack.run.progress import Progress
+from energon_pack.samples.flavors import PACKED
+from energon_pack.sources.shard import Source
+from energon_pack.steps.topology import Topology
+from energon_pack.templates.folder import named_processor
+from energon_pack.templates.processor import load_saved
+from energon_pack.templates.template import Template
+
+Result = TypeVar("Result")
+ROWS = "rows.arrow"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan, and where a loader's workers read what it is of."""
+
+    config: PackConfig
+    planned: Planned
+    method: Method
+    members: Stored | GivenRows
+    folder: Path
+    micro_batches: int  # of `packing.topology`
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """What energon_pack.json would say."""
+        planned = self.planned
+        content = content_settings(self.config)
+        return manifest_of(planned.lengths, planned.plan, self.method.identity, planned.cost, content)
+
+    @property
+    def template(self) -> Template:
+        """With which all was measured."""
+        return load_saved(self.method.template_folder)
+
+
+def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, fingerprint: str | None) -> Prepared:
+    """Index, measure and plan, each as far as it is not in the cache.
+
+    Of the processes of one machine that train together the first one works, and the others find it done.
+
+    Args:
+        given: a config, or overrides as on the command line.
+        conversations: a dataset in place of `source.path`.
+        fingerprint: what tells `conversations` from others; None: Hugging Face's own, or nothing is kept.
+
+    Raises:
+        PackError: as packing; nothing of the source is left to pack; more is lost than `max_skipped`.
+    """
+    config = given if isinstance(given, PackConfig) else compose_config(given)
+    packing = config.packing
+    alone = replace(packing, topology=Topology())  # steps are the sampler's
+    config = replace(config, stage=Stage.plan, packing=alone, output=replace(config.output, name="lazy"))
+    if conversations is not None and config.packing.overlong in CUTTING:
+        raise PackError(f"packing.overlong={packing.overlong.value}: for files; conversations are not cut")
+    micro_batches = packing.topology.micro_batches
+    return _first_of_machine(lambda: _prepare(config, conversations, fingerprint, micro_batches))
+
+
+def _prepare(
+    config: PackConfig, conversations: MapStyle | None, fingerprint: str | None, micro_batches: int
+) -> Prepared:
+    source = config.source
+    known = fingerprint or getattr(conversations, "_fingerprint", None)
+    if conversations is None:
+        places = resolve(config)
+    else:
+        cache = Path(config.cache_dir or Path(config.output.dir) / ".cache").expanduser()
+        cache = cache if known else _for_this_process()
+        places = Places(Source([], frozenset()), named_processor(config.model), cache, cache, cache, False)
+    with LocalExecutor(config.executor.num_workers, runs_script=False) as executor:
+        run = Run(executor, Progress(), places.cache_dir)
+        indexed = index_source(config, places, run)
+        method, cost = prepare_method(config, places, run)
+        config = replace(config, model=replace(config.model, template=method.choice.template))
+        if conversations is None:
+            measured = measure_source(config, places, indexed, method, run)
+            members: Stored | GivenRows = Stored([item.shard for item in indexed], method.read)
+        else:
+            samples = Given(conversations, source.reading, source.media_root)
+            with run.timed("lengths"):
+                shard = measure_given(samples, known or "once", method, run, config.executor.num_workers)
+                flavor, shares = PACKED[config.output.flavor.value], split_shares(plain(config.output.splits))
+                lengths = Lengths([shard], None, source.limit, flavor, shares, config.seed)
+            measured, members = Measured(lengths, len(samples), 0), GivenRows(samples)
+        planned = plan_source(config, measured, method, cost, run)
+        folder = run.cache("lazy", planned.identity[:24])
+        with run.timed("rows"):
+            make_once(folder / "once", lambda made: _write(made, planned, config))
+    if why := losses(planned.report, config.max_skipped):
+        raise SamplesLost(f"{why}; {folder / 'once' / LEDGER} names each with its reason")
+    return Prepared(config, planned, method, members, folder, micro_batches)
+
+
+def _write(folder: Path, planned: Planned, config: PackConfig) -> None:
+    write_rows(folder / ROWS, planned.lengths)
+    write_ledger(folder / LEDGER, planned.lengths, planned.plan, config.packing)
+
+
+def _first_of_machine(work: Callable[[], Result]) -> Result:
+    """Do it in the first process of each machine, then in the others, which find it in the cache."""
+    if not (dist.is_available() and dist.is_initialized()) or os.environ.get("LOCAL_RANK", "0") == "0":
+        try:
+            return work()
+        finally:
+            _meet()
+    _meet()
+    return work()
+
+
+def _meet() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
+def _for_this_process() -> Path:
+    """A cache for a dataset of which nobody says how to know it again."""
+    folder, process = Path(tempfile.mkdtemp(prefix="energon_pack-")), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == process:  # not when a worker that was forked ends
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder

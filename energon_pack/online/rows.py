@@ -1,0 +1,83 @@
+"""The rows of all that is packed as one file, from which a loader's worker takes single ones without holding any.
+
+Lengths ──write_rows──► rows.arrow: batches of as many rows each, not compressed ──memory map──► Rows[number]
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from energon_pack.dataset.plan_file import PlanRow
+from energon_pack.lengths.worker import LENGTHS_SCHEMA
+from energon_pack.plan.items import Lengths
+from energon_pack.sources.rows import MeasuredRow, rows_of
+
+_BATCH = 256  # rows that are read to have one of them
+
+
+@dataclass(slots=True)
+class ItemRow(MeasuredRow):
+    """A sample, or a part of one, that may be in a pack."""
+
+    shard: int  # number of its source shard
+    checksum: int  # of its JSON and the ends of its media
+
+    def of_pack(self, pack: str, shard: str) -> PlanRow:
+        """The same as a row of a plan.
+
+        Args:
+            shard: its name.
+        """
+        common = {field.name: getattr(self, field.name) for field in fields(MeasuredRow)}
+        return PlanRow(**common, pack=pack, shard=shard)
+
+
+_COLUMNS = [field.name for field in fields(MeasuredRow)]
+_SCHEMA = pa.schema(
+    [*(LENGTHS_SCHEMA.field(name) for name in _COLUMNS), ("shard", pa.int32()), LENGTHS_SCHEMA.field("checksum")]
+)
+
+
+def write_rows(path: Path, lengths: Lengths) -> None:
+    """A row for each of `lengths.items`, in their order."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
+        for batch in _batches(_tables(lengths)):
+            writer.write_batch(batch)
+
+
+def _tables(lengths: Lengths) -> Iterator[pa.Table]:
+    for _, numbers, table in lengths.tables([*_COLUMNS, "checksum"]):
+        shards = pa.array(numbers.astype(np.int32))
+        yield table.add_column(len(_COLUMNS), "shard", shards).cast(_SCHEMA)
+
+
+def _batches(tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """All of them of `_BATCH` rows but the last, so that a row's number says which it is in."""
+    left = _SCHEMA.empty_table()
+    for table in tables:
+        whole = pa.concat_tables([left, table])
+        num = whole.num_rows // _BATCH * _BATCH
+        yield from whole.slice(0, num).combine_chunks().to_batches(_BATCH)
+        left = whole.slice(num)
+    yield from left.combine_chunks().to_batches(_BATCH)
+
+
+class Rows:
+    """The rows of a file, each read when it is asked for; opened anew in each process."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file: pa.ipc.RecordBatchFileReader | None = None
+
+    def __getitem__(self, number: int) -> ItemRow:
+        if self._file is None:
+            self._file = pa.ipc.open_file(pa.memory_map(str(self._path)))
+        batch = self._file.get_batch(number // _BATCH).slice(number % _BATCH, 1)
+        (row,) = rows_of(pa.Table.from_batches([batch]), ItemRow)
+        return row
+
+    def __reduce__(self) -> tuple[type["Rows"], tuple[Path]]:
+        return Rows, (self._path,)

@@ -1,0 +1,30 @@
+"""The same packs with other members and in another order: what a later epoch trains on. Pure."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from energon_pack.plan import caps
+from energon_pack.plan.items import Items
+from energon_pack.plan.plan import PackPlan, groups, in_order
+from energon_pack.plan.settings import PackingConfig
+from energon_pack.run.seeded import random_keys
+
+
+def plan_of_epoch(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, epoch: int) -> PackPlan:
+    """A plan of as many packs, each as full as before.
+
+    Items that take the same of a pack (tokens, images, all that is limited) and may be in the same packs change places
+    by chance, so nothing is measured or packed again; then all packs are put in a new order. Epoch 0 is the plan.
+    """
+    if not epoch or not plan.num_packs:
+        return plan
+    seed += 1_000_003 * epoch
+    used = np.sort(plan.items)
+    costs, _ = caps.costs(items.counts, packing)
+    alike = [*costs[:, used], groups(items, packing)[used], items.counts["num_images"][used] > 0]
+    by_chance = np.lexsort((random_keys(len(used), seed, 20), *alike))
+    in_place = np.lexsort((np.arange(len(used)), *alike))
+    other = np.empty(len(items), np.int64)
+    other[used[in_place]] = used[by_chance]
+    return in_order(replace(plan, items=other[plan.items]), items, packing, seed)
