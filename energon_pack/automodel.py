@@ -31,7 +31,7 @@ __all__ = ["PackRows", "check", "collate", "dataset"]
 def dataset(
     pack: Sequence[str],
     *,
-    mask: str = "flash_varlen",
+    mask: str | None = None,
     metadata: bool = False,
     pixels: str | None = "bfloat16",
     **settings: Any,
@@ -40,7 +40,7 @@ def dataset(
 
     Args:
         pack: overrides as on the command line.
-        mask: of `MASKS`; for `packing.layout=neat`.
+        mask: of `MASKS`, by the attention of the model; in `packing=thd` none.
         metadata: `packed_token_indices`, `cu_seqlens` and `max_seqlen` beside another mask, which Qwen3.5 wants.
         pixels: dtype of pixels in a batch; null: as the processor makes them.
         settings: of LazyPackedDataset: `split`, `max_packs`, `pad_to`, `on_bad_member` …
@@ -48,7 +48,7 @@ def dataset(
     Raises:
         PackError: a value that is none of these; weights or dummy images, which Automodel's training step knows not.
     """
-    if mask not in MASKS:
+    if mask not in (None, *MASKS):
         raise PackError(f"mask={mask}: one of {', '.join(MASKS)}")
     if pixels is not None and not isinstance(getattr(torch, pixels, None), torch.dtype):
         raise PackError(f"pixels={pixels}: a dtype of torch, such as bfloat16, or null")
@@ -69,13 +69,18 @@ class PackRows(torch.utils.data.Dataset["PackRow"]):
     """
 
     make: Callable[[], LazyPackedDataset]
-    mask: str = "flash_varlen"
+    mask: str | None = None
     metadata: bool = False
     pixels: str | None = "bfloat16"
 
     @cached_property
     def packs(self) -> LazyPackedDataset:
-        return self.make()
+        packs = self.make()
+        layout = packs.encoder.layout
+        if (self.mask is None) == (layout == "neat"):
+            told = f"one of {', '.join(MASKS)}, by the attention of the model" if self.mask is None else "leave it out"
+            raise PackError(f"mask={self.mask} with layout={layout}: {told}")
+        return packs
 
     def __len__(self) -> int:
         return len(self.packs)
@@ -130,7 +135,7 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
     dataset = rows[0].dataset
     encoder = dataset.packs.encoder
     batch = encoder.batch([row.pack for row in rows])
-    if encoder.layout == "thd":
+    if dataset.mask is None:
         text = thd(batch)
     else:
         lengths = [[len(member.tokens) for member in row.pack.members] for row in rows]
@@ -147,10 +152,9 @@ def check(recipe: Any) -> None:
     Raises:
         PackError: says what to set.
     """
-    sizes = recipe.mesh_context
     for name in ("cp_size", "pp_size"):
-        if getattr(sizes, name, 1) > 1:
-            raise PackError(f"distributed.{name}={getattr(sizes, name)}: packs were not tried with it here; set 1")
+        if (size := getattr(recipe.mesh_context, name)) > 1:
+            raise PackError(f"distributed.{name}={size}: packs were not tried with it; set 1")
     for loader in filter(None, (recipe.dataloader, recipe.val_dataloader)):
         if isinstance(loader.dataset, PackRows):
             check_rows(recipe.model_parts, loader.dataset)
@@ -165,29 +169,28 @@ def check_rows(models: Sequence[Any], rows: PackRows) -> None:
     theirs = import_module("nemo_automodel.components.models.common.packing")
     if not hasattr(theirs, "configure_packing_for_models"):
         raise PackError("this nemo_automodel packs by functions of transformers that it replaces: take 0.7 or newer")
-    model = getattr(models[0], "module", models[0])
-    attention, encoder = theirs.get_model_attn_implementation(model), rows.packs.encoder
-    own = hasattr(model, "backend")  # else its attention is transformers'
+    model, encoder = getattr(models[0], "module", models[0]), rows.packs.encoder
+    attention = theirs.get_model_attn_implementation(model)
     name = f"{type(model).__name__} with attention {attention}"
     has_thd = getattr(getattr(model, "ModelCapabilities", None), "supports_thd", False)
     if encoder.layout == "thd":
         if not has_thd or attention != "te":
-            raise PackError(f"packing=thd: {name} takes no such packs; packing=neat, or te and a model that has THD")
+            raise PackError(f"packing=thd: {name} has no place for it; te has in a model with THD, others take neat")
         return
     contract = theirs.configure_packing_for_models(models)
-    kinds = {contract.packed_mask_type}
-    if kinds == {"block_causal"} and not own:
-        kinds = {"sdpa": {"positions", "block_causal"}, "eager": {"positions"}}.get(attention, set())
-        kinds = set() if encoder.mask == "dict4d" else kinds
-    elif kinds == {"block_causal"} and attention == "te":
-        kinds = {"metadata"} if contract.requires_packed_sequence_metadata else set()
-    elif kinds == {"block_causal"} and has_thd and not contract.requires_packed_sequence_metadata:
-        kinds = set()
-    if not kinds:
-        raise PackError(
-            f"packing=neat: {name} would mix members; {'packing=thd with te' if has_thd else 'flash_attention_2'}"
-        )
-    if rows.mask not in kinds:
-        raise PackError(f"mask={rows.mask}: {name} would mix members; mask: {' or '.join(sorted(kinds))}")
+    own = hasattr(model, "backend")  # else its attention is that of transformers
+    told = contract.packed_mask_type
+    exact = {told}
+    if not own and encoder.mask != "positions":
+        raise PackError(f"model.mask={encoder.mask}: Automodel has one mask for all layers of {name}; positions goes")
+    if told == "block_causal" and not own:
+        exact = {"sdpa": {"positions", "block_causal"}, "eager": {"positions"}}.get(attention, set())
+    elif told == "block_causal" and not contract.requires_packed_sequence_metadata and has_thd:
+        exact = set()
+    elif told == "block_causal" and attention == "te":
+        exact = {"metadata"} if contract.requires_packed_sequence_metadata else set()
+    if rows.mask not in exact:
+        knob = f"mask: {' or '.join(sorted(exact))}" if exact else f"packing={'thd and te' if has_thd else 'off'}"
+        raise PackError(f"mask={rows.mask}: members would see each other in {name}; {knob}")
     if contract.requires_packed_sequence_metadata and not (rows.metadata or rows.mask == "metadata"):
-        raise PackError(f"metadata=false: {name} would mix members; metadata: true")
+        raise PackError(f"metadata=false: members would see each other in {name}; metadata: true")

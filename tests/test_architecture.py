@@ -27,7 +27,7 @@ task_encoder
 verify pack
 online
 lazy
-samplers
+samplers automodel
 unpack cli adopt convert metadataset simulate
 __main__
 """
@@ -98,7 +98,7 @@ def test_training_imports_nothing_of_packing(room: str) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("face", ["flavors", "loading", "packed_seq_params", "reading", "task_encoder"])
+@pytest.mark.parametrize("face", ["automodel", "flavors", "loading", "packed_seq_params", "reading", "task_encoder"])
 def test_a_public_face_says_what_is_public(face: str) -> None:
     module = importlib.import_module(f"energon_pack.{face}")
     assert module.__all__ == sorted(module.__all__)

@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--look", action="store_true", help="print the first batches, and end")
     given, overrides = parser.parse_known_args(arguments)
 
-    from nemo_automodel.components.config.loader import ConfigNode
     from nemo_automodel.components.config._arg_parser import parse_args_and_load_config
+    from nemo_automodel.components.config.loader import ConfigNode
     from nemo_automodel.recipes._typed_config import RecipeConfig
     from nemo_automodel.recipes.vlm.finetune import FinetuneRecipeForVLM
 
