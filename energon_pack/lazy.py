@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from energon_pack.config import PackConfig
+from energon_pack.dataset.files import LEDGER
 from energon_pack.errors import PackError
 from energon_pack.online.epochs import EpochPlans
 from energon_pack.online.given import MapStyle
@@ -69,6 +70,8 @@ class LazyPackedDataset(Dataset[Pack]):
         self.config = prepared.config
         #: what came of the source: samples left out by reason, fill, tokens …
         self.report: Report | None = planned.report
+        #: names each sample that is in no pack, with its reason
+        self.skipped = prepared.folder / "once" / LEDGER
         self.encoder = PackEncoder(prepared.made, prepared.template, **options)
         if split not in SPLITS:
             raise PackError(f"split={split}: one of {', '.join(SPLITS)}")
@@ -106,12 +109,21 @@ class LazyPackedDataset(Dataset[Pack]):
         if not -self._num_packs <= number < self._num_packs:
             raise IndexError(f"pack {number} of {self._num_packs}")
         number %= self._num_packs
-        items = self._plans.items(epoch, number)
         key = f"{self._keys}_{epoch:03d}_{number:08d}"
-        pack = self.encoder.encode(key, self._inputs(items))
+        members = list(self.members(epoch, number))
+        pack = self.encoder.encode(key, members)
         if pack is None:
-            raise BadPack(f"{key}: none of its {len(items)} members can be encoded")
+            raise BadPack(f"{key}: none of its {len(members)} members can be encoded")
         return pack
+
+    def members(self, epoch: int, number: int) -> Iterator[MemberInput | Unread]:
+        """The members of a pack, read and not yet encoded."""
+        for item in self._plans.items(epoch, number):
+            row = self._rows[item]
+            try:
+                yield self._members.member(row)
+            except (PackError, Skip, OSError) as error:
+                yield Unread(self._members.sample_id(row), error)
 
     def collate(self, packs: Sequence[Pack]) -> PackedBatch:
         """A batch of packs: `collate_fn` of a DataLoader."""
@@ -140,14 +152,6 @@ class LazyPackedDataset(Dataset[Pack]):
         """
         plan, items = self.plan_of(epoch), self._planned.lengths.items
         return costs_of_packs(items, plan, self._planned.cost), plan.per_pack(items.num_supervised)
-
-    def _inputs(self, items: Sequence[int]) -> Iterator[MemberInput | Unread]:
-        for item in items:
-            row = self._rows[item]
-            try:
-                yield self._members.member(row)
-            except (PackError, Skip, OSError) as error:
-                yield Unread(self._members.sample_id(row), error)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a loader's worker needs, which does not grow with the number of samples."""

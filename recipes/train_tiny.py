@@ -23,6 +23,7 @@ from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE
+from energon_pack.training.pack_encoder import PackEncoder
 
 
 class Unpacked(PackedTaskEncoder):
@@ -37,7 +38,7 @@ class Unpacked(PackedTaskEncoder):
         return batch
 
 
-def tiny_model(encoder: PackedTaskEncoder, attention: str = "sdpa") -> Any:
+def tiny_model(encoder: PackedTaskEncoder | PackEncoder, attention: str = "sdpa") -> Any:
     """A Qwen2.5-VL of four layers that knows the template's tokens."""
     import transformers
 

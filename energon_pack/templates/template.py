@@ -90,6 +90,9 @@ class Template:
         self._control = AddedTokens(special).pattern
         self._runs = Runs(tokenizer, {*rules.media_tokens.values(), *rules.feature_tokens.values()})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Template, (self.spec, self.rules, self._tokenizer)
+
     def render(self, sample: Sample) -> Rendered:
         """The text of a sample, media expanded.
 

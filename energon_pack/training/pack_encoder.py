@@ -115,14 +115,15 @@ class PackEncoder:
     ):
         self.layout, self.template = layout or made["layout"], template
         given: dict[str, Any] = {"layout": self.layout, "pad_to": pad_to, "labels": labels, "loss_weight": loss_weight}
-        given |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member}
-        for name, value in given.items():
-            if value not in _CHOICES[name]:
-                raise ValueError(f"{name}={value}: one of {', '.join(map(str, _CHOICES[name]))}")
-        given["rope_rows"] = rope_rows
+        given |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member, "rope_rows": rope_rows}
+        for name, choices in _CHOICES.items():
+            if given[name] not in choices:
+                raise ValueError(f"{name}={given[name]}: one of {', '.join(map(str, choices))}")
         for name, (default, served) in _SERVED.items():
             if given[name] != default and self.layout not in served:
                 raise ValueError(f"{name}={given[name]}: layout={self.layout} has none; for {', '.join(served)}")
+        given |= {"pad_to_multiple_of": pad_to_multiple_of, "dummy_image": dummy_image}
+        self._given = made, template, given | {"tokens_per_second": tokens_per_second}
         #: what keeps members apart
         self.mask = attention_mask or made["mask"]
         #: of the longest pack; None: the dataset does not say
@@ -219,6 +220,10 @@ class PackEncoder:
         """Members to try a model with: see `guard`."""
         return self.members.probe_members()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made anew in a worker that is spawned."""
+        return _encoder, self._given
+
     def _is_too_long(self, member: Encoded) -> bool:
         """Whether a sample that was never packed does not fit a batch of fixed width."""
         multiple, width = self._form.multiple, self._form.width
@@ -251,6 +256,10 @@ class PackEncoder:
             tiles = torch.ones(len(pixels), dtype=torch.int32) if media else torch.zeros(1, 1, dtype=torch.int32)
             found |= {"imgs": pixels, "num_tiles": tiles}
         return found
+
+
+def _encoder(made: Mapping[str, Any], template: Template, options: dict[str, Any]) -> PackEncoder:
+    return PackEncoder(made, template, **options)
 
 
 def _multiple(given: int | None, planned: int) -> int:

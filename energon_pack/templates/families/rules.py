@@ -52,9 +52,19 @@ class MediaRules:
     size_of_frames: dict[str, int] | None = None
     #: about what `expand` takes for a medium of a kind, in milliseconds, where that is felt: bounds a replay
     expand_ms: Mapping[str, float] = MappingProxyType({})
+    _made_of: ProcessorSettings
+
+    def __new__(cls, processor: ProcessorSettings) -> "MediaRules":
+        rules = super().__new__(cls)
+        rules._made_of = processor
+        return rules
 
     def __init__(self, processor: ProcessorSettings):
         raise NotImplementedError
+
+    def __reduce__(self) -> tuple[type["MediaRules"], tuple[ProcessorSettings]]:
+        """Made anew where they are unpickled: what they know of sizes stays where it is."""
+        return type(self), (self._made_of,)
 
     def try_out(self) -> None:
         """Expand an ordinary image and video: settings the rules can't use are an error now, not of a sample.

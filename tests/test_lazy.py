@@ -1,0 +1,423 @@
+"""Packs without a writing step: those that are written to disk, epoch after epoch, from any place on."""
+
+import io
+import json
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.energon import WorkerConfig, get_loader, get_train_dataset
+from PIL import Image
+from torch.utils.data import DataLoader, DistributedSampler
+
+from energon_pack.config import Layout, PackConfig
+from energon_pack.errors import PackError, SamplesLost
+from energon_pack.lazy import LazyPackedDataset
+from energon_pack.loading import train_arguments
+from energon_pack.samplers import PackSampler
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.pack_encoder import BadPack
+from support.packed import demo_config, packed, samples
+from support.running import need_torchvision
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LEN = 1024
+Config = Callable[..., PackConfig]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torchvision() -> None:
+    need_torchvision()
+
+
+@pytest.fixture(scope="module")
+def config(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    folder = tmp_path_factory.mktemp("lazy")
+
+    def make(**settings: Any) -> PackConfig:
+        return demo_config(demo, cache, folder, packing__max_token_len=LEN, **settings)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def packs(config: Config) -> LazyPackedDataset:
+    return LazyPackedDataset(config())
+
+
+def conversations(source: Path) -> list[dict[str, Any]]:
+    """The demo as a list of conversations whose images are Pillow's, or bytes."""
+    found = []
+    for number, parts in enumerate(samples(source).values()):
+        if not any(name in parts for name in ("mp4", "0.mp4")):
+            names = [name for name in parts if name.rpartition(".")[2] in ("jpg", "png")]
+            media: list[Any] = [parts[name] for name in names]
+            item = json.loads(parts["json"])
+            item.pop("name", None)
+            item["images"] = media if number % 2 else [Image.open(io.BytesIO(data)) for data in media]
+            found.append(item)
+    return found
+
+
+def ids(packs: Sequence[Any]) -> list[list[str]]:
+    return [[member.sample_id for member in pack.members] for pack in packs]
+
+
+def same(found: PackedBatch, expected: PackedBatch) -> None:
+    """All but names of packs and what Energon adds."""
+    own = {"__key__", "__restore_key__", "positions"}
+    assert found.keys() - own == expected.keys() - own
+    for name in found.keys() - own:
+        value, other = found[name], expected[name]
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, other), name
+        elif name != "visual_inputs":
+            assert value == other, name
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_the_first_epoch_is_what_is_written_to_disk(config: Config, tmp_path: Path, layout: Layout) -> None:
+    """Else a lazy run could not be compared with one from shards: the same packs in their order, bit for bit."""
+    settings = {"packing__layout": layout, "packing__pad_to_multiple_of": 8, "source__limit": 60}
+    run = config(**settings)
+    run.output.dir = str(tmp_path)
+    folder = packed(run)
+    encoder = PackedTaskEncoder(folder, run.model.processor)
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    loader = get_loader(get_train_dataset(folder, repeat=False, **train_arguments(folder, encoder, worker)))
+    lazy = LazyPackedDataset(config(**settings))
+    written = list(loader)
+    assert len(written) == len(lazy) > 5
+    for number, batch in enumerate(written):
+        same(lazy.collate([lazy[number]]), batch)
+
+
+def test_overrides_are_those_of_the_command_line(
+    demo: tuple[Path, Path], cache: Path, packs: LazyPackedDataset
+) -> None:
+    """One training has one list of settings, whether it packs to disk or not."""
+    told = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", f"cache_dir={cache}"]
+    lazy = LazyPackedDataset([*told, f"packing.max_token_len={LEN}", "executor.num_workers=1"])
+    assert len(lazy) == len(packs)
+    assert ids([lazy[0]]) == ids([packs[0]])
+    with pytest.raises(PackError, match=r"unknown key packing\.max_tokens; did you mean packing\.max_token_len"):
+        LazyPackedDataset([*told, "packing.max_tokens=1"])
+    with pytest.raises(PackError, match="a list of them"):
+        LazyPackedDataset("+model=qwen2_5_vl")
+
+
+def test_every_epoch_has_each_sample_once_in_as_many_packs(packs: LazyPackedDataset, config: Config) -> None:
+    """A later epoch that loses samples, or has another number of packs, would shift a schedule made by `len`."""
+    plans = [packs.plan_of(epoch) for epoch in range(3)]
+    lens = packs._planned.lengths.items.lens
+    for plan in plans[1:]:
+        assert plan.num_packs == len(packs)
+        assert sorted(plan.items) == sorted(plans[0].items)
+        assert Counter(plan.per_pack(lens)) == Counter(plans[0].per_pack(lens))
+    mates = [{frozenset(p) for p in np.split(plan.items, plan.starts[1:-1])} for plan in plans]
+    assert max(len(mates[0] & mates[1]), len(mates[1] & mates[2])) < 0.7 * len(packs)  # of 320 samples few are alike
+    again = LazyPackedDataset(config())
+    assert ids([again[(1, number)] for number in range(3)]) == ids([packs[(1, number)] for number in range(3)])
+    assert ids([packs[(1, 0)]]) != ids([packs[(0, 0)]])
+
+
+def test_workers_that_outlive_an_epoch_see_the_next_one(packs: LazyPackedDataset) -> None:
+    """`set_epoch` is called in another process than the one that builds packs."""
+    loader = DataLoader(packs, batch_size=None, num_workers=2, persistent_workers=True)
+    found = []
+    for epoch in (0, 1):
+        packs.set_epoch(epoch)
+        found.append(ids(list(islice(loader, len(packs)))))
+        assert found[-1] == ids([packs[(epoch, number)] for number in range(len(packs))])
+    packs.set_epoch(0)
+    assert found[0] != found[1]
+
+
+def test_what_a_worker_is_given_does_not_grow(packs: LazyPackedDataset, config: Config) -> None:
+    """Lengths of a million samples in every worker would be 44 MB each; where it is spawned, on the wire, too."""
+    few = LazyPackedDataset(config(source__limit=40))
+    sizes = []
+    for dataset in (few, packs):
+        state = {**dataset.__getstate__(), "encoder": None, "_epoch": None}
+        sizes.append(len(pickle.dumps(state)))
+    assert abs(sizes[1] - sizes[0]) < 64
+    loader = DataLoader(few, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert ids(list(islice(loader, 2))) == ids([few[0], few[1]])
+
+
+def test_max_packs_are_a_fair_share(config: Config) -> None:
+    """The first ones by size or by media would be no sample of the data (Automodel: the texts alone)."""
+    whole, some = LazyPackedDataset(config()), LazyPackedDataset(config(), max_packs=20)
+    assert len(some) == 20
+    assert ids([some[i] for i in range(20)]) == ids([whole[i] for i in range(20)])
+
+    def share(dataset: LazyPackedDataset) -> float:
+        plan = dataset.plan_of(0)
+        items = dataset._planned.lengths.items
+        return float((items.counts["num_visual_tokens"][plan.items] > 0).mean())
+
+    assert share(some) == pytest.approx(share(whole), abs=0.15)
+    assert sorted(some.plan_of(3).items) == sorted(some.plan_of(0).items)
+
+
+def test_splits_share_no_sample(config: Config) -> None:
+    """Validation on what is trained would tell nothing."""
+    run = config()
+    run.output.splits.val = 0.2
+    train, val = (LazyPackedDataset(run, split=split) for split in ("train", "val"))
+    assert not set(train.plan_of(0).items) & set(val.plan_of(0).items)
+    with pytest.raises(PackError, match="split=test"):
+        LazyPackedDataset(run, split="test")
+
+
+# ---------------------------------------------------------------------------------------------- a dataset of a user's
+
+
+def test_conversations_in_memory_are_packed_as_files_are(
+    config: Config, demo: tuple[Path, Path], packs: LazyPackedDataset
+) -> None:
+    """The same lengths and the same tensors, from Pillow's images or bytes."""
+    told = conversations(demo[0])
+    lazy = LazyPackedDataset(config(), told, fingerprint="demo")
+    assert len(told) == 320
+    assert len(lazy.plan_of(0).items) == len(packs.plan_of(0).items)
+    assert lazy.report is not None
+    assert [*lazy.report.skipped_by_reason] == ["overlong"]
+    names = list(samples(demo[0]))
+    stored = {name: member for i in range(len(packs)) for name, member in _alone(packs, i)}
+    for name, (member, media) in _alone(lazy, 0):
+        number = int(name.partition("/")[2])
+        other, other_media = stored[names[number]]
+        assert torch.equal(member.tokens.ids, other.tokens.ids)
+        assert all(torch.equal(media[key], other_media[key]) for key in media)
+
+
+def _alone(packs: LazyPackedDataset, number: int) -> list[tuple[str, Any]]:
+    found = []
+    for member in packs.members(0, number):
+        assert isinstance(member, MemberInput)
+        encoded = packs.encoder.members.encode(member)
+        found.append((encoded.sample_id, (encoded, encoded.media)))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------- what may go wrong
+
+
+def test_a_sample_that_fails_costs_itself_alone(config: Config, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Automodel takes another sample at random; ours is dropped with a count, or ends the training by its name."""
+    told = conversations(demo[0])[:60]
+    dropping = LazyPackedDataset(config(), told, fingerprint="60", on_bad_member="drop")
+    raising = LazyPackedDataset(config(), told, fingerprint="60")
+    (number, pack) = next((i, raising[i]) for i in range(len(raising)) if len(raising[i].members) > 1)
+    broken = int(pack.members[0].sample_id.partition("/")[2])
+    told[broken]["messages"] = [{"role": "user", "content": "nobody answers"}]
+    with pytest.raises(BadPack, match=rf"conversations/{broken} in .*no_assistant_turn.*on_bad_member=drop"):
+        raising[number]
+    found = dropping[number]
+    assert found.dropped == [f"conversations/{broken}"]
+    assert ids([found]) == [ids([pack])[0][1:]]
+    assert dropping.collate([found])["num_dropped"] == 1
+    for member in pack.members[1:]:
+        told[int(member.sample_id.partition("/")[2])]["messages"] = []
+    with pytest.raises(BadPack, match=f"none of its {len(pack.members)} members can be encoded"):
+        dropping[number]
+
+
+def test_a_sample_that_was_changed_is_not_trained_on(config: Config, demo: tuple[Path, Path]) -> None:
+    """Another length would overflow the pack."""
+    told = conversations(demo[0])[:30]
+    lazy = LazyPackedDataset(config(), told, fingerprint="30")
+    told[0]["messages"][-1]["content"] += " And more."
+    (number,) = (i for i in range(len(lazy)) if 0 in lazy._plans.items(0, i))
+    with pytest.raises(BadPack, match=r"conversations/0 has \d+ tokens in training, \d+ when it was packed"):
+        lazy[number]
+
+
+def test_a_file_that_changed_is_named(config: Config, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Bytes of another sample under the same name would be trained on in silence."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in demo[0].glob("*.tar"):
+        (source / path.name).write_bytes(path.read_bytes())
+    lazy = LazyPackedDataset(config(source=source))
+    name = ids([lazy[0]])[0][0].partition("/")[0]
+    data = (source / name).read_bytes()
+    (source / name).write_bytes(data[:-512])
+    fresh = pickle.loads(pickle.dumps(lazy))
+    with pytest.raises(BadPack, match=rf"{name} changed since it was measured"):
+        fresh[0]
+
+
+def test_what_is_lost_is_named_and_counted(config: Config, demo: tuple[Path, Path]) -> None:
+    """Else a run trains on a part of its data and nobody knows."""
+    told = [*conversations(demo[0])[:20], {"messages": [{"role": "user", "content": "?"}]}]
+    with pytest.raises(SamplesLost, match=r"bad data cost 1 of 21 samples.*skipped\.jsonl"):
+        LazyPackedDataset(config(), told, fingerprint="21")
+    lazy = LazyPackedDataset(config(max_skipped=0.1), told, fingerprint="21")
+    (entry,) = map(json.loads, lazy.skipped.read_text().splitlines())
+    assert (entry["sample_id"], entry["reason"]) == ("conversations/20", "no_assistant_turn")
+
+
+# ------------------------------------------------------------------------------------------------- ranks and steps
+
+
+class Fake:
+    """Packs of whom only costs matter."""
+
+    def __init__(self, num: int, micro_batches: int = 1):
+        self.num, self.micro_batches, self.fingerprint = num, micro_batches, f"{num} packs"
+        self.config = PackConfig()
+
+    def __len__(self) -> int:
+        return self.num
+
+    def have_epoch(self, epoch: int) -> None:
+        pass
+
+    def costs(self, epoch: int) -> tuple[Any, Any]:
+        generator = np.random.default_rng(epoch)
+        return generator.lognormal(size=(2, self.num)), generator.integers(1, 100, self.num)
+
+
+def sampler(packs: Any, rank: int, ranks: int, **settings: Any) -> PackSampler:
+    return PackSampler(packs, rank, ranks, **settings)
+
+
+@given(num=st.integers(1, 40), ranks=st.integers(1, 5), micro_batches=st.integers(1, 3), epochs=st.integers(1, 4))
+def test_ranks_share_each_epoch_and_take_as_many_steps(num: int, ranks: int, micro_batches: int, epochs: int) -> None:
+    """A pack lost or twice, or a rank with one step more, which would wait for ever."""
+    packs: Any = Fake(num, micro_batches)
+    if num < ranks * micro_batches:
+        with pytest.raises(ValueError, match="fewer than a step"):
+            sampler(packs, 0, ranks)
+        return
+    samplers = [sampler(packs, rank, ranks) for rank in range(ranks)]
+    taken = []
+    for _ in range(epochs):
+        lens = [len(one) for one in samplers]
+        found = [list(one) for one in samplers]
+        assert list(map(len, found)) == lens
+        assert len({*lens}) == 1
+        assert lens[0] % micro_batches == 0
+        taken += [pack for step in zip(*found, strict=True) for pack in step]
+    assert len(taken) == epochs * num // (ranks * micro_batches) * ranks * micro_batches
+    assert len({*taken}) == len(taken)
+    assert all(epoch < epochs for epoch, _ in taken)
+    whole = Counter(epoch for epoch, _ in taken)
+    assert all(whole[epoch] == num for epoch in range(epochs - 1))
+
+
+@given(
+    num=st.integers(12, 40), worlds=st.lists(st.integers(1, 4), min_size=2, max_size=4), micro=st.integers(1, 2),
+    steps=st.integers(0, 30),
+)  # fmt: skip
+def test_other_ranks_go_on_where_some_stopped(num: int, worlds: list[int], micro: int, steps: int) -> None:
+    """After a resume packs would come twice, or never."""
+    packs: Any = Fake(num, micro)
+    states: list[dict[str, Any]] = []
+    taken: list[tuple[int, int]] = []
+    for ranks in worlds:
+        samplers = [sampler(packs, rank, ranks, states=states) for rank in range(ranks)]
+        streams = [chain.from_iterable(repeat_call(one)) for one in samplers]
+        for _ in range(steps * micro):
+            taken += [next(stream) for stream in streams]
+        states = [one.state_dict() for one in samplers]
+        assert states == json.loads(json.dumps(states))
+    assert len({*taken}) == len(taken)
+    last = max((epoch for epoch, _ in taken), default=0)
+    assert all(n == num for epoch, n in Counter(epoch for epoch, _ in taken).items() if epoch < last - 1)
+
+
+def repeat_call(one: PackSampler) -> Iterator[list[tuple[int, int]]]:
+    while True:
+        yield from ([pack] for pack in one)
+
+
+@given(num=st.integers(8, 40), ranks=st.integers(1, 4), after=st.integers(0, 100))
+def test_a_rank_goes_on_with_its_own_state(num: int, ranks: int, after: int) -> None:
+    """From any place, also counted by the training where a loader reads ahead."""
+    packs: Any = Fake(num)
+    one = sampler(packs, ranks - 1, ranks)
+    expected = list(islice(chain.from_iterable(repeat_call(one)), after + 20))
+    for state in (one.state_dict(after), json.loads(json.dumps(one.state_dict(after)))):
+        other = sampler(packs, ranks - 1, ranks)
+        other.load_state_dict(state)
+        assert list(islice(chain.from_iterable(repeat_call(other)), 20)) == expected[after:]
+    if ranks > 1:
+        with pytest.raises(ValueError, match="ranks have trained"):
+            sampler(packs, 0, 1).load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match="states of another dataset"):
+        sampler(Fake(num + 1), ranks - 1, ranks).load_state_dict(one.state_dict())
+
+
+def test_an_epoch_may_be_named(packs: LazyPackedDataset) -> None:
+    """Trainers call `set_epoch` before each; one that is under way goes on."""
+    one = sampler(packs, 0, 2)
+    epochs = [list(one) for _ in range(3)]
+    other = sampler(packs, 0, 2)
+    for number in (2, 0, 1):
+        other.set_epoch(number)
+        assert len(other) == len(epochs[number])
+        assert list(islice(other, 4)) == epochs[number][:4]
+        other.set_epoch(number)
+        assert list(other) == epochs[number][4:]
+
+
+def test_steps_are_even_whatever_is_shuffled(packs: LazyPackedDataset) -> None:
+    """Visual tokens of the ranks of a step: a rank with many is waited for (Automodel's balance goes with its shuffle).
+
+    A quarter of what chance gives is easily met: docs/performance.md has the figures of real lengths.
+    """
+    ranks = 4
+    for epoch in range(2):
+        costs, _ = packs.costs(epoch)
+
+        def waits(order: Sequence[int], cost: Any = costs[1]) -> float:
+            steps = cost[np.array(order)[: len(order) // ranks * ranks].reshape(-1, ranks)]
+            return float((steps.max(axis=1) - steps.mean(axis=1)).sum())
+
+        samplers = [sampler(packs, rank, ranks) for rank in range(ranks)]
+        for one in samplers:
+            one.set_epoch(epoch)
+        ours = [number for step in zip(*samplers, strict=True) for at, number in step if at == epoch]
+        shuffled: Any = packs
+        by_chance = [DistributedSampler[Any](shuffled, ranks, rank, drop_last=True) for rank in range(ranks)]
+        assert waits(ours) < 0.25 * waits([number for step in zip(*by_chance, strict=True) for number in step])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_training_goes_on_in_the_middle(packs: LazyPackedDataset, num_workers: int) -> None:
+    """With a plain loader and with torchdata's, whose workers read ahead."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    settings: dict[str, Any] = {"batch_size": 2, "collate_fn": packs.collate, "num_workers": num_workers}
+    one = sampler(packs, 1, 2)
+    expected = [batch["sample_ids"] for batch in DataLoader(packs, sampler=one, **settings)]
+    again = sampler(packs, 1, 2)
+    stream = iter(DataLoader(packs, sampler=again, **settings))
+    found = [next(stream)["sample_ids"] for _ in range(5)]
+    state = again.state_dict(num_packs=10)
+    other = sampler(packs, 1, 2)
+    other.load_state_dict(state)
+    found += [batch["sample_ids"] for batch in DataLoader(packs, sampler=other, **settings)]
+    assert found == expected
+
+    loader = StatefulDataLoader(packs, sampler=sampler(packs, 1, 2), **settings)
+    stateful = iter(loader)
+    found = [next(stateful)["sample_ids"] for _ in range(5)]
+    state = loader.state_dict()
+    del stateful
+    loader = StatefulDataLoader(packs, sampler=sampler(packs, 1, 2), **settings)
+    loader.load_state_dict(state)
+    assert found + [batch["sample_ids"] for batch in loader] == expected
