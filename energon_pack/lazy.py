@@ -22,7 +22,7 @@ from energon_pack.errors import PackError
 from energon_pack.online.epochs import EpochPlans
 from energon_pack.online.given import MapStyle
 from energon_pack.online.prepare import ROWS, prepare
-from energon_pack.online.rows import Rows
+from energon_pack.online.rows import ItemRow, Rows
 from energon_pack.plan.epochs import plan_of_epoch
 from energon_pack.plan.plan import PackPlan, costs_of_packs, split_of_packs, taken
 from energon_pack.plan.report import Report
@@ -84,7 +84,7 @@ class LazyPackedDataset(Dataset[Pack]):
         self._planned: Any = planned
         self._plans = EpochPlans(prepared.folder / f"{split}-{len(packs)}", len(packs), self.plan_of)
         self._plans.have(0)
-        self._members, self._rows = prepared.members, Rows(prepared.folder / "once" / ROWS)
+        self._members, self._rows = prepared.members, Rows(prepared.folder / "once" / ROWS, ItemRow)
         self._num_packs = len(packs)
         # Shared, so that workers that outlive an epoch see it.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()

@@ -7,19 +7,29 @@
 Batches are made for any `batch_size` from 1 on; with `batch_size=None` Energon hands on packs that are not laid out.
 What it needs to know it reads from the dataset's energon_pack.json; of packs of another tool, `model` says it. Unpacked
 samples (`MultiMixQASample`, or crude ones through the cookers) become packs of one member, so both can be blended.
+
+With `packing_buffer_size` unpacked samples are packed while Energon reads them, by the settings of the dataset:
+
+    sample ─encode_sample─► measured ─select_samples_to_pack─► packs ─pack_selected_samples─► encoded ─batch─► …
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, edataclass, stateless
+from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, WorkerConfig, edataclass, stateless
 from megatron.energon.errors import FatalSampleError
+from megatron.energon.wrappers import PackingDataset
+from megatron.energon.wrappers.base import BaseWrapperDataset
 
+from energon_pack.errors import PackError
 from energon_pack.loading import cookers, manifest_of, pack_encoder
+from energon_pack.pooling.measuring import Measured, Measuring, measuring_of
 from energon_pack.reading import PacksInOrder, positions_of
-from energon_pack.samples.flavors import flavor_of_sample
+from energon_pack.samples.flavors import UNPACKED, flavor_of_sample
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.members import Encoded
@@ -39,6 +49,16 @@ class EncodedPack(Sample):
     dropped: list[str]
 
 
+@edataclass
+class MeasuredSample(Sample):
+    """An unpacked sample that waits for its pack."""
+
+    member: MemberInput
+    measured: Measured
+    #: samples that its worker encoded before
+    number: int
+
+
 class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, PackedBatch, PackedBatch]):
     """Encodes packs, and unpacked samples beside them.
 
@@ -47,6 +67,8 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         processor: folder or hub id; by default the model's published one.
         trust_remote_code: run code of the processor's.
         model: of packs of another tool: as in `+model=NAME` of packing, or the path of a model's YAML.
+        packing_buffer_size: pack unpacked samples by the settings of `dataset`, so many at a time: `train_arguments`
+            tells Energon the same.
         options: `layout`, `pad_to`, `labels`, `loss_weight`, `attention_mask`, `pad_to_multiple_of`, `rope_rows`,
             `on_bad_member`, `dummy_image`, `tokens_per_second`: see `training.pack_encoder.PackEncoder`.
 
@@ -64,6 +86,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         *,
         trust_remote_code: bool = False,
         model: str | None = None,
+        packing_buffer_size: int | None = None,
         **options: Any,
     ):
         super().__init__()
@@ -71,28 +94,97 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         #: what `guard` asks
         self.template, self.members = self.encoder.template, self.encoder.members
         self.mask, self.max_token_len = self.encoder.mask, self.encoder.max_token_len
-        read = manifest_of(dataset, model)["content"]["source"]
+        content = manifest_of(dataset, model)["content"]
+        read = content["source"]
+        self.packing_buffer_size = packing_buffer_size
+        self._measuring: Measuring | None = None
+        if packing_buffer_size is not None:
+            self._measuring = measuring_of(content, self.template, options.get("on_bad_member") == "drop")
         self.cookers: Sequence[Cooker[Any]] = cookers(
             **{name: read[name] for name in ("messages_key", "sample_type", "caption_prompt")}
         )
 
     @stateless  # type: ignore[untyped-decorator]
-    def encode_sample(self, sample: Any) -> EncodedPack:
-        """Encode each member of a pack.
+    def encode_sample(self, sample: Any) -> EncodedPack | MeasuredSample:
+        """Encode each member of a pack; with `packing_buffer_size`, measure a sample.
 
         Raises:
             FatalSampleError: as `PackEncoder.encode`. Ends the training: Energon would only log any other error, and
                 leave out the pack.
             SkipSample: all members were dropped.
         """
+        if self._measuring is None:
+            return self._encoded(sample, sample.__key__, inputs_of(sample))
+        if flavor_of_sample(sample) is not UNPACKED:
+            raise FatalSampleError(f"{sample.__key__} is a pack: packing_buffer_size packs unpacked samples")
+        (member,) = inputs_of(sample)
         try:
-            pack = self.encoder.encode(sample.__key__, inputs_of(sample))
+            measured = self._measuring.of_member(member)
+        except PackError as error:
+            raise FatalSampleError(str(error)) from None
+        if measured is None:
+            raise SkipSample
+        member = replace(member, token_len=measured.token_len)
+        worker = WorkerConfig.active_worker_config
+        number = 0 if worker is None else self.current_sample_index // max(1, worker.num_workers)
+        waiting: MeasuredSample = MeasuredSample.derive_from(sample, member=member, measured=measured, number=number)
+        return waiting
+
+    def select_samples_to_pack(self, samples: list[MeasuredSample]) -> list[list[MeasuredSample]]:
+        """Which of the samples in Energon's buffer share a pack: all are in one, as if there were no others.
+
+        With this encoder's `packing_buffer_size` Energon asks for full packs instead, and what is over waits.
+
+        Raises:
+            FatalSampleError: Energon was given a `packing_buffer_size`, and this encoder was not.
+        """
+        return self._chosen(samples, at_end=True)
+
+    def _chosen(self, samples: list[MeasuredSample], at_end: bool) -> list[list[MeasuredSample]]:
+        if self._measuring is None:
+            raise FatalSampleError("PackedTaskEncoder(…, packing_buffer_size=N) packs samples; this one encodes packs")
+        folders = [str(sample.__sources__[0].dataset_path) if sample.__sources__ else "" for sample in samples]
+        ages = [samples[-1].number - sample.number for sample in samples]
+        packs = self._measuring.choose([sample.measured for sample in samples], folders, ages, at_end)
+        return [[samples[i] for i in pack] for pack in packs]
+
+    def build_batch(self, dataset: Any, **settings: Any) -> Any:
+        """Energon's own, that keeps in its buffer what fills no pack yet."""
+        built = super().build_batch(dataset, **settings)
+        packing = built
+        while self._measuring is not None and isinstance(packing, BaseWrapperDataset):
+            if isinstance(packing, PackingDataset):
+                packing.pre_packer = partial(self._choose_and_keep, packing)
+            packing = packing.dataset
+        return built
+
+    def _choose_and_keep(self, packing: Any, samples: list[MeasuredSample]) -> list[list[MeasuredSample]]:
+        """What Energon calls with all that is in its buffer, having emptied it; only the last time it is not full."""
+        packs = self._chosen(samples, at_end=len(samples) < packing.buffer_size)
+        chosen = {id(sample) for pack in packs for sample in pack}
+        packing._reading_buffer.extend([sample for sample in samples if id(sample) not in chosen])
+        return packs
+
+    @stateless  # type: ignore[untyped-decorator]
+    def pack_selected_samples(self, samples: list[MeasuredSample]) -> EncodedPack:
+        """Encode the members of a pack, with their media.
+
+        Raises:
+            FatalSampleError, SkipSample: as `encode_sample`.
+        """
+        others = f"+{len(samples) - 1}" if len(samples) > 1 else ""
+        return self._encoded(samples[0], samples[0].__key__ + others, (sample.member for sample in samples))
+
+    def _encoded(self, first: Any, key: str, members: Iterable[MemberInput]) -> EncodedPack:
+        """A pack with what Energon knows of its first sample."""
+        try:
+            pack = self.encoder.encode(key, members)
         except BadPack as error:
             raise FatalSampleError(str(error)) from error.__cause__
         if pack is None:
             raise SkipSample
         fields = {"members": pack.members, "media": pack.media, "dropped": pack.dropped}
-        encoded: EncodedPack = EncodedPack.derive_from(sample, **fields)
+        encoded: EncodedPack = EncodedPack.derive_from(first, __key__=key, **fields)
         return encoded
 
     @stateless  # type: ignore[untyped-decorator]

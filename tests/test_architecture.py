@@ -20,13 +20,14 @@ samples
 sources templates
 lengths training
 plan
+pooling
 dataset
 config
 loading reading packed_seq_params hydra_plugin
 task_encoder
 verify pack
 online
-lazy
+lazy streaming
 samplers automodel
 unpack cli adopt convert metadataset simulate
 __main__
@@ -43,6 +44,7 @@ TRAINING = {
     "loading",
     "reading",
     "dataset.manifest",
+    "pooling.measuring",
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from energon_pack.lengths.counts import counts_of
 from energon_pack.lengths.method import Method
 from energon_pack.samples.cut import CUT_TYPE
 from energon_pack.samples.flavors import PACKED, do_not_fit
@@ -205,15 +206,6 @@ def _count(template: Template, waiting: list[tuple[LengthsRow, Rendered]], engin
         if not row.token_len:
             row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
     waiting.clear()
-
-
-def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
-    """What `caps` are about beside tokens, by column.
-
-    Args:
-        kinds: of its media.
-    """
-    return {"num_visual_tokens": rendered.num_visual_tokens, "num_images": kinds.count("image")}
 
 
 def lengths_table(rows: Sequence[LengthsRow]) -> pa.Table:

@@ -1,0 +1,1 @@
+"""What is packed in the data loader, without a writing step."""

@@ -91,7 +91,7 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
     if conversations is not None and config.packing.overlong in CUTTING:
         raise PackError(f"packing.overlong={packing.overlong.value}: for files; conversations are not cut")
     micro_batches = packing.topology.micro_batches
-    return _first_of_machine(lambda: _prepare(config, conversations, fingerprint, micro_batches))
+    return first_of_machine(lambda: _prepare(config, conversations, fingerprint, micro_batches))
 
 
 def _prepare(
@@ -102,9 +102,8 @@ def _prepare(
     if conversations is None:
         places = resolve(config)
     else:
-        cache = Path(config.cache_dir or Path(config.output.dir) / ".cache").expanduser()
-        cache = cache if known else _for_this_process()
-        places = Places(Source([], frozenset()), named_processor(config.model), cache, cache, cache, False)
+        places = in_memory(config)
+        places = places if known else replace(places, cache_dir=_for_this_process())
     with LocalExecutor(config.executor.num_workers, runs_script=False) as executor:
         run = Run(executor, Progress(), places.cache_dir)
         indexed = index_source(config, places, run)
@@ -129,12 +128,18 @@ def _prepare(
     return Prepared(config, planned, method, members, folder, micro_batches)
 
 
+def in_memory(config: PackConfig) -> Places:
+    """The places of a run without files."""
+    cache = Path(config.cache_dir or Path(config.output.dir) / ".cache").expanduser()
+    return Places(Source([], frozenset()), named_processor(config.model), cache, cache, cache, False)
+
+
 def _write(folder: Path, planned: Planned, config: PackConfig) -> None:
     write_rows(folder / ROWS, planned.lengths)
     write_ledger(folder / LEDGER, planned.lengths, planned.plan, config.packing)
 
 
-def _first_of_machine(work: Callable[[], Result]) -> Result:
+def first_of_machine(work: Callable[[], Result]) -> Result:
     """Do it in the first process of each machine, then in the others, which find it in the cache."""
     if not (dist.is_available() and dist.is_initialized()) or os.environ.get("LOCAL_RANK", "0") == "0":
         try:

@@ -6,6 +6,7 @@ Lengths ──write_rows──► rows.arrow: batches of as many rows each, not 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +14,9 @@ import pyarrow as pa
 from energon_pack.dataset.plan_file import PlanRow
 from energon_pack.lengths.worker import LENGTHS_SCHEMA
 from energon_pack.plan.items import Lengths
-from energon_pack.sources.rows import MeasuredRow, rows_of
+from energon_pack.sources.rows import MeasuredRow, SampleRow, rows_of
 
+Row = TypeVar("Row", bound=SampleRow)
 _BATCH = 256  # rows that are read to have one of them
 
 
@@ -43,8 +45,13 @@ _SCHEMA = pa.schema(
 
 def write_rows(path: Path, lengths: Lengths) -> None:
     """A row for each of `lengths.items`, in their order."""
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
-        for batch in _batches(_tables(lengths)):
+    write_tables(path, _tables(lengths), _SCHEMA)
+
+
+def write_tables(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
+    """The rows of all these, for `Rows`."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        for batch in _batches(tables, schema):
             writer.write_batch(batch)
 
 
@@ -54,9 +61,9 @@ def _tables(lengths: Lengths) -> Iterator[pa.Table]:
         yield table.add_column(len(_COLUMNS), "shard", shards).cast(_SCHEMA)
 
 
-def _batches(tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
+def _batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """All of them of `_BATCH` rows but the last, so that a row's number says which it is in."""
-    left = _SCHEMA.empty_table()
+    left = schema.empty_table()
     for table in tables:
         whole = pa.concat_tables([left, table])
         num = whole.num_rows // _BATCH * _BATCH
@@ -65,19 +72,31 @@ def _batches(tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
     yield from left.combine_chunks().to_batches(_BATCH)
 
 
-class Rows:
-    """The rows of a file, each read when it is asked for; opened anew in each process."""
+class Rows(Generic[Row]):
+    """The rows of a file, each read when it is asked for; opened anew in each process.
 
-    def __init__(self, path: Path):
-        self._path = path
+    Args:
+        form: the class of its rows, whose fields are the columns.
+    """
+
+    def __init__(self, path: Path, form: type[Row]):
+        self._path, self._form = path, form
         self._file: pa.ipc.RecordBatchFileReader | None = None
 
-    def __getitem__(self, number: int) -> ItemRow:
-        if self._file is None:
-            self._file = pa.ipc.open_file(pa.memory_map(str(self._path)))
-        batch = self._file.get_batch(number // _BATCH).slice(number % _BATCH, 1)
-        (row,) = rows_of(pa.Table.from_batches([batch]), ItemRow)
+    def __getitem__(self, number: int) -> Row:
+        batch = self._opened.get_batch(number // _BATCH).slice(number % _BATCH, 1)
+        (row,) = rows_of(pa.Table.from_batches([batch]), self._form)
         return row
 
-    def __reduce__(self) -> tuple[type["Rows"], tuple[Path]]:
-        return Rows, (self._path,)
+    def __len__(self) -> int:
+        whole: int = self._opened.num_record_batches - 1
+        return whole * _BATCH + int(self._opened.get_batch(whole).num_rows) if whole >= 0 else 0
+
+    @property
+    def _opened(self) -> pa.ipc.RecordBatchFileReader:
+        if self._file is None:
+            self._file = pa.ipc.open_file(pa.memory_map(str(self._path)))
+        return self._file
+
+    def __reduce__(self) -> Any:
+        return Rows, (self._path, self._form)

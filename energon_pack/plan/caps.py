@@ -1,7 +1,7 @@
 """What a pack may hold: planning, cutting, the ledger and verify ask one table.
 
 A cap takes a row of `CAPS`, a field of `PackingConfig` (with its line in conf/packing) and, where it is about something
-new, a column of the lengths (`worker.counts_of`). With pad_to_multiple_of=8 and members of 5 and 9 tokens a pack
+new, a column of the lengths (`lengths.counts`). With pad_to_multiple_of=8 and members of 5 and 9 tokens a pack
 has 8 + 16 tokens, 2 members, and an attention cost of 25 + 81.
 """
 

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.errors import PackError
+from energon_pack.lengths.counts import counts_of
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunks, key_of
-from energon_pack.lengths.worker import LengthsRow, counts_of, lengths_table
+from energon_pack.lengths.worker import LengthsRow, lengths_table
 from energon_pack.plan import caps
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import LEFT_OUT, PackPlan

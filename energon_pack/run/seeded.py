@@ -33,6 +33,14 @@ def mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return z
 
 
+def mixed_one(z: int) -> int:
+    """`mixed` of one number."""
+    z &= _WORD
+    z = ((z ^ (z >> 30)) * _MIX_1) & _WORD
+    z = ((z ^ (z >> 27)) * _MIX_2) & _WORD
+    return z ^ (z >> 31)
+
+
 class Chance:
     """One number of the same generator at a time."""
 
@@ -42,10 +50,7 @@ class Chance:
     def below(self, bound: int) -> int:
         """An integer in [0, bound)."""
         self._state = (self._state + _STEP) & _WORD
-        z = self._state
-        z = ((z ^ (z >> 30)) * _MIX_1) & _WORD
-        z = ((z ^ (z >> 27)) * _MIX_2) & _WORD
-        return (z ^ (z >> 31)) % bound
+        return mixed_one(self._state) % bound
 
     def skip(self, num: int) -> None:
         """As if so many had been asked for."""

@@ -186,17 +186,15 @@ class MemberEncoder:
         template = self._template
         for image in member.images:
             image.load()
-        if b"" in member.videos:
-            raise OSError(f"its video {member.videos.index(b'')} is missing from the pack")
-        videos = with_frames([probe(io.BytesIO(data)) for data in member.videos], member.video_frames)
-        media = [*(Media("image", *image.size) for image in member.images), *videos]
+        sample = seen(member)
+        videos = [medium for medium in sample.media if medium.kind == "video"]
         return _Draft(
             member,
-            template.render(Sample(member.messages, media, member.tools)),
+            template.render(sample),
             Given(
                 [template.prepare_image(image) for image in member.images],
                 [clip(template, data, video) for data, video in zip(member.videos, videos, strict=True)],
-                _order(member.messages, media),
+                _order(member.messages, sample.media),
             ),
         )
 
@@ -246,6 +244,18 @@ class MemberEncoder:
         """The media of one small white image, for ranks whose pack has none."""
         image = self._template.prepare_image(Image.new("RGB", (64, 64), "white"))
         return self._pixels([Given([image], [], ["image"])])
+
+
+def seen(member: MemberInput) -> Sample:
+    """A member as a template renders it; of media that are not decoded yet, by their headers.
+
+    Raises:
+        OSError, Skip: a medium is missing, or none.
+    """
+    if b"" in member.videos:
+        raise OSError(f"its video {member.videos.index(b'')} is missing from the pack")
+    videos = with_frames([probe(io.BytesIO(data)) for data in member.videos], member.video_frames)
+    return Sample(member.messages, [*(Media("image", *image.size) for image in member.images), *videos], member.tools)
 
 
 @dataclass(frozen=True)

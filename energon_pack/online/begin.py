@@ -1,0 +1,126 @@
+"""What a stream of packs begins with: its datasets, by the index of their files, and what measures them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from energon_pack.config import PackConfig, Stage, plain
+from energon_pack.config.compose import compose_config
+from energon_pack.config.naming import content_settings
+from energon_pack.config.resolve import Places, resolve
+from energon_pack.errors import PackError
+from energon_pack.lengths.index import draw_samples, first_samples
+from energon_pack.online.given import Given, MapStyle
+from energon_pack.online.indexed import Indexed, write_index
+from energon_pack.online.prepare import first_of_machine, in_memory
+from energon_pack.online.samples import Samples
+from energon_pack.pack import index_source, prepare_method
+from energon_pack.run.context import Run
+from energon_pack.run.executors.local import LocalExecutor
+from energon_pack.run.files import make_once
+from energon_pack.run.progress import Progress
+from energon_pack.sources.draws import parse_slice
+from energon_pack.templates.processor import load_saved
+from energon_pack.templates.template import Template
+
+#: a path, overrides of `source.*`, conversations in memory, or what is read already
+SourceOf: TypeAlias = str | Sequence[str] | MapStyle | Samples
+_ROWS = "index.arrow"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Datasets, and what makes packs of them."""
+
+    config: PackConfig
+    datasets: list[Samples]
+    template: Template
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """What PackEncoder asks of energon_pack.json."""
+        content = content_settings(self.config)
+        packing = {name: content["packing"][name] for name in ("layout", "max_token_len", "pad_to_multiple_of")}
+        return {**packing, "mask": content["model"]["mask"], "content": content}
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells packs from others that the same draws would make: lengths and limits."""
+        depends = [self.template.fingerprint, plain(self.config.packing), plain(self.config.source.reading)]
+        return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None) -> Begun:
+    """Index each source as far as it is not in the cache, and have the template there.
+
+    Args:
+        given: a config, or overrides as on the command line.
+        sources: None: each entry of `source.path`.
+
+    Raises:
+        PackError: as packing; a source that is none.
+    """
+    config = given if isinstance(given, PackConfig) else compose_config(given)
+    if sources is None:
+        path = config.source.path
+        sources = path if isinstance(path, list) else [path]
+    if not sources:
+        raise PackError("sources=[]: at least one")
+    each = [(_config_of(source, config, given), source) for source in sources]
+    return first_of_machine(lambda: _begin(each))
+
+
+def _config_of(source: Any, config: PackConfig, given: PackConfig | Sequence[str]) -> PackConfig:
+    """The config of one source, which is read as it says."""
+    if _is_overrides(source):
+        if isinstance(given, PackConfig):
+            raise PackError(f"sources={source}: overrides need a config that is given as overrides, too")
+        config = compose_config([*given, *source])
+    elif source is None or isinstance(source, str):
+        config = replace(config, source=replace(config.source, path=source))
+    return replace(config, stage=Stage.plan, output=replace(config.output, name="stream"))
+
+
+def _begin(each: Sequence[tuple[PackConfig, Any]]) -> Begun:
+    places = [resolve(config) if _is_in_files(source) else in_memory(config) for config, source in each]
+    config = each[0][0]
+    with LocalExecutor(config.executor.num_workers, runs_script=False) as executor:
+        run = Run(executor, Progress(), places[0].cache_dir)
+        method, _ = prepare_method(config, places[0], run)
+        config = replace(config, model=replace(config.model, template=method.choice.template))
+        datasets = [
+            _indexed(of, where, run) if _is_in_files(source) else _held(source, of)
+            for (of, source), where in zip(each, places, strict=True)
+        ]
+    return Begun(config, datasets, load_saved(method.template_folder))
+
+
+def _is_overrides(source: Any) -> bool:
+    return isinstance(source, (list, tuple)) and all(isinstance(item, str) for item in source)
+
+
+def _is_in_files(source: Any) -> bool:
+    return source is None or isinstance(source, str) or _is_overrides(source)
+
+
+def _held(source: Any, config: PackConfig) -> Samples:
+    """Samples of an object in memory."""
+    if hasattr(source, "look"):
+        samples: Samples = source
+        return samples
+    return Given(source, config.source.reading, config.source.media_root)
+
+
+def _indexed(config: PackConfig, places: Places, run: Run) -> Indexed:
+    """The samples of files that `source.*` draws."""
+    excluded, limit = places.source.excluded, config.source.limit
+    indexed = draw_samples(index_source(config, places, run), parse_slice(config.source.slice), config.seed)
+    indexed = first_samples(indexed, limit, sum(map(len, excluded.values())))
+    depends = [[item.key, *item.how_drawn] for item in indexed]
+    left_out = {name: sorted(keys) for name, keys in excluded.items()}
+    identity = hashlib.sha256(json.dumps([depends, left_out, limit], sort_keys=True).encode()).hexdigest()[:24]
+    folder = run.cache("stream", identity) / "once"
+    make_once(folder, lambda made: write_index(made / _ROWS, indexed, excluded, limit))
+    return Indexed([item.shard for item in indexed], config.source.reading, folder / _ROWS)

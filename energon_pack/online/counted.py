@@ -1,0 +1,63 @@
+"""What the lanes of a stream counted so far, in memory that a loader's processes share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from energon_pack.samples.skip import Reason
+
+#: of packs that were handed on; `dropped` are members that could not be encoded
+NAMES = ("packs", "samples", "tokens", "images", "dropped", "longest_wait")
+_COLUMNS = {name: i for i, name in enumerate((*NAMES, *Reason))}
+_MAX_WORKERS = 1024
+
+
+class Counted:
+    """Counters, a row for each worker of this rank: its parent reads what they count."""
+
+    def __init__(self) -> None:
+        self._rows = torch.zeros(_MAX_WORKERS, len(_COLUMNS), dtype=torch.int64).share_memory_()
+
+    def row(self, worker: int) -> "Row":
+        """The counters of a worker.
+
+        Raises:
+            ValueError: there are too many.
+        """
+        if worker >= _MAX_WORKERS:
+            raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
+        return Row(self._rows[worker])
+
+    def total(self, capacity: int) -> dict[str, Any]:
+        """All rows together.
+
+        Args:
+            capacity: tokens of a pack.
+        """
+        sums = dict(zip(_COLUMNS, self._rows.sum(dim=0).tolist(), strict=True))
+        sums["longest_wait"] = int(self._rows[:, _COLUMNS["longest_wait"]].max())
+        left_out = {reason.value: number for reason in Reason if (number := sums.pop(reason))}
+        fill = sums["tokens"] / (sums["packs"] * capacity) if sums["packs"] else 0.0
+        return {**sums, "fill": fill, "left_out": left_out}
+
+
+class Row:
+    """The counters of one worker."""
+
+    def __init__(self, values: torch.Tensor):
+        self._values = values
+
+    def add(self, name: str, number: int = 1) -> None:
+        """So many more of one of `NAMES`, or of samples left out for a `Reason`."""
+        self._values[_COLUMNS[name]] += number
+
+    def set(self, name: str, number: int) -> None:
+        self._values[_COLUMNS[name]] = number
+
+    def state(self) -> list[int]:
+        values: list[int] = self._values.tolist()
+        return values
+
+    def load(self, state: Sequence[int]) -> None:
+        self._values.copy_(torch.tensor(state))

@@ -1,0 +1,123 @@
+"""Samples in files that nobody measured: the shards of a source, read where their index says.
+
+list[IndexedShard] ──write_index──► a row a sample that is drawn ──Indexed──► look, member
+"""
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from energon_pack.lengths.index import IndexedShard
+from energon_pack.lengths.table_cache import in_chunks
+from energon_pack.online.rows import Rows, write_tables
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import IndexRow
+from energon_pack.sources.sample import ReadSample, read_sample
+from energon_pack.sources.shard import Shard
+from energon_pack.sources.wds import INDEX_SCHEMA
+from energon_pack.templates.template import Sample
+
+_SCHEMA = pa.schema([*INDEX_SCHEMA, ("shard", pa.int32())])
+
+
+@dataclass(slots=True)
+class FoundRow(IndexRow):
+    """A sample that was found in a source."""
+
+    shard: int  # number of its source shard
+
+
+def write_index(
+    path: Path, indexed: Sequence[IndexedShard], excluded: Mapping[str, Set[str]], limit: int | None
+) -> None:
+    """A row for each sample that is drawn, in the order of the source; for each time it is.
+
+    Args:
+        excluded: keys of samples left out, by shard.
+        limit: only the first so many of the others.
+    """
+    write_tables(path, _first(_tables(indexed, excluded), limit), _SCHEMA)
+
+
+def _tables(indexed: Sequence[IndexedShard], excluded: Mapping[str, Set[str]]) -> Iterator[pa.Table]:
+    for number, item in enumerate(indexed):
+        tables = [chunk.read() for chunk in in_chunks([(number, item.pieces)])]
+        table = pa.concat_tables([_SCHEMA.empty_table().drop(["shard"]), *tables]).select(INDEX_SCHEMA.names)
+        if item.rows is not None:
+            table = table.take(pa.array(item.rows))
+        if left_out := excluded.get(item.shard.name):
+            is_in = [key not in left_out for key in table["key"].to_pylist()]
+            table = table.take(pa.array(np.flatnonzero(is_in)))
+        yield table.append_column("shard", pa.array(np.full(table.num_rows, number, np.int32))).cast(_SCHEMA)
+
+
+def _first(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:
+    for table in tables:
+        yield table if limit is None else table.slice(0, limit)
+        limit = None if limit is None else max(0, limit - table.num_rows)
+
+
+class Indexed:
+    """Samples of a source by number; what is open is each process's own.
+
+    Args:
+        shards: of the source, by the number that rows have.
+        settings: how samples are read.
+        path: what `write_index` wrote.
+    """
+
+    def __init__(self, shards: Sequence[Shard], settings: ReadSettings, path: Path):
+        self._shards, self._settings, self._path = list(shards), settings, path
+        self._rows = Rows(path, FoundRow)
+        self._reader: Reader | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def sample_id(self, number: int) -> str:
+        """What it is called in the ledger."""
+        row = self._rows[number]
+        return self._shards[row.shard].sample_id(row.key)
+
+    def look(self, number: int) -> Sample:
+        """A sample by the headers of its media; raises Skip."""
+        read, _ = self._read(number)
+        return Sample(read.timed, read.media, read.tools)
+
+    def member(self, number: int) -> MemberInput:
+        """A sample with its media; raises Skip, and PackError where its file changed."""
+        read, shard = self._read(number)
+        name = self.sample_id(number)
+        images: list[LazyImage] = []
+        videos: list[bytes] = []
+        for part in read.parts:
+            data = self._open.read(shard, part)
+            if part.kind == "image":
+                images.append(LazyImage(data, f"{name}: {part.name}"))
+            else:
+                videos.append(data)
+        return MemberInput(name, read.timed, images, videos, read.tools, read.fields.get("video_frames"))
+
+    def _read(self, number: int) -> tuple[ReadSample, Shard]:
+        row = self._rows[number]
+        if row.reason is not None:
+            raise Skip(Reason(row.reason), row.detail or "")
+        shard = self._shards[row.shard]
+        return read_sample(self._open, shard, row, self._settings), shard
+
+    @property
+    def _open(self) -> Reader:
+        if self._reader is None:
+            self._reader = Reader()
+        return self._reader
+
+    def __reduce__(self) -> Any:
+        return Indexed, (self._shards, self._settings, self._path)

@@ -1,0 +1,128 @@
+"""The packs of one lane: samples are drawn, measured by their headers, and wait; then a pack's pixels are decoded.
+
+Draws ─look─► Measuring ─► Pool ─take─► member ─► PackEncoder ─► Pack
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from energon_pack.errors import PackError
+from energon_pack.online.counted import Row
+from energon_pack.online.samples import Samples
+from energon_pack.pooling.draws import Draw, Draws
+from energon_pack.pooling.measuring import Measured, Measuring
+from energon_pack.pooling.pool import Pool, Waiting
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.skip import Skip
+from energon_pack.templates.template import Sample
+from energon_pack.training.pack_encoder import Pack, PackEncoder
+
+
+class OnlinePacks(Iterator[Pack]):
+    """Packs, and where they are: `state` between two of them is all that the next ones depend on.
+
+    Args:
+        name: of the lane, for the keys of its packs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        datasets: Sequence[Samples],
+        draws: Draws,
+        measuring: Measuring,
+        pool: Pool,
+        encoder: PackEncoder,
+        counted: Row,
+    ):
+        self._name, self._datasets, self._draws, self._measuring = name, datasets, draws, measuring
+        self._pool, self._encoder, self._counted = pool, encoder, counted
+        self._has_ended = False
+        self._in_vain = 0
+
+    def __next__(self) -> Pack:
+        """The next pack.
+
+        Raises:
+            PackError, BadPack: a sample can't be read, and may not be left out; or none can be packed at all.
+        """
+        while True:
+            self._fill()
+            waiting = self._pool.take()
+            if not waiting:
+                raise StopIteration
+            dropped: list[str] = []
+            members = [*self._members(waiting, dropped)]
+            pack = self._encoder.encode(f"{self._name}/{self._pool.num_packs - 1}", members) if members else None
+            self._counted.add("dropped", len(members) if pack is None else len(pack.dropped))
+            if pack is not None:
+                self._count(pack)
+                return replace(pack, dropped=[*dropped, *pack.dropped])
+
+    def state(self) -> dict[str, Any]:
+        """Numbers alone, as JSON has them."""
+        return {
+            "counts": [*self._draws.counts],
+            "has_ended": self._has_ended,
+            "pool": self._pool.state(),
+            "counted": self._counted.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`."""
+        self._draws.counts = [*state["counts"]]
+        self._has_ended = state["has_ended"]
+        self._pool.load(state["pool"])
+        self._counted.load(state["counted"])
+
+    def _fill(self) -> None:
+        """Draw until a pack can be made."""
+        while not self._has_ended and (missing := self._pool.num_missing):
+            draws = [draw for draw in (self._draws.next() for _ in range(missing)) if draw is not None]
+            self._add(draws)
+            if len(draws) < missing:
+                self._pool.end()
+                self._has_ended = True
+
+    def _add(self, draws: Sequence[Draw]) -> None:
+        looked = [self._look(draw) for draw in draws]
+        measured = iter(self._measuring.measure([sample for sample in looked if isinstance(sample, Sample)]))
+        for draw, sample in zip(draws, looked, strict=True):
+            found = next(measured) if isinstance(sample, Sample) else sample
+            if isinstance(found, Measured):
+                name = (*draw, found.token_len)
+                self._pool.add(name, found.costs, self._measuring.group(found, draw.dataset))
+                self._in_vain = 0
+            else:
+                self._leave_out(draw, found)
+
+    def _look(self, draw: Draw) -> Sample | Skip:
+        try:
+            return self._datasets[draw.dataset].look(draw.number)
+        except Skip as skip:
+            return skip
+
+    def _members(self, waiting: Sequence[Waiting], dropped: list[str]) -> Iterator[MemberInput]:
+        for sample in waiting:
+            *draw, token_len = sample.name
+            try:
+                yield replace(self._datasets[draw[0]].member(draw[1]), token_len=token_len)
+            except Skip as skip:
+                self._leave_out(Draw(*draw), skip)
+                dropped.append(self._datasets[draw[0]].sample_id(draw[1]))
+
+    def _leave_out(self, draw: Draw, skip: Skip) -> None:
+        self._measuring.leave_out(self._datasets[draw.dataset].sample_id(draw.number), skip)
+        self._counted.add(skip.reason)
+        self._in_vain += 1
+        if self._in_vain > sum(map(len, self._datasets)):
+            raise PackError(f"none of the samples drawn can be packed: {skip}")
+
+    def _count(self, pack: Pack) -> None:
+        """A pack that is handed on."""
+        self._counted.add("packs")
+        self._counted.add("samples", len(pack.members))
+        self._counted.add("tokens", sum(len(member.tokens) for member in pack.members))
+        self._counted.add("images", sum(member.num_images for member in pack.members))
+        self._counted.set("longest_wait", self._pool.longest_wait)

@@ -1,0 +1,111 @@
+"""Which sample of which dataset a lane draws next: a function of how many it drew of each. Pure.
+
+A lane is a worker of a rank. Of each dataset all lanes together draw one endless row of permutations, lane l of L the
+places l, l + L, l + 2L …: each permutation is drawn once, by whoever. Nothing is held but counters.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from energon_pack.run.seeded import Chance, mixed_one
+
+_ROUNDS = 6
+_WORD = 1 << 64
+#: 2^64 / golden ratio
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+class Draw(NamedTuple):
+    """A sample that is drawn, for which time."""
+
+    dataset: int
+    number: int
+    #: permutations of the dataset before this one
+    turn: int
+
+
+class Draws:
+    """The draws of one lane.
+
+    Args:
+        sizes: samples of each dataset.
+        weights: how often each is drawn; by default as often as it has samples.
+        replacement: a dataset that is used up begins anew, so that draws never end; else it leaves.
+        seed: of all lanes alike.
+        epoch: another order each.
+
+    Raises:
+        ValueError: weights that are no shares, or an empty dataset with one.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        weights: Sequence[float] | None = None,
+        *,
+        replacement: bool,
+        seed: int = 0,
+        epoch: int = 0,
+        lane: int = 0,
+        lanes: int = 1,
+    ):
+        self._sizes = list(sizes)
+        self._weights = list(map(float, sizes if weights is None else weights))
+        _check(self._sizes, self._weights)
+        self._replacement, self._lane, self._lanes = replacement, lane, lanes
+        chance = Chance(seed, 2 * epoch)
+        self._keys = [chance.below(_WORD) for _ in self._sizes]
+        self._phase = mixed_one(chance.below(_WORD) + lane)
+        #: draws of each dataset: all that changes
+        self.counts = [0] * len(self._sizes)
+
+    def next(self) -> Draw | None:
+        """The next draw; None: all datasets are used up."""
+        there = [d for d, weight in enumerate(self._weights) if weight and not self._is_used_up(d)]
+        if not there:
+            return None
+        dataset = there[self._choose([self._weights[d] for d in there])]
+        turn, place = divmod(self._lane + self.counts[dataset] * self._lanes, self._sizes[dataset])
+        self.counts[dataset] += 1
+        return Draw(dataset, permuted(place, self._sizes[dataset], self._keys[dataset] + turn), turn)
+
+    def _is_used_up(self, dataset: int) -> bool:
+        return not self._replacement and self._lane + self.counts[dataset] * self._lanes >= self._sizes[dataset]
+
+    def _choose(self, weights: Sequence[float]) -> int:
+        """One of some, so that every stretch of draws has about their shares.
+
+        Source: the sequence of multiples of the golden ratio, whose every stretch is spread evenly over [0, 1)
+        (Knuth, The Art of Computer Programming 3, 6.4).
+        """
+        sums = list(accumulate(weights))
+        at = (self._phase + sum(self.counts) * _GOLDEN) % _WORD / _WORD
+        return min(bisect_right(sums, at * sums[-1]), len(sums) - 1)
+
+
+def permuted(place: int, size: int, key: int) -> int:
+    """Where an item is in the permutation of 0 … size - 1 that a key names, without the others.
+
+    Source: Black, Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: a Feistel network over the next power of 4,
+    gone through until its result is in range.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    keys = [mixed_one(key * _ROUNDS + number) for number in range(_ROUNDS)]
+    while True:
+        left, right = place >> half, place & mask
+        for of_round in keys:
+            left, right = right, left ^ mixed_one(of_round + right) & mask
+        place = left << half | right
+        if place < size:
+            return place
+
+
+def _check(sizes: Sequence[int], weights: Sequence[float]) -> None:
+    if len(sizes) != len(weights) or min(weights, default=0) < 0 or not 0 < sum(weights) < float("inf"):
+        raise ValueError(f"weights={weights}: one of at least 0 for each of {len(sizes)} datasets, not all 0")
+    for number, (size, weight) in enumerate(zip(sizes, weights, strict=True)):
+        if weight and not size:
+            raise ValueError(f"weights[{number}]={weight:g} of a dataset that is empty")

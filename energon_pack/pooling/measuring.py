@@ -1,0 +1,164 @@
+"""What a sample takes of a pack, measured when it comes, and whether it may be packed at all. No pixel is decoded."""
+
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from energon_pack.errors import PackError, one_line
+from energon_pack.lengths.counts import counts_of
+from energon_pack.plan import caps
+from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
+from energon_pack.pooling.pool import Pool, costs_of
+from energon_pack.run.json_nodes import node_of
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.sample import media_type
+from energon_pack.samples.settings import ControlTokens, ReadSettings
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.template import Rendered, Sample, Template
+from energon_pack.training.members import seen
+
+_log = logging.getLogger(__name__)
+_ROUNDS = 10  # buffers in which a sample may wait for its like
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of a sample before it is encoded."""
+
+    token_len: int
+    #: what it takes of each limit that is set, tokens first
+    costs: tuple[int, ...]
+    #: text, image, video or mix
+    media_type: str
+
+
+class Measuring:
+    """Measures samples for packs of some settings, with the template that encodes them.
+
+    Args:
+        control_tokens: of samples that spell a special token.
+        drop: samples that are at fault are left out; else they end the training.
+
+    Raises:
+        PackError: a setting that needs a plan over all samples.
+    """
+
+    def __init__(self, template: Template, packing: PackingConfig, control_tokens: ControlTokens, drop: bool):
+        packing.check()
+        _refuse_plans(packing)
+        self.packing = packing
+        self._template, self._skips_control, self._drop = template, control_tokens is ControlTokens.skip, drop
+
+    def measure(self, samples: Sequence[Sample]) -> list[Measured | Skip]:
+        """Of each sample what it takes; or why it is in no pack, in the words of the ledger."""
+        self._template.foresee(medium for sample in samples for medium in sample.media)
+        rendered = [self._render(sample) for sample in samples]
+        counts = iter(self._template.count([text for text in rendered if isinstance(text, Rendered)]))
+        return [
+            text if isinstance(text, Skip) else self._measured(text, *next(counts), sample)
+            for text, sample in zip(rendered, samples, strict=True)
+        ]
+
+    def of_member(self, member: MemberInput) -> Measured | None:
+        """What a sample takes by the headers of its media; None: it is left out, which the log says.
+
+        Raises:
+            PackError: as `leave_out`.
+        """
+        try:
+            (measured,) = self.measure([seen(member)])
+        except (Skip, OSError, ValueError) as error:  # a medium that is missing or damaged
+            measured = error if isinstance(error, Skip) else Skip(Reason.UNREADABLE_MEDIA, one_line(error))
+        if isinstance(measured, Measured):
+            return measured
+        self.leave_out(member.sample_id, measured)
+        return None
+
+    def group(self, measured: Measured, dataset: Hashable) -> Hashable:
+        """Samples of different groups share no pack."""
+        return {GroupBy.media: measured.media_type, GroupBy.dataset: dataset}.get(self.packing.group_by)
+
+    def choose(
+        self, measured: Sequence[Measured], datasets: Sequence[Hashable], ages: Sequence[int], at_end: bool
+    ) -> list[list[int]]:
+        """Packs of some samples, the oldest first, by their indices: full ones, at least one, and what is over waits.
+
+        Args:
+            datasets: of each sample.
+            ages: samples that came since each of them.
+            at_end: no more come: all are packed, as they would be offline.
+        """
+        pool = Pool(self.packing, max(1, len(measured)))
+        for i, (of, dataset, age) in enumerate(zip(measured, datasets, ages, strict=True)):
+            pool.add(i, of.costs, self.group(of, dataset), since=-(age // _ROUNDS))
+        if at_end:
+            pool.end()
+            return [[sample.name for sample in pool.take()] for _ in range(pool.num_planned)]
+        packs = [pool.take()]
+        while pool.fills_one or pool.num_planned:
+            packs.append(pool.take())
+        return [[sample.name for sample in pack] for pack in packs]
+
+    def leave_out(self, sample_id: str, skip: Skip) -> None:
+        """Say that a sample is in no pack.
+
+        Raises:
+            PackError: it may not be left out, by `on_bad_member` or `packing.overlong`.
+        """
+        if skip.reason is Reason.OVERLONG and self.packing.overlong is Overlong.error:
+            raise PackError(f"{sample_id}: {skip} (packing.overlong=drop leaves such a sample out)")
+        if not skip.reason.is_policy:
+            if not self._drop:
+                raise PackError(f"{sample_id}: {skip} (on_bad_member=drop leaves such a sample out)")
+            _log.warning("left out: %s: %s", sample_id, skip)
+
+    def _render(self, sample: Sample) -> Rendered | Skip:
+        try:
+            rendered = self._template.render(sample)
+        except Skip as skip:
+            return skip
+        if rendered.num_control_tokens and self._skips_control:
+            return Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
+        return rendered
+
+    def _measured(self, rendered: Rendered, token_len: int, num_supervised: int, sample: Sample) -> Measured | Skip:
+        if not token_len:
+            return Skip(Reason.PROCESSOR_ERROR, "the chat template renders nothing")
+        kinds = [medium.kind for medium in sample.media]
+        counts = {"token_len": token_len, **counts_of(rendered, kinds)}
+        measured = Measured(token_len, costs_of(counts, self.packing), media_type(kinds))
+        name, longest = self.packing.longest
+        if measured.costs[0] > longest:
+            return Skip(Reason.OVERLONG, caps.over(name, measured.costs[0], longest))
+        has_own_pack = measured.costs[0] > self.packing.max_token_len  # which breaks the first limit, and may
+        broken = caps.exceeded(counts, self.packing)[has_own_pack:]
+        return Skip(Reason.OVER_CAP, ", ".join(broken)) if broken else measured
+
+
+def measuring_of(content: Mapping[str, Any], template: Template, drop: bool) -> Measuring:
+    """What measures samples as those of a packed dataset were.
+
+    Args:
+        content: of its energon_pack.json.
+        drop: as of Measuring.
+
+    Raises:
+        PackError: packs of another tool, which do not say how they were made; else as Measuring.
+    """
+    if "packing" not in content:
+        raise PackError("packing_buffer_size needs the settings of a dataset that energon_pack packed")
+    packing, read = node_of(PackingConfig, content["packing"]), node_of(ReadSettings, content["source"])
+    return Measuring(template, packing, read.control_tokens, drop)
+
+
+def _refuse_plans(packing: PackingConfig) -> None:
+    """What packs while it loads has no plan: settings of one are refused where samples would be other ones without."""
+    refused = {
+        f"overlong={packing.overlong.value}": packing.overlong in (Overlong.split_turns, Overlong.truncate_text),
+        "need_image=true": packing.need_image,
+    }
+    for setting in (name for name, is_set in refused.items() if is_set):
+        raise PackError(f"packing.{setting} needs a plan over all samples: pack before training, or LazyPackedDataset")
+    if packing.window is not None or packing.topology.has_steps:
+        _log.warning("packing.window and packing.topology are for a plan: packs are made of what waits, as it comes")

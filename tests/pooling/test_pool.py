@@ -1,0 +1,123 @@
+"""The pool makes packs of samples that wait: none is lost, doubled or kept waiting, and no limit is broken."""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from energon_pack.plan.settings import PackingConfig
+from energon_pack.pooling.fullest import fullest
+from energon_pack.pooling.pool import Pool, Waiting, costs_of
+
+
+def names(pack: Sequence[Waiting]) -> list[Any]:
+    return [sample.name for sample in pack]
+
+
+def packs_of(pool: Pool, samples: Sequence[tuple[Any, tuple[int, ...], str]]) -> Iterator[list[Waiting]]:
+    """All packs of some samples that come one after the other."""
+    for sample in samples:
+        pool.add(*sample)
+        while not pool.num_missing:
+            yield pool.take()
+    pool.end()
+    while len(pool):
+        yield pool.take()
+
+
+@pytest.mark.parametrize(
+    ("lens", "room", "chosen"),
+    [
+        ([5, 4, 3, 2], 10, [0, 2, 3]),  # 5 + 3 + 2; the greedy 5 + 4 would leave a token
+        ([5, 5, 5, 5], 10, [0, 1]),  # of equal ones the earlier
+        ([3, 9, 4, 2], 10, [0, 2, 3]),  # the first stays, though 9 alone is as full
+        ([10, 1], 10, [0]),
+        ([1], 10, [0]),
+    ],
+)
+def test_the_fullest_pack_to_check_by_head(lens: list[int], room: int, chosen: list[int]) -> None:
+    assert fullest([(length,) for length in lens], (room,)) == chosen
+
+
+def test_a_cap_that_the_fullest_choice_breaks_is_kept_by_another() -> None:
+    """Two images are too many: of 4 + 6 tokens with three, and 4 + 5 with one, the latter is a pack."""
+    assert fullest([(4, 1), (6, 2), (5, 0)], (10, 1)) == [0, 2]
+    assert fullest([(4, 0), (2, 1), (3, 1), (4, 1)], (10, 1)) == [0, 3], "the frugal one, not the earlier"
+
+
+@hypothesis.given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(12, 30))
+def test_no_choice_is_fuller(lens: list[int], room: int) -> None:
+    """A pack that could be fuller is padding that nobody sees."""
+    best = max(
+        sum(some)
+        for number in range(len(lens))
+        for rest in combinations(lens[1:], number)
+        if sum(some := (lens[0], *rest)) <= room
+    )
+    assert sum(lens[i] for i in fullest([(length,) for length in lens], (room,))) == best
+
+
+COUNTS = st.tuples(st.integers(1, 30), st.integers(0, 3), st.integers(0, 20), st.sampled_from("ab"))
+
+
+@hypothesis.given(
+    st.lists(COUNTS, max_size=60),
+    st.integers(1, 12),
+    st.tuples(st.none() | st.integers(3, 6), st.none() | st.integers(20, 40), st.none() | st.integers(1, 4)),
+    st.none() | st.integers(900, 2000),
+)
+def test_every_sample_is_in_one_pack_that_breaks_no_limit(
+    drawn: list[tuple[int, int, int, str]], buffer_size: int, caps: tuple[int | None, ...], cost: int | None
+) -> None:
+    """A sample lost, doubled, or in a pack that is over a limit ends up in training, or out of memory."""
+    packing = PackingConfig(
+        max_token_len=30, max_images=caps[0], max_visual_tokens=caps[1], max_members=caps[2], max_attention_cost=cost
+    )
+    columns = ("token_len", "num_images", "num_visual_tokens")
+    samples = [
+        (number, costs_of(dict(zip(columns, counts, strict=True)), packing), group)
+        for number, (*counts, group) in enumerate(drawn)
+    ]
+    pool = Pool(packing, buffer_size)
+    packs = list(packs_of(pool, samples))
+    assert sorted(name for pack in packs for name in names(pack)) == list(range(len(samples)))
+    for pack in packs:
+        assert pack
+        assert len({sample.group for sample in pack}) == 1
+        counts = [drawn[sample.name] for sample in pack]
+        assert sum(count[0] for count in counts) <= 30
+        assert sum(count[1] for count in counts) <= (caps[0] or 1000)
+        assert sum(count[2] for count in counts) <= (caps[1] or 10000)
+        assert len(pack) <= (caps[2] or 1000)
+        assert sum(count[0] ** 2 for count in counts) <= (cost or 10**6)
+    assert pool.longest_wait < 2 * buffer_size or pool.longest_wait <= len(packs)
+    assert pool.num_packs == len(packs)
+
+
+def test_a_small_buffer_waits_until_it_fills_a_pack() -> None:
+    """Packs of two short samples would be padding, because the buffer happens to be counted in samples."""
+    pool = Pool(PackingConfig(max_token_len=10), 2)
+    packs = list(packs_of(pool, [(number, (2,), "text") for number in range(20)]))
+    assert list(map(names, packs)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14], [15, 16, 17, 18, 19]]
+
+
+def test_a_rare_medium_waits_for_its_like_but_not_for_ever() -> None:
+    """Of each twenty texts comes one video: two share a pack; the last, alone, goes when it waited for eight packs."""
+    samples = [(number, (5,), "video" if number % 20 == 0 and number < 60 else "text") for number in range(120)]
+    pool = Pool(PackingConfig(max_token_len=10), 8)
+    packs = list(packs_of(pool, samples))
+    videos = [(at, names(pack)) for at, pack in enumerate(packs) if pack[0].group == "video"]
+    assert [members for _, members in videos] == [[0, 20], [40]]
+    assert pool.longest_wait < 16
+
+
+def test_a_sample_that_fits_no_pack_is_refused() -> None:
+    """It would wait for ever."""
+    pool = Pool(PackingConfig(max_token_len=10, max_images=1), 8)
+    with pytest.raises(ValueError, match=r"a takes \(3, 2\), a pack holds \(10, 1\)"):
+        pool.add("a", (3, 2))
+    with pytest.raises(ValueError, match="buffer_size=0: at least 1 sample"):
+        Pool(PackingConfig(), 0)
