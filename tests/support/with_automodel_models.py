@@ -1,6 +1,7 @@
 """NeMo Automodel's own models on batches of packs, on a CPU; run by tests/test_automodel.py."""
 
 from importlib import import_module
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,21 +81,65 @@ def test_what_check_lets_pass_is_exact_in_qwen3_vl(qwen3_vl: Any, mask: str) -> 
         assert difference > 0.1
 
 
-def test_qwen3_5_without_its_kernels_mixes_members() -> None:
-    """Automodel then says nothing, transformers that it is "correct but much slower": here the dataset is refused."""
+@pytest.fixture
+def qwen3_5() -> Any:
+    """Automodel's own class, with sdpa, and without the kernels of its gated delta nets."""
     if not missing_kernels():
         pytest.skip("flash-linear-attention and causal-conv1d are here, and have no CPU")
     backend = import_module("nemo_automodel.components.models.common.utils").BackendConfig
     own = import_module("nemo_automodel.components.models.qwen3_5.model").Qwen3_5ForConditionalGeneration
-    plain = {"linear": "torch", "rms_norm": "torch", "rope_fusion": False}
-    model = own(FAMILIES["qwen3_5"].config(), backend=backend(attn="sdpa", **plain)).float().eval()
+    plain = {"attn": "sdpa", "linear": "torch", "rms_norm": "torch", "rope_fusion": False}
+    return own(FAMILIES["qwen3_5"].config(), backend=backend(**plain)).float().eval()
+
+
+def test_qwen3_5_without_its_kernels_mixes_members(qwen3_5: Any) -> None:
+    """Automodel then says nothing, transformers that it is "correct but much slower": here the dataset is refused."""
     rows = rows_of("qwen3_5", "block_causal", metadata=True)
-    check_rows([model], rows)  # its attention is right: what is missing is for the dataset to say
-    difference = largest_difference(model, rows)
+    check_rows([qwen3_5], rows)  # its attention is right: what is missing is for the dataset to say
+    difference = largest_difference(qwen3_5, rows)
     print(f"Qwen3.5 without kernels, sdpa, mask=block_causal: {difference:.1e}")
     assert difference > 0.01
     with pytest.raises(PackError, match="metadata: true"):
-        check_rows([model], rows_of("qwen3_5", "block_causal"))
+        check_rows([qwen3_5], rows_of("qwen3_5", "block_causal"))
+
+
+def test_qwen3_5_with_kernels_that_begin_anew_is_exact(qwen3_5: Any) -> None:
+    """The same functions, called for each stretch that the batch's metadata name, as the kernels keep them apart."""
+    for layer in qwen3_5.model.language_model.layers.values():
+        if layer.layer_type == "linear_attention":
+            inner = layer.linear_attn
+            inner.chunk_gated_delta_rule = rule_by_stretch(inner.chunk_gated_delta_rule)
+            inner.causal_conv1d_fn = convolution_by_stretch(inner.causal_conv1d_fn)
+    difference = largest_difference(qwen3_5, rows_of("qwen3_5", "block_causal", metadata=True))
+    print(f"Qwen3.5 with kernels by stretch, sdpa, mask=block_causal: {difference:.1e}")
+    assert difference < 1e-5
+
+
+def rule_by_stretch(rule: Any) -> Any:
+    def by_stretch(*values: Any, cu_seqlens: Any = None, cu_seqlens_cpu: Any = None, **more: Any) -> Any:
+        if cu_seqlens is None:
+            return rule(*values, **more)
+        outs = []
+        for start, end in pairwise(cu_seqlens.tolist()):
+            gates = {name: more[name][:, start:end] for name in ("g", "beta")}
+            outs.append(rule(*(value[:, start:end] for value in values), **{**more, **gates})[0])
+        return torch.cat(outs, dim=1), None
+
+    return by_stretch
+
+
+def convolution_by_stretch(convolve: Any) -> Any:
+    def by_stretch(values: Any, *, seq_idx: Any = None, **more: Any) -> Any:
+        if seq_idx is None:
+            return convolve(values, **more)
+        lengths = [torch.unique_consecutive(row, return_counts=True)[1].tolist() for row in seq_idx]
+        rows = [
+            torch.cat([convolve(part, **more) for part in row[None].split(counts, dim=2)], dim=2)
+            for row, counts in zip(values, lengths, strict=True)
+        ]
+        return torch.cat(rows)
+
+    return by_stretch
 
 
 def test_qwen3_vl_with_experts_has_thd_alone() -> None:
