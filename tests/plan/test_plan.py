@@ -10,30 +10,15 @@ from hypothesis import strategies as st
 
 from energon_pack.dataset.plan_file import shard_bounds
 from energon_pack.errors import PackError
-from energon_pack.plan.caps import COLUMNS
-from energon_pack.plan.items import MEDIA_TYPES, Items
+from energon_pack.plan.items import MEDIA_TYPES
 from energon_pack.plan.plan import LEFT_OUT, PackPlan, plan_packs, without_window
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.spread import spread_of
 from energon_pack.steps.topology import Topology, stream
+from support.plans import items, packs
 
 OVERLONG, OVER_CAP = LEFT_OUT.index(Reason.OVERLONG), LEFT_OUT.index(Reason.OVER_CAP)
-
-
-def packs(plan: PackPlan) -> list[list[int]]:
-    return [plan.items[a:b].tolist() for a, b in zip(plan.starts[:-1], plan.starts[1:], strict=True)]
-
-
-def items(lens: Any, media: Any = None, **columns: Any) -> Items:
-    """Items with these lengths, of one medium and one shard unless given."""
-    zeros = np.zeros(len(lens), np.int64)
-    columns |= {"token_len": lens, "media": zeros if media is None else media}
-    arrays = {name: np.array(values, np.int64) for name, values in columns.items()}
-    counts = {name: arrays.get(name, zeros) for name in COLUMNS}
-    return Items(
-        counts, **{name: arrays.get(name, zeros) for name in ("media", "shard", "dataset", "split", "num_supervised")}
-    )
 
 
 def make(lens: list[int], media: list[int] | None = None, seed: int = 0, **settings: Any) -> PackPlan:
