@@ -9,6 +9,7 @@ The packs of the first epoch are those that the same settings write to disk.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from torch.utils.data import Dataset
 from energon_pack.config import PackConfig
 from energon_pack.dataset.files import LEDGER
 from energon_pack.errors import PackError
-from energon_pack.online.epochs import EpochPlans
+from energon_pack.online.epochs import NO_LENGTHS, EpochPlans
 from energon_pack.online.given import MapStyle
 from energon_pack.online.prepare import ROWS, prepare
 from energon_pack.online.rows import ItemRow, Rows
+from energon_pack.pack import Planned
 from energon_pack.plan.epochs import plan_of_epoch
 from energon_pack.plan.plan import PackPlan, costs_of_packs, split_of_packs, taken
 from energon_pack.plan.report import Report
@@ -62,6 +64,10 @@ class LazyPackedDataset(Dataset[Pack]):
         max_packs: int | None = None,
         **options: Any,
     ):
+        if split not in SPLITS:
+            raise PackError(f"split={split}: one of {', '.join(SPLITS)}")
+        if max_packs is not None and max_packs < 1:
+            raise PackError(f"max_packs={max_packs}: at least 1")
         prepared = prepare(config, conversations, fingerprint)
         #: packs of each rank in a step
         self.micro_batches = prepared.micro_batches
@@ -73,21 +79,18 @@ class LazyPackedDataset(Dataset[Pack]):
         #: names each sample that is in no pack, with its reason
         self.skipped = prepared.folder / "once" / LEDGER
         self.encoder = PackEncoder(prepared.made, prepared.template, **options)
-        if split not in SPLITS:
-            raise PackError(f"split={split}: one of {', '.join(SPLITS)}")
         packs = np.flatnonzero(split_of_packs(planned.lengths.items, planned.plan) == SPLITS.index(split))
         if max_packs is not None:
             packs = packs[:max_packs]
         if not len(packs):
-            raise PackError(f"no pack: split={split} of output.splits, max_packs={max_packs}")
-        self._plan: PackPlan | None = taken(planned.plan, [packs])
-        self._planned: Any = planned
+            raise PackError(f"split={split} has no pack: output.splits.{split} fills it")
+        self._planned: Planned | None = replace(planned, plan=taken(planned.plan, [packs]))
         self._plans = EpochPlans(prepared.folder / f"{split}-{len(packs)}", len(packs), self.plan_of)
         self._plans.have(0)
         self._members, self._rows = prepared.members, Rows(prepared.folder / "once" / ROWS, ItemRow)
         self._num_packs = len(packs)
         # Shared, so that workers that outlive an epoch see it.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
         self._keys = prepared.folder.name[:8]
         #: which packs these are
         self.fingerprint = f"{prepared.folder.name}-{split}-{len(packs)}"
@@ -130,7 +133,12 @@ class LazyPackedDataset(Dataset[Pack]):
         return self.encoder.batch(packs)
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the packs of another epoch: as many, as full, with other members and in another order."""
+        """Take the packs of another epoch: as many, as full, with other members and in another order.
+
+        With `packing.max_members=1` all epochs have the same packs, and numbers stay those of the first one, which
+        `lens` are of: Accelerate calls this whoever deals the numbers.
+        """
+        epoch = 0 if self.config.packing.max_members == 1 else int(epoch)
         self.have_epoch(epoch)
         self._epoch.fill_(epoch)
 
@@ -139,9 +147,13 @@ class LazyPackedDataset(Dataset[Pack]):
         self._plans.have(epoch)
 
     def plan_of(self, epoch: int) -> PackPlan:
-        """The plan of an epoch, in the process that made the dataset."""
-        assert self._plan is not None, "a loader's worker has no lengths"
-        return plan_of_epoch(self._plan, self._planned.lengths.items, self.config.packing, self.config.seed, epoch)
+        """The plan of an epoch.
+
+        Raises:
+            PackError: this is a copy that was pickled.
+        """
+        planned = self._known
+        return plan_of_epoch(planned.plan, planned.lengths.items, self.config.packing, self.config.seed, epoch)
 
     def costs(self, epoch: int) -> tuple[npt.NDArray[np.float64], Ints]:
         """What a step waits for: by `PackSampler`.
@@ -150,15 +162,21 @@ class LazyPackedDataset(Dataset[Pack]):
             float64[2, num_packs], the cost of each pack in the language model and in the vision encoder;
             int64[num_packs], its trained tokens.
         """
-        plan, items = self.plan_of(epoch), self._planned.lengths.items
-        return costs_of_packs(items, plan, self._planned.cost), plan.per_pack(items.num_supervised)
+        plan, items = self.plan_of(epoch), self._known.lengths.items
+        return costs_of_packs(items, plan, self._known.cost), plan.per_pack(items.num_supervised)
 
     def lens(self) -> Ints:
         """int64[num_packs], the tokens of each pack of the first epoch: with `packing.max_members=1` those of each
         sample, for `LengthGroupedSampler`.
         """
-        return self.plan_of(0).per_pack(self._planned.lengths.items.lens)
+        return self.plan_of(0).per_pack(self._known.lengths.items.lens)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a loader's worker needs, which does not grow with the number of samples."""
-        return {**vars(self), "_plan": None, "_planned": None, "report": None}
+        return {**vars(self), "_planned": None, "report": None}
+
+    @property
+    def _known(self) -> Planned:
+        if self._planned is None:
+            raise PackError(NO_LENGTHS)
+        return self._planned

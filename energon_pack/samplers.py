@@ -54,7 +54,9 @@ class PackSampler(Sampler[tuple[int, int]]):
     ):
         self._packs = packs
         self._rank, self._ranks = ranks_here(rank, world_size)
-        self._of_step = micro_batches or packs.micro_batches
+        self._of_step = packs.micro_batches if micro_batches is None else micro_batches
+        if self._of_step < 1:
+            raise ValueError(f"micro_batches={micro_batches}: at least 1")
         if len(packs) < self._ranks * self._of_step:
             raise ValueError(
                 f"{len(packs)} packs are fewer than a step of {self._ranks} ranks × {self._of_step} micro_batches has:"
@@ -96,8 +98,8 @@ class PackSampler(Sampler[tuple[int, int]]):
         """Where this rank is: numbers and texts.
 
         Args:
-            num_packs: that training had since this sampler was made or loaded, where a loader's workers read ahead and
-                nobody else counts; by default all that were given out.
+            num_packs: that training had since this sampler was made, loaded or sent to an epoch, where a loader's
+                workers read ahead and nobody else counts; by default all that were given out.
         """
         turn = self._turn if num_packs is None else self._begun + num_packs
         share = replace(self._share, taken=Taken(turn))

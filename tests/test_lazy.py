@@ -104,7 +104,7 @@ def test_overrides_are_those_of_the_command_line(
 def test_every_epoch_has_each_sample_once_in_as_many_packs(packs: LazyPackedDataset, config: Config) -> None:
     """A later epoch that loses samples, or has another number of packs, would shift a schedule made by `len`."""
     plans = [packs.plan_of(epoch) for epoch in range(3)]
-    lens = packs._planned.lengths.items.lens
+    lens = packs._known.lengths.items.lens
     for plan in plans[1:]:
         assert plan.num_packs == len(packs)
         assert sorted(plan.items) == sorted(plans[0].items)
@@ -148,7 +148,7 @@ def test_max_packs_are_a_fair_share(config: Config) -> None:
 
     def share(dataset: LazyPackedDataset) -> float:
         plan = dataset.plan_of(0)
-        items = dataset._planned.lengths.items
+        items = dataset._known.lengths.items
         return float((items.counts["num_visual_tokens"][plan.items] > 0).mean())
 
     assert share(some) == pytest.approx(share(whole), abs=0.15)

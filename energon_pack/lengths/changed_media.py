@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.lengths.table_cache import Chunk, Piece, in_chunks
@@ -18,29 +20,45 @@ _MAY_BE_MENDED = {reason.value for reason in (Reason.MISSING_MEDIA, Reason.UNREA
 _JOB_ROWS = 50_000
 
 _Job = tuple[dict[int, Shard], Chunk]  # the shards of a chunk by number
-_Found = list[tuple[int, str]]  # of the rows of a chunk, which, and the medium that changed
+_Found = list[tuple[int, str, str | None]]  # of the rows of a chunk, which, the medium that changed or why it is out
+#: Rows to be measured again by the number of their shard, ascending; of those that were left out, with what was said.
+Stale = dict[int, dict[int, str | None]]
 
 
-def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], executor: Executor) -> dict[int, Ints]:
+def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], executor: Executor) -> Stale:
     """Samples to be measured again: a medium changed, or could not be read then.
 
     Args:
         pieces: of each shard, where its lengths are, from its first row on.
-
-    Returns:
-        By the number of the shard the rows, ascending.
     """
-    stale: dict[int, Ints] = {}
+    stale: Stale = {}
     chunks = list(_chunks(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
     for chunk, found in zip(chunks, executor.map(_stale, jobs, are_short=True), strict=True):
         if found:
-            places = np.array([place for place, _ in found])
-            numbers, rows = chunk.numbers_of_rows[places], chunk.rows[places]
-            for number in np.unique(numbers).tolist():
-                before = stale.get(number, np.zeros(0, np.int64))
-                stale[number] = np.concatenate((before, rows[numbers == number]))
+            places = np.array([place for place, *_ in found])
+            numbers, rows = chunk.numbers_of_rows[places].tolist(), chunk.rows[places].tolist()
+            for number, row, (_, _, said) in zip(numbers, rows, found, strict=True):
+                stale.setdefault(number, {})[row] = said
     return stale
+
+
+def is_news(table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> npt.NDArray[np.bool_]:
+    """Which rows say something else than what is kept of them: were others written anew, each run would be another.
+
+    Args:
+        table: rows of lengths.
+        numbers, rows: of each its shard, and its number in that.
+    """
+    if not stale:
+        return np.ones(table.num_rows, np.bool_)
+    said = map(_said, table["reason"].to_pylist(), table["detail"].to_pylist())
+    places = zip(numbers.tolist(), rows.tolist(), said, strict=True)
+    return np.array([now is None or stale.get(number, {}).get(row) != now for number, row, now in places], np.bool_)
+
+
+def _said(reason: str | None, detail: str | None) -> str | None:
+    return None if reason is None else f"{reason}: {detail}"
 
 
 def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], run: Run) -> None:
@@ -54,7 +72,7 @@ def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], run:
     with run.progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:
         for chunk, found in zip(chunks, run.executor.map(_stale, jobs, are_short=True), strict=True):
             advance(chunk.num_rows)
-            changed = next(((place, why) for place, why in found if why not in _MAY_BE_MENDED), None)
+            changed = next(((place, why) for place, why, _ in found if why not in _MAY_BE_MENDED), None)
             if changed is not None:
                 path = shards[chunk.numbers_of_rows[changed[0]]].path_of(changed[1])
                 raise PackError(f"{path} changed since it was measured: run again; not published")
@@ -74,19 +92,19 @@ def _job(shards: Sequence[Shard], chunk: Chunk) -> _Job:
 def _stale(job: _Job) -> _Found:
     """Rows of a chunk with a medium that changed, or with a reason to be left out that may hold no longer."""
     shards, chunk = job
-    table = chunk.read(["reason", "files"])
+    table = chunk.read(["reason", "detail", "files"])
     states: dict[str, State | None] = {}  # by path
     found: _Found = []
-    rows = zip(chunk.numbers_of_rows.tolist(), table["reason"].to_pylist(), table["files"].to_pylist(), strict=True)
-    for row, (number, reason, files) in enumerate(rows):
-        why = reason if reason in _MAY_BE_MENDED else None
+    columns = (table[name].to_pylist() for name in ("reason", "detail", "files"))
+    for row, (number, reason, detail, files) in enumerate(zip(chunk.numbers_of_rows.tolist(), *columns, strict=True)):
+        why, said = (reason, _said(reason, detail)) if reason in _MAY_BE_MENDED else (None, None)
         for name, size, version in (file.values() for file in files or ()):
             path = shards[number].path_of(name)
             if path not in states:
                 states[path] = state_of(path)
             if states[path] != (size, version):
-                why = name
+                why, said = name, None
                 break
         if why:
-            found.append((row, why))
+            found.append((row, why, said))
     return found

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.lengths.changed_media import stale_rows
+from energon_pack.lengths.changed_media import Stale, is_news, stale_rows
 from energon_pack.lengths.index import IndexedShard, batches, index_cache
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunks, key_of
@@ -59,10 +59,12 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
     pieces = [pieces for pieces, _ in found]
     was_cached = [bool(there) or not item.num_samples for there, item in zip(pieces, indexed, strict=True)]
     todo = {number: missing for number, (_, missing) in enumerate(found) if len(missing)}
-    for number, stale in stale_rows([item.shard for item in indexed], pieces, run.executor).items():
+    stale: Stale = {}
+    for number, of_pieces in stale_rows([item.shard for item in indexed], pieces, run.executor).items():
         missing = found[number][1]
-        there = np.delete(np.arange(indexed[number].num_samples), missing)
-        todo[number] = np.union1d(missing, there[stale])
+        there = np.delete(np.arange(indexed[number].num_samples), missing).tolist()
+        stale[number] = {there[row]: said for row, said in of_pieces.items()}
+        todo[number] = np.union1d(missing, np.array([*stale[number]]))
     if todo and method.engine != "auto":
         try:
             load_saved(method.template_folder).counter(method.engine)
@@ -83,7 +85,10 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
     with run.progress.stage("measure", sum(map(len, todo.values())), "samples") as advance:
         try:
             for table in run.executor.map(measure, jobs()):
-                cache.add(table, _records(keys, *slices.pop(0)))
+                numbers, rows = slices.pop(0)
+                is_new = is_news(table, numbers, rows, stale)
+                if is_new.any():
+                    cache.add(table.filter(pa.array(is_new)), _records(keys, numbers[is_new], rows[is_new]))
                 advance(table.num_rows)
         finally:
             cache.flush()

@@ -17,7 +17,7 @@ class Counted:
     """Counters, a row for each worker of this rank: its parent reads what they count."""
 
     def __init__(self) -> None:
-        self._rows = torch.zeros(_MAX_WORKERS, len(_COLUMNS), dtype=torch.int64).share_memory_()
+        self._rows = torch.zeros(_MAX_WORKERS, len(_COLUMNS), dtype=torch.int64, device="cpu").share_memory_()
 
     def row(self, worker: int) -> "Row":
         """The counters of a worker.
@@ -60,4 +60,4 @@ class Row:
         return values
 
     def load(self, state: Sequence[int]) -> None:
-        self._values.copy_(torch.tensor(state))
+        self._values.copy_(torch.tensor(state, device="cpu"))

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from energon_pack.errors import PackError
 from energon_pack.plan.plan import PackPlan
 from energon_pack.run.files import write_whole
 from energon_pack.run.seeded import Ints
+
+#: why a copy that was pickled, a loader's worker's for one, plans nothing
+NO_LENGTHS = "a copy of the dataset has no lengths to plan by: call set_epoch of the one it is of, or make it anew here"
 
 
 class EpochPlans:
@@ -32,10 +36,16 @@ class EpochPlans:
         return items
 
     def have(self, epoch: int) -> None:
-        """Have the plan of an epoch where workers find it."""
+        """Have the plan of an epoch where workers find it.
+
+        Raises:
+            PackError: it is not there, and this is a copy of the dataset, which can't plan.
+        """
         path = self._path(epoch)
-        if self._make is None or path.exists():
+        if path.exists():
             return
+        if self._make is None:
+            raise PackError(f"epoch {epoch}: {NO_LENGTHS}")
         plan, file = self._make(epoch), io.BytesIO()
         np.save(file, np.concatenate((plan.starts, plan.items)))
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,12 +7,14 @@ of its messages, each a PIL image, bytes, `{"bytes": …, "path": …}`, or the 
 import dataclasses
 import io
 import os
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from PIL import Image
 
+from energon_pack.errors import PackError
 from energon_pack.online.rows import ItemRow
 from energon_pack.samples.conversation import place
 from energon_pack.samples.flavors.base import MemberInput
@@ -23,6 +25,7 @@ from energon_pack.samples.record import MESSAGE_KEYS, Record, parse_record
 from energon_pack.samples.sample import MediaPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.reader import state_of
 from energon_pack.sources.sample import ReadSample
 from energon_pack.templates.template import Sample
 
@@ -47,11 +50,14 @@ class Given:
     """
 
     def __init__(self, dataset: MapStyle, settings: ReadSettings, media_root: str | None = None):
-        self._dataset, self._settings = undecoded(dataset), settings
-        self._root = Path(media_root or "")
+        with _named("conversations"):
+            self._num, self._dataset = len(dataset), undecoded(dataset)
+        self._settings = settings
+        #: where paths of media begin
+        self.root = os.path.abspath(os.path.expanduser(media_root or ""))
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return self._num
 
     def sample_id(self, number: int) -> str:
         """`conversations/17`."""
@@ -67,7 +73,8 @@ class Given:
         read, media = self.read(number)
         name = self.sample_id(number)
         named = list(zip(read.kinds, media, strict=True))
-        images = [_image(data, f"{name}: image {i}") for i, (kind, data) in enumerate(named) if kind == "image"]
+        with _named(name):
+            images = [_image(data, f"{name}: image {i}") for i, (kind, data) in enumerate(named) if kind == "image"]
         videos = [data for kind, data in named if kind == "video" and isinstance(data, bytes)]
         return MemberInput(name, read.timed, images, videos, read.tools, read.fields.get("video_frames"), token_len)
 
@@ -75,14 +82,26 @@ class Given:
         """A sample, and its media in the order of their placeholders.
 
         Raises:
-            Skip: it can't be packed; its `media_type` says what it seems to be.
+            Skip: it can't be packed.
+            PackError: the dataset raises something.
         """
-        record, media = self._record(self._dataset[number])
-        data = [self._bytes(medium) for medium in media]
-        found = with_frames([_probe(medium) for medium in data], record.fields.get("video_frames"))
+        with _named(self.sample_id(number)):
+            return self._read(self._dataset[number])
+
+    def files(self, read: ReadSample) -> list[dict[str, Any]]:
+        """Name, size and version of the media of a sample that are given by their paths."""
+        names = dict.fromkeys(part.name for part in read.parts if part.name)
+        states = [(name, state_of(os.path.join(self.root, name)) or (0, "")) for name in names]
+        return [{"name": name, "size": size, "version": version} for name, (size, version) in states]
+
+    def _read(self, item: Any) -> tuple[ReadSample, list[bytes | Image.Image]]:
+        record, media = self._record(item)
+        opened = [self._open(medium) for medium in media]
+        found = with_frames([_probe(medium) for _, medium in opened], record.fields.get("video_frames"))
         placed = place(record, [medium.kind for medium in found])
-        found, data = [found[i] for i in placed.order], [data[i] for i in placed.order]
-        parts = [MediaPart("", 0, 0, medium.kind, medium.extension) for medium in found]
+        found, data = [found[i] for i in placed.order], [opened[i][1] for i in placed.order]
+        names = [opened[i][0] for i in placed.order]
+        parts = [MediaPart(name, 0, 0, of.kind, of.extension) for name, of in zip(names, found, strict=True)]
         timed = placed.timed([])
         read = ReadSample(
             b"", placed.messages, timed, record.tools, record.fields, parts, [], timed != placed.messages, found,
@@ -97,7 +116,7 @@ class Given:
         media: list[Any] = []
         if isinstance(item, dict):
             for key in _MEDIA_KEYS:
-                if _is_media(value := item.get(key)):
+                if _holds_media(value := item.get(key)):
                     media += value if isinstance(value, (list, tuple)) else [value]
                     del item[key]
             for key in MESSAGE_KEYS:
@@ -107,20 +126,33 @@ class Given:
         record = parse_record(item, self._settings)
         return record, media or list(record.listed_media or ())
 
-    def _bytes(self, medium: Any) -> bytes | Image.Image:
+    def _open(self, medium: Any) -> tuple[str, bytes | Image.Image]:
+        """A medium, and the path that it is given by; empty: it is in memory."""
         if isinstance(medium, Mapping):
             medium = medium.get("bytes") or medium.get("path") or medium.get("url") or medium
         if isinstance(medium, (bytes, Image.Image)):
-            return medium
+            return "", medium
         if not isinstance(medium, (str, os.PathLike)):
             what = "a PIL image, bytes, {'bytes': …} or a path"
             raise Skip(Reason.UNSUPPORTED_MEDIA, f"a medium is a {type(medium).__name__}, not {what}")
+        name = str(medium)
         try:
-            return (self._root / medium).read_bytes()
+            return name, Path(self.root, name).read_bytes()
         except FileNotFoundError:
-            raise Skip(Reason.MISSING_MEDIA, f"{str(medium)!r} is not there (source.media_root)") from None
+            raise Skip(Reason.MISSING_MEDIA, f"{name!r} is not there (source.media_root)") from None
         except OSError as error:
-            raise Skip(Reason.UNREADABLE_MEDIA, f"{str(medium)!r}: {error.strerror}") from None
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r}: {error.strerror}") from None
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Have whatever a user's dataset raises say of which sample: an IndexError alone would end an iteration."""
+    try:
+        yield
+    except (Skip, PackError):
+        raise
+    except Exception as error:  # datasets and decoders raise anything
+        raise PackError(f"{name}: {type(error).__name__}: {error}") from error
 
 
 class GivenRows:
@@ -156,10 +188,11 @@ def _undecoded(feature: Any) -> Any:
     return None
 
 
-def _is_media(value: Any) -> bool:
-    """Whether a field holds media, and not some text of the sample's."""
-    values: Iterable[Any] = value if isinstance(value, (list, tuple)) else [value]
-    return bool(value) and all(isinstance(of, (str, bytes, os.PathLike, Image.Image, Mapping)) for of in values)
+def _holds_media(value: Any) -> bool:
+    """Whether a field holds media, of whatever form, and not a number or nothing of the sample's."""
+    if isinstance(value, (list, tuple, str, bytes, Mapping)):
+        return bool(value)
+    return value is not None and not isinstance(value, (int, float))
 
 
 def _without_media(messages: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -170,7 +203,9 @@ def _without_media(messages: list[Any]) -> tuple[list[Any], list[Any]]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ("image", "video", "image_url", "video_url"):
             return part
-        name = next((key for key in (kind, kind.removesuffix("_url"), "path", "url") if part.get(key)), None)
+        name = next(
+            (key for key in (kind, kind.removesuffix("_url"), "path", "url") if _holds_media(part.get(key))), None
+        )
         if name is None:
             return {"type": kind.removesuffix("_url")}
         found.append(part[name])

@@ -2,11 +2,14 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import torch
 from torch.utils.data import DataLoader, Dataset
 
+from energon_pack.lengths.changed_media import Stale, is_news, stale_rows
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.measure import MeasuredShard, lengths_cache
 from energon_pack.lengths.method import Method
@@ -23,35 +26,56 @@ from energon_pack.sources.shard import TarShard
 from energon_pack.templates.processor import load_saved
 
 _SLICE = 500  # samples a job
-_VERSION = 1  # raised when `Given.read` gives other conversations
+_VERSION = 2  # raised when `Given.read` gives other conversations
 
 
 def measure_given(given: Given, fingerprint: str, method: Method, run: Run, num_workers: int | None) -> MeasuredShard:
-    """Lengths of all samples that are not in the cache yet.
+    """Lengths of all samples that are not in the cache yet, or whose files of media are others now.
 
     Args:
         fingerprint: what tells this dataset from another, and from itself before it was changed.
-        num_workers: processes; None: all cores. They are forked, so that nothing of the dataset is copied.
+        num_workers: processes; None: all cores. They get the dataset as those of any DataLoader here do.
     """
     cache, num = lengths_cache(method, run), len(given)
     key = key_of(NAME, fingerprint, num, _VERSION)
-    _, missing = cache.find(key, num)
-    slices = [missing[start : start + _SLICE] for start in range(0, len(missing), _SLICE)]
+    files = _Conversations(NAME, NAME, num, fingerprint, given.root)
+    kept, missing = cache.find(key, num)
+    there = np.delete(np.arange(num), missing).tolist()
+    found = stale_rows([files], [kept], run.executor).get(0, {})
+    stale: Stale = {0: {there[row]: said for row, said in found.items()}}
+    todo = np.union1d(missing, np.array([*stale[0]], np.int64))
+    slices = [todo[start : start + _SLICE] for start in range(0, len(todo), _SLICE)]
     workers = min(num_workers or len(os.sched_getaffinity(0)), len(slices))
+    # With a generator of its own, and on the host whatever the default is, a start changes no chance of a training's.
     loader = DataLoader(
-        _Slices(given, slices, method), batch_size=None, num_workers=workers if workers > 1 else 0, shuffle=False
+        _Slices(given, slices, method),
+        batch_size=None,
+        num_workers=workers if workers > 1 else 0,
+        generator=torch.Generator(device="cpu"),
     )
-    with run.progress.stage("measure", len(missing), "samples") as advance:
+    with torch.device("cpu"), run.progress.stage("measure", len(todo), "samples") as advance:
         try:
             for numbers, table in zip(slices, loader, strict=True):
-                cache.add(table, _records(key, numbers))
+                is_new = is_news(table, np.zeros_like(numbers), numbers, stale)
+                if is_new.any():
+                    cache.add(table.filter(pa.array(is_new)), _records(key, numbers[is_new]))
                 advance(table.num_rows)
         finally:
             cache.flush()
     pieces, missing = cache.find(key, num)
     assert not len(missing)
-    shard = IndexedShard(TarShard(NAME, NAME, num, fingerprint), key, pieces, num, {})
-    return MeasuredShard(shard, pieces, was_cached=not slices)
+    return MeasuredShard(IndexedShard(files, key, pieces, num, {}), pieces, was_cached=not slices)
+
+
+@dataclass(frozen=True)
+class _Conversations(TarShard):
+    """What stands for a source's file: media that are given by their paths are files of their own."""
+
+    root: str
+
+    @property
+    def media_root(self) -> str:
+        return self.root
 
 
 def _records(key: str, numbers: Ints) -> list[Record]:
@@ -82,7 +106,7 @@ class _Slices(Dataset[pa.Table]):
                 leave_out(row, skip)
                 yield row, None
                 continue
-            row.media_type = media_type(sample.kinds)
+            row.media_type, row.files = media_type(sample.kinds), self._given.files(sample)
             row.placeholders_put_in = sample.placeholders_put_in
             row.placeholders_as_text = not media and num_placeholders(sample.messages) > 0
             yield row, sample

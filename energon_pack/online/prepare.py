@@ -19,7 +19,7 @@ from energon_pack.config.resolve import Places, resolve
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.plan_file import write_ledger
-from energon_pack.dataset.publish import losses
+from energon_pack.dataset.publish import losses, refuse_unwritable
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lengths.method import Method
 from energon_pack.online.given import Given, GivenRows, MapStyle
@@ -127,8 +127,16 @@ def _prepare(
 
 
 def in_memory(config: PackConfig) -> Places:
-    """The places of a run without files."""
+    """The places of a run without files.
+
+    Raises:
+        PackError: a setting that draws from files; the cache can't be written.
+    """
+    for name in ("slice", "split"):
+        if (value := getattr(config.source, name)) is not None:
+            raise PackError(f"source.{name}={value}: for files; give the conversations that are wanted")
     cache = Path(config.cache_dir or Path(config.output.dir) / ".cache").expanduser()
+    refuse_unwritable("cache_dir" if config.cache_dir else "output.dir", cache)
     return Places(Source([], frozenset()), named_processor(config.model), cache, cache, cache, False)
 
 

@@ -4,9 +4,12 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from energon_pack.errors import PackError
 from energon_pack.online.given import Given
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -78,16 +81,61 @@ def test_an_image_on_its_side_is_turned_before_it_is_counted() -> None:
         ({"messages": TURNS, "images": ["b.jpg"]}, "missing_media: 'b.jpg' is not there"),
         ({"messages": TURNS, "images": [b"no image"]}, "unreadable_media: no known image"),
         ({"messages": TURNS, "images": [{"pixels": 3}]}, "unsupported_media: a medium is a dict"),
+        ({"messages": TURNS, "images": [np.zeros((30, 40, 3), np.uint8)]}, "unsupported_media: a medium is a ndarray"),
+        ({"messages": TURNS, "image": np.zeros((30, 40, 3), np.uint8)}, "unsupported_media: a medium is a ndarray"),
+        ({"messages": TURNS, "image": torch.zeros(3, 30, 40)}, "unsupported_media: a medium is a Tensor"),
+        ({"messages": TURNS, "images": [picture(), None]}, "unsupported_media: a medium is a NoneType"),
+        ({"messages": TURNS, "images": [[picture()]]}, "unsupported_media: a medium is a list"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "image": np.zeros((3, 3))}]}, TURNS[1]]},
+            "unsupported_media: a medium is a ndarray",
+        ),
         ({"messages": []}, "no_messages"),
         ("text", "not_an_object"),
         (None, "not_an_object"),
     ],
 )
 def test_what_can_not_be_packed_says_why(item: Any, said: str) -> None:
-    """By the ledger's words: a run over a million goes on."""
+    """By the ledger's words: a run over a million goes on. A medium of a form that is not known would leave a text."""
     with pytest.raises(Skip) as caught:
         given(item).look(0)
     assert said in f"{caught.value.reason.value}: {caught.value.detail}"
+
+
+def test_numbers_under_the_name_of_media_are_fields() -> None:
+    """A dataset may count its images under `images`, or have none in a row."""
+    asked = [{"role": "user", "content": "How many?"}, TURNS[1]]
+    forms: list[dict[str, Any]] = [{"images": 0}, {"images": 2}, {"image": False}, {"images": []}, {"image": ""}]
+    for form in forms:
+        assert not given({"messages": asked, **form}).look(0).media
+
+
+class Raises:
+    """A dataset whose sample 1 can't be had."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, number: int) -> Any:
+        if number == 1:
+            raise self.error
+        return {"messages": TURNS, "images": [picture()]}
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), IndexError("boom"), KeyError("boom"), StopIteration("boom")])
+def test_what_a_dataset_raises_is_named(error: Exception) -> None:
+    """A traceback would not say which sample; an IndexError would end a loop over packs as if they were over."""
+    source = Given(Raises(error), ReadSettings())
+    assert source.look(0)
+    for read in (source.look, source.member):
+        with pytest.raises(PackError, match=rf"conversations/1: {type(error).__name__}: .*boom"):
+            read(1)
+    no_dataset: Any = iter([])
+    with pytest.raises(PackError, match=r"conversations: TypeError: .* has no len"):
+        Given(no_dataset, ReadSettings())
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The packs of a later epoch: the items of the first in as many packs, none of which breaks a limit."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ COLUMNS = ("token_len", "num_images", "num_visual_tokens", "media", "dataset", "
 CAPS = ("max_images", "max_visual_tokens", "max_members", "max_attention_cost")
 
 
-def made(samples: list[tuple[int, ...]], **settings: Any) -> tuple[Items, PackingConfig, PackPlan]:
+def made(samples: Sequence[tuple[int, ...]], **settings: Any) -> tuple[Items, PackingConfig, PackPlan]:
     columns: Any = dict(zip(COLUMNS, zip(*samples, strict=True), strict=True))
     some, packing = items(columns.pop("token_len"), columns.pop("media"), **columns), PackingConfig(**settings)
     return some, packing, plan_packs(some, packing)
@@ -70,8 +71,8 @@ def test_no_limit_is_broken_in_a_later_epoch(
         assert (np.diff(split_of_packs(some, other)) >= 0).all()
     counts = some.counts
     for pack in packs(other):
-        held = counts["num_images"][pack].sum(), counts["num_visual_tokens"][pack].sum(), len(pack)
-        held = (*held, (some.lens[pack] ** 2).sum())
+        media = counts["num_images"][pack].sum(), counts["num_visual_tokens"][pack].sum()
+        held = *media, len(pack), (some.lens[pack] ** 2).sum()
         assert all(cap is None or value <= cap for value, cap in zip(held, caps, strict=True))
         assert lens[pack].sum() <= 8 or len(pack) == 1
         assert len({*some.split[pack].tolist()}) == 1

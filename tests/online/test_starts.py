@@ -1,0 +1,151 @@
+"""A second start finds what the first one measured, unless it changed; and what a copy of a dataset may be asked."""
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from energon_pack.config import Format, PackConfig
+from energon_pack.errors import PackError
+from energon_pack.lazy import LazyPackedDataset
+from energon_pack.online import measure
+from energon_pack.samplers import PackSampler
+from support.packed import demo_config
+from support.running import need_torchvision
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ANSWER = {"role": "assistant", "content": "Red."}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torchvision() -> None:
+    need_torchvision()
+
+
+def asked(number: int) -> dict[str, Any]:
+    """A conversation about an image that is a file."""
+    return {"messages": [{"role": "user", "content": f"<image>What is {number}?"}, ANSWER], "images": [f"{number}.png"]}
+
+
+def draw(folder: Path, number: int, size: int = 64) -> None:
+    Image.new("RGB", (size, size), "red").save(folder / f"{number}.png")
+
+
+@pytest.fixture
+def config(demo: tuple[Path, Path], tmp_path: Path) -> PackConfig:
+    """With a cache of its own, and media in a folder."""
+    root = tmp_path / "media"
+    root.mkdir()
+    for number in range(1, 8):
+        draw(root, number)
+    return demo_config(
+        demo, tmp_path / "cache", tmp_path, packing__max_token_len=256, max_skipped=0.5, source__media_root=str(root)
+    )
+
+
+def lost(packs: LazyPackedDataset) -> list[str]:
+    return [json.loads(line)["sample_id"] for line in packs.skipped.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("form", ["conversations", "jsonl"])
+def test_a_sample_without_its_medium_leaves_the_packs_those_they_are(
+    config: PackConfig, tmp_path: Path, form: str
+) -> None:
+    """It is looked for at each start: were its row written anew, no checkpoint would go on, nor ranks agree."""
+    told, kept = [asked(number) for number in range(8)], None
+    if form == "jsonl":
+        path = tmp_path / "media" / "told.jsonl"
+        path.write_text("".join(json.dumps(of) + "\n" for of in told))
+        config.source.path, config.source.format = str(path), Format.jsonl
+    else:
+        kept = "8"
+    starts = [LazyPackedDataset(config, told if kept else None, fingerprint=kept) for _ in range(3)]
+    assert len(lost(starts[0])) == 1
+    assert len({packs.fingerprint for packs in starts}) == 1
+    draw(Path(str(config.source.media_root)), 0)
+    mended = LazyPackedDataset(config, told if kept else None, fingerprint=kept)
+    assert not lost(mended)
+    assert mended.fingerprint != starts[0].fingerprint
+
+
+def test_an_image_that_changed_is_measured_again(
+    config: PackConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a fingerprint that says nothing of files: each start would end with another length than it measured."""
+    told, root = [asked(number) for number in range(1, 8)], Path(str(config.source.media_root))
+    first = LazyPackedDataset(config, told, fingerprint="7")
+    [first[i] for i in range(len(first))]
+    draw(root, 3, size=224)
+    again = LazyPackedDataset(config, told, fingerprint="7")
+    assert sum(again.lens()) > sum(first.lens())
+    [again[i] for i in range(len(again))]
+    other = tmp_path / "other"
+    other.mkdir()
+    for number in range(1, 8):
+        draw(other, number, size=112)
+    config.source.media_root = str(other)
+    elsewhere = LazyPackedDataset(config, told, fingerprint="7")
+    [elsewhere[i] for i in range(len(elsewhere))]
+
+    def measured(*_: Any) -> Any:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(measure._Slices, "__getitem__", measured)
+    assert LazyPackedDataset(config, told, fingerprint="7").fingerprint == elsewhere.fingerprint
+
+
+def test_what_can_not_be_is_refused_before_anything_is_measured(
+    config: PackConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """-1 would leave out a pack in silence, a slice would be of nothing; an unwritable cache ends in a traceback."""
+    monkeypatch.setattr(measure, "measure_given", None)
+    for number in (0, -1):
+        with pytest.raises(PackError, match=f"max_packs={number}: at least 1"):
+            LazyPackedDataset(config, [asked(1)], max_packs=number)
+    with pytest.raises(PackError, match="split=dev: one of train, val, test"):
+        LazyPackedDataset(config, [asked(1)], split="dev")
+    config.cache_dir = str(tmp_path / "file" / "cache")
+    (tmp_path / "file").touch()
+    with pytest.raises(PackError, match=r"cache_dir=.*can't be written"):
+        LazyPackedDataset(config, [asked(1)], fingerprint="1")
+    config.source.slice = "0/2"
+    with pytest.raises(PackError, match=r"source\.slice=0/2: for files"):
+        LazyPackedDataset(config, [asked(1)], fingerprint="1")
+
+
+def test_a_copy_says_what_it_lacks(config: PackConfig) -> None:
+    """Lengths do not travel: a missing file, or an assertion, would not say what to do."""
+    packs = LazyPackedDataset(config, [asked(number) for number in range(1, 8)], fingerprint="7")
+    for copied in (pickle.loads(pickle.dumps(packs)), copy.deepcopy(packs)):
+        assert copied[0].key == packs[0].key
+        with pytest.raises(PackError, match=r"epoch 7: a copy of the dataset has no lengths .* set_epoch"):
+            copied.set_epoch(7)
+        with pytest.raises(PackError, match="a copy of the dataset has no lengths"):
+            copied.lens()
+    packs.set_epoch(7)
+    copied.set_epoch(7)
+    assert copied[0].key == packs[0].key
+    for number in (0, -2):
+        with pytest.raises(ValueError, match=f"micro_batches={number}: at least 1"):
+            PackSampler(packs, 0, 1, number)
+
+
+def test_lengths_of_single_samples_stay_true(config: PackConfig) -> None:
+    """Accelerate calls `set_epoch` of dataset and sampler: batches by the lengths of other numbers would not fit."""
+    draw(Path(str(config.source.media_root)), 3, size=224)
+    config.packing.max_members = 1
+    packs = LazyPackedDataset(config, [asked(number) for number in range(1, 8)], fingerprint="7")
+    packs.set_epoch(1)
+    assert [len(packs[i].members[0].tokens.ids) for i in range(len(packs))] == packs.lens().tolist()
+
+
+def test_a_start_takes_nothing_of_the_chance_of_a_training(config: PackConfig) -> None:
+    """A model that is made after it would begin with other weights than one that is made before."""
+    state = torch.get_rng_state()
+    LazyPackedDataset(config, [asked(number) for number in range(1, 8)], fingerprint="7")
+    assert torch.equal(torch.get_rng_state(), state)
