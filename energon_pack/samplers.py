@@ -10,13 +10,16 @@ from torch.utils.data import Sampler
 from energon_pack.lazy import LazyPackedDataset
 from energon_pack.online.ranks import ranks_here
 from energon_pack.plan.even_steps import lay_out
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.steps.journal import State, begin
 from energon_pack.steps.place import Place, Taken
 from energon_pack.steps.stream import Stream
 from energon_pack.steps.topology import Topology
 
 __all__ = ["PackSampler"]
+
+#: of the costs of a pack: else the same long packs would meet in a step of every epoch
+_JITTER = 0.005
 
 
 class PackSampler(Sampler[tuple[int, int]]):
@@ -127,9 +130,11 @@ class PackSampler(Sampler[tuple[int, int]]):
             while len(self._orders) > 1:
                 self._orders.pop(next(iter(self._orders)))
             self._packs.have_epoch(epoch)
-            topology, num = self._share.place.topology, len(self._packs)
-            order = np.arange(num)
-            if topology.has_steps:
-                order = lay_out(*self._packs.costs(epoch), topology, self._packs.config.seed + 1_000_003 * epoch)
+            topology, order = self._share.place.topology, np.arange(len(self._packs))
+            if topology.data_parallel > 1:
+                costs, trained = self._packs.costs(epoch)
+                seed = self._packs.config.seed + 1_000_003 * epoch
+                chance = (random_keys(costs.size, seed, 30) >> np.uint64(11)).reshape(costs.shape) * 2.0**-53
+                order = lay_out(costs * (1 + _JITTER * chance), trained, topology, seed)
             self._orders[epoch] = order
         return self._orders[epoch]
