@@ -96,7 +96,7 @@ class Measuring:
             pool.end()
             return [[sample.name for sample in pool.take()] for _ in range(pool.num_planned)]
         packs = [pool.take()]
-        while pool.num_planned or pool.fills_one and 2 * len(pool) > len(measured):
+        while pool.num_planned or (pool.fills_one and 2 * len(pool) > len(measured)):
             packs.append(pool.take())
         return [[sample.name for sample in pack] for pack in packs]
 

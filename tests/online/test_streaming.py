@@ -1,6 +1,10 @@
 """A stream of packs: every sample where it belongs, and after a restart as if nothing had happened."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
@@ -15,7 +19,10 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.streaming import StreamingPackedDataset
 from energon_pack.templates.template import Sample
 from energon_pack.training.members import seen
+from support.packed import demo_config, json_lines, lengths, packed
+from support.running import ROOT
 from support.samples import picture
+from support.stream_rank import SAVED_AFTER
 
 
 class Conversations:
@@ -128,3 +135,125 @@ def test_a_loader_of_torchdata_goes_on(make: Any, num_workers: int, world_size: 
         again = loader(rank)
         again.load_state_dict(state)
         assert before + names(again) == whole
+
+
+def test_a_state_goes_on_with_the_same_ranks_workers_and_settings_alone(make: Any) -> None:
+    """With others, samples would be drawn by two lanes, or by none; it is refused in one line."""
+    state = make(SOURCES, rank=0, world_size=2, buffer_size=12).state_dict()
+    for options, said in (
+        ({"rank": 0, "world_size": 4}, "world_size=4: this state goes on with world_size=2 alone"),
+        ({"rank": 1, "world_size": 2}, "rank=1: this state goes on with rank=0 alone"),
+        ({"rank": 0, "world_size": 2, "buffer_size": 13}, "buffer_size=13: .* buffer_size=12 alone"),
+        ({"rank": 0, "world_size": 2, "weights": [1, 2]}, r"weights=\[1.0, 2.0\]: .* weights=None alone"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make(SOURCES, **{"buffer_size": 12, **options}).load_state_dict(state)
+    with pytest.raises(ValueError, match="num_workers=1: this state goes on with num_workers=2 alone"):
+        make(SOURCES, rank=0, world_size=2, buffer_size=12).load_state_dict({**state, "num_workers": 2})
+    with pytest.raises(ValueError, match="fingerprint="):
+        make(SOURCES, "packing.max_images=4", rank=0, world_size=2, buffer_size=12).load_state_dict(state)
+
+
+def test_epochs_and_seeds_are_other_orders(make: Any) -> None:
+    dataset = make(SOURCES, seed=1)
+    first, again = (ids(islice(dataset, 5)) for _ in range(2))
+    dataset.set_epoch(1)
+    second = ids(islice(dataset, 5))
+    other = ids(islice(make(SOURCES, seed=2), 5))
+    assert first == again
+    assert len({str(packs) for packs in (first, second, other)}) == 3
+
+
+def test_samples_are_drawn_by_weight(make: Any) -> None:
+    """Of packs that are as full, three quarters of the samples are of the one that counts three times as much."""
+    packs = ids(islice(make(SOURCES, "packing.group_by=none", weights=[1, 3], buffer_size=20), 60))
+    of = Counter(name[0] for pack in packs for name in pack)
+    assert abs(of["b"] / of.total() - 0.75) < 0.05
+
+
+def test_a_sample_that_can_not_be_read_is_counted_or_ends_the_training(make: Any) -> None:
+    """Never is it replaced by another, and never is it missing without a word."""
+    sources = [Conversations("a", 30, bad=[3, 7])]
+    dataset = make(sources, replacement=False)
+    packs = list(dataset)
+    assert sorted(name for pack in ids(packs) for name in pack) == sorted(
+        f"a/{i}" for i in range(30) if i not in (3, 7)
+    )
+    assert dataset.statistics()["left_out"] == {"unreadable_media": 2}
+    with pytest.raises(ValueError, match=r"a/[37]: unreadable_media: torn \(on_bad_member=drop leaves"):
+        list(make(sources, replacement=False, on_bad_member="raise"))
+    with pytest.raises(ValueError, match="none of the samples drawn can be packed: unreadable_media: torn"):
+        next(iter(make([Conversations("a", 5, bad=range(5))])))
+
+
+def test_overlong_samples_as_the_settings_say(make: Any) -> None:
+    """Left out and counted, in a pack of their own, or an error that names one; cutting them needs a plan."""
+    sources = [Conversations("a", 23)]
+    short = ["packing.max_token_len=64"]
+    dataset = make(sources, *short, replacement=False)
+    found = [name for pack in ids(dataset) for name in pack]
+    assert dataset.statistics()["left_out"] == {"overlong": 23 - len(found)}
+    assert 0 < len(found) < 23
+    own = make(sources, *short, "packing.overlong=own_pack", "packing.hard_limit=256", replacement=False)
+    packs = list(own)
+    assert len([name for pack in ids(packs) for name in pack]) == 23
+    assert all(len(pack.members) == 1 for pack in packs if sum(len(of.tokens) for of in pack.members) > 64)
+    with pytest.raises(ValueError, match=r"a/\d+: overlong: \d+ > packing.max_token_len=64 \(packing.overlong=drop"):
+        list(make(sources, *short, "packing.overlong=error", replacement=False))
+    with pytest.raises(ValueError, match=r"packing\.overlong=split_turns needs a plan over all samples"):
+        make(sources, "packing.overlong=split_turns")
+
+
+def test_tars_lines_and_conversations_in_one_stream(make: Any, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Each source as its overrides say; what of the tars is in no pack is what offline packing leaves out."""
+    turns = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "A word."}]
+    (tmp_path / "a.png").write_bytes(picture(56, 56, "PNG"))
+    lines = [{"messages": turns, "images": ["a.png"]}] * 5
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    held = [{"messages": [{"role": "user", "content": "hi"}, turns[1]]} for _ in range(4)]
+    sources = [str(demo[0]), ["source=jsonl", f"source.path={tmp_path / 'a.jsonl'}", "source.limit=3"], held]
+    offline = packed(demo_config(demo, tmp_path / "cache", tmp_path, packing__max_token_len=1024, max_skipped=1.0))
+    dataset = make(sources, "packing.max_token_len=1024", replacement=False)
+    names = Counter(name for pack in ids(dataset) for name in pack)
+    expected = {f"{shard}/{key}": 1 for shard, key, _ in lengths(offline)}
+    assert {name: count for name, count in names.items() if name in expected} == expected
+    others = sorted(names.keys() - expected.keys())
+    assert others == sorted([*(f"a.jsonl:{i}" for i in range(1, 4)), *(f"conversations/{i}" for i in range(4))])
+    ledger = Counter(line["reason"] for line in json_lines(offline / "skipped.jsonl"))
+    assert dataset.statistics()["left_out"] == ledger == {"overlong": 5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 0), (2, 2)])
+def test_a_killed_training_goes_on_with_the_same_packs(
+    demo: tuple[Path, Path], tmp_path: Path, num_ranks: int, num_workers: int
+) -> None:
+    """A process that is gone leaves a file of numbers, and another goes on where that says."""
+    pytest.importorskip("torchdata.stateful_dataloader")
+    num_steps = 14
+
+    def start(folder: Path, rank: int, steps: int, *state: str) -> "subprocess.Popen[bytes]":
+        folder.mkdir(exist_ok=True)
+        script = ROOT / "tests" / "support" / "stream_rank.py"
+        arguments = [str(demo[0]), str(demo[1]), str(folder), str(num_workers), str(rank), str(num_ranks), str(steps)]
+        return subprocess.Popen([sys.executable, str(script), *arguments, *state])
+
+    def lines(folder: Path, run: str, rank: int) -> list[str]:
+        path = folder / f"{run}-{rank}.txt"
+        return path.read_text().splitlines() if path.exists() else []
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for rank in range(num_ranks):
+        assert start(whole, rank, num_steps).wait(120) == 0
+        process = start(killed, rank, 100_000)
+        deadline = time.monotonic() + 120
+        while len(lines(killed, "first", rank)) < SAVED_AFTER + 3:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert start(killed, rank, num_steps, str(killed / f"state-{rank}.json")).wait(120) == 0
+        expected = lines(whole, "first", rank)
+        assert lines(killed, "first", rank)[:SAVED_AFTER] + lines(killed, "again", rank) == expected
+        assert len(expected) == num_steps
