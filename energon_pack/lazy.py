@@ -153,6 +153,12 @@ class LazyPackedDataset(Dataset[Pack]):
         plan, items = self.plan_of(epoch), self._planned.lengths.items
         return costs_of_packs(items, plan, self._planned.cost), plan.per_pack(items.num_supervised)
 
+    def lens(self) -> Ints:
+        """int64[num_packs], the tokens of each pack of the first epoch: with `packing.max_members=1` those of each
+        sample, for `LengthGroupedSampler`.
+        """
+        return self.plan_of(0).per_pack(self._planned.lengths.items.lens)
+
     def __getstate__(self) -> dict[str, Any]:
         """What a loader's worker needs, which does not grow with the number of samples."""
         return {**vars(self), "_plan": None, "_planned": None, "report": None}

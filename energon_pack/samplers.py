@@ -1,13 +1,16 @@
 """In which order a loader takes packs: each rank its own, steps even over ranks, from anywhere on."""
 
+import logging
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import Sampler
 
 from energon_pack.lazy import LazyPackedDataset
+from energon_pack.online.length_groups import EpochGroups, Groups, Limits
 from energon_pack.online.ranks import ranks_here
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.run.seeded import Ints, random_keys
@@ -16,7 +19,9 @@ from energon_pack.steps.place import Place, Taken
 from energon_pack.steps.stream import Stream
 from energon_pack.steps.topology import Topology
 
-__all__ = ["PackSampler"]
+__all__ = ["LengthGroupedSampler", "PackSampler"]
+
+_log = logging.getLogger(__name__)
 
 #: of the costs of a pack: else the same long packs would meet in a step of every epoch
 _JITTER = 0.005
@@ -138,3 +143,115 @@ class PackSampler(Sampler[tuple[int, int]]):
                 order = lay_out(costs * (1 + _JITTER * chance), trained, topology, seed)
             self._orders[epoch] = order
         return self._orders[epoch]
+
+
+class LengthGroupedSampler(Sampler[list[int]]):
+    """Batches of samples of like lengths, for training without packing: `batch_sampler` of a DataLoader.
+
+    Every rank has as many batches as all others in an epoch, those of one step of like lengths, too; each sample comes
+    once in it, and steps come in random order. An iteration is an epoch, or what is left of it.
+
+    Args:
+        lens: tokens of each sample.
+        batch_size: samples of a batch; or
+        max_batch_tokens: its samples × the tokens of its longest.
+        rank, world_size: data-parallel ones; by default torch.distributed's, or torchrun's.
+        seed: with the epoch it says who is in a batch with whom, and when.
+        window: batches whose samples are sorted together: fewer leave more to chance, and more padding.
+
+    Raises:
+        ValueError: both limits or none, a sample longer than a batch may be, fewer samples than ranks.
+    """
+
+    def __init__(
+        self,
+        lens: Sequence[int] | Ints,
+        batch_size: int | None = None,
+        max_batch_tokens: int | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int = 0,
+        window: int = 128,
+    ):
+        self._rank, self._ranks = ranks_here(rank, world_size)
+        given = np.asarray(lens, np.int64)
+        if len(given) < self._ranks:
+            raise ValueError(f"{len(given)} samples for {self._ranks} ranks: fewer ranks, or more samples")
+        self._groups = EpochGroups(given, Limits(batch_size, max_batch_tokens), window, seed)
+        settings = f"{batch_size}-{max_batch_tokens}-{window}-{seed}"
+        self._which = f"{zlib.crc32(given.tobytes()):08x}-{len(given)}-{settings}"
+        self._place = self._begun = _Turn()
+        self._say_over()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches that are left of an epoch, or of the next one: numbers of samples."""
+        self._place = self._within(self._place)
+        groups = self._of(self._place)
+        while self._place.turn < len(groups.steps):
+            batch = int(groups.steps[self._place.turn, self._rank])
+            self._place = self._place._replace(turn=self._place.turn + 1)
+            yield groups.samples(batch).tolist()
+
+    def __len__(self) -> int:
+        """Batches of the epoch that is under way or comes next."""
+        return len(self._of(self._within(self._place)).steps)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the first batch of an epoch, unless this is somewhere in it."""
+        if self._within(self._place).epoch != epoch:
+            self._place = self._begun = _Turn(epoch)
+
+    def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
+        """Where all ranks are: numbers and texts.
+
+        Args:
+            num_batches: that training had since this sampler was made, loaded or sent to an epoch, where a loader's
+                workers read ahead and nobody else counts; by default all that were given out.
+        """
+        place = self._place
+        if num_batches is not None:
+            place = self._within(self._begun._replace(turn=self._begun.turn + num_batches))
+        before = [*place.before, (self._ranks, place.turn)]
+        return {"which": self._which, "epoch": place.epoch, "steps": [list(steps) for steps in before]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of any rank, with any number of ranks: they share what is left of the epoch.
+
+        Raises:
+            ValueError: it is of other samples or settings.
+        """
+        if state.get("which") != self._which:
+            raise ValueError(f"a state of other samples or settings: {state.get('which')}, these are {self._which}")
+        before = [(int(ranks), int(turn)) for ranks, turn in state["steps"] if turn]
+        turn = before.pop()[1] if before and before[-1][0] == self._ranks else 0
+        self._place = self._begun = self._within(_Turn(int(state["epoch"]), tuple(before), turn))
+        self._say_over()
+
+    def _say_over(self) -> None:
+        if self._rank == 0 and (over := self._of(self._place).num_over):
+            _log.warning(
+                "epoch %d: %d samples are in no batch, others in another epoch: after whole steps of %d ranks there are"
+                " fewer left than one for each",
+                self._place.epoch,
+                over,
+                self._ranks,
+            )
+
+    def _of(self, place: "_Turn") -> Groups:
+        return self._groups.of(place.epoch, self._ranks, place.before)
+
+    def _within(self, place: "_Turn") -> "_Turn":
+        """The same place as that of a batch which is still to come: after the last one of an epoch, the next epoch."""
+        while place.turn >= (num := len(self._of(place).steps)):
+            place = _Turn(place.epoch + 1, (), place.turn - num)
+        return place
+
+
+class _Turn(NamedTuple):
+    """A step of an epoch."""
+
+    epoch: int = 0
+    #: what other numbers of ranks had of it
+    before: tuple[tuple[int, int], ...] = ()
+    turn: int = 0

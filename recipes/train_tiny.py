@@ -20,6 +20,7 @@ from megatron.energon import WorkerConfig, stateless
 from packed_data import train_loader, val_loader
 
 from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder
+from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import IGNORE
@@ -40,6 +41,7 @@ class Unpacked(PackedTaskEncoder):
 
 def tiny_model(encoder: PackedTaskEncoder | PackEncoder, attention: str = "sdpa") -> Any:
     """A Qwen2.5-VL of four layers that knows the template's tokens."""
+    prepare_torchvision()  # a CUDA build of it beside a CPU build of torch stops the import of transformers
     import transformers
 
     text: dict[str, Any] = {

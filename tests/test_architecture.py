@@ -24,7 +24,7 @@ pooling
 dataset
 config
 loading reading packed_seq_params hydra_plugin
-task_encoder
+task_encoder webdataset
 verify pack
 online
 lazy streaming
@@ -44,6 +44,7 @@ TRAINING = {
     "loading",
     "reading",
     "dataset.manifest",
+    "sources.prepared",
     "pooling.measuring",
 }
 
@@ -88,7 +89,7 @@ def test_imports_follow_the_order() -> None:
     assert {room_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__"} == height.keys()
 
 
-@pytest.mark.parametrize("room", ["training", "loading", "reading", "task_encoder", "packed_seq_params"])
+@pytest.mark.parametrize("room", ["training", "loading", "reading", "task_encoder", "packed_seq_params", "webdataset"])
 def test_training_imports_nothing_of_packing(room: str) -> None:
     wrong = [
         f"{path.relative_to(PACKAGE)} imports {name}"
@@ -100,7 +101,7 @@ def test_training_imports_nothing_of_packing(room: str) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("face", ["flavors", "loading", "packed_seq_params", "reading", "task_encoder"])
+@pytest.mark.parametrize("face", ["flavors", "loading", "packed_seq_params", "reading", "task_encoder", "webdataset"])
 def test_a_public_face_says_what_is_public(face: str) -> None:
     module = importlib.import_module(f"energon_pack.{face}")
     assert module.__all__ == sorted(module.__all__)
@@ -115,6 +116,7 @@ def test_a_public_face_says_what_is_public(face: str) -> None:
         ("energon_pack.lengths.measure", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
         ("energon_pack.dataset.shards", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
         ("energon_pack.training.layout", {"transformers", "hydra", "omegaconf", "megatron", "pyarrow"}),
+        ("energon_pack.webdataset", {"transformers", "hydra", "omegaconf", "megatron", "pyarrow"}),
         ("energon_pack.task_encoder", {"hydra", "omegaconf", "pyarrow"}),
         ("energon_pack.loading", {"torch", "transformers", "hydra", "omegaconf", "megatron", "pyarrow"}),
     ],

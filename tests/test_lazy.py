@@ -1,6 +1,5 @@
 """Packs without a writing step: those that are written to disk, epoch after epoch, from any place on."""
 
-import io
 import json
 import pickle
 from collections import Counter
@@ -15,7 +14,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from megatron.energon import WorkerConfig, get_loader, get_train_dataset
-from PIL import Image
 from torch.utils.data import DataLoader, DistributedSampler
 
 from energon_pack.config import Layout, PackConfig
@@ -27,6 +25,7 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import BadPack
+from support.given import conversations
 from support.packed import demo_config, packed, samples
 from support.running import need_torchvision
 
@@ -53,20 +52,6 @@ def config(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="module")
 def packs(config: Config) -> LazyPackedDataset:
     return LazyPackedDataset(config())
-
-
-def conversations(source: Path) -> list[dict[str, Any]]:
-    """The demo as a list of conversations whose images are Pillow's, or bytes."""
-    found = []
-    for number, parts in enumerate(samples(source).values()):
-        if not any(name in parts for name in ("mp4", "0.mp4")):
-            names = [name for name in parts if name.rpartition(".")[2] in ("jpg", "png")]
-            media: list[Any] = [parts[name] for name in names]
-            item = json.loads(parts["json"])
-            item.pop("name", None)
-            item["images"] = media if number % 2 else [Image.open(io.BytesIO(data)) for data in media]
-            found.append(item)
-    return found
 
 
 def ids(packs: Sequence[Any]) -> list[list[str]]:

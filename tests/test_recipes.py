@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -25,6 +26,8 @@ import read_packs
 import torch
 import train_ddp
 import train_tiny
+import train_unpacked
+import train_webdataset
 import yaml
 from megatron.energon import WorkerConfig
 from megatron.energon.errors import FatalSampleError
@@ -36,6 +39,7 @@ from energon_pack.dataset.manifest import read_manifest
 from energon_pack.pack import pack
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch, total_weight
+from energon_pack.webdataset import packs
 from support.packed import demo_config
 from support.packed import packed as pack_of
 from support.running import ROOT
@@ -202,10 +206,12 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
 
 
-def torchrun(folder: Path, *arguments: str | Path, ranks: int = 2) -> "subprocess.Popen[bytes]":
-    """The recipe in several processes."""
+def torchrun(
+    folder: Path, *arguments: str | Path, ranks: int = 2, recipe: str = "train_ddp.py"
+) -> "subprocess.Popen[bytes]":
+    """A recipe in several processes."""
     run = ["torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free_port()]
-    command = [sys.executable, "-m", *run, ROOT / "recipes" / "train_ddp.py", *arguments]
+    command = [sys.executable, "-m", *run, ROOT / "recipes" / recipe, *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with open(folder / "output", "a") as output:
         return subprocess.Popen(list(map(str, command)), cwd=folder, env=environment, stdout=output, stderr=output)
@@ -277,6 +283,49 @@ def test_other_numbers_of_ranks_train_what_is_left_of_the_epoch(
     assert len({name for pack in packs for name in pack}) == sum(map(len, packs))
     total = 3 * 2 + 2 + 15 * 3
     assert f"consumed {total} packs" in (tmp_path / "output").read_text()
+
+
+def test_like_lengths_are_trained_with_little_padding(
+    demo: tuple[Path, Path], cache: Path, run_main: Callable[..., str]
+) -> None:
+    """Unpacked by chance, unpacked by length, packed: the same samples, and room for as many tokens in a batch."""
+    overrides = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", f"cache_dir={cache}"]
+    overrides += ["packing.max_token_len=512", "source.limit=60", "executor.num_workers=1", "measure.verify=0"]
+    out = run_main(train_unpacked, *overrides, "--max-steps", "2")
+    padding = [float(share) for share in re.findall(r"([\d.]+)% padding", out)]
+    assert len(padding) == 3
+    assert padding[1] < padding[0] / 2
+
+
+# ---------------------------------------------------------------------------------------------------- webdataset
+
+
+def test_a_plain_loader_goes_round_the_shards_in_another_order_each_epoch(
+    packed: Path, demo: tuple[Path, Path]
+) -> None:
+    """Each pack once in an epoch; the same seed has the same order."""
+    encoded = packs(packed, str(demo[1]))
+    epoch = read_manifest(packed)["num_packs"] - len(list(train_webdataset.val_batches(packed, encoded)))
+    twice, again = (ids(train_webdataset.batches(packed, encoded, shuffle=4), 2 * epoch) for _ in range(2))
+    assert twice == again
+    assert twice[:epoch] != twice[epoch:]
+    assert sorted(map(str, twice[:epoch])) == sorted(map(str, twice[epoch:]))
+    assert len(set(map(str, twice))) == epoch
+
+
+def test_webdataset_trains_one_process(packed: Path, demo: tuple[Path, Path], run_main: Callable[..., str]) -> None:
+    out = run_main(train_webdataset, packed, "--processor", demo[1], "--num-workers", "0", "--max-steps", "6")
+    assert "step 6  loss" in out
+    assert "validation loss" in out
+
+
+@pytest.mark.slow
+def test_webdataset_trains_two_processes(packed: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Also where their shards hold other numbers of packs: none waits at the end of an epoch."""
+    arguments = (packed, "--processor", demo[1], "--num-workers", "2", "--max-steps", "12", "--accumulate", "2")
+    process = torchrun(tmp_path, *arguments, recipe="train_webdataset.py")
+    assert process.wait(240) == 0, (tmp_path / "output").read_text()
+    assert "validation loss" in (tmp_path / "output").read_text()
 
 
 # ----------------------------------------------------------------------------------------------- Megatron-Bridge

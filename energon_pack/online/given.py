@@ -109,7 +109,7 @@ class Given:
 
     def _bytes(self, medium: Any) -> bytes | Image.Image:
         if isinstance(medium, Mapping):
-            medium = medium.get("bytes") or medium.get("path") or medium.get("url")
+            medium = medium.get("bytes") or medium.get("path") or medium.get("url") or medium
         if isinstance(medium, (bytes, Image.Image)):
             return medium
         if not isinstance(medium, (str, os.PathLike)):

@@ -85,8 +85,11 @@ class Selection:
         return self._prepared[folder]
 
 
-def read_prepared(folder: str, split: str | None) -> Prepared | None:
+def read_prepared(folder: str, split: str | None, knob: str = "source.split") -> Prepared | None:
     """What a folder's splits select, or None where Energon has not prepared it.
+
+    Args:
+        knob: what the split was chosen by.
 
     Raises:
         PackError: it has no split of that name, or can't be read.
@@ -99,7 +102,7 @@ def read_prepared(folder: str, split: str | None) -> Prepared | None:
     if not isinstance(parts, dict):
         raise PackError(f"{where}: split_parts is {parts!r}, not a mapping")
     if split is not None and split not in parts:
-        raise PackError(f"source.split={split}: {folder} has the splits {', '.join(map(str, parts))}")
+        raise PackError(f"{knob}={split}: {folder} has the splits {', '.join(map(str, parts))}")
     excluded_shards: set[str] = set()
     excluded_keys: dict[str, set[str]] = {}
     for name in _names(splits.get("exclude"), f"{where}: exclude"):

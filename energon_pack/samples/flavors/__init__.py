@@ -1,9 +1,10 @@
 """The flavours there are. A new one is its class in a file here, and an entry below."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from energon_pack.samples.flavors.base import Fields, Flavor, PackedFlavor
+from energon_pack.samples.flavors.base import Fields, Flavor, MemberInput, PackedFlavor
 from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.foreign import LlavaCaptioning, LoongForgeChatMix, LoongForgeMixQA
 from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA
@@ -33,8 +34,20 @@ def foreign_flavor(value: Fields) -> PackedFlavor | None:
 def load_pack(parts: Parts, flavor: PackedFlavor) -> dict[str, Any]:
     """The fields of a flavour's sample class from the parts of a pack, whoever wrote it; raises Skip as its `load`."""
     value = json_of(parts["json"])
+    return _whose(value, flavor).load(parts, value)
+
+
+def inputs_of_pack(parts: Parts, flavor: PackedFlavor) -> Iterator[MemberInput]:
+    """The members of a pack from its parts, without a sample class; raises Skip as `load` and `inputs` do."""
+    value = json_of(parts["json"])
+    whose = _whose(value, flavor)
+    fields = {"__key__": parts["__key__"], "token_lens": None, **whose.load(parts, value)}  # None: by the sample class
+    yield from whose.inputs(SimpleNamespace(**fields))
+
+
+def _whose(value: Fields, flavor: PackedFlavor) -> PackedFlavor:
     is_ours = "fingerprint" in value.get("_meta", {})
-    return (flavor if is_ours else foreign_flavor(value) or flavor).load(parts, value)
+    return flavor if is_ours else foreign_flavor(value) or flavor
 
 
 def flavor_of_sample(sample: Any) -> Flavor | None:

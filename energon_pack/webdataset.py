@@ -1,0 +1,165 @@
+"""Packed shards read with `webdataset` alone: the packs and batches that the task encoder makes, without Energon.
+
+    encoded = packs("packed/…", layout="neat")
+    shards = wds.WebDataset(urls("packed/…"), shardshuffle=100, nodesplitter=wds.split_by_node)
+    loader = DataLoader(shards.compose(encoded), batch_size=2, collate_fn=encoded.collate, num_workers=2)
+
+Who reads which shard, shuffling, `resampled` and caches are webdataset's own. Unshuffled, the packs of a shard come in
+the order of the plan.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from webdataset.utils import pytorch_worker_info
+
+from energon_pack.dataset.manifest import is_packed_here, read_manifest
+from energon_pack.errors import PackError
+from energon_pack.loading import pack_encoder
+from energon_pack.run.files import META_FOLDER
+from energon_pack.samples.flavors import DEFAULT, PACKED, inputs_of_pack
+from energon_pack.sources.prepared import Prepared, read_prepared
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.pack_encoder import Pack, PackEncoder
+
+__all__ = ["Packs", "packs", "urls"]
+
+_log = logging.getLogger(__name__)
+
+
+def urls(dataset: str | Path, split: str = "train") -> list[str]:
+    """The shards of a part of a packed dataset, in the order of the plan: what `wds.WebDataset` takes.
+
+    Args:
+        dataset: folder of the packed dataset.
+        split: a part of its split.yaml; shards that it excludes are left out.
+
+    Raises:
+        PackError: no such part, or none of its shards is left; a folder without a split; a Metadataset.
+    """
+    prepared = _prepared(dataset, split)
+    if prepared is None:
+        raise PackError(
+            f"{dataset} has no {META_FOLDER}/split.yaml: python -m energon_pack.adopt writes it beside packs of other"
+            " tools; of any tars, give WebDataset their names"
+        )
+    names = sorted((prepared.shards or frozenset()) - prepared.excluded_shards)
+    if not names:
+        raise PackError(f"split={split}: {dataset} has no shard in it: output.splits.{split} of the packing fills it")
+    return [os.path.join(prepared.folder, name) for name in names]
+
+
+def packs(
+    dataset: str | Path,
+    processor: str | None = None,
+    *,
+    trust_remote_code: bool = False,
+    model: str | None = None,
+    **options: Any,
+) -> "Packs":
+    """What `compose` takes: a stage from webdataset's samples to encoded packs.
+
+    Args:
+        dataset: folder of the packed dataset.
+        processor: folder or hub id; by default the model's published one.
+        trust_remote_code: run code of the processor's.
+        model: of packs of another tool: as in `+model=NAME` of packing, or the path of a model's YAML.
+        options: `layout`, `pad_to`, `labels` …: see `training.pack_encoder.PackEncoder`.
+
+    Raises:
+        ValueError: as PackEncoder; a processor or versions that make other lengths than those of the packing; a
+            Metadataset.
+        MixingError: a hybrid model whose kernels are missing.
+    """
+    prepared = _prepared(dataset)
+    encoder = pack_encoder(dataset, processor, trust_remote_code=trust_remote_code, model=model, **options)
+    return Packs(os.fspath(dataset), encoder, prepared)
+
+
+class Packs:
+    """A stage of a webdataset pipeline; it travels to workers that are spawned."""
+
+    def __init__(self, dataset: str, encoder: PackEncoder, prepared: Prepared | None):
+        #: what `guard` asks
+        self.encoder = encoder
+        self._dataset = dataset
+        self._root = os.path.join(os.path.abspath(dataset), "")
+        self._excluded = prepared.excluded_keys if prepared else {}
+        self._counts = prepared.shard_counts if prepared else {}
+        is_ours = is_packed_here(Path(dataset))
+        self._flavor = PACKED[read_manifest(Path(dataset))["flavor"]] if is_ours else DEFAULT
+
+    def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Pack]:
+        """Encode each pack; those that split.yaml excludes, and those all of whose members are dropped, are left out.
+
+        After the last one a warning names shards of which not every pack came.
+
+        Raises:
+            BadPack: as `PackEncoder.encode`, whatever handlers the pipeline has; or the JSON of a pack can't be read.
+            PackError: this worker has no shard, and webdataset's `empty_check` is on.
+        """
+        seen: Counter[str] = Counter()
+        for parts in self._some(samples):
+            key, shard = parts["__key__"], parts["__url__"].removeprefix(self._root)
+            seen[shard] += 1
+            if key in self._excluded.get(shard, ()):
+                continue
+            pack = self.encoder.encode(key, inputs_of_pack(_Parts(parts), self._flavor))
+            if pack is not None:
+                yield pack
+        for shard, count in seen.items():
+            if count % self._counts.get(shard, 1):  # `resampled` reads some again
+                what = "%s: %d packs of %s came, which has %d: a stage before left some out, or the tar was cut"
+                _log.warning(what, self._dataset, count, shard, self._counts[shard])
+
+    def collate(self, packs: Sequence[Pack]) -> PackedBatch:
+        """Lay packs out: `collate_fn` of a DataLoader, `collation_fn` of `batched`; raises as `PackEncoder.batch`."""
+        return self.encoder.batch(packs)
+
+    def _some(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """All samples; says whom webdataset gave none."""
+        stream = iter(samples)
+        try:
+            first = next(stream, None)
+        except ValueError as error:
+            if "No samples found" not in str(error):  # webdataset's `check_empty`
+                raise
+            raise PackError(self._no_shard()) from None
+        if first is None:
+            _log.warning("%s", self._no_shard())
+            return
+        yield first
+        yield from stream
+
+    def _no_shard(self) -> str:
+        rank, ranks, worker, workers = pytorch_worker_info()
+        return (
+            f"{self._dataset}: no pack for worker {worker} of {workers} of rank {rank} of {ranks}. webdataset deals"
+            f" whole shards, so {ranks * workers} are needed: set num_workers lower, or pack with a lower"
+            " output.max_shard_packs, or read with resampled=True"
+        )
+
+
+class _Parts(dict[str, Any]):
+    """The parts of a pack by their names in its JSON, of which webdataset makes lower case."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name.lower(), default)
+
+
+def _prepared(dataset: str | Path, split: str | None = None) -> Prepared | None:
+    """What split.yaml says.
+
+    Raises:
+        PackError: it has no such part, or the dataset is a file.
+    """
+    if os.path.isfile(dataset):
+        raise PackError(
+            f"{dataset} is a file: name the folder of a packed dataset; webdataset blends several WebDatasets, each"
+            " with the packs of its own, with wds.RandomMix"
+        )
+    return read_prepared(os.path.abspath(dataset), split, "split")

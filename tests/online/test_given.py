@@ -1,0 +1,105 @@
+"""A user's own conversations, in the forms that datasets have them."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from energon_pack.online.given import Given
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
+from support.running import ROOT, environment, run
+
+TURNS = [{"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "Red."}]
+
+
+def picture(size: tuple[int, int] = (40, 30)) -> Image.Image:
+    return Image.new("RGB", size, "red")
+
+
+def data(image: Image.Image, **settings: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", **settings)
+    return file.getvalue()
+
+
+def given(*items: Any, root: Path | None = None) -> Given:
+    return Given(items, ReadSettings(), str(root) if root else None)
+
+
+def test_media_come_in_any_form(tmp_path: Path) -> None:
+    """A dataset is packed as it is, not after a conversion of a user's."""
+    (tmp_path / "a.jpg").write_bytes(data(picture()))
+    url = {"type": "image_url", "image_url": {"url": "a.jpg"}}
+    asked = {"type": "text", "text": "What is it?"}
+    forms: list[dict[str, Any]] = [
+        {"messages": TURNS, "images": [picture()]},
+        {"messages": TURNS, "image": picture()},
+        {"messages": TURNS, "images": [data(picture())]},
+        {"messages": TURNS, "images": [{"bytes": data(picture()), "path": None}]},
+        {"messages": TURNS, "images": [{"bytes": None, "path": "a.jpg"}], "videos": None},
+        {"messages": TURNS, "image": "a.jpg"},
+        {"conversations": [{"from": "human", "value": "<image>What is it?"}, {"from": "gpt", "value": "Red."}],
+         "image": "a.jpg"},
+        {"messages": [{"role": "user", "content": [{"type": "image", "image": picture()}, asked]}, TURNS[1]]},
+        {"messages": [{"role": "user", "content": [url, asked]}, TURNS[1]]},
+        {"messages": [{"role": "user", "content": [{"type": "image"}, asked]}, TURNS[1]], "images": [picture()]},
+    ]  # fmt: skip
+    source = given(*forms, root=tmp_path)
+    for number in range(len(source)):
+        sample = source.look(number)
+        assert [(medium.kind, medium.width, medium.height) for medium in sample.media] == [("image", 40, 30)]
+        assert sample.messages == TURNS
+        (image,) = source.member(number).images
+        assert image.size == (40, 30)
+        assert image.convert("RGB").getpixel((5, 5))[0] > 250
+    assert "images" in forms[0]  # what is a user's stays as it is
+
+
+def test_an_image_on_its_side_is_turned_before_it_is_counted() -> None:
+    """Tiles of 30 × 40 are others than of 40 × 30: Pillow's image and bytes have to come to the same."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stored = data(picture(), exif=exif.tobytes())
+    source = given(
+        {"messages": TURNS, "images": [stored]}, {"messages": TURNS, "images": [Image.open(io.BytesIO(stored))]}
+    )
+    for number in range(2):
+        assert (source.look(number).media[0].width, source.look(number).media[0].height) == (30, 40)
+        assert source.member(number).images[0].size == (30, 40)
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ({"messages": TURNS, "images": [picture(), picture()]}, "1 image in the text for 2 image"),
+        ({"messages": TURNS, "images": ["b.jpg"]}, "missing_media: 'b.jpg' is not there"),
+        ({"messages": TURNS, "images": [b"no image"]}, "unreadable_media: no known image"),
+        ({"messages": TURNS, "images": [{"pixels": 3}]}, "unsupported_media: a medium is a dict"),
+        ({"messages": []}, "no_messages"),
+        ("text", "not_an_object"),
+        (None, "not_an_object"),
+    ],
+)
+def test_what_can_not_be_packed_says_why(item: Any, said: str) -> None:
+    """By the ledger's words: a run over a million goes on."""
+    with pytest.raises(Skip) as caught:
+        given(item).look(0)
+    assert said in f"{caught.value.reason.value}: {caught.value.detail}"
+
+
+@pytest.mark.slow
+def test_datasets_of_hugging_face(tmp_path: Path) -> None:
+    """`tests/support/with_datasets.py`, with the newest of the package index."""
+    python = environment(tmp_path / "venv")
+    run(python, "-m", "pip", "install", "datasets", cwd=tmp_path)
+    path = ":".join(str(ROOT / name) for name in (".", "recipes", "tests"))
+    options = ("-p", "no:cacheprovider", "-W", "ignore", f"--basetemp={tmp_path / 'tests'}", f"--rootdir={ROOT}")
+    script = ROOT / "tests" / "support" / "with_datasets.py"
+    out = run(
+        python, "-m", "pytest", "-q", *options, script, "-c", ROOT / "pyproject.toml", cwd=ROOT, PYTHONPATH=path,
+        HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+    assert "3 passed" in out

@@ -1,0 +1,218 @@
+"""Batches of samples of like lengths: each sample once in an epoch, even steps, little padding, and resuming."""
+
+import logging
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+
+from energon_pack.online.length_groups import Limits, group, padding
+from energon_pack.samplers import LengthGroupedSampler
+
+LENS = np.minimum(np.random.default_rng(0).lognormal(6, 1, 1000), 8000).astype(np.int64) + 1
+
+
+def samplers(ranks: int, lens: Any = LENS, **settings: Any) -> list[LengthGroupedSampler]:
+    return [LengthGroupedSampler(lens, rank=rank, world_size=ranks, **settings) for rank in range(ranks)]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [sample for batch in batches for sample in batch]
+
+
+# ----------------------------------------------------------------------------------------------------- arithmetic
+
+
+def test_ten_samples_for_two_ranks_by_head() -> None:
+    """One window, four batches in two steps: sizes differ by one, and each step has neighbours in length."""
+    lens = np.array([5, 90, 6, 80, 7, 70, 8, 60, 9, 50])
+    groups = group(lens, 2, Limits(batch_size=3), window=100, seed=0)
+    batches = [sorted(lens[groups.samples(batch)].tolist()) for batch in range(4)]
+    assert batches == [[5, 6], [7, 8, 9], [50, 60], [70, 80, 90]]
+    assert sorted(sorted(step) for step in groups.steps.tolist()) == [[0, 1], [2, 3]]
+    assert groups.num_over == 0
+    assert padding(lens, groups) == pytest.approx(1 - lens.sum() / (2 * 6 + 3 * 9 + 2 * 60 + 3 * 90))
+
+
+def test_a_limit_of_tokens_counts_padding_by_head() -> None:
+    """12 tokens: 3 × 4, 2 × 6 and one of 12; a batch is halved for the rank that would have none."""
+    lens = np.array([4, 3, 4, 6, 6, 12])
+    groups = group(lens, 1, Limits(max_batch_tokens=12), window=100, seed=0)
+    assert [sorted(lens[groups.samples(batch)].tolist()) for batch in range(3)] == [[3, 4, 4], [6, 6], [12]]
+    halved = group(lens, 2, Limits(max_batch_tokens=12), window=100, seed=0)
+    assert [sorted(lens[halved.samples(batch)].tolist()) for batch in range(4)] == [[3], [4, 4], [6, 6], [12]]
+
+
+@given(
+    lens=st.lists(st.integers(1, 50), min_size=1, max_size=60),
+    ranks=st.integers(1, 7),
+    size=st.integers(1, 9),
+    tokens=st.none() | st.integers(50, 400),
+    window=st.integers(1, 70),
+    seed=st.integers(0, 9),
+)
+def test_each_sample_once_and_each_rank_as_many_batches(
+    lens: list[int], ranks: int, size: int, tokens: int | None, window: int, seed: int
+) -> None:
+    """A sample that is left out, or two ranks with other numbers of steps, would be seen by nobody until it hangs."""
+    array = np.array(lens)
+    limits = Limits(max_batch_tokens=tokens) if tokens else Limits(batch_size=size)
+    groups = group(array, ranks, limits, window, seed)
+    batches = [groups.samples(batch).tolist() for batch in groups.steps.ravel().tolist()]
+    found = flat(batches)
+    assert len(set(found)) == len(found) == len(lens) - groups.num_over
+    assert groups.steps.shape[1] == ranks
+    assert groups.num_over < ranks
+    assert not groups.num_over or all(len(batch) == 1 for batch in batches)
+    for batch in batches:
+        assert 0 < len(batch) <= (size if tokens is None else len(lens))
+        assert tokens is None or len(batch) * max(array[batch]) <= tokens
+
+
+@pytest.mark.parametrize("limits", [Limits(batch_size=8), Limits(max_batch_tokens=8192)])
+def test_like_lengths_meet_and_steps_come_in_random_order(limits: Limits) -> None:
+    """Padding is small; neither short nor long samples come first."""
+    groups = group(LENS, 2, limits, window=500, seed=0)
+    assert padding(LENS, groups) < 0.1 < 0.3 < padding(LENS, group(LENS, 2, limits, window=1, seed=0))
+    longest = np.array([LENS[groups.samples(step[0])].max() for step in groups.steps])
+    quarter = len(longest) // 4
+    assert 0.5 < longest[:quarter].mean() / longest.mean() < 2
+    assert (longest[1:] > longest[:-1]).any()
+    assert (longest[1:] < longest[:-1]).any()
+    spread = [np.ptp([LENS[groups.samples(batch)].max() for batch in step]) for step in groups.steps.tolist()]
+    assert np.mean(spread) < 0.2 * longest.mean()  # ranks wait for each other for little
+
+
+# -------------------------------------------------------------------------------------------------------- sampler
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 8}, {"max_batch_tokens": 8192}])
+def test_ranks_share_each_epoch(settings: dict[str, int]) -> None:
+    """In other batches and another order each time; the same with the same seed."""
+    ranks = samplers(3, **settings)
+    first, second = ([list(sampler) for sampler in ranks] for _ in range(2))
+    for epoch in (first, second):
+        assert len({len(batches) for batches in epoch}) == 1
+        assert sorted(sample for batches in epoch for sample in flat(batches)) == list(range(1000))
+    assert first != second
+    assert first == [list(sampler) for sampler in samplers(3, **settings)]
+    assert len(ranks[0]) > 0
+    again = samplers(3, **settings)[1]
+    again.set_epoch(1)
+    assert list(again) == second[1]
+
+
+def test_an_epoch_that_is_under_way_is_not_begun_again() -> None:
+    """Trainers say the epoch before each loop, after a resume, too."""
+    (sampler,) = samplers(1, batch_size=8)
+    expected = list(samplers(1, batch_size=8)[0])
+    assert list(islice(sampler, 5)) == expected[:5]
+    sampler.set_epoch(0)
+    assert list(sampler) == expected[5:]
+    sampler.set_epoch(0)
+    assert list(sampler) == expected
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 8}, {"max_batch_tokens": 8192}])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_other_ranks_train_what_is_left_of_the_epoch(settings: dict[str, int], ranks: int) -> None:
+    """Two ranks had seven steps, then others five: no sample is lost or seen twice, and the next epoch is whole."""
+    found: list[int] = []
+    state: dict[str, Any] | None = None
+    for number, steps in ((2, 7), (ranks, 5), (2, 10_000)):
+        group_of = samplers(number, **settings)
+        for sampler in group_of:
+            if state is not None:
+                sampler.load_state_dict(state)
+            found += flat(list(islice(sampler, steps)))
+        state = group_of[-1].state_dict()
+    assert sorted(found) == list(range(1000))
+    (following,) = samplers(1, **settings)
+    assert state is not None
+    following.load_state_dict(state)
+    expected = samplers(1, **settings)[0]
+    expected.set_epoch(1)
+    assert list(following) == list(expected)
+
+
+class Numbers(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("at", [0, 1, 40, 62, 63, 70])
+def test_a_plain_loader_goes_on_by_the_batches_it_gave(num_workers: int, at: int) -> None:
+    """Its workers read ahead of them; 63 batches are an epoch."""
+
+    def loader(sampler: LengthGroupedSampler) -> Any:
+        return DataLoader(Numbers(), batch_sampler=sampler, num_workers=num_workers, collate_fn=list)
+
+    def endless(sampler: LengthGroupedSampler) -> Any:
+        while True:
+            yield from loader(sampler)
+
+    sampler = samplers(2, batch_size=8)[1]
+    assert len(loader(sampler)) == 63
+    stream = endless(sampler)
+    list(islice(stream, at))
+    state = sampler.state_dict(num_batches=at)
+    expected = list(islice(stream, 80))
+    again = samplers(2, batch_size=8)[1]
+    again.load_state_dict(state)
+    assert list(islice(endless(again), 80)) == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("at", [1, 40, 63])
+def test_torchdatas_loader_goes_on_where_it_was(num_workers: int, at: int) -> None:
+    """By its own state, which has the sampler's as it was for the batches that came out."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+    def loader(**states: Any) -> Any:
+        sampler = samplers(2, batch_size=8)[1]
+        made = stateful.StatefulDataLoader(Numbers(), batch_sampler=sampler, num_workers=num_workers, collate_fn=list)
+        for state in states.values():
+            made.load_state_dict(state)
+        return made
+
+    def endless(made: Any) -> Any:
+        while True:
+            yield from made
+
+    first = loader()
+    stream = endless(first)
+    list(islice(stream, at))
+    state = first.state_dict()
+    expected = list(islice(stream, 80))
+    assert list(islice(endless(loader(state=state)), 80)) == expected
+
+
+def test_what_is_over_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Batches of one sample for three ranks: the tenth sample is in none, another one in the next epoch."""
+    with caplog.at_level(logging.WARNING):
+        ranks = samplers(3, range(1, 11), batch_size=1)
+    assert "epoch 0: 1 samples are in no batch" in caplog.text
+    epochs = [{sample for sampler in ranks for sample in flat(list(sampler))} for _ in range(8)]
+    assert {len(epoch) for epoch in epochs} == {9}
+    assert set.union(*epochs) == set(range(10))
+
+
+def test_settings_that_are_none() -> None:
+    for settings, said in (
+        ({}, "give one of the two"),
+        ({"batch_size": 2, "max_batch_tokens": 9}, "give one of the two"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"max_batch_tokens": 9}, "sample 1 has 20 tokens: more than .*max_batch_tokens=9"),
+        ({"batch_size": 2, "rank": 0, "world_size": 4}, "3 samples for 4 ranks"),
+        ({"batch_size": 2, "window": 0}, "window=0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            LengthGroupedSampler([5, 20, 7], **settings)
+    state = LengthGroupedSampler([5, 20, 7], 2).state_dict()
+    with pytest.raises(ValueError, match="a state of other samples or settings"):
+        LengthGroupedSampler([5, 20, 8], 2).load_state_dict(state)
