@@ -7,11 +7,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
@@ -19,8 +20,9 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.streaming import StreamingPackedDataset
 from energon_pack.templates.template import Sample
 from energon_pack.training.members import seen
+from support.alone import demo_model
 from support.packed import demo_config, json_lines, lengths, packed
-from support.running import ROOT
+from support.running import ROOT, need_torchvision
 from support.samples import picture
 from support.stream_rank import SAVED_AFTER
 
@@ -92,6 +94,30 @@ def test_packs_are_full_and_what_they_say(make: Any) -> None:
     batch = dataset.collate(packs[:2])
     assert batch["input_ids"].shape[0] == 2
     assert all(len({"a": 1, "b": 2}.keys() & {name[0] for name in pack}) for pack in ids(packs))
+
+
+def test_a_member_of_a_pack_has_the_logits_it_has_alone(make: Any, one_thread: None) -> None:
+    """A member that sees another, or another one's image, trains on what is not there."""
+    need_torchvision()
+    dataset = make(SOURCES, "packing.group_by=none", "model.rope=qwen2_5_vl", buffer_size=20)
+    model = demo_model(dataset.encoder.template).eval()
+    seen_media = 0
+    for pack in islice(dataset, 4):
+        batch = dataset.collate([pack])
+        with torch.no_grad():
+            together = model(**batch.model_inputs()).logits[0]
+            starts = batch["cu_seq_lens_q"].tolist()
+            for member, (start, end) in zip(pack.members, pairwise(starts), strict=True):
+                name, _, number = member.sample_id.partition("/")
+                source = next(source for source in SOURCES if source.name == name)
+                alone = dataset.encoder.members.encode(source.member(int(number)))
+                tokens = alone.tokens
+                inputs = {"input_ids": tokens.ids[None], "mm_token_type_ids": tokens.types[None], **alone.media}
+                logits = model(**inputs, attention_mask=torch.ones_like(tokens.ids[None]), use_cache=False).logits[0]
+                assert torch.equal(batch["input_ids"][0, start:end], tokens.ids)
+                assert float((together[start:end] - logits).abs().max()) < 1e-5
+                seen_media += alone.num_images
+    assert seen_media > 0
 
 
 def test_a_stream_goes_on_from_any_pack_as_if_nothing_had_happened(make: Any) -> None:
