@@ -28,7 +28,7 @@ task_encoder webdataset
 verify pack
 online
 lazy streaming
-samplers
+samplers automodel
 unpack cli adopt convert metadataset simulate
 __main__
 """
@@ -101,7 +101,13 @@ def test_training_imports_nothing_of_packing(room: str) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("face", ["flavors", "loading", "packed_seq_params", "reading", "task_encoder", "webdataset"])
+FACES = (
+    "automodel", "flavors", "lazy", "loading", "packed_seq_params", "reading", "samplers", "streaming", "task_encoder",
+    "webdataset",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("face", FACES)
 def test_a_public_face_says_what_is_public(face: str) -> None:
     module = importlib.import_module(f"energon_pack.{face}")
     assert module.__all__ == sorted(module.__all__)

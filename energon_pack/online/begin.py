@@ -14,12 +14,12 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.index import draw_samples, first_samples
 from energon_pack.online.given import Given, MapStyle
 from energon_pack.online.indexed import Indexed, write_index
-from energon_pack.online.prepare import first_of_machine, in_memory
+from energon_pack.online.prepare import in_memory
 from energon_pack.online.samples import Samples
 from energon_pack.pack import index_source, prepare_method
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.files import make_once
+from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
 from energon_pack.sources.draws import parse_slice
 from energon_pack.templates.processor import load_saved
@@ -69,7 +69,7 @@ def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None)
     if not sources:
         raise PackError("sources=[]: at least one")
     each = [(_config_of(source, config, given), source) for source in sources]
-    return first_of_machine(lambda: _begin(each))
+    return _begin(each)
 
 
 def _config_of(source: Any, config: PackConfig, given: PackConfig | Sequence[str]) -> PackConfig:
@@ -86,8 +86,9 @@ def _config_of(source: Any, config: PackConfig, given: PackConfig | Sequence[str
 def _begin(each: Sequence[tuple[PackConfig, Any]]) -> Begun:
     places = [resolve(config) if _is_in_files(source) else in_memory(config) for config, source in each]
     config = each[0][0]
-    with LocalExecutor(config.executor.num_workers, runs_script=False) as executor:
-        run = Run(executor, Progress(), places[0].cache_dir)
+    cache = places[0].cache_dir
+    with one_of_machine(cache), LocalExecutor(config.executor.num_workers, runs_script=False) as executor:
+        run = Run(executor, Progress(), cache)
         method, _ = prepare_method(config, places[0], run)
         config = replace(config, model=replace(config.model, template=method.choice.template))
         datasets = [

@@ -7,12 +7,10 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
-
-import torch.distributed as dist
 
 from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.config.compose import compose_config
@@ -34,7 +32,7 @@ from energon_pack.plan.overlong import CUTTING
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.files import make_once
+from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
 from energon_pack.samples.flavors import PACKED
 from energon_pack.sources.shard import Source
@@ -74,7 +72,7 @@ class Prepared:
 def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, fingerprint: str | None) -> Prepared:
     """Index, measure and plan, each as far as it is not in the cache.
 
-    Of the processes of one machine that train together the first one works, and the others find it done.
+    Of the processes of one machine that train together one works, and the others, which wait, find it done.
 
     Args:
         given: a config, or overrides as on the command line.
@@ -91,7 +89,7 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
     if conversations is not None and config.packing.overlong in CUTTING:
         raise PackError(f"packing.overlong={packing.overlong.value}: for files; conversations are not cut")
     micro_batches = packing.topology.micro_batches
-    return first_of_machine(lambda: _prepare(config, conversations, fingerprint, micro_batches))
+    return _prepare(config, conversations, fingerprint, micro_batches)
 
 
 def _prepare(
@@ -104,7 +102,7 @@ def _prepare(
     else:
         places = in_memory(config)
         places = places if known else replace(places, cache_dir=_for_this_process())
-    with LocalExecutor(config.executor.num_workers, runs_script=False) as executor:
+    with one_of_machine(places.cache_dir), LocalExecutor(config.executor.num_workers, runs_script=False) as executor:
         run = Run(executor, Progress(), places.cache_dir)
         indexed = index_source(config, places, run)
         method, cost = prepare_method(config, places, run)
@@ -137,22 +135,6 @@ def in_memory(config: PackConfig) -> Places:
 def _write(folder: Path, planned: Planned, config: PackConfig) -> None:
     write_rows(folder / ROWS, planned.lengths)
     write_ledger(folder / LEDGER, planned.lengths, planned.plan, config.packing)
-
-
-def first_of_machine(work: Callable[[], Result]) -> Result:
-    """Do it in the first process of each machine, then in the others, which find it in the cache."""
-    if not (dist.is_available() and dist.is_initialized()) or os.environ.get("LOCAL_RANK", "0") == "0":
-        try:
-            return work()
-        finally:
-            _meet()
-    _meet()
-    return work()
-
-
-def _meet() -> None:
-    if dist.is_available() and dist.is_initialized():
-        dist.barrier()
 
 
 def _for_this_process() -> Path:

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -116,3 +117,16 @@ def naming_place(knob: str, folder: Path) -> Iterator[None]:
             f"{folder}: {os.strerror(error.errno)}; make room, or choose another {knob}: the same command goes on from"
             " what is there"
         ) from None
+
+
+@contextmanager
+def one_of_machine(folder: Path) -> Iterator[None]:
+    """One process of this machine at a time, of those that want what is made in a folder; it is theirs when it ends.
+
+    The lock is a file of the machine's own: a shared file system may have none. It goes with its process, however that
+    ends, so nobody waits for ever; and whoever comes alone, before the others, passes.
+    """
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    with open(Path(tempfile.gettempdir()) / f"energon_pack-{os.getuid()}-{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,12 +1,16 @@
 """A file that is trusted later is whole."""
 
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from energon_pack.run.files import make_once, write_whole
+from energon_pack.run.files import make_once, one_of_machine, write_whole
+from support.running import ROOT
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,3 +48,30 @@ def test_a_folder_that_was_damaged_is_made_again(tmp_path: Path, damage: Callabl
         assert {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()} == content
     make_once(folder, lambda _: pytest.fail("it is whole"))
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_one_process_of_a_machine_works_and_others_wait(tmp_path: Path) -> None:
+    """Else eight ranks measure the same; with a barrier, those that are let in one after another wait for ever."""
+    script = (
+        "import sys, time; from pathlib import Path; from energon_pack.run.files import one_of_machine\n"
+        "with one_of_machine(Path(sys.argv[1])): print('in', flush=True); time.sleep(600)"
+    )
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=variables
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "in\n"
+        entered = threading.Event()
+
+        def enter() -> None:
+            with one_of_machine(tmp_path):
+                entered.set()
+
+        waiting = threading.Thread(target=enter, daemon=True)
+        waiting.start()
+        assert not entered.wait(0.3)
+        with one_of_machine(tmp_path / "other"):
+            pass
+        holder.kill()
+        assert entered.wait(60)

@@ -1,0 +1,196 @@
+"""Packs in NeMo Automodel (0.7): a dataset and a collate function that its YAML names with `_target_`, no patches.
+
+    dataset:
+      _target_: energon_pack.automodel.dataset
+      pack: [+model=qwen3_vl, source.path=/data/wds, packing.max_token_len=8192]
+      mask: flash_varlen
+    dataloader:
+      collate_fn: {_target_: energon_pack.automodel.collate}
+
+`validation_dataset` and `validation_dataloader` are written alike. A section `packed_sequence` would pack the packs.
+Batches have the keys of Automodel's own packs; labels are shifted within each member. What keeps members apart is for
+the built model to say, which no data loader sees: `check(recipe)` asks it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+
+from energon_pack.errors import PackError
+from energon_pack.lazy import LazyPackedDataset
+from energon_pack.training.automodel_batch import MASKS, media, neat, thd
+from energon_pack.training.pack_encoder import Pack
+
+__all__ = ["PackRows", "check", "collate", "dataset"]
+
+
+def dataset(
+    pack: Sequence[str],
+    *,
+    mask: str | None = None,
+    metadata: bool = False,
+    pixels: str | None = "bfloat16",
+    **settings: Any,
+) -> "PackRows":
+    """Packs for `dataset` or `validation_dataset` of a YAML.
+
+    Args:
+        pack: overrides as on the command line.
+        mask: of `MASKS`, by the attention of the model; in `packing=thd` none.
+        metadata: `packed_token_indices`, `cu_seqlens` and `max_seqlen` beside another mask, which Qwen3.5 wants.
+        pixels: dtype of pixels in a batch; null: as the processor makes them.
+        settings: of LazyPackedDataset: `split`, `max_packs`, `pad_to`, `on_bad_member` …
+
+    Raises:
+        PackError: a value that is none of these; weights or dummy images, which Automodel's training step knows not.
+    """
+    if mask not in (None, *MASKS):
+        raise PackError(f"mask={mask}: one of {', '.join(MASKS)}")
+    if pixels is not None and not isinstance(getattr(torch, pixels, None), torch.dtype):
+        raise PackError(f"pixels={pixels}: a dtype of torch, such as bfloat16, or null")
+    for name in ("loss_weight", "dummy_image", "labels"):
+        if name in settings:
+            raise PackError(f"{name}={settings[name]}: Automodel's training step has no place for it; leave it out")
+    return PackRows(
+        partial(LazyPackedDataset, pack, labels="shifted", rope_rows=True, **settings), mask, metadata, pixels
+    )
+
+
+@dataclass(frozen=True)
+class PackRows(torch.utils.data.Dataset["PackRow"]):
+    """Packs that know how Automodel wants them laid out.
+
+    They are planned when their number is first asked for, by all ranks at once: where Automodel makes a dataset, the
+    other ranks wait for the first, which must not wait for them.
+    """
+
+    make: Callable[[], LazyPackedDataset]
+    mask: str | None = None
+    metadata: bool = False
+    pixels: str | None = "bfloat16"
+
+    @cached_property
+    def packs(self) -> LazyPackedDataset:
+        packs = self.make()
+        layout = packs.encoder.layout
+        if (self.mask is None) == (layout == "neat"):
+            told = f"one of {', '.join(MASKS)}, by the attention of the model" if self.mask is None else "leave it out"
+            raise PackError(f"mask={self.mask} with layout={layout}: {told}")
+        return packs
+
+    def __len__(self) -> int:
+        return len(self.packs)
+
+    def __getitem__(self, index: int) -> "PackRow":
+        return PackRow(self.packs[index], self)
+
+    def robust_collate(self, collate_fn: Callable[[Any], Any]) -> "EpochCollate":
+        """What Automodel's loader asks of a dataset: the function by which it collates, told of epochs."""
+        return EpochCollate(collate_fn, self)
+
+
+@dataclass(frozen=True)
+class EpochCollate:
+    """A collate function through which Automodel's scheduler says which epoch it is: each has a plan of its own."""
+
+    collate_fn: Callable[[Any], Any]
+    dataset: PackRows
+
+    def __call__(self, rows: Sequence["PackRow"]) -> Any:
+        return self.collate_fn(rows)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.dataset.packs.set_epoch(epoch)
+
+
+class PackRow(NamedTuple):
+    """A pack on its way to `collate`."""
+
+    pack: Pack
+    dataset: PackRows
+
+
+def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
+    """A batch as Automodel's `neat_packed_vlm_collater` or `packed_sequence_thd_vlm_collater` give it.
+
+    Args:
+        rows: B packs; in `thd` one (`step_scheduler.local_batch_size: 1`).
+        processor: Automodel's, which it gives to every collate function; not used.
+
+    Returns:
+        neat: input_ids, labels, mm_token_type_ids, _packed_seq_ids [B, S]; position_ids [B, S], or [3, B, S] of M-RoPE;
+        and by `mask`: cu_seq_lens_q/k and max_length_q/k; or position_ids [4, B, S] and use_cache; or attention_mask
+        [B, 1, S, S] or [B, S]; with metadata packed_token_indices [B, S], cu_seqlens int32 [B, members + 1], -1 on what
+        is not there, and max_seqlen. thd: input_ids, labels [1, T], position_ids [1, T] or [3, 1, T], seq_lens,
+        seq_lens_padded [1, members], qkv_format. Both: the processor's media, n_images_per_sample and
+        n_videos_per_sample [B] where there are any.
+
+    Raises:
+        BadPack: several packs in a layout that holds one.
+    """
+    dataset = rows[0].dataset
+    encoder = dataset.packs.encoder
+    batch = encoder.batch([row.pack for row in rows])
+    if dataset.mask is None:
+        text = thd(batch)
+    else:
+        lengths = [[len(member.tokens) for member in row.pack.members] for row in rows]
+        text = neat(batch, lengths, dataset.mask, dataset.metadata)
+    return {**text, **media(batch, dataset.pixels, len(rows))}
+
+
+def check(recipe: Any) -> None:
+    """Ask the model that Automodel has built whether it keeps the members of these packs apart.
+
+    Args:
+        recipe: a `FinetuneRecipeForVLM` after `setup()`.
+
+    Raises:
+        PackError: says what to set.
+    """
+    for name in ("cp_size", "pp_size"):
+        if (size := getattr(recipe.mesh_context, name)) > 1:
+            raise PackError(f"distributed.{name}={size}: packs were not tried with it; set 1")
+    for loader in filter(None, (recipe.dataloader, recipe.val_dataloader)):
+        if isinstance(loader.dataset, PackRows):
+            check_rows(recipe.model_parts, loader.dataset)
+
+
+def check_rows(models: Sequence[Any], rows: PackRows) -> None:
+    """As `check`, for one dataset.
+
+    Args:
+        models: the model, or the stages of it on this rank.
+    """
+    theirs = import_module("nemo_automodel.components.models.common.packing")
+    if not hasattr(theirs, "configure_packing_for_models"):
+        raise PackError("this nemo_automodel packs by functions of transformers that it replaces: take 0.7 or newer")
+    model, encoder = getattr(models[0], "module", models[0]), rows.packs.encoder
+    attention = theirs.get_model_attn_implementation(model)
+    name = f"{type(model).__name__} with attention {attention}"
+    has_thd = getattr(getattr(model, "ModelCapabilities", None), "supports_thd", False)
+    if encoder.layout == "thd":
+        if not has_thd or attention != "te":
+            raise PackError(f"packing=thd: {name} has no place for it; te has in a model with THD, others take neat")
+        return
+    contract = theirs.configure_packing_for_models(models)
+    own = hasattr(model, "backend")  # else its attention is that of transformers
+    told = contract.packed_mask_type
+    exact = {told}
+    if not own and encoder.mask != "positions":
+        raise PackError(f"model.mask={encoder.mask}: Automodel has one mask for all layers of {name}; positions goes")
+    if told == "block_causal" and not own:
+        exact = {"sdpa": {"positions", "block_causal"}, "eager": {"positions"}}.get(attention, set())
+    elif told == "block_causal" and not contract.requires_packed_sequence_metadata and has_thd:
+        exact = set()
+    elif told == "block_causal" and attention == "te":
+        exact = {"metadata"} if contract.requires_packed_sequence_metadata else set()
+    if rows.mask not in exact:
+        knob = f"mask: {' or '.join(sorted(exact))}" if exact else f"packing={'thd and te' if has_thd else 'off'}"
+        raise PackError(f"mask={rows.mask}: members would see each other in {name}; {knob}")
+    if contract.requires_packed_sequence_metadata and not (rows.metadata or rows.mask == "metadata"):
+        raise PackError(f"metadata=false: members would see each other in {name}; metadata: true")

@@ -1,0 +1,241 @@
+"""Packs in NeMo Automodel: batches under its names, its YAMLs, and what its models are asked before a training.
+
+The slow test runs `support/with_automodel.py` in a Python that has nemo_automodel (and pytest, hypothesis and what
+energon_pack needs): this one, or the one that AUTOMODEL_PYTHON names.
+"""
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from energon_pack.automodel import EpochCollate, PackRows, collate, dataset
+from energon_pack.config.compose import compose_config
+from energon_pack.training.automodel_batch import media, neat, thd
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.layout import Form, Member
+from energon_pack.training.layout import neat as neat_layout
+from energon_pack.training.layout import thd as thd_layout
+from support.running import ROOT, command, run
+
+RECIPES = ROOT / "recipes" / "automodel"
+YAMLS = sorted(RECIPES.glob("*.yaml"))
+#: what every neat batch has, and what `mask` adds
+TEXT = {"input_ids", "labels", "position_ids", "mm_token_type_ids", "_packed_seq_ids"}
+ADDED = {
+    "flash_varlen": {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"},
+    "positions": {"use_cache"},
+    "block_causal": {"attention_mask"},
+    "document_ids": {"attention_mask"},
+    "metadata": {"packed_token_indices", "cu_seqlens", "max_seqlen"},
+}
+Overrides = Callable[..., list[str]]
+
+
+def member(*ids: int) -> Member:
+    tokens = torch.tensor(ids)
+    labels = torch.cat([torch.tensor([-100]), tokens[1:]])
+    return Member(tokens, labels, torch.zeros_like(tokens), torch.arange(len(ids)).expand(3, -1))
+
+
+#: a row of 3 + 2 tokens, and one of 4
+ROWS = [[member(11, 12, 13), member(21, 22)], [member(31, 32, 33, 34)]]
+LENGTHS = [[3, 2], [4]]
+
+
+def batch_of(mask: str, metadata: bool = False) -> dict[str, Any]:
+    return neat(PackedBatch(neat_layout(ROWS, Form(shifted=True, rope=True))), LENGTHS, mask, metadata)
+
+
+# ------------------------------------------------------------------------------------------------------------ batches
+
+
+def test_a_neat_batch() -> None:
+    """Labels are shifted: the last token of a member would else learn the first of the next."""
+    batch = batch_of("flash_varlen")
+    assert batch["input_ids"].tolist() == [[11, 12, 13, 21, 22], [31, 32, 33, 34, 0]]
+    assert batch["labels"].tolist() == [[12, 13, -100, 22, -100], [32, 33, 34, -100, -100]]
+    assert batch["_packed_seq_ids"].tolist() == [[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]]
+    assert batch["position_ids"].tolist() == [[[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]] * 3
+    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 5, 9, 10]
+    assert batch["max_length_q"] == 4
+
+
+def test_what_keeps_members_apart() -> None:
+    mask = batch_of("block_causal")["attention_mask"]
+    assert mask.shape == (2, 1, 5, 5)
+    assert mask.dtype == torch.bool
+    assert mask[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
+    assert not mask[1, 0, 4].any()
+    assert batch_of("document_ids")["attention_mask"].tolist() == [[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]]
+    plain = batch_of("positions")
+    assert plain["position_ids"].shape == (4, 2, 5)
+    assert plain["use_cache"] is False
+
+
+def test_metadata_counts_in_each_row() -> None:
+    batch = batch_of("metadata")
+    assert batch["packed_token_indices"].tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, -1]]
+    assert batch["cu_seqlens"].tolist() == [[0, 3, 5], [0, 4, -1]]
+    assert batch["cu_seqlens"].dtype == torch.int32
+    assert batch["max_seqlen"] == 4
+    assert batch_of("document_ids", metadata=True).keys() == TEXT | ADDED["document_ids"] | ADDED["metadata"]
+
+
+def test_a_thd_batch_is_one_row_with_lengths() -> None:
+    batch = thd(PackedBatch(thd_layout(ROWS[0], Form(multiple=4, rope=True, width=12))))
+    assert batch["input_ids"].tolist() == [[11, 12, 13, 0, 21, 22, 0, 0, 0, 0, 0, 0]]
+    assert batch["labels"].tolist() == [[12, 13, -100, -100, 22, *[-100] * 7]]
+    assert batch["position_ids"].shape == (3, 1, 12)
+    assert batch["seq_lens"].tolist() == [[3, 2]]
+    assert batch["seq_lens_padded"].tolist() == [[4, 8]]
+    assert batch["qkv_format"] == "thd"
+
+
+def test_media_and_how_many_there_are() -> None:
+    """A count where there is none would have Automodel's pipelines look for media that are not there."""
+    given = {"pixel_values": torch.ones(6, 2), "image_grid_thw": torch.ones(3, 3, dtype=torch.int64)}
+    counts = {"n_images_per_sample": torch.tensor([1, 2]), "n_videos_per_sample": torch.tensor([0, 0])}
+    batch = PackedBatch({**given, **counts, "media_keys": sorted(given)})
+    found = media(batch, "bfloat16", 2)
+    assert found.keys() == {"pixel_values", "image_grid_thw", "n_images_per_sample"}
+    assert found["pixel_values"].dtype == torch.bfloat16
+    assert found["image_grid_thw"].dtype == torch.int64
+    assert media(batch, None, 1)["n_images_per_sample"].tolist() == [3]
+    assert media(batch, None, 2)["pixel_values"].dtype == torch.float32
+
+
+# ------------------------------------------------------------------------------------------------------------ datasets
+
+
+@pytest.fixture
+def overrides(demo: tuple[Path, Path], cache: Path) -> Overrides:
+    """What a YAML has in `pack`, for the demo."""
+
+    def make(*more: str) -> list[str]:
+        common = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", f"cache_dir={cache}"]
+        common += ["source.limit=60", "packing.max_token_len=800", "executor.num_workers=1", "measure.verify=0"]
+        return [*common, *more]
+
+    return make
+
+
+@pytest.mark.parametrize("mask", ADDED)
+def test_a_batch_has_the_keys_of_automodels_own_and_no_others(overrides: Overrides, mask: str) -> None:
+    """Its recipe hands all of them to the model."""
+    rows = dataset(overrides("packing.group_by=none"), mask=mask)
+    batch = collate([rows[0], rows[1]], processor=None)
+    assert batch.keys() - {"pixel_values", "image_grid_thw", "n_images_per_sample"} == TEXT | ADDED[mask]
+
+
+def test_training_and_validation_share_no_sample(overrides: Overrides) -> None:
+    pack = overrides("output.splits.val=0.3")
+    ids = []
+    for split in ("train", "val"):
+        rows = dataset(pack, mask="positions", split=split)
+        ids.append({member.sample_id for i in range(len(rows)) for member in rows[i].pack.members})
+    assert min(map(len, ids)) > 9
+    assert not ids[0] & ids[1]
+
+
+def test_fixed_width_in_thd(overrides: Overrides) -> None:
+    """Ranks that exchange tokens with experts have rows of the same width."""
+    rows = dataset(overrides("packing=thd"), pad_to="max_token_len")
+    assert {collate([rows[i]])["input_ids"].shape for i in range(len(rows))} == {(1, 800)}
+    with pytest.raises(ValueError, match="layout=thd holds one pack a batch, not 2"):
+        collate([rows[0], rows[1]])
+
+
+def test_each_epoch_has_packs_of_its_own(overrides: Overrides) -> None:
+    """Automodel's scheduler tells its collate function of epochs, not the dataset."""
+    rows = dataset(overrides(), mask="positions")
+    collated = rows.robust_collate(collate)
+    assert isinstance(collated, EpochCollate)
+    first = collated([rows[0]])["input_ids"]
+    collated.set_epoch(1)
+    assert rows[0].pack.key.split("_")[-2] == "001"
+    collated.set_epoch(0)
+    assert torch.equal(collated([rows[0]])["input_ids"], first)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"mask": "flash"}, "mask=flash: one of flash_varlen, positions, block_causal, document_ids, metadata"),
+        ({"mask": "positions", "pixels": "bf16"}, "pixels=bf16: a dtype of torch"),
+        ({"mask": "positions", "loss_weight": "sqrt"}, "loss_weight=sqrt: Automodel's training step has no place"),
+        ({}, "mask=None with layout=neat: one of flash_varlen"),
+        ({"mask": "positions", "layout": "thd"}, "mask=positions with layout=thd: leave it out"),
+        ({"mask": "positions", "layout": "mlm"}, "layout=mlm has none"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(overrides: Overrides, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        len(dataset(overrides(), **settings))
+
+
+# ------------------------------------------------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
+def test_what_a_yaml_names_is_there(path: Path) -> None:
+    """Overrides compose, targets of ours are importable, and what Automodel would pack itself is left out."""
+    config = yaml.safe_load(path.read_text())
+    assert "packed_sequence" not in config
+    for name in ("dataset", "validation_dataset"):
+        node = dict(config[name])
+        assert target(node.pop("_target_")) is dataset
+        packing = compose_config([re.sub(r"\$\{\w+\}", "/data", override) for override in node.pop("pack")]).packing
+        settings = {key: value for key, value in node.items() if key not in ("split", "pad_to")}
+        assert isinstance(dataset([], **settings), PackRows)
+        assert ("mask" in node) == (packing.layout.value == "neat")
+        assert packing.need_image
+    assert config["dataset"] == {**config["validation_dataset"], "split": "train"}
+    for name in ("dataloader", "validation_dataloader"):
+        assert target(config[name]["collate_fn"]["_target_"]) is collate
+    assert config["step_scheduler"]["max_steps"] > 0
+
+
+def target(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def test_experts_have_rows_of_fixed_width() -> None:
+    config = yaml.safe_load((RECIPES / "qwen3_vl_30b_a3b.yaml").read_text())
+    assert config["distributed"]["ep_size"] == 8
+    assert config["dataset"]["pad_to"] == config["validation_dataset"]["pad_to"] == "max_token_len"
+    assert config["step_scheduler"]["local_batch_size"] == 1
+
+
+def test_help_needs_no_automodel(tmp_path: Path) -> None:
+    result = command(RECIPES / "finetune.py", "--help", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("usage: finetune.py ")
+
+
+@pytest.mark.slow
+def test_with_automodels_own_interfaces(tmp_path: Path) -> None:
+    """`tests/support/with_automodel.py` and `with_automodel_models.py`, where nemo_automodel is."""
+    python = os.environ.get("AUTOMODEL_PYTHON") or (sys.executable if find_spec("nemo_automodel") else None)
+    if python is None:
+        pytest.skip("no nemo_automodel here: AUTOMODEL_PYTHON=PYTHON names one that has it")
+    options = ("-p", "no:cacheprovider", "-W", "ignore", f"--basetemp={tmp_path / 'tests'}", f"--rootdir={ROOT}")
+    files = [ROOT / "tests" / "support" / f"with_automodel{part}.py" for part in ("", "_models")]
+    out = run(python, "-m", "pytest", *options, *files, cwd=ROOT, PYTHONPATH=str(ROOT))
+    assert "passed" in out
+    assert "skipped" not in out
