@@ -1,10 +1,6 @@
 """A stream of packs: every sample where it belongs, and after a restart as if nothing had happened."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice, pairwise
@@ -22,9 +18,8 @@ from energon_pack.templates.template import Sample
 from energon_pack.training.members import seen
 from support.alone import demo_model
 from support.packed import demo_config, json_lines, lengths, packed
-from support.running import ROOT, need_torchvision
+from support.running import need_torchvision
 from support.samples import picture
-from support.stream_rank import SAVED_AFTER
 
 
 class Conversations:
@@ -247,39 +242,3 @@ def test_tars_lines_and_conversations_in_one_stream(make: Any, demo: tuple[Path,
     assert others == sorted([*(f"a.jsonl:{i}" for i in range(1, 4)), *(f"conversations/{i}" for i in range(4))])
     ledger = Counter(line["reason"] for line in json_lines(offline / "skipped.jsonl"))
     assert dataset.statistics()["left_out"] == ledger == {"overlong": 5}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 0), (2, 2)])
-def test_a_killed_training_goes_on_with_the_same_packs(
-    demo: tuple[Path, Path], tmp_path: Path, num_ranks: int, num_workers: int
-) -> None:
-    """A process that is gone leaves a file of numbers, and another goes on where that says."""
-    pytest.importorskip("torchdata.stateful_dataloader")
-    num_steps = 14
-
-    def start(folder: Path, rank: int, steps: int, *state: str) -> "subprocess.Popen[bytes]":
-        folder.mkdir(exist_ok=True)
-        script = ROOT / "tests" / "support" / "stream_rank.py"
-        arguments = [str(demo[0]), str(demo[1]), str(folder), str(num_workers), str(rank), str(num_ranks), str(steps)]
-        return subprocess.Popen([sys.executable, str(script), *arguments, *state])
-
-    def lines(folder: Path, run: str, rank: int) -> list[str]:
-        path = folder / f"{run}-{rank}.txt"
-        return path.read_text().splitlines() if path.exists() else []
-
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for rank in range(num_ranks):
-        assert start(whole, rank, num_steps).wait(120) == 0
-        process = start(killed, rank, 100_000)
-        deadline = time.monotonic() + 120
-        while len(lines(killed, "first", rank)) < SAVED_AFTER + 3:
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert start(killed, rank, num_steps, str(killed / f"state-{rank}.json")).wait(120) == 0
-        expected = lines(whole, "first", rank)
-        assert lines(killed, "first", rank)[:SAVED_AFTER] + lines(killed, "again", rank) == expected
-        assert len(expected) == num_steps
