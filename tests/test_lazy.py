@@ -362,7 +362,7 @@ def test_an_epoch_may_be_named(packs: LazyPackedDataset) -> None:
 def test_steps_are_even_whatever_is_shuffled(packs: LazyPackedDataset) -> None:
     """Visual tokens of the ranks of a step: a rank with many is waited for (Automodel's balance goes with its shuffle).
 
-    A quarter of what chance gives is easily met: docs/performance.md has the figures of real lengths.
+    A quarter of what chance gives is easily met: docs/online.md has the figures of larger sets.
     """
     ranks = 4
     for epoch in range(2):
