@@ -1,6 +1,6 @@
 """Steps of lazy packs over ranks: `python benchmarks/lazy_steps.py`.
 
-For each set, under PackSampler and under torch's DistributedSampler, the time that ranks wait for the slowest of a step,
+For each set, under PackSampler and torch's DistributedSampler, the time that ranks wait for the slowest of a step,
 relative to ranks that never wait (Σ max / Σ mean), in the language model and in the vision encoder; in the first and in
 the second epoch; and what another epoch costs.
 """
