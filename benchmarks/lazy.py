@@ -28,6 +28,7 @@ from energon_pack.lazy import LazyPackedDataset
 from energon_pack.loading import train_arguments
 from energon_pack.samplers import PackSampler
 from energon_pack.sources.demo import make_demo
+from energon_pack.streaming import StreamingPackedDataset
 from energon_pack.task_encoder import PackedTaskEncoder
 
 
@@ -41,16 +42,28 @@ def lazy_batches(settings: list[str], num_workers: int) -> Iterator[Any]:
     return chain.from_iterable(iter(loader) for _ in range(1_000_000))
 
 
+def stream_batches(settings: list[str], num_workers: int) -> Iterator[Any]:
+    packs = StreamingPackedDataset(settings)
+    return iter(DataLoader(packs, 1, collate_fn=packs.collate, num_workers=num_workers))
+
+
 def stored_batches(folder: Path, processor: str, num_workers: int) -> Iterator[Any]:
     worker = WorkerConfig(rank=0, world_size=1, num_workers=num_workers)
     encoder = PackedTaskEncoder(folder, processor)
     return iter(get_savable_loader(get_train_dataset(folder, **train_arguments(folder, encoder, worker))))
 
 
-def start_lazy(settings: list[str]) -> float:
+_BATCHES: dict[str, Callable[..., Iterator[Any]]] = {
+    "lazy": lazy_batches,
+    "streaming": stream_batches,
+    "shards": stored_batches,
+}
+
+
+def start_online(kind: str, settings: list[str]) -> float:
     """Seconds until the first batch."""
     start = time.perf_counter()
-    next(lazy_batches(settings, 0))
+    next(_BATCHES[kind](settings, 0))
     return time.perf_counter() - start
 
 
@@ -65,8 +78,7 @@ def start_stored(source: Path, folder: Path, processor: str) -> tuple[float, flo
 
 def rate(kind: str, arguments: tuple[Any, ...], num_workers: int, num_packs: int) -> tuple[float, float]:
     """Packs a second, and CPU milliseconds of a pack."""
-    make: Callable[..., Iterator[Any]] = lazy_batches if kind == "lazy" else stored_batches
-    batches = make(*arguments, num_workers)
+    batches = _BATCHES[kind](*arguments, num_workers)
     for _ in islice(batches, 2 + 2 * num_workers):
         pass
     start, cpu = time.perf_counter(), cpu_seconds()
@@ -95,13 +107,13 @@ def write_texts(path: Path, num: int) -> None:
             file.write(json.dumps({"messages": turns}) + "\n")
 
 
-def a_million(settings: list[str]) -> dict[str, float]:
+def a_million(settings: list[str], epoch: int) -> dict[str, float]:
     start = time.perf_counter()
     packs = LazyPackedDataset(settings)
     ready = time.perf_counter()
     packs[0]
     first = time.perf_counter()
-    packs.set_epoch(1)
+    packs.set_epoch(epoch)
     state = {**packs.__getstate__(), "encoder": None, "_epoch": None}
     return {
         "packs": len(packs),
@@ -125,17 +137,20 @@ def main() -> None:
         source = folder / "source"
         make_source(source)
         common = ["+model=qwen2_5_vl", f"model.processor={processor}", "executor.num_workers=1"]
-        settings = [*common, f"source.path={source}", f"output.dir={folder}/lazy", "packing.max_members=16"]
+        settings = [*common, f"source.path={source}", "packing.max_members=16"]
         table = Table("start, seconds until the first batch", "cold", "lengths in the cache", box=None)
-        cold, warm = apart(start_lazy, settings), apart(start_lazy, settings)
-        table.add_row("lazy", f"{cold:.1f}", f"{warm:.1f}")
+        for kind in ("lazy", "streaming"):
+            own = [*settings, f"output.dir={folder}/{kind}"]
+            cold, warm = apart(start_online, kind, own), apart(start_online, kind, own)
+            table.add_row(kind, f"{cold:.1f}", f"{warm:.1f}")
         write, load = apart(start_stored, source, folder, processor)
         table.add_row("shards: packing + loading", f"{write:.1f} + {load:.1f}", f"{load:.1f} (packed)")
         console.print(table)
 
         table = Table("rate", "workers", "packs/s", "CPU ms a pack", box=None)
         for num_workers in (0, 2):
-            for kind, given in (("lazy", (settings,)), ("shards", (folder / "packs", processor))):
+            online = [(kind, ([*settings, f"output.dir={folder}/{kind}"],)) for kind in ("lazy", "streaming")]
+            for kind, given in (*online, ("shards", (folder / "packs", processor))):
                 packs, cpu = apart(rate, kind, given, num_workers, arguments.packs)
                 table.add_row(kind, str(num_workers), f"{packs:.1f}", f"{cpu:.1f}")
         console.print(table)
@@ -149,10 +164,10 @@ def main() -> None:
         write_texts(folder / "texts.jsonl", arguments.million)
         many = [*common, "source=jsonl", f"source.path={folder}/texts.jsonl", f"output.dir={folder}/many"]
         begun = time.perf_counter()
-        apart(a_million, many)
+        apart(a_million, many, 1)
         print(f"{arguments.million:,} conversations measured and planned in {time.perf_counter() - begun:.0f} s")
         table = Table("a million, from cached lengths", "", box=None)
-        for name, value in apart(a_million, many).items():
+        for name, value in apart(a_million, many, 2).items():
             table.add_row(name, f"{value:,.1f}")
         console.print(table)
 

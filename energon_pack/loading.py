@@ -52,7 +52,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_SEQUENCE = 100  # samples in a row of one shard, where Energon shuffles
 _AUTO = ReadSettings()  # each sample is looked at
 
 
@@ -113,6 +112,14 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str,
     }
 
 
+def _record(parts: Parts, settings: ReadSettings) -> Record:
+    if "json" in parts:
+        json_part = parts["json"]
+        return parse_record(load_json(json_part) if isinstance(json_part, bytes) else json_part, settings)
+    text = parts["txt"]
+    return caption_record(text if isinstance(text, str) else text.decode(), settings)
+
+
 # ------------------------------------------------------------------------------------------------------- cookers
 
 
@@ -163,11 +170,9 @@ def train_arguments(
 ) -> dict[str, Any]:
     """What `megatron.energon.get_train_dataset(dataset, **…)` has to be given to read packs in the order of their plan.
 
-    For an encoder with `packing_buffer_size`, what has Energon shuffle unpacked samples, and pack them as it reads.
-
     Args:
-        dataset: folder of a packed dataset, or of a source that is packed while it is read. Of a Metadataset each
-            worker draws its datasets by chance: it is shuffled, and steps are not even, which is said.
+        dataset: folder of packs; for an encoder with `packing_buffer_size`, of samples, which Energon shuffles and
+            packs. Of a Metadataset each worker draws its datasets by chance: steps are not even, which is said.
         task_encoder: a `PackedTaskEncoder`; of another one, Energon itself deals the packs.
         worker_config: Energon's: this rank, how many there are, and the workers of each.
         states: where training goes on: `Journal.state()` of every rank of a checkpoint, whatever their number; or of
@@ -176,7 +181,7 @@ def train_arguments(
 
     Raises:
         ValueError: another task encoder, with ranks and workers that the packs were not laid out for, or with states;
-            states that are none; packs, where samples are to be packed.
+            states that are none; packs to be packed.
     """
     if isinstance(states, Mapping) or any("share" not in state for state in states):
         raise ValueError("states: a list with what Journal.state() was on each rank; these are none, or a single one")
@@ -185,12 +190,11 @@ def train_arguments(
     ours = isinstance(task_encoder, GoesOn)
     if ours:
         common["task_encoder"] = task_encoder.going_on(states, micro_batches)
-    buffer_size = getattr(task_encoder, "packing_buffer_size", None)
-    if buffer_size is not None:
+    if (buffer_size := getattr(task_encoder, "packing_buffer_size", None)) is not None:
         if is_packed_here(Path(dataset)):
             raise ValueError(f"{dataset} is packed: packing_buffer_size={buffer_size} packs unpacked samples")
-        shuffled = {"shuffle_buffer_size": buffer_size, "max_samples_per_sequence": _SEQUENCE}
-        return common | shuffled | {"packing_buffer_size": buffer_size}
+        shuffled = {"shuffle_buffer_size": buffer_size, "max_samples_per_sequence": 100}
+        return {**common, **shuffled, "packing_buffer_size": buffer_size}
     if Path(dataset).is_file():
         return common
     _refuse_other_world(dataset, worker_config, ours, bool(states))
@@ -314,14 +318,3 @@ def _built(settings: TemplateSettings) -> Template:
         if settings.model.template not in ASKED:
             raise
         return load_model_template(replace(settings, model=replace(settings.model, template=AUTO[0])))
-
-
-# ---------------------------------------------------------------------------------------------------- single parts
-
-
-def _record(parts: Parts, settings: ReadSettings) -> Record:
-    if "json" in parts:
-        json_part = parts["json"]
-        return parse_record(load_json(json_part) if isinstance(json_part, bytes) else json_part, settings)
-    text = parts["txt"]
-    return caption_record(text if isinstance(text, str) else text.decode(), settings)

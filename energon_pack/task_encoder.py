@@ -133,25 +133,30 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
     def select_samples_to_pack(self, samples: list[MeasuredSample]) -> list[list[MeasuredSample]]:
         """Which of the samples in Energon's buffer share a pack: all are in one, as if there were no others.
 
-        With this encoder's `packing_buffer_size` Energon asks for full packs instead, and what is over waits.
-
-        Raises:
-            FatalSampleError: Energon was given a `packing_buffer_size`, and this encoder was not.
+        Energon's loader asks for full packs instead, and what is over waits: see `build_batch`.
         """
         return self._chosen(samples, at_end=True)
 
     def _chosen(self, samples: list[MeasuredSample], at_end: bool) -> list[list[MeasuredSample]]:
-        if self._measuring is None:
-            raise FatalSampleError("PackedTaskEncoder(…, packing_buffer_size=N) packs samples; this one encodes packs")
+        assert self._measuring is not None, "packing_buffer_size"
         folders = [str(sample.__sources__[0].dataset_path) if sample.__sources__ else "" for sample in samples]
         ages = [samples[-1].number - sample.number for sample in samples]
         packs = self._measuring.choose([sample.measured for sample in samples], folders, ages, at_end)
         return [[samples[i] for i in pack] for pack in packs]
 
     def build_batch(self, dataset: Any, **settings: Any) -> Any:
-        """Energon's own, that keeps in its buffer what fills no pack yet."""
-        built = super().build_batch(dataset, **settings)
-        packing = built
+        """Energon's own, that keeps in its buffer what fills no pack yet.
+
+        Raises:
+            ValueError: one of Energon and this encoder has a `packing_buffer_size`, and the other has none.
+        """
+        given = settings.get("packing_buffer_size")
+        if (given is None) is not (self._measuring is None):
+            raise ValueError(
+                f"PackedTaskEncoder(packing_buffer_size={self.packing_buffer_size}), and Energon was given {given}:"
+                " loading.train_arguments gives it the same"
+            )
+        packing = built = super().build_batch(dataset, **settings)
         while self._measuring is not None and isinstance(packing, BaseWrapperDataset):
             if isinstance(packing, PackingDataset):
                 packing.pre_packer = partial(self._choose_and_keep, packing)

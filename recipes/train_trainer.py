@@ -5,12 +5,12 @@
     torchrun --nproc-per-node 2 recipes/train_trainer.py packed/demo --processor FOLDER --output out
     python recipes/train_trainer.py --lazy +model=qwen2_5_vl packing.max_token_len=2048 --output out
 
-With `--lazy` nothing is packed before: what follows are settings as of `python -m energon_pack`, and the packs of the
-first epoch are those that it would write. Without `--model` it trains the tiny random Qwen2.5-VL of train_tiny.py.
+With `--lazy` or `--streaming` nothing is packed before: what follows are settings as of `python -m energon_pack`.
+Without `--model` it trains the tiny random Qwen2.5-VL of train_tiny.py.
 What to take over is `PackedTrainer`:
 
-- The loader is Energon's own, or one of `LazyPackedDataset`, from `get_train_dataloader`. Accelerate never prepares it:
-  it would cut each batch to its first rows (`dispatch_batches`, its default for an IterableDataset), or have each rank
+- The loader is Energon's own, or one of online_data.py, from `get_train_dataloader`. Accelerate never prepares it: it
+  would cut each batch to its first rows (`dispatch_batches`, its default for an IterableDataset), or have each rank
   skip the packs of the others, though they have been dealt out already. Columns are not removed either, as they are of
   a `train_dataset`.
 - Losses are divided by what all ranks and all accumulated packs train together, in tokens or by `--loss-weight`.
@@ -24,18 +24,20 @@ from typing import Any
 
 import torch
 import transformers
-from lazy_data import LazyLoader
 from megatron.energon import WorkerConfig
+from online_data import LazyLoader, StreamLoader
 from packed_data import TrainLoader, saved_states, train_loader, val_loader
 from train_tiny import evaluate, tiny_model
 
 from energon_pack.lazy import LazyPackedDataset
+from energon_pack.streaming import StreamingPackedDataset
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.training.batch import PackedBatch, total_weight, touch_vision, weighted_loss
 from energon_pack.training.guards import guard
 from energon_pack.training.pack_encoder import PackEncoder
 
+Loader = TrainLoader | LazyLoader | StreamLoader
 prepare_torchvision()  # a CUDA build of it beside a CPU build of torch stops the import of the Trainer
 
 
@@ -46,7 +48,7 @@ class PackedTrainer(transformers.Trainer):
         loader: packs without end, those of this rank alone.
     """
 
-    def __init__(self, model: Any, args: transformers.TrainingArguments, loader: TrainLoader | LazyLoader):
+    def __init__(self, model: Any, args: transformers.TrainingArguments, loader: Loader):
         super().__init__(model, args, callbacks=[LoaderState(loader)])
         self.loader = loader
         self.model_accepts_loss_kwargs = True  # else the Trainer divides by the accumulated packs once more
@@ -72,7 +74,7 @@ class PackedTrainer(transformers.Trainer):
 class LoaderState(transformers.TrainerCallback):
     """Saves where the loader is beside each checkpoint."""
 
-    def __init__(self, loader: TrainLoader | LazyLoader):
+    def __init__(self, loader: Loader):
         self.loader = loader
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -83,7 +85,8 @@ class LoaderState(transformers.TrainerCallback):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path, nargs="?", help="folder of a packed dataset, or a Metadataset")
-    parser.add_argument("--lazy", nargs="+", metavar="SETTING", help="pack while loading: settings of energon_pack")
+    parser.add_argument("--lazy", nargs="+", metavar="SETTING", help="packs planned here: settings of energon_pack")
+    parser.add_argument("--streaming", nargs="+", metavar="SETTING", help="packs of a stream: settings as well")
     parser.add_argument("--processor", help="folder or hub id; default: the model's published one")
     parser.add_argument("--model", help="folder or hub id of a model of transformers; default: tiny and random")
     parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints")
@@ -95,8 +98,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, help="(1e-5; 2e-3 for the tiny model)")
     parser.add_argument("--num-workers", type=int, default=0, help="of each rank (0)")
     arguments = parser.parse_args()
-    if (arguments.dataset is None) is (arguments.lazy is None):
-        parser.error("the folder of a packed dataset, or --lazy and settings")
+    online = arguments.lazy or arguments.streaming
+    if [arguments.dataset, arguments.lazy, arguments.streaming].count(None) != 2:
+        parser.error("the folder of a packed dataset, or --lazy with settings, or --streaming with settings")
 
     settings = transformers.TrainingArguments(
         str(arguments.output),
@@ -114,9 +118,9 @@ def main() -> None:
     )
     options: dict[str, Any] = {"layout": "neat", "dummy_image": True, "loss_weight": arguments.loss_weight}
     encoder: PackedTaskEncoder | PackEncoder
-    if arguments.lazy:
-        processor = [f"model.processor={arguments.processor}"] if arguments.processor else []
-        packs = LazyPackedDataset([*arguments.lazy, *processor], **options)
+    if online:
+        given = [*online, *([f"model.processor={arguments.processor}"] if arguments.processor else [])]
+        packs = LazyPackedDataset(given, **options) if arguments.lazy else StreamingPackedDataset(given, **options)
         encoder = packs.encoder
     else:
         encoder = PackedTaskEncoder(arguments.dataset, arguments.processor, **options)
@@ -128,15 +132,17 @@ def main() -> None:
         rank=settings.process_index, world_size=settings.world_size, num_workers=arguments.num_workers
     )
     states = saved_states(lambda rank: arguments.resume / f"loader_{rank}.pt") if arguments.resume else []
-    loader: TrainLoader | LazyLoader
-    if arguments.lazy:
+    loader: Loader
+    if not online:
+        loader = train_loader(arguments.dataset, encoder, worker, states, arguments.accumulate)
+    elif isinstance(packs, LazyPackedDataset):
         loader = LazyLoader(packs, arguments.num_workers, states, arguments.accumulate)
     else:
-        loader = train_loader(arguments.dataset, encoder, worker, states, arguments.accumulate)
+        loader = StreamLoader(packs, arguments.num_workers, states)
     trainer = PackedTrainer(model, settings, loader)
     trainer.train(resume_from_checkpoint=arguments.resume and str(arguments.resume))
 
-    val = None if arguments.lazy else val_loader(arguments.dataset, encoder, worker)
+    val = None if online else val_loader(arguments.dataset, encoder, worker)
     if val is not None:  # ranks may have different numbers of packs: they meet after them
         sums = torch.tensor(evaluate(model, val), dtype=torch.float64, device=model.device)
         loss, num_tokens = trainer.accelerator.reduce(sums, "sum").tolist()

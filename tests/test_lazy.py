@@ -362,7 +362,7 @@ def test_an_epoch_may_be_named(packs: LazyPackedDataset) -> None:
 def test_steps_are_even_whatever_is_shuffled(packs: LazyPackedDataset) -> None:
     """Visual tokens of the ranks of a step: a rank with many is waited for (Automodel's balance goes with its shuffle).
 
-    A quarter of what chance gives is easily met: docs/performance.md has the figures of real lengths.
+    A quarter of what chance gives is easily met: docs/online.md has the figures of larger sets.
     """
     ranks = 4
     for epoch in range(2):
@@ -381,7 +381,7 @@ def test_steps_are_even_whatever_is_shuffled(packs: LazyPackedDataset) -> None:
         assert waits(ours) < 0.25 * waits([number for step in zip(*by_chance, strict=True) for number in step])
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_training_goes_on_in_the_middle(packs: LazyPackedDataset, num_workers: int) -> None:
     """With a plain loader and with torchdata's, whose workers read ahead."""
     from torchdata.stateful_dataloader import StatefulDataLoader

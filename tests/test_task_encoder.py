@@ -22,11 +22,11 @@ from energon_pack.training.batch import PackedBatch, touch_vision
 from energon_pack.training.calls import Calls
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE
+from support.alone import demo_model
 from support.packed import demo_config, prepare, train
 from support.packed import packed as pack_of
 from support.running import need_torchvision
 from support.samples import picture, video
-from support.tiny import tf
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,26 +55,7 @@ def samples(packed: Path) -> list[Any]:
 @pytest.fixture(scope="module")
 def model(encoder: PackedTaskEncoder) -> Any:
     """A tiny random Qwen2.5-VL with the demo's tokens."""
-    return tiny_model(encoder)
-
-
-def tiny_model(encoder: PackedTaskEncoder) -> Any:
-    tokens = {name: encoder.template.token_id(f"<|{name}_pad|>") for name in ("image", "video")}
-    text: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    text |= {"num_key_value_heads": 2, "vocab_size": 1100, "pad_token_id": 0, "initializer_range": 0.1}
-    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
-    vision = {"depth": 1, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
-    config = tf.Qwen2_5_VLConfig(
-        text_config=text, vision_config={**vision, "fullatt_block_indexes": [0], "tokens_per_second": 2},
-        image_token_id=tokens["image"], video_token_id=tokens["video"],
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return tf.AutoModelForImageTextToText.from_config(config)
+    return demo_model(encoder.template)
 
 
 def loader(source: Any, encoder: Any, num_workers: int = 0, batch_size: int = 1, **settings: Any) -> Any:

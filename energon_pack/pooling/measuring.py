@@ -82,7 +82,7 @@ class Measuring:
     def choose(
         self, measured: Sequence[Measured], datasets: Sequence[Hashable], ages: Sequence[int], at_end: bool
     ) -> list[list[int]]:
-        """Packs of some samples, the oldest first, by their indices: full ones, at least one, and what is over waits.
+        """Packs of some samples, the oldest first, by their indices: full ones of half of them, and the others wait.
 
         Args:
             datasets: of each sample.
@@ -96,7 +96,7 @@ class Measuring:
             pool.end()
             return [[sample.name for sample in pool.take()] for _ in range(pool.num_planned)]
         packs = [pool.take()]
-        while pool.fills_one or pool.num_planned:
+        while pool.num_planned or (pool.fills_one and 2 * len(pool) > len(measured)):
             packs.append(pool.take())
         return [[sample.name for sample in pack] for pack in packs]
 

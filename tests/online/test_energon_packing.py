@@ -134,9 +134,11 @@ def test_packs_and_encoders_that_do_not_go_together(
     arguments = train_arguments(source, encoder, worker)
     with pytest.raises(FatalSampleError, match="is a pack: packing_buffer_size packs unpacked samples"):
         next(iter(get_savable_loader(get_train_dataset(offline, **arguments))))
-    arguments["task_encoder"] = online(offline, demo)
-    with pytest.raises(FatalSampleError, match="this one encodes packs"):
-        next(iter(get_savable_loader(get_train_dataset(source, **arguments))))
+    for left in ("task_encoder", "packing_buffer_size"):
+        other = {**arguments, "task_encoder": online(offline, demo), "packing_buffer_size": None}
+        other[left] = arguments[left]
+        with pytest.raises(ValueError, match=r"PackedTaskEncoder\(packing_buffer_size=.*, and Energon was given"):
+            get_train_dataset(source, **other)
     with pytest.raises(ValueError, match="packing_buffer_size needs the settings of a dataset"):
         PackedTaskEncoder(source, str(demo[1]), model="qwen2_5_vl", packing_buffer_size=24)
 

@@ -147,7 +147,7 @@ def test_datasets_of_hugging_face(tmp_path: Path) -> None:
     options = ("-p", "no:cacheprovider", "-W", "ignore", f"--basetemp={tmp_path / 'tests'}", f"--rootdir={ROOT}")
     script = ROOT / "tests" / "support" / "with_datasets.py"
     out = run(
-        python, "-m", "pytest", "-q", *options, script, "-c", ROOT / "pyproject.toml", cwd=ROOT, PYTHONPATH=path,
+        python, "-m", "pytest", *options, script, "-c", ROOT / "pyproject.toml", cwd=ROOT, PYTHONPATH=path,
         HF_HUB_OFFLINE="1",
     )  # fmt: skip
     assert "3 passed" in out

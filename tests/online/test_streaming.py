@@ -3,11 +3,12 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
@@ -15,6 +16,9 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.streaming import StreamingPackedDataset
 from energon_pack.templates.template import Sample
 from energon_pack.training.members import seen
+from support.alone import demo_model
+from support.packed import demo_config, json_lines, lengths, packed
+from support.running import need_torchvision
 from support.samples import picture
 
 
@@ -87,6 +91,30 @@ def test_packs_are_full_and_what_they_say(make: Any) -> None:
     assert all(len({"a": 1, "b": 2}.keys() & {name[0] for name in pack}) for pack in ids(packs))
 
 
+def test_a_member_of_a_pack_has_the_logits_it_has_alone(make: Any, one_thread: None) -> None:
+    """A member that sees another, or another one's image, trains on what is not there."""
+    need_torchvision()
+    dataset = make(SOURCES, "packing.group_by=none", "model.rope=qwen2_5_vl", buffer_size=20)
+    model = demo_model(dataset.encoder.template).eval()
+    seen_media = 0
+    for pack in islice(dataset, 4):
+        batch = dataset.collate([pack])
+        with torch.no_grad():
+            together = model(**batch.model_inputs()).logits[0]
+            starts = batch["cu_seq_lens_q"].tolist()
+            for member, (start, end) in zip(pack.members, pairwise(starts), strict=True):
+                name, _, number = member.sample_id.partition("/")
+                source = next(source for source in SOURCES if source.name == name)
+                alone = dataset.encoder.members.encode(source.member(int(number)))
+                tokens = alone.tokens
+                inputs = {"input_ids": tokens.ids[None], "mm_token_type_ids": tokens.types[None], **alone.media}
+                logits = model(**inputs, attention_mask=torch.ones_like(tokens.ids[None]), use_cache=False).logits[0]
+                assert torch.equal(batch["input_ids"][0, start:end], tokens.ids)
+                assert float((together[start:end] - logits).abs().max()) < 1e-5
+                seen_media += alone.num_images
+    assert seen_media > 0
+
+
 def test_a_stream_goes_on_from_any_pack_as_if_nothing_had_happened(make: Any) -> None:
     """With JSON in between; without what waits, the packs after a restart would be other ones."""
     for replacement in (True, False):
@@ -128,3 +156,89 @@ def test_a_loader_of_torchdata_goes_on(make: Any, num_workers: int, world_size: 
         again = loader(rank)
         again.load_state_dict(state)
         assert before + names(again) == whole
+
+
+def test_a_state_goes_on_with_the_same_ranks_workers_and_settings_alone(make: Any) -> None:
+    """With others, samples would be drawn by two lanes, or by none; it is refused in one line."""
+    state = make(SOURCES, rank=0, world_size=2, buffer_size=12).state_dict()
+    for options, said in (
+        ({"rank": 0, "world_size": 4}, "world_size=4: this state goes on with world_size=2 alone"),
+        ({"rank": 1, "world_size": 2}, "rank=1: this state goes on with rank=0 alone"),
+        ({"rank": 0, "world_size": 2, "buffer_size": 13}, "buffer_size=13: .* buffer_size=12 alone"),
+        ({"rank": 0, "world_size": 2, "weights": [1, 2]}, r"weights=\[1.0, 2.0\]: .* weights=None alone"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make(SOURCES, **{"buffer_size": 12, **options}).load_state_dict(state)
+    with pytest.raises(ValueError, match="num_workers=1: this state goes on with num_workers=2 alone"):
+        make(SOURCES, rank=0, world_size=2, buffer_size=12).load_state_dict({**state, "num_workers": 2})
+    with pytest.raises(ValueError, match="fingerprint="):
+        make(SOURCES, "packing.max_images=4", rank=0, world_size=2, buffer_size=12).load_state_dict(state)
+
+
+def test_epochs_and_seeds_are_other_orders(make: Any) -> None:
+    dataset = make(SOURCES, seed=1)
+    first, again = (ids(islice(dataset, 5)) for _ in range(2))
+    dataset.set_epoch(1)
+    second = ids(islice(dataset, 5))
+    other = ids(islice(make(SOURCES, seed=2), 5))
+    assert first == again
+    assert len({str(packs) for packs in (first, second, other)}) == 3
+
+
+def test_samples_are_drawn_by_weight(make: Any) -> None:
+    """Of packs that are as full, three quarters of the samples are of the one that counts three times as much."""
+    packs = ids(islice(make(SOURCES, "packing.group_by=none", weights=[1, 3], buffer_size=20), 60))
+    of = Counter(name[0] for pack in packs for name in pack)
+    assert abs(of["b"] / of.total() - 0.75) < 0.05
+
+
+def test_a_sample_that_can_not_be_read_is_counted_or_ends_the_training(make: Any) -> None:
+    """Never is it replaced by another, and never is it missing without a word."""
+    sources = [Conversations("a", 30, bad=[3, 7])]
+    dataset = make(sources, replacement=False)
+    packs = list(dataset)
+    assert sorted(name for pack in ids(packs) for name in pack) == sorted(
+        f"a/{i}" for i in range(30) if i not in (3, 7)
+    )
+    assert dataset.statistics()["left_out"] == {"unreadable_media": 2}
+    with pytest.raises(ValueError, match=r"a/[37]: unreadable_media: torn \(on_bad_member=drop leaves"):
+        list(make(sources, replacement=False, on_bad_member="raise"))
+    with pytest.raises(ValueError, match="none of the samples drawn can be packed: unreadable_media: torn"):
+        next(iter(make([Conversations("a", 5, bad=range(5))])))
+
+
+def test_overlong_samples_as_the_settings_say(make: Any) -> None:
+    """Left out and counted, in a pack of their own, or an error that names one; cutting them needs a plan."""
+    sources = [Conversations("a", 23)]
+    short = ["packing.max_token_len=64"]
+    dataset = make(sources, *short, replacement=False)
+    found = [name for pack in ids(dataset) for name in pack]
+    assert dataset.statistics()["left_out"] == {"overlong": 23 - len(found)}
+    assert 0 < len(found) < 23
+    own = make(sources, *short, "packing.overlong=own_pack", "packing.hard_limit=256", replacement=False)
+    packs = list(own)
+    assert len([name for pack in ids(packs) for name in pack]) == 23
+    assert all(len(pack.members) == 1 for pack in packs if sum(len(of.tokens) for of in pack.members) > 64)
+    with pytest.raises(ValueError, match=r"a/\d+: overlong: \d+ > packing.max_token_len=64 \(packing.overlong=drop"):
+        list(make(sources, *short, "packing.overlong=error", replacement=False))
+    with pytest.raises(ValueError, match=r"packing\.overlong=split_turns needs a plan over all samples"):
+        make(sources, "packing.overlong=split_turns")
+
+
+def test_tars_lines_and_conversations_in_one_stream(make: Any, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Each source as its overrides say; what of the tars is in no pack is what offline packing leaves out."""
+    turns = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "A word."}]
+    (tmp_path / "a.png").write_bytes(picture(56, 56, "PNG"))
+    lines = [{"messages": turns, "images": ["a.png"]}] * 5
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    held = [{"messages": [{"role": "user", "content": "hi"}, turns[1]]} for _ in range(4)]
+    sources = [str(demo[0]), ["source=jsonl", f"source.path={tmp_path / 'a.jsonl'}", "source.limit=3"], held]
+    offline = packed(demo_config(demo, tmp_path / "cache", tmp_path, packing__max_token_len=1024, max_skipped=1.0))
+    dataset = make(sources, "packing.max_token_len=1024", replacement=False)
+    names = Counter(name for pack in ids(dataset) for name in pack)
+    expected = {f"{shard}/{key}": 1 for shard, key, _ in lengths(offline)}
+    assert {name: count for name, count in names.items() if name in expected} == expected
+    others = sorted(names.keys() - expected.keys())
+    assert others == sorted([*(f"a.jsonl:{i}" for i in range(1, 4)), *(f"conversations/{i}" for i in range(4))])
+    ledger = Counter(line["reason"] for line in json_lines(offline / "skipped.jsonl"))
+    assert dataset.statistics()["left_out"] == ledger == {"overlong": 5}

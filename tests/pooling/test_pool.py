@@ -1,5 +1,6 @@
 """The pool makes packs of samples that wait: none is lost, doubled or kept waiting, and no limit is broken."""
 
+import json
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
@@ -8,7 +9,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from energon_pack.plan.settings import PackingConfig
+from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.pooling.fullest import fullest
 from energon_pack.pooling.pool import Pool, Waiting, costs_of
 
@@ -93,8 +94,32 @@ def test_every_sample_is_in_one_pack_that_breaks_no_limit(
         assert sum(count[2] for count in counts) <= (caps[1] or 10000)
         assert len(pack) <= (caps[2] or 1000)
         assert sum(count[0] ** 2 for count in counts) <= (cost or 10**6)
-    assert pool.longest_wait < 2 * buffer_size or pool.longest_wait <= len(packs)
     assert pool.num_packs == len(packs)
+
+
+@hypothesis.given(st.lists(st.tuples(st.integers(1, 40), st.sampled_from("abc")), max_size=80), st.integers(1, 9))
+def test_a_pool_goes_on_from_its_state_and_nobody_waits_for_ever(
+    drawn: list[tuple[int, str]], buffer_size: int
+) -> None:
+    """Through JSON, after each pack, the end among them; own packs and waiting times are in it, too."""
+    packing = PackingConfig(max_token_len=30, overlong=Overlong.own_pack, hard_limit=40)
+    pool = Pool(packing, buffer_size)
+    most_waiting = 0
+    for number, (length, group) in enumerate(drawn):
+        pool.add(number, (length,), group)
+        most_waiting = max(most_waiting, len(pool))
+        while not pool.num_missing:
+            pool, before = Pool(packing, buffer_size), pool
+            pool.load(json.loads(json.dumps(before.state())))
+            assert pool.take() == before.take()
+    pool.end()
+    while len(pool):
+        pool, before = Pool(packing, buffer_size), pool
+        pool.load(json.loads(json.dumps(before.state())))
+        assert pool.take() == before.take()
+    assert pool.num_taken == len(drawn)
+    num_own = sum(length > 30 for length, _ in drawn)  # which go at once, whoever waits
+    assert pool.longest_wait <= buffer_size + most_waiting + num_own
 
 
 def test_a_small_buffer_waits_until_it_fills_a_pack() -> None:

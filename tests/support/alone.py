@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from energon_pack.config import Rope
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
+from energon_pack.templates.template import Template
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.members import Encoded
 from support.packed import demo_config, packed, train
@@ -18,6 +19,28 @@ def pack_demo(demo: tuple[Path, Path], cache: Path, folder: Path) -> Path:
     """60 of the demo's samples for Qwen2.5-VL, in shards of a few packs."""
     settings: dict[str, Any] = {"source__limit": 60, "packing__max_token_len": 800, "output__max_shard_packs": 2}
     return packed(demo_config(demo, cache, folder, model__rope=Rope.qwen2_5_vl, **settings))
+
+
+def demo_model(template: Template) -> Any:
+    """A tiny random Qwen2.5-VL with the demo's tokens."""
+    import transformers as tf
+
+    tokens: dict[str, Any] = {name: template.token_id(f"<|{name}_pad|>") for name in ("image", "video")}
+    text: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    text |= {"num_key_value_heads": 2, "vocab_size": 1100, "pad_token_id": 0, "initializer_range": 0.1}
+    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+    vision = {"depth": 1, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
+    config = tf.Qwen2_5_VLConfig(
+        text_config=text, vision_config={**vision, "fullatt_block_indexes": [0], "tokens_per_second": 2},
+        image_token_id=tokens["image"], video_token_id=tokens["video"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return tf.AutoModelForImageTextToText.from_config(config)
 
 
 def members_of(dataset: Path, encoder: PackedTaskEncoder, wanted: Iterable[str]) -> dict[str, Encoded]:

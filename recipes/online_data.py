@@ -7,7 +7,9 @@ from packed_data import Endless
 from torch.utils.data import DataLoader
 
 from energon_pack.lazy import LazyPackedDataset
+from energon_pack.online.ranks import ranks_here
 from energon_pack.samplers import PackSampler
+from energon_pack.streaming import StreamingPackedDataset
 
 
 class LazyLoader(Endless):
@@ -39,3 +41,29 @@ class LazyLoader(Endless):
     def save_state(self) -> dict[str, Any]:
         """After the batches that were taken, whatever was read ahead."""
         return self._sampler.state_dict(self._num_taken)
+
+
+class StreamLoader(Endless):
+    """Packs of a stream, without end; as many ranks and workers go on with them as began.
+
+    Args:
+        packs: a `StreamingPackedDataset`.
+        num_workers: of this rank.
+        states: `save_state` of every rank of a checkpoint, to go on from there.
+    """
+
+    def __init__(self, packs: StreamingPackedDataset, num_workers: int = 0, states: Sequence[dict[str, Any]] = ()):
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        self._rank, self._ranks = ranks_here()
+        if states and len(states) != self._ranks:
+            raise ValueError(f"a stream goes on with as many ranks as it began with: {len(states)}, not {self._ranks}")
+        self._loader = StatefulDataLoader(packs, 1, collate_fn=packs.collate, num_workers=num_workers)
+        for state in states:
+            if state["rank"] == self._rank:
+                self._loader.load_state_dict(state["loader"])
+        super().__init__(self._loader)
+
+    def save_state(self) -> dict[str, Any]:
+        """After the batches that were taken, whatever was read ahead."""
+        return {"loader": self._loader.state_dict(), "rank": self._rank, "ranks": self._ranks}
