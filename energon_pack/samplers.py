@@ -73,6 +73,9 @@ class PackSampler(Sampler[tuple[int, int]]):
         self._stream = Stream(share.place.num, share.place.topology)
         #: packs that this rank had since the place of its share
         self._turn = self._begun = share.taken.first
+        is_other = share.place.topology.micro_batches != self._of_step
+        #: turns before the first whole step, of a state whose steps had another number of packs
+        self._odd = self._turn % self._of_step if is_other else 0
         #: and before that
         self._before = states[0]["batches"] - self._turn if len(states) == 1 else 0
 
@@ -125,7 +128,7 @@ class PackSampler(Sampler[tuple[int, int]]):
         """The turn after the last one of an iteration: whole steps of packs of its epoch and those before."""
         place = self._share.place
         left = place.taken.index((iteration + 1) * place.num)
-        return left // (self._ranks * self._of_step) * self._of_step
+        return (left // self._ranks - self._odd) // self._of_step * self._of_step + self._odd
 
     def _pack(self, position: int) -> tuple[int, int]:
         epoch = position // self._share.place.num

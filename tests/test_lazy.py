@@ -346,6 +346,23 @@ def test_a_rank_goes_on_with_its_own_state(num: int, ranks: int, after: int) -> 
         sampler(Fake(num + 1), ranks - 1, ranks).load_state_dict(one.state_dict())
 
 
+def test_steps_stay_whole_where_they_change() -> None:
+    """Going on with other `micro_batches`, an epoch would end in the middle of an accumulation."""
+    packs: Any = Fake(20)
+    one = sampler(packs, 0, 2, micro_batches=3)
+    before = list(islice(chain.from_iterable(repeat_call(one)), 3))
+    state = one.state_dict()
+    for _ in range(2):  # its own state, too
+        other = sampler(packs, 0, 2, micro_batches=4)
+        other.load_state_dict(state)
+        found = list(other)
+        assert len(found) == 4
+        assert not {*before} & {*found}
+        assert len(list(other)) % 4 == 0
+        other.load_state_dict(state)
+        state = other.state_dict()
+
+
 def test_an_epoch_may_be_named(packs: LazyPackedDataset) -> None:
     """Trainers call `set_epoch` before each; one that is under way goes on."""
     one = sampler(packs, 0, 2)

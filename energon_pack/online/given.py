@@ -172,6 +172,8 @@ class GivenRows:
 
 def undecoded(dataset: Any) -> Any:
     """A dataset of Hugging Face's whose images and videos stay the bytes of their files; any other as it is."""
+    if (getattr(dataset, "format", None) or {}).get("type") == "custom":
+        return dataset  # its transform is written for images
     for name, feature in (getattr(dataset, "features", None) or {}).items():
         if (plain := _undecoded(feature)) is not None:
             dataset = dataset.cast_column(name, plain)

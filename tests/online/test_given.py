@@ -1,5 +1,6 @@
 """A user's own conversations, in the forms that datasets have them."""
 
+import dataclasses
 import io
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,25 @@ def test_what_a_dataset_raises_is_named(error: Exception) -> None:
     no_dataset: Any = iter([])
     with pytest.raises(PackError, match=r"conversations: TypeError: .* has no len"):
         Given(no_dataset, ReadSettings())
+
+
+class Formatted:
+    """As a dataset of Hugging Face's with `set_transform`."""
+
+    def __init__(self) -> None:
+        self.format = {"type": "custom"}
+        self.features = {"images": dataclasses.make_dataclass("Image", [("decode", bool, True)])()}
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, number: int) -> Any:
+        return {"messages": TURNS, "images": [picture()]}
+
+
+def test_a_transform_gets_the_images_it_was_written_for() -> None:
+    """It would be given the bytes of files, and end at the first image."""
+    assert Given(Formatted(), ReadSettings()).look(0).media[0].width == 40
 
 
 @pytest.mark.slow
