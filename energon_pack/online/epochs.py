@@ -49,7 +49,7 @@ class EpochPlans:
         plan, file = self._make(epoch), io.BytesIO()
         np.save(file, np.concatenate((plan.starts, plan.items)))
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, file.getvalue(), sync=False)
+        write_whole(path, file.getvalue())
 
     def _file(self, epoch: int) -> Ints:
         found = self._mapped.pop(epoch, None)
