@@ -90,6 +90,7 @@ class Packs:
         self._root = os.path.join(os.path.abspath(dataset), "")
         self._excluded = prepared.excluded_keys if prepared else {}
         self._counts = prepared.shard_counts if prepared else {}
+        self._names: dict[str, str] = {}
         is_ours = is_packed_here(Path(dataset))
         self._flavor = PACKED[read_manifest(Path(dataset))["flavor"]] if is_ours else DEFAULT
 
@@ -104,7 +105,7 @@ class Packs:
         """
         seen: Counter[str] = Counter()
         for parts in self._some(samples):
-            key, shard = parts["__key__"], parts["__url__"].removeprefix(self._root)
+            key, shard = parts["__key__"], self._shard(parts["__url__"])
             seen[shard] += 1
             if key in self._excluded.get(shard, ()):
                 continue
@@ -119,6 +120,14 @@ class Packs:
     def collate(self, packs: Sequence[Pack]) -> PackedBatch:
         """Lay packs out: `collate_fn` of a DataLoader, `collation_fn` of `batched`; raises as `PackEncoder.batch`."""
         return self.encoder.batch(packs)
+
+    def _shard(self, url: str) -> str:
+        """The shard of an address as split.yaml names it: one that is relative, remote or piped ends with its name."""
+        if url not in self._names:
+            path = url.removeprefix(self._root)
+            named = [name for name in self._counts if path == name or path.endswith(f"/{name}")]
+            self._names[url] = max(named, key=len, default=path)
+        return self._names[url]
 
     def _some(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         """All samples; says whom webdataset gave none."""

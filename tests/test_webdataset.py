@@ -1,6 +1,7 @@
 """Packs read with webdataset alone are those that Energon gives: the same tensors, whoever shares them out."""
 
 import json
+import os
 import pickle
 import shutil
 import tarfile
@@ -267,6 +268,10 @@ def test_what_split_yaml_excludes_is_not_read(
         split.write_text(yaml.safe_dump(content))
         left = set(of_energon(packed, PackedTaskEncoder(packed, str(demo[1]))))
         assert set(by_key(read(packed, packs(packed, str(demo[1]))))) == left == set(keys) - {*first, second[-1]}
+        encoder = packs(packed, str(demo[1]))
+        for named in (os.path.relpath(urls(packed)[0]), f"file:{urls(packed)[0]}"):  # however the shard is named
+            shard = wds.WebDataset([named], shardshuffle=False)
+            assert [pack.key for pack in shard.compose(encoder)] == [*dict.fromkeys(second)][:-1]
     finally:
         split.write_bytes(before)
 

@@ -79,7 +79,7 @@ def _tokens_per_second(rope: Rope) -> float:
     if rope.tokens_per_second is None:
         raise ValueError(
             "positions in a video depend on tokens_per_second of the model's vision_config: load the processor from a"
-            " folder with the model's config.json, or give PackedTaskEncoder(tokens_per_second=...)"
+            " folder with the model's config.json, or give the encoder tokens_per_second=..."
         )
     return rope.tokens_per_second
 
