@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.energon import WorkerConfig, get_loader, get_train_dataset
 from torch.utils.data import DataLoader, DistributedSampler
@@ -136,6 +136,12 @@ def test_what_a_worker_is_given_does_not_grow(packs: LazyPackedDataset, config: 
         state = {**dataset.__getstate__(), "encoder": None, "_epoch": None}
         sizes.append(len(pickle.dumps(state)))
     assert abs(sizes[1] - sizes[0]) < 64
+
+
+@pytest.mark.slow
+def test_workers_may_be_spawned(config: Config) -> None:
+    """Python 3.14 does so by itself: what a worker is given has to travel."""
+    few = LazyPackedDataset(config(source__limit=40))
     loader = DataLoader(few, batch_size=None, num_workers=1, multiprocessing_context="spawn")
     assert ids(list(islice(loader, 2))) == ids([few[0], few[1]])
 
@@ -303,6 +309,7 @@ def test_ranks_share_each_epoch_and_take_as_many_steps(num: int, ranks: int, mic
     assert all(whole[epoch] == num for epoch in range(epochs - 1))
 
 
+@settings(max_examples=25)
 @given(
     num=st.integers(12, 40), worlds=st.lists(st.integers(1, 4), min_size=2, max_size=4), micro=st.integers(1, 2),
     steps=st.integers(0, 30),

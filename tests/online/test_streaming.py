@@ -134,7 +134,7 @@ def test_a_stream_goes_on_from_any_pack_as_if_nothing_had_happened(make: Any) ->
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_loader_of_torchdata_goes_on(make: Any, num_workers: int, world_size: int) -> None:
     """Each rank saves the state of its loader, workers and all; a new one goes on with the same batches."""
