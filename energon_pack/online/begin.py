@@ -111,7 +111,7 @@ def _held(source: Any, config: PackConfig) -> Samples:
     if hasattr(source, "look"):
         samples: Samples = source
         return samples
-    return Given(source, config.source.reading, config.source.media_root)
+    return Given(source, config.source.reading, config.source.media_root, config.source.limit)
 
 
 def _indexed(config: PackConfig, places: Places, run: Run) -> Indexed:

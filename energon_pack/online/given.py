@@ -47,11 +47,15 @@ class Given:
         dataset: its items are conversations.
         settings: how they are read: `source.*`.
         media_root: what paths of media are relative to.
+        limit: only the first so many.
     """
 
-    def __init__(self, dataset: MapStyle, settings: ReadSettings, media_root: str | None = None):
+    def __init__(
+        self, dataset: MapStyle, settings: ReadSettings, media_root: str | None = None, limit: int | None = None
+    ):
         with _named("conversations"):
             self._num, self._dataset = len(dataset), undecoded(dataset)
+        self._num = self._num if limit is None else min(limit, self._num)
         self._settings = settings
         #: where paths of media begin
         self.root = os.path.abspath(os.path.expanduser(media_root or ""))

@@ -158,6 +158,12 @@ def test_a_transform_gets_the_images_it_was_written_for() -> None:
     assert Given(Formatted(), ReadSettings()).look(0).media[0].width == 40
 
 
+def test_a_limit_takes_the_first_ones() -> None:
+    """`source.limit` is for a first try: a stream over all of them would be another one than asked for."""
+    items = [{"messages": TURNS[1:]}] * 3
+    assert [len(Given(items, ReadSettings(), None, limit)) for limit in (None, 2, 5)] == [3, 2, 3]
+
+
 @pytest.mark.slow
 def test_datasets_of_hugging_face(tmp_path: Path) -> None:
     """`tests/support/with_datasets.py`, with the newest of the package index."""
