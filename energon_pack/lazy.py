@@ -108,6 +108,10 @@ class LazyPackedDataset(Dataset[Pack]):
         Raises:
             BadPack: a member can't be encoded, and `on_bad_member=raise`; or none of them can.
         """
+        if isinstance(index, list):
+            raise ValueError(
+                f"an index is {index!r}: LengthGroupedSampler deals batches: batch_sampler=…, not sampler=…"
+            )
         epoch, number = index if isinstance(index, tuple) else (int(self._epoch), index)
         if not -self._num_packs <= number < self._num_packs:
             raise IndexError(f"pack {number} of {self._num_packs}")
@@ -118,6 +122,16 @@ class LazyPackedDataset(Dataset[Pack]):
         if pack is None:
             raise BadPack(f"{key}: none of its {len(members)} members can be encoded")
         return pack
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Pack]:
+        """What torch's DataLoader asks for: the packs of a batch.
+
+        Raises:
+            ValueError: it is one index of a `PackSampler`, taken for two.
+        """
+        if isinstance(indices, tuple):
+            raise ValueError(f"a batch of {indices}: PackSampler deals single packs: sampler=…, not batch_sampler=…")
+        return [self[index] for index in indices]
 
     def members(self, epoch: int, number: int) -> Iterator[MemberInput | Unread]:
         """The members of a pack, read and not yet encoded."""
@@ -138,6 +152,8 @@ class LazyPackedDataset(Dataset[Pack]):
         With `packing.max_members=1` all epochs have the same packs, and numbers stay those of the first one, which
         `lens` are of: Accelerate calls this whoever deals the numbers.
         """
+        if int(epoch) < 0:
+            raise ValueError(f"epoch={epoch}: from 0 on")
         epoch = 0 if self.config.packing.max_members == 1 else int(epoch)
         self.have_epoch(epoch)
         self._epoch.fill_(epoch)

@@ -52,6 +52,10 @@ class PackSampler(Sampler[tuple[int, int]]):
         micro_batches: int | None = None,
         states: Sequence[State] = (),
     ):
+        if not hasattr(packs, "costs"):
+            raise ValueError(f"packs is a {type(packs).__name__}: a LazyPackedDataset; a stream deals its packs itself")
+        if isinstance(states, Mapping) or any("share" not in state for state in states):
+            raise ValueError("states: a list with what state_dict() of each rank's PackSampler was; these are none")
         self._packs = packs
         self._rank, self._ranks = ranks_here(rank, world_size)
         self._of_step = packs.micro_batches if micro_batches is None else micro_batches
@@ -104,6 +108,10 @@ class PackSampler(Sampler[tuple[int, int]]):
             num_packs: that training had since this sampler was made, loaded or sent to an epoch, where a loader's
                 workers read ahead and nobody else counts; by default all that were given out.
         """
+        if num_packs is not None and not 0 <= num_packs <= self._turn - self._begun:
+            raise ValueError(
+                f"num_packs={num_packs}: {self._turn - self._begun} packs were given out since it was made"
+            )
         turn = self._turn if num_packs is None else self._begun + num_packs
         share = replace(self._share, taken=Taken(turn))
         return {"share": asdict(share), "ranks": self._ranks, "rank": self._rank, "batches": self._before + turn}

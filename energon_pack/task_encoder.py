@@ -96,6 +96,8 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         self.mask, self.max_token_len = self.encoder.mask, self.encoder.max_token_len
         content = manifest_of(dataset, model)["content"]
         read = content["source"]
+        if packing_buffer_size is not None and packing_buffer_size < 1:
+            raise ValueError(f"packing_buffer_size={packing_buffer_size}: at least 1 sample")
         self.packing_buffer_size = packing_buffer_size
         self._measuring: Measuring | None = None
         if packing_buffer_size is not None:

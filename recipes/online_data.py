@@ -59,6 +59,9 @@ class StreamLoader(Endless):
         if states and len(states) != self._ranks:
             raise ValueError(f"a stream goes on with as many ranks as it began with: {len(states)}, not {self._ranks}")
         self._loader = StatefulDataLoader(packs, 1, collate_fn=packs.collate, num_workers=num_workers)
+        if states and states[0]["workers"] != num_workers:
+            raise ValueError(f"a stream goes on with as many workers: {states[0]['workers']}, not {num_workers}")
+        self._num_workers = num_workers
         for state in states:
             if state["rank"] == self._rank:
                 self._loader.load_state_dict(state["loader"])
@@ -66,4 +69,5 @@ class StreamLoader(Endless):
 
     def save_state(self) -> dict[str, Any]:
         """After the batches that were taken, whatever was read ahead."""
-        return {"loader": self._loader.state_dict(), "rank": self._rank, "ranks": self._ranks}
+        where = {"rank": self._rank, "ranks": self._ranks, "workers": self._num_workers}
+        return {**where, "loader": self._loader.state_dict()}

@@ -179,7 +179,7 @@ def test_conversations_in_memory_are_packed_as_files_are(
 ) -> None:
     """The same lengths and the same tensors, from Pillow's images or bytes."""
     told = conversations(demo[0])
-    lazy = LazyPackedDataset(config(), told, fingerprint="demo")
+    lazy = LazyPackedDataset(config(source__path=None), told, fingerprint="demo")
     assert len(told) == 320
     assert len(lazy.plan_of(0).items) == len(packs.plan_of(0).items)
     assert lazy.report is not None
@@ -208,8 +208,8 @@ def _alone(packs: LazyPackedDataset, number: int) -> list[tuple[str, Any]]:
 def test_a_sample_that_fails_costs_itself_alone(config: Config, demo: tuple[Path, Path], tmp_path: Path) -> None:
     """Automodel takes another sample at random; ours is dropped with a count, or ends the training by its name."""
     told = conversations(demo[0])[:60]
-    dropping = LazyPackedDataset(config(), told, fingerprint="60", on_bad_member="drop")
-    raising = LazyPackedDataset(config(), told, fingerprint="60")
+    dropping = LazyPackedDataset(config(source__path=None), told, fingerprint="60", on_bad_member="drop")
+    raising = LazyPackedDataset(config(source__path=None), told, fingerprint="60")
     (number, pack) = next((i, raising[i]) for i in range(len(raising)) if len(raising[i].members) > 1)
     broken = int(pack.members[0].sample_id.partition("/")[2])
     told[broken]["messages"] = [{"role": "user", "content": "nobody answers"}]
@@ -228,7 +228,7 @@ def test_a_sample_that_fails_costs_itself_alone(config: Config, demo: tuple[Path
 def test_a_sample_that_was_changed_is_not_trained_on(config: Config, demo: tuple[Path, Path]) -> None:
     """Another length would overflow the pack."""
     told = conversations(demo[0])[:30]
-    lazy = LazyPackedDataset(config(), told, fingerprint="30")
+    lazy = LazyPackedDataset(config(source__path=None), told, fingerprint="30")
     told[0]["messages"][-1]["content"] += " And more."
     (number,) = (i for i in range(len(lazy)) if 0 in lazy._plans.items(0, i))
     with pytest.raises(BadPack, match=r"conversations/0 has \d+ tokens in training, \d+ when it was packed"):
@@ -254,8 +254,8 @@ def test_what_is_lost_is_named_and_counted(config: Config, demo: tuple[Path, Pat
     """Else a run trains on a part of its data and nobody knows."""
     told = [*conversations(demo[0])[:20], {"messages": [{"role": "user", "content": "?"}]}]
     with pytest.raises(SamplesLost, match=r"bad data cost 1 of 21 samples.*skipped\.jsonl"):
-        LazyPackedDataset(config(), told, fingerprint="21")
-    lazy = LazyPackedDataset(config(max_skipped=0.1), told, fingerprint="21")
+        LazyPackedDataset(config(source__path=None), told, fingerprint="21")
+    lazy = LazyPackedDataset(config(source__path=None, max_skipped=0.1), told, fingerprint="21")
     (entry,) = map(json.loads, lazy.skipped.read_text().splitlines())
     assert (entry["sample_id"], entry["reason"]) == ("conversations/20", "no_assistant_turn")
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -63,6 +63,12 @@ def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None)
         PackError: as packing; a source that is none.
     """
     config = given if isinstance(given, PackConfig) else compose_config(given)
+    if isinstance(sources, str):
+        raise PackError(f"sources={sources!r}: a list of them")
+    if sources is not None and config.source.path is not None:
+        raise PackError(f"source.path={config.source.path} and sources: give one of them")
+    if config.output.splits.val or config.output.splits.test:
+        raise PackError("output.splits: a stream has no parts: other sources, or LazyPackedDataset(split=…)")
     if sources is None:
         path = config.source.path
         sources = path if isinstance(path, list) else [path]
@@ -74,10 +80,14 @@ def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None)
 
 def _config_of(source: Any, config: PackConfig, given: PackConfig | Sequence[str]) -> PackConfig:
     """The config of one source, which is read as it says."""
+    if isinstance(source, Sized) and not len(source):
+        raise PackError(f"sources has {source!r}, which has no samples")
     if _is_overrides(source):
         if isinstance(given, PackConfig):
             raise PackError(f"sources={source}: overrides need a config that is given as overrides, too")
         config = compose_config([*given, *source])
+        if config.source.path is None:
+            raise PackError(f"sources has {source}, which names no source.path")
     elif source is None or isinstance(source, str):
         config = replace(config, source=replace(config.source, path=source))
     return replace(config, stage=Stage.plan, output=replace(config.output, name="stream"))

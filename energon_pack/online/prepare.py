@@ -96,6 +96,8 @@ def _prepare(
     config: PackConfig, conversations: MapStyle | None, fingerprint: str | None, micro_batches: int
 ) -> Prepared:
     source = config.source
+    if conversations is not None and source.path is not None:
+        raise PackError(f"source.path={source.path} and conversations: give one of them")
     known = fingerprint or getattr(conversations, "_fingerprint", None)
     if conversations is None:
         places = resolve(config)

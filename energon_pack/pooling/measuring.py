@@ -1,6 +1,7 @@
 """What a sample takes of a pack, measured when it comes, and whether it may be packed at all. No pixel is decoded."""
 
 import logging
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,9 @@ class Measuring:
         _refuse_plans(packing)
         self.packing = packing
         self._template, self._skips_control, self._drop = template, control_tokens is ControlTokens.skip, drop
+        #: samples that the log has
+        self._named: set[str] = set()
+        self._num_named: Counter[Reason] = Counter()
 
     def measure(self, samples: Sequence[Sample]) -> list[Measured | Skip]:
         """Of each sample what it takes; or why it is in no pack, in the words of the ledger."""
@@ -108,10 +112,15 @@ class Measuring:
         """
         if skip.reason is Reason.OVERLONG and self.packing.overlong is Overlong.error:
             raise PackError(f"{sample_id}: {skip} (packing.overlong=drop leaves such a sample out)")
-        if not skip.reason.is_policy:
-            if not self._drop:
-                raise PackError(f"{sample_id}: {skip} (on_bad_member=drop leaves such a sample out)")
-            _log.warning("left out: %s: %s", sample_id, skip)
+        if not skip.reason.is_policy and not self._drop:
+            raise PackError(f"{sample_id}: {skip} (on_bad_member=drop leaves such a sample out)")
+        if sample_id in self._named:  # in an epoch before
+            return
+        self._named.add(sample_id)
+        self._num_named[skip.reason] += 1
+        num = self._num_named[skip.reason]
+        if not skip.reason.is_policy or num & (num - 1) == 0:  # of those by a setting the 1st, 2nd, 4th, 8th …
+            _log.warning("left out: %s: %s; %d by this worker so far", sample_id, skip, num)
 
     def _render(self, sample: Sample) -> Rendered | Skip:
         try:

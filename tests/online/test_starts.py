@@ -44,8 +44,9 @@ def config(demo: tuple[Path, Path], tmp_path: Path) -> PackConfig:
     for number in range(1, 8):
         draw(root, number)
     return demo_config(
-        demo, tmp_path / "cache", tmp_path, packing__max_token_len=256, max_skipped=0.5, source__media_root=str(root)
-    )
+        demo, tmp_path / "cache", tmp_path, packing__max_token_len=256, max_skipped=0.5, source__media_root=str(root),
+        source__path=None,
+    )  # fmt: skip
 
 
 def lost(packs: LazyPackedDataset) -> list[str]:

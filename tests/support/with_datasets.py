@@ -25,7 +25,7 @@ def features() -> Any:
 
 
 def packs_of(dataset: Any, demo: tuple[Path, Path], folder: Path) -> LazyPackedDataset:
-    return LazyPackedDataset(demo_config(demo, folder, folder, packing__max_token_len=1024), dataset)
+    return LazyPackedDataset(demo_config(demo, folder, folder, packing__max_token_len=1024, source__path=None), dataset)
 
 
 def ids(packs: LazyPackedDataset) -> list[list[int]]:
@@ -41,7 +41,9 @@ def test_no_image_is_decoded_to_count_tokens(
     dataset = datasets.Dataset.from_list(rows, features=features())
     if form == "parts":
         assert isinstance(dataset[0]["images"], list)
-    expected = ids(LazyPackedDataset(demo_config(demo, tmp_path, tmp_path, packing__max_token_len=1024), rows))
+    expected = ids(
+        LazyPackedDataset(demo_config(demo, tmp_path, tmp_path, packing__max_token_len=1024, source__path=None), rows)
+    )
 
     def decode(*_: Any, **__: Any) -> Any:
         raise AssertionError("an image was decoded")
