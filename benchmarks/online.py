@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -170,7 +171,7 @@ def speed(num: int) -> Table:
     for name, items, packing in synthetic(num):
         samples, row = in_order(items, packing), []
         for buffer_size in BUFFERS:
-            seconds = best(lambda: streaming(samples, packing, buffer_size))  # noqa: B023
+            seconds = best(partial(streaming, samples, packing, buffer_size))
             packs = streaming(samples, packing, buffer_size)[0]
             row.append(f"{packs / seconds:,.0f}")
         table.add_row(name, *row)

@@ -46,7 +46,8 @@ def largest_difference(model: Any, rows: PackRows) -> float:
             for member in rows[index].pack.members:
                 of = member.tokens
                 given = {"input_ids": of.ids[None], "mm_token_type_ids": of.types[None], **member.media}
-                alone = model(**given, position_ids=of.rope[:, None], use_cache=False).logits[0]  # type: ignore[index]
+                assert of.rope is not None
+                alone = model(**given, position_ids=of.rope[:, None], use_cache=False).logits[0]
                 worst = max(worst, float((alone - logits[index, start : start + len(of)]).abs().max()))
                 start += len(of)
     return worst
