@@ -6,7 +6,7 @@ whatever decoder a task encoder sets.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType
-from energon_pack.steps.journal import Consumed, Journal, State
+from energon_pack.steps.journal import Consumed, Journal, State, refuse_none
 from energon_pack.steps.topology import Topology, topology_of
 from energon_pack.templates.drift import Drift
 from energon_pack.templates.families import ASKED, AUTO
@@ -183,8 +183,7 @@ def train_arguments(
         ValueError: another task encoder, with ranks and workers that the packs were not laid out for, or with states;
             states that are none; packs to be packed.
     """
-    if isinstance(states, Mapping) or any("share" not in state for state in states):
-        raise ValueError("states: a list with what Journal.state() was on each rank; these are none, or a single one")
+    refuse_none(states, "Journal.state()")
     common = {"worker_config": worker_config, "batch_size": 1, "shuffle_buffer_size": None}
     common |= {"max_samples_per_sequence": None, "task_encoder": task_encoder}
     ours = isinstance(task_encoder, GoesOn)

@@ -13,8 +13,8 @@ from energon_pack.lazy import LazyPackedDataset
 from energon_pack.online.length_groups import EpochGroups, Groups, Limits
 from energon_pack.online.ranks import ranks_here
 from energon_pack.plan.even_steps import lay_out
-from energon_pack.run.seeded import Ints, random_keys
-from energon_pack.steps.journal import State, begin
+from energon_pack.run.seeded import Ints, random_keys, seed_of
+from energon_pack.steps.journal import State, begin, refuse_none
 from energon_pack.steps.place import Place, Taken
 from energon_pack.steps.stream import Stream
 from energon_pack.steps.topology import Topology
@@ -54,8 +54,7 @@ class PackSampler(Sampler[tuple[int, int]]):
     ):
         if not hasattr(packs, "costs"):
             raise ValueError(f"packs is a {type(packs).__name__}: a LazyPackedDataset; a stream deals its packs itself")
-        if isinstance(states, Mapping) or any("share" not in state for state in states):
-            raise ValueError("states: a list with what state_dict() of each rank's PackSampler was; these are none")
+        refuse_none(states, "state_dict()")
         self._packs = packs
         self._rank, self._ranks = ranks_here(rank, world_size)
         self._of_step = packs.micro_batches if micro_batches is None else micro_batches
@@ -151,7 +150,7 @@ class PackSampler(Sampler[tuple[int, int]]):
             topology, order = self._share.place.topology, np.arange(len(self._packs))
             if topology.data_parallel > 1:
                 costs, trained = self._packs.costs(epoch)
-                seed = self._packs.config.seed + 1_000_003 * epoch
+                seed = seed_of(self._packs.config.seed, epoch)
                 chance = (random_keys(costs.size, seed, 30) >> np.uint64(11)).reshape(costs.shape) * 2.0**-53
                 order = lay_out(costs * (1 + _JITTER * chance), trained, topology, seed)
             self._orders[epoch] = order

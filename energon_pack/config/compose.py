@@ -13,6 +13,11 @@ from energon_pack.errors import PackError
 from energon_pack.templates.models import packaged_models
 
 
+def config_of(given: PackConfig | Sequence[str]) -> PackConfig:
+    """A config as it is, or composed of overrides; raises as `compose_config`."""
+    return given if isinstance(given, PackConfig) else compose_config(given)
+
+
 def compose_config(overrides: Sequence[str]) -> PackConfig:
     """The config of a run.
 

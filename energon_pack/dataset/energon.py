@@ -65,18 +65,29 @@ def manifest_of(
     Args:
         content: the settings that the bytes of the dataset depend on.
     """
-    packing = ("layout", "max_token_len", "pad_to_multiple_of", "topology")
     return {
         "flavor": lengths.flavor.name,
         "fingerprint": template.fingerprint,
         "fingerprints": template.fingerprints,
-        **{name: content["packing"][name] for name in packing},
-        "mask": content["model"]["mask"],
+        **made_of(content),
         "num_packs": plan.num_packs,
         "num_samples": len(plan.items),
         "num_tokens": int(lengths.items.lens[plan.items].sum()),
         "splits": split_counts(lengths.items, plan),
         "cost": cost.to_json(),
+    }
+
+
+def made_of(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What of energon_pack.json is the settings': all that encodes packs asks.
+
+    Args:
+        content: as in `manifest_of`.
+    """
+    packing = ("layout", "max_token_len", "pad_to_multiple_of", "topology")
+    return {
+        **{name: content["packing"][name] for name in packing},
+        "mask": content["model"]["mask"],
         "content": content,
     }
 

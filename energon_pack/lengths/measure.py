@@ -85,10 +85,7 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
     with run.progress.stage("measure", sum(map(len, todo.values())), "samples") as advance:
         try:
             for table in run.executor.map(measure, jobs()):
-                numbers, rows = slices.pop(0)
-                is_new = is_news(table, numbers, rows, stale)
-                if is_new.any():
-                    cache.add(table.filter(pa.array(is_new)), _records(keys, numbers[is_new], rows[is_new]))
+                add_news(cache, keys, table, *slices.pop(0), stale)
                 advance(table.num_rows)
         finally:
             cache.flush()
@@ -123,6 +120,18 @@ def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator
 
 def _copies(item: IndexedShard, rows: Ints) -> Ints:
     return np.zeros(len(rows), np.int64) if item.copies is None else item.copies[rows]
+
+
+def add_news(cache: TableCache, keys: Sequence[str], table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> None:
+    """Keep rows of lengths, but those that say what is kept of them already.
+
+    Args:
+        keys: of the shards, by number.
+        numbers, rows: of each row its shard, and its number in that.
+    """
+    is_new = is_news(table, numbers, rows, stale)
+    if is_new.any():
+        cache.add(table.filter(pa.array(is_new)), _records(keys, numbers[is_new], rows[is_new]))
 
 
 def _records(keys: Sequence[str], numbers: Ints, rows: Ints) -> list[Record]:

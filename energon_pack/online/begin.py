@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from energon_pack.config import PackConfig, Stage, plain
-from energon_pack.config.compose import compose_config
+from energon_pack.config.compose import compose_config, config_of
 from energon_pack.config.naming import content_settings
 from energon_pack.config.resolve import Places, resolve
+from energon_pack.dataset.energon import made_of
 from energon_pack.errors import PackError
 from energon_pack.lengths.index import draw_samples, first_samples
 from energon_pack.online.given import Given, MapStyle
@@ -41,9 +42,7 @@ class Begun:
     @property
     def made(self) -> dict[str, Any]:
         """What PackEncoder asks of energon_pack.json."""
-        content = content_settings(self.config)
-        packing = {name: content["packing"][name] for name in ("layout", "max_token_len", "pad_to_multiple_of")}
-        return {**packing, "mask": content["model"]["mask"], "content": content}
+        return made_of(content_settings(self.config))
 
     @property
     def fingerprint(self) -> str:
@@ -62,7 +61,7 @@ def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None)
     Raises:
         PackError: as packing; a source that is none.
     """
-    config = given if isinstance(given, PackConfig) else compose_config(given)
+    config = config_of(given)
     if isinstance(sources, str):
         raise PackError(f"sources={sources!r}: a list of them")
     if sources is not None and config.source.path is not None:

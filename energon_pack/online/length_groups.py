@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.base import Bins
-from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.run.seeded import Ints, random_keys, seed_of
 
 
 class Groups(NamedTuple):
@@ -110,7 +110,7 @@ class EpochGroups:
         if key not in self._kept:
             while len(self._kept) > 1:
                 self._kept.pop(next(iter(self._kept)))
-            left, seed = np.arange(len(self._lens)), self._seed + 1_000_003 * epoch
+            left, seed = np.arange(len(self._lens)), seed_of(self._seed, epoch)
             for ranks, num_steps in before:
                 had = group(self._lens[left], ranks, self._limits, self._window, seed)
                 gone = [had.samples(batch) for batch in had.steps[:num_steps].ravel().tolist()]

@@ -9,11 +9,11 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from energon_pack.lengths.changed_media import Stale, is_news, stale_rows
+from energon_pack.lengths.changed_media import Stale, stale_rows
 from energon_pack.lengths.index import IndexedShard
-from energon_pack.lengths.measure import MeasuredShard, lengths_cache
+from energon_pack.lengths.measure import MeasuredShard, add_news, lengths_cache
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.table_cache import Record, key_of
+from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured
 from energon_pack.online.given import NAME, Given
 from energon_pack.run.context import Run
@@ -56,9 +56,7 @@ def measure_given(given: Given, fingerprint: str, method: Method, run: Run, num_
     with torch.device("cpu"), run.progress.stage("measure", len(todo), "samples") as advance:
         try:
             for numbers, table in zip(slices, loader, strict=True):
-                is_new = is_news(table, np.zeros_like(numbers), numbers, stale)
-                if is_new.any():
-                    cache.add(table.filter(pa.array(is_new)), _records(key, numbers[is_new]))
+                add_news(cache, [key], table, np.zeros_like(numbers), numbers, stale)
                 advance(table.num_rows)
         finally:
             cache.flush()
@@ -76,12 +74,6 @@ class _Conversations(TarShard):
     @property
     def media_root(self) -> str:
         return self.root
-
-
-def _records(key: str, numbers: Ints) -> list[Record]:
-    """Whose rows these are: one after another, but for those that were there."""
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    return [Record(key, int(run[0]), len(run)) for run in runs]
 
 
 class _Slices(Dataset[pa.Table]):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from energon_pack.config import PackConfig, Stage, plain
-from energon_pack.config.compose import compose_config
+from energon_pack.config.compose import config_of
 from energon_pack.config.naming import content_settings
 from energon_pack.config.resolve import Places, resolve
 from energon_pack.dataset.energon import manifest_of
@@ -82,7 +82,7 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
     Raises:
         PackError: as packing; nothing of the source is left to pack; more is lost than `max_skipped`.
     """
-    config = given if isinstance(given, PackConfig) else compose_config(given)
+    config = config_of(given)
     packing = config.packing
     alone = replace(packing, topology=Topology())  # steps are the sampler's
     config = replace(config, stage=Stage.plan, packing=alone, output=replace(config.output, name="lazy"))

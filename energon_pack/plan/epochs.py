@@ -8,7 +8,7 @@ from energon_pack.plan import caps
 from energon_pack.plan.items import Items
 from energon_pack.plan.plan import PackPlan, groups, in_order
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.run.seeded import random_keys
+from energon_pack.run.seeded import random_keys, seed_of
 
 
 def plan_of_epoch(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, epoch: int) -> PackPlan:
@@ -19,7 +19,7 @@ def plan_of_epoch(plan: PackPlan, items: Items, packing: PackingConfig, seed: in
     """
     if not epoch or not plan.num_packs:
         return plan
-    seed += 1_000_003 * epoch
+    seed = seed_of(seed, epoch)
     used = np.sort(plan.items)
     costs, _ = caps.costs(items.counts, packing)
     alike = [*costs[:, used], groups(items, packing)[used], items.counts["num_images"][used] > 0]

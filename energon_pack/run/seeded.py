@@ -41,6 +41,11 @@ def mixed_one(z: int) -> int:
     return z ^ (z >> 31)
 
 
+def seed_of(seed: int, epoch: int) -> int:
+    """The seed of what is drawn anew in each epoch; that of the first one is the seed itself."""
+    return seed + 1_000_003 * epoch
+
+
 class Chance:
     """One number of the same generator at a time."""
 

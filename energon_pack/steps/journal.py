@@ -95,6 +95,16 @@ class Journal:
         return state | {"share": None if self._share is None else asdict(self._share.after(self._read))}
 
 
+def refuse_none(states: Sequence[State], of: str) -> None:
+    """Raises ValueError where these are no states of ranks.
+
+    Args:
+        of: what gives them.
+    """
+    if isinstance(states, Mapping) or any("share" not in state for state in states):
+        raise ValueError(f"states: a list with what {of} was on each rank; these are none, or a single one")
+
+
 def begin(place: Place, ranks: int, rank: int, states: Sequence[State]) -> Share:
     """What a rank reads, from the beginning or from where other ranks were.
 
