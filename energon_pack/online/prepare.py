@@ -83,21 +83,13 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
         PackError: as packing; nothing of the source is left to pack; more is lost than `max_skipped`.
     """
     config = config_of(given)
-    packing = config.packing
-    alone = replace(packing, topology=Topology())  # steps are the sampler's
-    config = replace(config, stage=Stage.plan, packing=alone, output=replace(config.output, name="lazy"))
-    if conversations is not None and config.packing.overlong in CUTTING:
+    source, packing = config.source, config.packing
+    if conversations is not None and packing.overlong in CUTTING:
         raise PackError(f"packing.overlong={packing.overlong.value}: for files; conversations are not cut")
-    micro_batches = packing.topology.micro_batches
-    return _prepare(config, conversations, fingerprint, micro_batches)
-
-
-def _prepare(
-    config: PackConfig, conversations: MapStyle | None, fingerprint: str | None, micro_batches: int
-) -> Prepared:
-    source = config.source
     if conversations is not None and source.path is not None:
         raise PackError(f"source.path={source.path} and conversations: give one of them")
+    alone = replace(packing, topology=Topology())  # steps are the sampler's
+    config = replace(config, stage=Stage.plan, packing=alone, output=replace(config.output, name="lazy"))
     known = fingerprint or getattr(conversations, "_fingerprint", None)
     if conversations is None:
         places = resolve(config)
@@ -125,7 +117,7 @@ def _prepare(
             make_once(folder / "once", lambda made: _write(made, planned, config))
     if why := losses(planned.report, config.max_skipped):
         raise SamplesLost(f"{why}; {folder / 'once' / LEDGER} names each with its reason")
-    return Prepared(config, planned, method, members, folder, micro_batches)
+    return Prepared(config, planned, method, members, folder, packing.topology.micro_batches)
 
 
 def in_memory(config: PackConfig) -> Places:
