@@ -11,7 +11,7 @@ from typing import NamedTuple
 from energon_pack.pages.html import Html, join, tag
 
 _WIDTH = 720
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 18, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 28, 34
 _INNER = _WIDTH - _LEFT - _RIGHT
 _TICKS = 5  # about so many on an axis
 
@@ -95,7 +95,7 @@ def curves(
         drawn.append(tag("polyline", points=line, class_=f"curve of-{kind}"))
         for a, b in some if len(some) <= 64 else ():  # of each point a tooltip
             drawn.append(_rect(across(a) - 3, scale(b) - 3, 6, 6, kind, f"{short(a)} {x}, {kind}: {short(b)} {y}"))
-    labels = [(across(at), short(at)) for at in _ticks(first, last)]
+    labels = [(across(at), short(at)) for at in _ticks(first, last) if first <= at <= last]
     lines = [_mark(across(mark.at), mark.label, height) for mark in marks if first <= mark.at <= last]
     return join((legend(points), _chart(height, *scale.axis(y), *_below(labels, x, height), *drawn, *lines)))
 
