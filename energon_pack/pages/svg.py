@@ -62,7 +62,8 @@ def histogram(
     every = max(1, round(num / 9))
     labels = [(_LEFT + i * step, short(edges[i])) for i in range(0, num + 1, every)]
     lines = [_mark(_LEFT + _between(edges, mark.at) * step, mark.label, height) for mark in marks]
-    return join((legend(counts), _chart(height, *scale.axis(y), *_below(labels, x, height), *drawn, *lines)))
+    inner = (*scale.axis(y), *_below(labels, x, height), *drawn, *lines)
+    return join((legend(counts), _chart(height, f"{y} by {x}", *inner)))
 
 
 def curves(
@@ -72,6 +73,7 @@ def curves(
     marks: Sequence[Mark] = (),
     height: int = 220,
     from_zero: bool = True,
+    is_log: bool = False,
 ) -> Html:
     """Lines over a common axis, one for each kind.
 
@@ -79,15 +81,18 @@ def curves(
         points: by kind, ascending in x.
         marks: vertical lines.
         from_zero: the axis of y begins there; False: with the least.
+        is_log: octaves of x are equally wide, and each x of a point is labelled.
     """
     every = [point for some in points.values() for point in some]
-    first, last = min(p[0] for p in every), max(p[0] for p in every)
+    place = math.log2 if is_log else float
+    at_points = sorted({p[0] for p in every})
+    first, last = place(at_points[0]), place(at_points[-1])
     values = [p[1] for p in every]
     scale = _Up(max([*values, 1e-9]), height, 0.0 if from_zero else min(values))
     width = (last - first) or 1.0
 
     def across(value: float) -> float:
-        return _LEFT + (value - first) / width * _INNER
+        return _LEFT + (place(value) - first) / width * _INNER
 
     drawn = []
     for kind, some in points.items():
@@ -109,7 +114,11 @@ def strip(pieces: Sequence[Piece], total: float, height: int = 18) -> Html:
         width = size / total * _WIDTH
         drawn.append(_rect(at, 0, max(0.5, width - 0.6), height, kind, label))
         at += width
+    sums: dict[str, float] = {}
+    for kind, size, _ in (*pieces, *rest):
+        sums[kind] = sums.get(kind, 0.0) + size
     inner = tag("svg", *drawn, viewBox=f"0 0 {_WIDTH} {height}", preserveAspectRatio="none", role="img",
+                aria_label=", ".join(f"{kind} {short(size)}" for kind, size in sums.items()),
                 style=f"height:{height}px")  # fmt: skip
     return tag("div", inner, class_="chart strip")
 
@@ -190,5 +199,6 @@ def _text(x: float, y: float, text: str, anchor: str) -> Html:
     return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor)
 
 
-def _chart(height: int, *drawn: Html) -> Html:
-    return tag("div", tag("svg", *drawn, viewBox=f"0 0 {_WIDTH} {height}", role="img"), class_="chart")
+def _chart(height: int, label: str, *drawn: Html) -> Html:
+    inner = tag("svg", *drawn, viewBox=f"0 0 {_WIDTH} {height}", role="img", aria_label=f"Chart: {label}")
+    return tag("div", inner, class_="chart")
