@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from energon_pack.config import OnDamaged, PackConfig, Stage, plain
 from energon_pack.config.naming import content_settings, shards_identity
@@ -38,6 +38,7 @@ from energon_pack.dataset.publish import (
 from energon_pack.dataset.replay import start_replay
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.dataset.write import write_shards
+from energon_pack.errors import SamplesLost
 from energon_pack.lengths.audit import Audit, finish, start
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples, index_shards
@@ -102,11 +103,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
         ):
             write_ledger(staging / LEDGER, planned.lengths, planned.plan, config.packing)
             if why_not:
-                kept = page_beside(places.final, PAGE)
-                page.write(
-                    kept, entries_of(staging / LEDGER), ledger_name=kept_ledger(places.final).name, failed=why_not
-                )
-                refuse_losses(why_not, staging / LEDGER, places.final)
+                _leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
             refuse_little_space(staging, planned.shards.num_bytes)
             auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run)
             replaying = start_replay(planned.lengths, planned.plan.items, method, config.seed, run)
@@ -177,6 +174,15 @@ def _choose(config: PackConfig, measured: Measured, page: RunReport, places: Pla
     _write_page(page, skipped, why_not, places, config.stage)
     foresee(why_not)
     return choices.to_json()
+
+
+def _leave_page(page: RunReport, why_not: str, report: Report, skipped: Path, final: Path) -> NoReturn:
+    """End a run that publishes nothing, and leave its page and its ledger beside where the dataset would have been."""
+    if not report.samples_in:
+        raise SamplesLost(f"{why_not}: nothing is published")
+    kept = kept_ledger(final)
+    page.write(page_beside(final, PAGE), entries_of(skipped), ledger_name=kept.name, failed=why_not)
+    refuse_losses(why_not, skipped, final)
 
 
 def _write_page(

@@ -106,14 +106,11 @@ def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
         why: of `losses`.
 
     Raises:
-        SamplesLost: always.
+        SamplesLost: always; the line names both files.
     """
     kept, page = kept_ledger(final), page_beside(final, PAGE)
-    shows = f"{page} shows what is there"
-    if not skipped.stat().st_size:
-        raise SamplesLost(f"{why}: nothing is published; {shows}")
     shutil.move(skipped, kept)
-    raise SamplesLost(f"{why}: nothing is published; {kept} names each with its reason, {shows}")
+    raise SamplesLost(f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is")
 
 
 @contextmanager

@@ -1,14 +1,17 @@
 """The charts of the page: lengths, what other lengths would do, packs, and what training reads over time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from energon_pack.pages.html import Html, join, section, table, tag
+from energon_pack.pages.html import Html, clipped, section, table, tag
 from energon_pack.pages.svg import Mark, curves, histogram, short
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.report.figures import Figures
 from energon_pack.report.lens import RULE, recommended
 from energon_pack.report.packs import PackFigures
 from energon_pack.report.shapes import Histogram
+
+_FEW = 4  # packs, which a table tells better
 
 
 def token_lens(figures: Figures) -> Html:
@@ -17,7 +20,8 @@ def token_lens(figures: Figures) -> Html:
     says = f"How long are samples, and where does packing.max_token_len={most:,} cut?"
     if source.token_len is None:
         return section("Token lengths", tag("p", "No sample was measured."), says=says)
-    chart = _bars(source.token_len, "tokens of a sample", "samples", [Mark(most, f"max_token_len {most:,}")])
+    chart = _bars(source.token_len, "tokens of a sample", "samples", [Mark(most, f"max_token_len {most:,}")],
+                  labelled=source.token_len.octaves)  # fmt: skip
     rows = [
         (
             name,
@@ -78,12 +82,16 @@ def packs(figures: Figures) -> Html | None:
         ("Visual tokens", of.visual_tokens, "visual tokens in a pack"),
         ("Attention cost", of.attention_cost, "Σ len² of a pack's members"),
     ]
+    ranks = ("min", "p50", "p90", "p99", "max")
+    rows = [(name, *(_n(of_it[rank]) for rank in ranks)) for name, of_it in of.spreads.items()]
+    spreads = table(("of a pack", "least", "median", "90 %", "99 %", "most"), rows)
     drawn = [
-        tag("div", tag("h3", name), _bars(shape, x, "packs", height=190))
+        tag("div", tag("h3", name), _bars(shape, x, "packs", height=190, width=440))
         for name, shape, x in charts
         if shape and not _is_nothing(shape)
     ]
-    return section("Packs", tag("div", *drawn, class_="pair"), _cost(of), says=says)
+    charts_ = tag("div", *drawn, class_="pair") if figures.report and figures.report.packs >= _FEW else None
+    return section("Packs", spreads, charts_, _cost(of), says=says)
 
 
 def _is_nothing(shape: Histogram) -> bool:
@@ -96,7 +104,7 @@ def _cost(of: PackFigures) -> Html:
     parts = {"weights of the language model": of.flops.weights, "its attention": of.flops.attention,
              "vision encoder": of.flops.vision}  # fmt: skip
     shares = ", ".join(f"{name} {value / total:.1%}" for name, value in parts.items())
-    said = f"One forward pass over all packs is {total:.3g} FLOPs: {shares}. Counted by {of.cost_source}."
+    said = f"One forward pass over all packs is {total:.3g} FLOPs: {shares}. Counted by {clipped(of.cost_source, 200)}."
     return tag("p", said, class_="faint")
 
 
@@ -107,8 +115,7 @@ def over_time(figures: Figures) -> Html | None:
         return None
     says = "What do ranks see over an epoch? Every stretch should look like the whole."
     edges = [100 * i / len(of.stretches) for i in range(len(of.stretches) + 1)]
-    media = [name for name in ("text", "image", "video", "mix") if name in of.stretches[0].tokens]
-    tokens = {name: [stretch.tokens[name] for stretch in of.stretches] for name in media}
+    tokens = {name: [stretch.tokens[name] for stretch in of.stretches] for name in of.stretches[0].tokens}
     chart = [tag("h3", "Media"), histogram(edges, tokens, "% of the epoch", "tokens", height=170)]
     if len(of.stretches) > 1:
         middle = [100 * (i + 0.5) / len(of.stretches) for i in range(len(of.stretches))]
@@ -143,10 +150,8 @@ def _steps(figures: Figures) -> Iterator[Html]:
     yield tag("p", f"{ordered['steps']:,} steps of {steps['split']}, {ordered['left_over']:,} packs left over.")
 
 
-def _bars(shape: Histogram | None, x: str, y: str, marks: list[Mark] | None = None, height: int = 220) -> Html:
-    if shape is None:
-        return join(())
-    return histogram(shape.edges, shape.counts, x, y, marks or [], height)
+def _bars(shape: Histogram, x: str, y: str, marks: Sequence[Mark] = (), **how: Any) -> Html:
+    return histogram(shape.edges, shape.counts, x, y, marks, **how)
 
 
 def _n(number: int) -> str:

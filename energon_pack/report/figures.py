@@ -70,6 +70,7 @@ class Loss:
 
     overlong: int  # samples
     overlong_tokens: int
+    overlong_medium: str  # that most of these tokens are of
     over_cap: int
 
 
@@ -102,12 +103,13 @@ class Figures:
         return self.report.skipped_by_reason if self.report else self.source.skipped_by_reason
 
 
-def source_figures(lengths: Lengths, rules: MediaRules | None, num_repeated: int = 0) -> Source:
+def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: int = 0, num_repeated: int = 0) -> Source:
     """What came in.
 
     Args:
         lengths: before samples are cut.
         rules: of the model's media; None: it has none, or they are asked of a processor.
+        max_token_len: that is to be inside the histogram.
         num_repeated: draws of samples that were drawn before.
     """
     num, items = lengths.num_samples, lengths.items
@@ -128,7 +130,7 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, num_repeated: int
             for name, of in kinds.items()
             if of.any()
         },
-        token_len=log_histogram({name: values for name, values in of_kinds.items() if len(values)}),
+        token_len=log_histogram({name: values for name, values in of_kinds.items() if len(values)}, max_token_len),
         lens=spread(lens[there]),
         num_supervised=int(trained.sum()),
         untrained=int((trained == 0).sum()),
@@ -150,10 +152,12 @@ def _num_alike(lengths: Lengths, there: npt.NDArray[np.bool_]) -> int:
 
 def loss_of(lengths: Lengths, plan: PackPlan) -> Loss:
     """What a plan left out."""
-    left_out = plan.left_out[: lengths.num_samples]
+    num = lengths.num_samples
+    left_out, lens = plan.left_out[:num], lengths.sample_lens[:num]
     overlong = left_out == LEFT_OUT.index(Reason.OVERLONG)
-    tokens = int(lengths.sample_lens[: lengths.num_samples][overlong].sum())
-    return Loss(int(overlong.sum()), tokens, int((left_out == LEFT_OUT.index(Reason.OVER_CAP)).sum()))
+    tokens = np.bincount(lengths.items.media[:num][overlong], lens[overlong], minlength=len(MEDIA_TYPES))
+    over_cap = int((left_out == LEFT_OUT.index(Reason.OVER_CAP)).sum())
+    return Loss(int(overlong.sum()), int(tokens.sum()), MEDIA_TYPES[int(tokens.argmax())], over_cap)
 
 
 def folders_of(lengths: Lengths, plan: PackPlan | None) -> list[FolderIn]:

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
-from energon_pack.pages.html import Html, section, table, tag
+from energon_pack.pages.html import Html, clipped, section, table, tag
 from energon_pack.pages.svg import short
+from energon_pack.plan.report import Report
 from energon_pack.report.figures import Figures
-from energon_pack.report.remarks import CHECKED, Grade, Remark
+from energon_pack.report.lens import MOST_DROPPED, recommended
+from energon_pack.report.remark import Grade, Remark
+from energon_pack.report.remarks import CHECKED
 
-_FOLDERS = 20  # rows
+_FOLDERS, _NAME = 20, 120  # rows, characters
 
 
 def cards(figures: Figures) -> Html:
@@ -41,9 +44,24 @@ def verdict(found: Sequence[Remark], is_published: bool) -> Html:
         return tag("p", tag("b", "Something is wrong: ", class_="bad"), wrong[0].what, others, ".", class_="verdict")
     if look:
         what = "1 thing" if len(look) == 1 else f"{len(look)} things"
-        return tag("p", tag("b", f"{what} to look at. "), look[0].what, ".", class_="verdict")
+        return tag("p", tag("b", f"{what} to look at: "), look[0].what, ".", class_="verdict")
     done = "Packed, and nothing stands out." if is_published else "Nothing stands out."
     return tag("p", tag("b", done, class_="good"), class_="verdict")
+
+
+def length(figures: Figures) -> Html | None:
+    """One line: which length to take."""
+    best, mine = recommended(figures.tries.choices), figures.max_token_len
+    if best is None:
+        return None
+    link = tag("a", "which length", href="#which-length")
+    drops = f"{best.dropped_tokens_share:.2%} of the tokens"
+    if best.dropped_tokens_share > MOST_DROPPED:
+        keeps = tag("b", f"No length that was tried keeps {1 - MOST_DROPPED:.0%} of the tokens: ")
+        return tag("p", keeps, f"{best.max_token_len:,}, the longest, drops {drops} (this run: {mine:,}); see ", link)
+    took = "as this run has it" if best.max_token_len == mine else f"this run: {mine:,}"
+    said = f" ({took}) drops {drops} and fills {best.fill:.1%}; see "
+    return tag("p", "Length to take: ", tag("b", f"max_token_len={best.max_token_len:,}"), said, link, ".")
 
 
 def to_look_at(found: Sequence[Remark]) -> Html:
@@ -55,7 +73,12 @@ def to_look_at(found: Sequence[Remark]) -> Html:
         tag(
             "li",
             tag("b", remark.grade.value, class_=f"grade {remark.grade.value}"),
-            tag("div", tag("b", remark.what), tag("p", f"{remark.why}."), tag("p", "→ ", remark.knob, class_="knob")),
+            tag(
+                "div",
+                tag("b", remark.what),
+                tag("p", f"{remark.why[0].upper()}{remark.why[1:]}."),
+                tag("p", "→ ", remark.knob, class_="knob"),
+            ),
         )
         for remark in found
     ]
@@ -70,37 +93,35 @@ def in_and_out(figures: Figures) -> Html:
 
 def _in_and_out(figures: Figures) -> Iterator[Html]:
     source, report = figures.source, figures.report
+    rows: list[tuple[str, ...]] = []
     if not report:
         rows = [(name, _n(of.samples), _n(of.measured), _n(of.tokens)) for name, of in source.by_medium.items()]
         yield table(("medium", "samples", "measured", "tokens"), rows)
     else:
-        header = ("medium", "samples in", "packed", "skipped", "packs", "fill", "tokens")
-        rows_out = [
-            (name, *map(_n, (of.samples_in, of.samples, of.samples_in - of.samples, of.packs)), f"{of.fill:.2%}",
-             _n(of.tokens))
-            for name, of in report.by_media.items()
-        ]  # fmt: skip
-        total = (report.samples_in, report.samples_packed, report.samples_skipped, report.packs)
-        yield table(header, [*rows_out, ("total", *map(_n, total), f"{report.fill:.2%}", _n(report.tokens))])
-        yield from _besides(figures)
-        if len(report.by_split) > 1:
-            rows = [
-                (name, *map(_n, (of["samples"], of["packs"], of["tokens"]))) for name, of in report.by_split.items()
-            ]
-            yield table(("split", "samples", "packs", "tokens"), rows)
+        for name, of in report.by_media.items():
+            counts = (of.samples_in, of.samples, of.samples_in - of.samples, of.packs)
+            rows.append((name, *map(_n, counts), f"{of.fill:.2%}", _n(of.tokens)))
+        counts = (report.samples_in, report.samples_packed, report.samples_skipped, report.packs)
+        rows.append(("total", *map(_n, counts), f"{report.fill:.2%}", _n(report.tokens)))
+        yield table(("medium", "samples in", "packed", "skipped", "packs", "fill", "tokens"), rows)
+        yield from _besides(report)
+    if report and len(report.by_split) > 1:
+        splits = [(name, *map(_n, (of["samples"], of["packs"], of["tokens"]))) for name, of in report.by_split.items()]
+        yield table(("split", "samples", "packs", "tokens"), splits)
     folders = figures.folders
     if len(folders) > 1:
         header = ("folder of the source", "samples", "bad data", "left out", "tokens packed")
-        some = [(of.name, *map(_n, (of.samples, of.lost, of.left_out, of.tokens))) for of in folders[:_FOLDERS]]
+        some = [
+            (clipped(of.name, _NAME), *map(_n, (of.samples, of.lost, of.left_out, of.tokens)))
+            for of in folders[:_FOLDERS]
+        ]
         yield table(header, some)
         if len(folders) > _FOLDERS:
             yield tag("p", f"and {len(folders) - _FOLDERS:,} folders with fewer samples", class_="faint")
 
 
-def _besides(figures: Figures) -> Iterator[Html]:
+def _besides(report: Report) -> Iterator[Html]:
     """What is neither packed nor skipped as it came."""
-    report = figures.report
-    assert report is not None
     said = {
         "left out by split, exclude, slice, sample_ratio or limit": report.samples_excluded,
         "drawn again by sample_ratio": report.samples_repeated,

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from energon_pack.plan.items import MEDIA_TYPES, Items
 from energon_pack.plan.plan import PackPlan, costs_of_packs, features_of_packs, media_of_packs, split_of_packs
+from energon_pack.plan.report import spread
 from energon_pack.plan.splits import SPLITS
 from energon_pack.report.shapes import Histogram, linear_histogram
 from energon_pack.run.seeded import Ints, random_keys
@@ -49,6 +50,7 @@ class PackFigures:
     members: Histogram | None
     visual_tokens: Histogram | None
     attention_cost: Histogram | None
+    spreads: dict[str, dict[str, int]]  # of the same: min, p50, p90, p99, max
     flops: Flops
     cost_source: str  # what costs are counted by
     split: str | None  # that the stretches are of
@@ -75,6 +77,12 @@ def figures_of_packs(
         members=linear_histogram(by_kind(features["members"])),
         visual_tokens=linear_histogram(visual),
         attention_cost=linear_histogram(by_kind(features["attention_cost"])),
+        spreads={
+            "tokens": spread(tokens),
+            "members": spread(features["members"]),
+            "visual tokens": spread(features["visual_tokens"]),
+            "attention cost, Σ len²": spread(features["attention_cost"]),
+        },
         flops=Flops(weights, max(0.0, float(flops[0].sum()) - weights), float(flops[1].sum())),
         cost_source=cost.source,
         split=split,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from energon_pack.config import PackConfig
-from energon_pack.pages.html import Html, page, tag
+from energon_pack.pages.html import Html, clipped, page, tag
 from energon_pack.plan.report import RunFacts
 from energon_pack.report import charts, overview, particulars
 from energon_pack.report.figures import Figures
@@ -33,19 +33,24 @@ def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = ()) -> 
     Args:
         looked_at: a few packs.
     """
-    title = about.title[:_TITLE]
+    title = clipped(about.title, _TITLE)
     found = remarks(figures, about.facts, about.config.max_skipped)
     model = about.config.model
     said = f"{about.config.stage.value}: {model.name}, processor {about.processor}"
-    failed = tag("p", tag("b", "Nothing is published: ", class_="bad"), f"{about.failed}.") if about.failed else None
+    failed = (
+        tag("p", tag("b", "Nothing is published: ", class_="bad"), f"{clipped(about.failed, 3 * _TITLE)}.")
+        if about.failed
+        else None
+    )
     packs = [
         tag("section", tag("h2", "A few packs"), tag("p", "What does training see?", class_="says"), *looked_at)
     ] if looked_at else []  # fmt: skip
     return page(
         f"{title} · energon_pack",
         tag("h1", title),
-        tag("p", said[: 3 * _TITLE], class_="faint"),
+        tag("p", clipped(said, 3 * _TITLE), class_="faint"),
         failed or overview.verdict(found, about.folder is not None),
+        overview.length(figures),
         overview.cards(figures),
         overview.to_look_at(found),
         overview.in_and_out(figures),

@@ -8,8 +8,7 @@ from typing import Any
 
 from energon_pack import __version__
 from energon_pack.config import ModelConfig, PackConfig, plain
-from energon_pack.errors import printable
-from energon_pack.pages.html import Html, details, section, table, tag
+from energon_pack.pages.html import Html, clipped, details, section, table, tag
 from energon_pack.pages.svg import short
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
@@ -17,7 +16,7 @@ from energon_pack.run.user_cache import version_of
 from energon_pack.samples.skip import Reason
 from energon_pack.templates.models import packaged_models, read_model
 
-_TEXT = 200  # characters of an id or a detail
+_TEXT, _CONFIG, _PLACE = 200, 12_000, 4096  # characters of an id or a detail, of all settings, of a path
 _PACKAGES = ("transformers", "tokenizers", "numpy", "pyarrow", "megatron-energon")
 
 
@@ -46,7 +45,9 @@ def skipped(figures: Figures, ledger: str | None) -> Html:
 
 
 def _examples(entries: Sequence[Mapping[str, Any]]) -> Html:
-    rows = [(tag("code", _clipped(entry["sample_id"])), _clipped(entry["detail"] or "")) for entry in entries]
+    rows = [
+        (tag("code", clipped(entry["sample_id"], _TEXT)), clipped(entry["detail"] or "", _TEXT)) for entry in entries
+    ]
     return table(("sample", "what is wrong with it"), rows, 2)
 
 
@@ -98,7 +99,7 @@ def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder:
     if folder:
         made.append(details("Load it", tag("pre", _snippet(processor, folder)), is_open=True))
     made.append(
-        details("Every setting", tag("pre", _clipped(json.dumps(values, indent=1, ensure_ascii=False), 20_000)))
+        details("Every setting", tag("pre", clipped(json.dumps(values, indent=1, ensure_ascii=False), _CONFIG)))
     )
     versions = {"energon_pack": __version__, "Python": sys.version.split()[0]}
     versions |= {name: version for name in _PACKAGES if (version := version_of(name))}
@@ -128,10 +129,11 @@ def _different(prefix: str, values: Mapping[str, Any], defaults: Mapping[str, An
 
 
 def _value(value: Any) -> Html:
-    return tag("code", _clipped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
+    return tag("code", clipped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), _TEXT))
 
 
 def _snippet(processor: str, folder: Path) -> str:
+    processor = clipped(processor, _PLACE)
     return (
         "from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset\n\n"
         "from energon_pack.loading import train_arguments\n"
@@ -143,8 +145,3 @@ def _snippet(processor: str, folder: Path) -> str:
         "for batch in get_savable_loader(dataset):\n"
         "    ...\n"
     )
-
-
-def _clipped(text: str, most: int = _TEXT) -> str:
-    text = printable(text) if most == _TEXT else text
-    return text if len(text) <= most else f"{text[:most]}…"

@@ -38,7 +38,7 @@ class RunReport:
         self._config, self._processor, self._run = config, processor, run
         self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
         self._tries = run.executor.start(try_some, job_of(lengths, config.packing, config.report.lens))
-        self._of_plan: Mapping[str, Any] = {}
+        self._of_plan: dict[str, Any] = {"folders": folders_of(lengths, None)}
 
     def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel) -> None:
         """What became of the samples."""
@@ -64,13 +64,14 @@ class RunReport:
         """
         with self._run.progress.timed("report"):
             choices: list[Choice] = self._run.executor.result(self._tries)
-            source = source_figures(self._lengths, self._rules, self._repeated)
+            most = self._config.packing.max_token_len
+            source = source_figures(self._lengths, self._rules, most, self._repeated)
             figures = Figures(
-                max_token_len=self._config.packing.max_token_len,
+                max_token_len=most,
                 source=source,
                 tries=Tries(choices, num_tried(source.measured), source.measured),
                 demo=self._config.source.path is None,
-                **({"folders": folders_of(self._lengths, None)} | self._of_plan),
+                **self._of_plan,
             )
             figures = replace(figures, examples=some_of_each(ledger, figures.skipped_by_reason))
             title = self._config.output.name or "run"

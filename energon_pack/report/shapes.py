@@ -20,16 +20,23 @@ class Histogram:
     edges: list[float]
     counts: dict[str, list[int]]
 
+    @property
+    def octaves(self) -> list[int]:
+        """Numbers of the edges that are powers of two."""
+        return [i for i, edge in enumerate(self.edges) if edge > 0 and math.log2(edge).is_integer()]
 
-def log_histogram(values: Mapping[str, Numbers]) -> Histogram | None:
+
+def log_histogram(values: Mapping[str, Numbers], upto: float = 0.0) -> Histogram | None:
     """Bars a half, a quarter … of an octave wide. None: there is no value.
 
     Args:
         values: by kind; positive.
+        upto: what has to be inside, too.
     """
     least, most = _range(values)
     if not most:
         return None
+    most = max(most, upto)
     low, high = math.floor(math.log2(max(1.0, least))), math.floor(math.log2(max(1.0, most))) + 1
     per_octave = max(1, min(4, _BARS // (high - low)))
     edges = [2 ** (low + i / per_octave) for i in range((high - low) * per_octave + 1)]
@@ -43,7 +50,8 @@ def linear_histogram(values: Mapping[str, Numbers]) -> Histogram | None:
         return None
     least, most = _range(values)
     is_whole = all(np.issubdtype(some.dtype, np.integer) for some in values.values())
-    width = _round_up((most - least) / _BARS or most / _BARS or 1.0)
+    num_bars = min(_BARS, 6 + math.isqrt(sum(map(len, values.values()))))
+    width = _round_up((most - least) / num_bars or most / num_bars or 1.0)
     width = max(1.0, width) if is_whole else width
     first = math.floor(least / width)
     num = math.floor(most / width) - first + 1
