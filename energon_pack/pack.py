@@ -56,6 +56,14 @@ from energon_pack.steps.cost import CostModel, cost_model
 from energon_pack.templates.folder import local_folder
 from energon_pack.templates.settings import TemplateSettings
 
+_BEFORE_WRITING = "index", "processor", "lengths", "plan"
+#: of a run, by what it ends with
+STAGES = {
+    Stage.lengths: _BEFORE_WRITING,
+    Stage.plan: _BEFORE_WRITING,
+    Stage.all: (*_BEFORE_WRITING, "write", "verify", "check", "publish"),
+}
+
 
 def pack(config: PackConfig) -> dict[str, Any]:
     """Pack a source; the figures of report.json, or those of the stage it ends with.
@@ -66,7 +74,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
     """
     places = resolve(config)
     with LocalExecutor(config.executor.num_workers) as executor:
-        run = Run(executor, Progress(), places.cache_dir)
+        run = Run(executor, Progress(STAGES[config.stage]), places.cache_dir)
         indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
         method, cost = prepare_method(config, places, run)
         for line in method.choice.lines(config.model.template):
@@ -100,7 +108,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
             _check(planned, written, staging, run)
             report = replace(planned.report, run=_facts(given, planned, method, written, audit, run))
             write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
-            with run.progress.timed("check"):
+            with run.progress.timed("publish"):
                 publish(staging, places.final, places.overwrite)
     print_stages(run.progress)
     load = f'load it with megatron.energon.get_train_dataset("{places.final}", ...)'
@@ -110,7 +118,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
 
 
 def index_source(config: PackConfig, places: Places, run: Run) -> list[IndexedShard]:
-    with run.timed("lengths"):
+    with run.timed("index"):
         return index_shards(places.source.shards, config.source.on_damaged is OnDamaged.keep, run)
 
 
@@ -139,7 +147,6 @@ def measure_source(
         drawn = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
         num_excluded = sum(map(len, source.excluded.values()))
         measured = measure_shards(first_samples(drawn, limit, num_excluded), method, run)
-    with run.timed("plan"):
         flavor, shares = PACKED[config.output.flavor.value], split_shares(plain(config.output.splits))
         return Measured(
             lengths=Lengths(measured, source.excluded, limit, flavor, shares, config.seed),
@@ -178,6 +185,7 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
         plan = plan_packs(lengths.items, packing, config.seed, cost)
         check_overlong(lengths, plan, packing)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
+        run.progress.add(len(lengths.items))
         report = summarize(lengths, plan, packing, cost, measured.num_found, measured.num_repeated)
         by = (config.seed, config.source.slice, method.identity.fingerprint)
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
@@ -215,6 +223,7 @@ def _facts(
         cwd=os.getcwd(),
         fingerprint=method.identity.fingerprint,
         seconds=run.progress.seconds,
+        throughput=run.progress.throughput,
         peak_rss_bytes=max(run.progress.peak_rss_bytes.values()),
         peak_rss_bytes_by_stage=run.progress.peak_rss_bytes,
         bytes_read=sum(shard.num_bytes_read for shard in written),

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "energon_pack"
 
 #: Rooms and faces: each may import what stands in a line above it, and none in its own. A newcomer reads downwards.
 ORDER = """
-errors flavors
+errors flavors pages
 run
 steps
 samples
@@ -25,6 +25,8 @@ dataset
 config
 loading reading packed_seq_params hydra_plugin
 task_encoder webdataset
+views
+report
 verify pack
 online
 lazy streaming

@@ -7,9 +7,11 @@ it, so a sweep over packing settings measures once. A slice is kept when it is m
 gone on from there, in the middle of a file too.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +29,7 @@ from energon_pack.samples.flavors import PACKED
 from energon_pack.sources import reader
 from energon_pack.sources.draws import drawn_keys
 from energon_pack.sources.shard import Shard
+from energon_pack.sources.storage import counted
 from energon_pack.templates.families import ASKED
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.tokens.counter import CountingError
@@ -82,10 +85,13 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
                 part = samples.slice(start, _SLICE).combine_chunks()
                 yield MeasureJob(shards, part, method)
 
-    with run.progress.stage("measure", sum(map(len, todo.values())), "samples") as advance:
+    num = sum(map(len, todo.values()))
+    run.progress.add(cached=sum(item.num_samples for item in indexed) - num)
+    with run.progress.stage("measure", num, "samples") as advance:
         try:
-            for table in run.executor.map(measure, jobs()):
+            for table, num_bytes in run.executor.map(partial(counted, measure), jobs()):
                 add_news(cache, keys, table, *slices.pop(0), stale)
+                run.progress.add(table.num_rows, num_bytes, skipped=Counter(table["reason"].drop_null().to_pylist()))
                 advance(table.num_rows)
         finally:
             cache.flush()
@@ -174,19 +180,22 @@ def check_unchanged(measured: Sequence[MeasuredShard], run: Run) -> None:
         [(cached[number].shard, cached[number].about) for number in batch]
         for batch in batches(range(len(cached)), [item.shard for item in cached])
     )
-    with run.progress.stage("compare", len(cached), "shards") as advance:
-        for num_same, changed in run.executor.map(_first_changed, jobs, are_short=True):
-            advance(num_same)
+    size = sum(item.shard.size for item in cached)
+    with run.progress.stage("compare", len(cached), "shards", size) as advance:
+        for num_same, size, changed in run.executor.map(_first_changed, jobs, are_short=True):
+            advance(num_same, size)
             if changed is not None:
                 raise reader.SourceChanged(changed.path)
 
 
-def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, Shard | None]:
-    """How many are unchanged, and the one after them."""
+def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, int, Shard | None]:
+    """How many are unchanged, their size, and the one after them."""
+    size = 0
     for number, (shard, about) in enumerate(job):
         if not shard.is_unchanged(about):
-            return number, shard
-    return len(job), None
+            return number, size, shard
+        size += shard.size
+    return len(job), size, None
 
 
 def lengths_cache(method: Method, run: Run) -> TableCache:

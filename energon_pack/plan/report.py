@@ -57,6 +57,7 @@ class RunFacts:
     cwd: str  # what relative paths of the config are relative to
     fingerprint: str  # of the template
     seconds: dict[str, float]  # by stage
+    throughput: dict[str, dict[str, int]]  # by stage: samples, cached (the cache knew them), bytes read or written
     peak_rss_bytes: int  # resident memory of the run and its workers together
     peak_rss_bytes_by_stage: dict[str, int]
     bytes_read: int

@@ -1,0 +1,104 @@
+"""Pages of HTML: one self-contained file each, that needs no server, no script and nothing from elsewhere.
+
+tag("p", "2 < 3") ─► <p>2 &lt; 3</p>          whatever is not `Html` already is escaped
+"""
+
+import base64
+import html
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_EMPTY = {"br", "hr", "img", "meta"}  # elements that hold nothing and have no end
+_STYLE = Path(__file__).with_name("style.css")
+
+
+class Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def tag(element: str, *content: Any, **attributes: Any) -> Html:
+    """An element; what it holds is escaped, unless it is `Html`.
+
+    Args:
+        attributes: `class_` for class, `stroke_width` for stroke-width; None and False leave one out, True names it.
+    """
+    texts = []
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        key = key.rstrip("_").replace("_", "-")
+        texts.append(f" {key}" if value is True else f' {key}="{html.escape(str(value))}"')
+    start = f"<{element}{''.join(texts)}>"
+    return Html(start if element in _EMPTY else f"{start}{join(content)}</{element}>")
+
+
+def join(content: Iterable[Any]) -> Html:
+    """Pieces in a row; None is none."""
+    texts = (
+        item if isinstance(item, Html) else html.escape(str(item), quote=False) for item in content if item is not None
+    )
+    return Html("".join(texts))
+
+
+def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int = 1, class_: str | None = None) -> Html:
+    """A table, as wide as its page at most.
+
+    Args:
+        num_words: columns of words, which come first; those of numbers stand to the right.
+    """
+
+    def row(name: str, cells: Sequence[Any]) -> Html:
+        kinds = (None if number < num_words else "number" for number in range(len(cells)))
+        return tag("tr", *(tag(name, cell, class_=kind) for cell, kind in zip(cells, kinds, strict=True)))
+
+    body = join(row("td", cells) for cells in rows)
+    whole = tag("table", tag("thead", row("th", header)), tag("tbody", body), class_=class_)
+    return tag("div", whole, class_="scrolls")
+
+
+def section(title: str, *content: Any, says: str | None = None) -> Html:
+    """A part of a page, with an anchor by its title.
+
+    Args:
+        says: what it answers, in a sentence.
+    """
+    heading = tag("h2", title, id=anchor(title))
+    return tag("section", heading, None if says is None else tag("p", says, class_="says"), *content)
+
+
+def anchor(title: str) -> str:
+    """What a heading is found by."""
+    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
+
+
+def details(summary: Any, *content: Any, is_open: bool = False) -> Html:
+    """What is seen by a click, and in print."""
+    return tag("details", tag("summary", summary), *content, open=is_open)
+
+
+def picture(data: bytes, media_type: str, alt: str, **attributes: Any) -> Html:
+    """An image that is in the page itself."""
+    source = f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+    return tag("img", src=source, alt=alt, **attributes)
+
+
+def page(title: str, *content: Any) -> str:
+    """A whole document."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", Html(_style())),
+    )
+    return f"<!DOCTYPE html>\n{tag('html', head, tag('body', tag('main', *content)), lang='en')}\n"
+
+
+@cache
+def _style() -> str:
+    return _STYLE.read_text()

@@ -1,0 +1,194 @@
+"""Charts as inline SVG: a few kB each, in the colours of the page, with a tooltip on each thing that is drawn.
+
+Colours go by kinds, the classes `of-<kind>` of style.css: text, image, video, mix, unknown, padding.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from energon_pack.pages.html import Html, join, tag
+
+_WIDTH = 720
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 28, 34
+_INNER = _WIDTH - _LEFT - _RIGHT
+_TICKS = 5  # about so many on an axis
+
+
+class Mark(NamedTuple):
+    """A line across a chart."""
+
+    at: float  # in units of its axis
+    label: str
+
+
+class Piece(NamedTuple):
+    """A stretch of a strip."""
+
+    kind: str
+    size: float
+    label: str  # its tooltip
+
+
+def histogram(
+    edges: Sequence[float],
+    counts: Mapping[str, Sequence[float]],
+    x: str,
+    y: str,
+    marks: Sequence[Mark] = (),
+    height: int = 220,
+) -> Html:
+    """Bars side by side, of each kind on top of the one before.
+
+    Args:
+        edges: of the bars, ascending; the bars are equally wide, whatever their edges.
+        counts: by kind, one for each bar.
+        x, y: what the axes show.
+        marks: vertical lines, in units of `edges`.
+    """
+    num = len(edges) - 1
+    sums = [sum(values[i] for values in counts.values()) for i in range(num)]
+    scale, drawn = _Up(max([*sums, 1e-9]), height), []
+    step = _INNER / num
+    for i in range(num):
+        base = 0.0
+        for kind, values in counts.items():
+            if values[i]:
+                tip = f"{short(edges[i])} to {short(edges[i + 1])} {x}, {kind}: {short(values[i])} {y}"
+                top = scale(base + values[i])
+                drawn.append(_rect(_LEFT + i * step + 0.5, top, step - 1, scale(base) - top, kind, tip))
+                base += values[i]
+    every = max(1, round(num / 9))
+    labels = [(_LEFT + i * step, short(edges[i])) for i in range(0, num + 1, every)]
+    lines = [_mark(_LEFT + _between(edges, mark.at) * step, mark.label, height) for mark in marks]
+    return join((legend(counts), _chart(height, *scale.axis(y), *_below(labels, x, height), *drawn, *lines)))
+
+
+def curves(
+    points: Mapping[str, Sequence[tuple[float, float]]],
+    x: str,
+    y: str,
+    marks: Sequence[Mark] = (),
+    height: int = 220,
+    from_zero: bool = True,
+) -> Html:
+    """Lines over a common axis, one for each kind.
+
+    Args:
+        points: by kind, ascending in x.
+        marks: vertical lines.
+        from_zero: the axis of y begins there; False: with the least.
+    """
+    every = [point for some in points.values() for point in some]
+    first, last = min(p[0] for p in every), max(p[0] for p in every)
+    values = [p[1] for p in every]
+    scale = _Up(max([*values, 1e-9]), height, 0.0 if from_zero else min(values))
+    width = (last - first) or 1.0
+
+    def across(value: float) -> float:
+        return _LEFT + (value - first) / width * _INNER
+
+    drawn = []
+    for kind, some in points.items():
+        line = " ".join(f"{across(a):.1f},{scale(b):.1f}" for a, b in some)
+        drawn.append(tag("polyline", points=line, class_=f"curve of-{kind}"))
+        for a, b in some if len(some) <= 64 else ():  # of each point a tooltip
+            drawn.append(_rect(across(a) - 3, scale(b) - 3, 6, 6, kind, f"{short(a)} {x}, {kind}: {short(b)} {y}"))
+    labels = [(across(at), short(at)) for at in _ticks(first, last) if first <= at <= last]
+    lines = [_mark(across(mark.at), mark.label, height) for mark in marks if first <= mark.at <= last]
+    return join((legend(points), _chart(height, *scale.axis(y), *_below(labels, x, height), *drawn, *lines)))
+
+
+def strip(pieces: Sequence[Piece], total: float, height: int = 18) -> Html:
+    """One bar from end to end: what a pack is filled with; the rest is padding."""
+    drawn, at = [], 0.0
+    used = sum(piece.size for piece in pieces)
+    rest = [Piece("padding", total - used, f"padding: {short(total - used)}")] if total > used else []
+    for kind, size, label in (*pieces, *rest):
+        width = size / total * _WIDTH
+        drawn.append(_rect(at, 0, max(0.5, width - 0.6), height, kind, label))
+        at += width
+    inner = tag("svg", *drawn, viewBox=f"0 0 {_WIDTH} {height}", preserveAspectRatio="none", role="img",
+                style=f"height:{height}px")  # fmt: skip
+    return tag("div", inner, class_="chart strip")
+
+
+def legend(kinds: Mapping[str, object]) -> Html | None:
+    """Which colour is what; nothing, where there is one."""
+    if len(kinds) < 2:
+        return None
+    return tag("div", *(tag("span", tag("i", class_=f"of-{kind}"), kind) for kind in kinds), class_="legend")
+
+
+def short(value: float) -> str:
+    """A number in a few characters: 950, 12.3k, 4.1M."""
+    if value != value or math.isinf(value):
+        return str(value)
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            size = 1e3 if unit == "k" else size
+            return f"{value / size:.3g}{unit}"
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
+
+
+class _Up:
+    """From values to heights."""
+
+    def __init__(self, most: float, height: int, least: float = 0.0):
+        ticks = _ticks(least, most)
+        self._ticks, self._height = ticks, height - _TOP - _BOTTOM
+        self._least, self._most = min(least, ticks[0]), max(most, ticks[-1])
+
+    def __call__(self, value: float) -> float:
+        share = (value - self._least) / ((self._most - self._least) or 1.0)
+        return _TOP + self._height * (1 - share)
+
+    def axis(self, label: str) -> list[Html]:
+        lines = []
+        for at in self._ticks:
+            up = self(at)
+            lines.append(tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=f"{up:.1f}", y2=f"{up:.1f}", class_="axis"))
+            lines.append(_text(_LEFT - 6, up + 4, short(at), "end"))
+        return [*lines, _text(4, 11, label, "start")]
+
+
+def _ticks(least: float, most: float) -> list[float]:
+    """Round values that span a range."""
+    span = (most - least) or abs(most) or 1.0
+    power = 10.0 ** math.floor(math.log10(span / _TICKS))
+    step = next(power * by for by in (1, 2, 2.5, 5, 10) if span / (power * by) <= _TICKS + 0.5)
+    first = math.floor(least / step + 1e-9)
+    return [round(i * step, 12) for i in range(first, math.ceil(most / step - 1e-9) + 1)]
+
+
+def _between(edges: Sequence[float], value: float) -> float:
+    """Where a value is, counted in bars."""
+    for i, (low, high) in enumerate(pairwise(edges)):
+        if value < high:
+            return i + max(0.0, value - low) / (high - low)
+    return float(len(edges) - 1)
+
+
+def _below(labels: Sequence[tuple[float, str]], x: str, height: int) -> list[Html]:
+    texts = [_text(at, height - _BOTTOM + 15, label, "middle") for at, label in labels if at <= _WIDTH - _RIGHT + 1]
+    return [*texts, _text(_WIDTH - _RIGHT, height - 4, x, "end")]
+
+
+def _mark(at: float, label: str, height: int) -> Html:
+    line = tag("line", x1=f"{at:.1f}", x2=f"{at:.1f}", y1=_TOP, y2=height - _BOTTOM, class_="mark")
+    side = "end" if at > _WIDTH / 2 else "start"
+    return join((line, _text(at + (-5 if side == "end" else 5), _TOP - 5, label, side)))
+
+
+def _rect(x: float, y: float, width: float, height: float, kind: str, tip: str) -> Html:
+    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "width": f"{width:.1f}", "height": f"{max(height, 0.6):.1f}"}
+    return tag("rect", tag("title", tip), **place, class_=f"of-{kind}")
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> Html:
+    return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor)
+
+
+def _chart(height: int, *drawn: Html) -> Html:
+    return tag("div", tag("svg", *drawn, viewBox=f"0 0 {_WIDTH} {height}", role="img"), class_="chart")
