@@ -52,6 +52,7 @@ class Rendered:
     num_visual_tokens: int
     num_control_tokens: int  # special tokens that a message spells out itself
     leaves_out_tools: bool = False  # the chat template writes nothing of its tools
+    media: Sequence[tuple[int, int]] = ()  # characters of each medium, in the order of the sample's
 
 
 @dataclass(frozen=True)
@@ -100,19 +101,18 @@ class Template:
             Skip: `processor_error`, `bad_message`, `control_token` where a message spells the model's own media
                 token, and what the family's rules raise.
         """
-        waiting: dict[str, list[tuple[str, int]]] = {kind: [] for kind in self.media_tokens}
+        waiting: dict[str, list[tuple[int, str, int]]] = {kind: [] for kind in self.media_tokens}
         for media in sample.media:
             if media.kind not in waiting:
                 raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}")
         expansions, before, after = self._expand(sample.media)
-        for media, expanded in zip(sample.media, expansions, strict=True):
-            waiting[media.kind].append(expanded)
+        for number, (media, expanded) in enumerate(zip(sample.media, expansions, strict=True)):
+            waiting[media.kind].append((number, *expanded))
+        places = [(0, 0)] * len(expansions)
         messages = self.messages(sample)
         if self._chat.leaves_out_calls(messages, sample.tools):
-            raise Skip(
-                Reason.PROCESSOR_ERROR,
-                "the chat template leaves out tool calls (model.chat_template=FILE gives another)",
-            )
+            what = "the chat template leaves out tool calls (model.chat_template=FILE gives another)"
+            raise Skip(Reason.PROCESSOR_ERROR, what)
         marked = self._chat.render_marked(messages, sample.tools, self.spec.train_on is TrainOn.last)
 
         pieces = ["" if marked.startswith(before) else before]  # a first token is not written twice
@@ -131,22 +131,21 @@ class Template:
                 of_kind = waiting.get(self._kinds.get(mark, ""), [])
                 if not of_kind:  # the model would look for features that are not there
                     raise Skip(Reason.CONTROL_TOKEN, f"the text spells the media token {mark}")
-                text, num_tokens = of_kind.pop(0)
+                number, text, num_tokens = of_kind.pop(0)
                 pieces.append(text)
+                places[number] = position, position + len(text)
                 position += len(text)
                 num_visual_tokens += num_tokens
         pieces += [marked[cursor:], after]
-        if any(waiting.values()):
-            raise Skip(
-                Reason.PROCESSOR_ERROR,
-                f"the chat template leaves out {sum(map(len, waiting.values()))} media",
-            )
+        if left_out := sum(map(len, waiting.values())):
+            raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
         return Rendered(
             "".join(pieces),
             spans,
             num_visual_tokens,
             self._num_control_tokens(messages, sample.tools),
             bool(sample.tools) and not self._chat.shows_tools,
+            places,
         )
 
     def foresee(self, media: Iterable[Media]) -> None:
@@ -157,7 +156,7 @@ class Template:
         for medium in media:
             if medium.kind == "image":
                 with suppress(Skip):
-                    yield self._prepared(medium, 0)
+                    yield self.prepared(medium, 0)
 
     def choose_frames(self, video: Media) -> list[int]:
         """Which frames of a video the model sees; measuring and decoding both ask here.
@@ -195,10 +194,10 @@ class Template:
             raise Skip(Reason.UNSUPPORTED_MEDIA, "the full processor takes no images and videos in one sample")
         if kinds is not None and UNEVEN not in kinds and len({len(chosen) for chosen in frames if chosen}) > 1:
             raise Skip(Reason.UNSUPPORTED_MEDIA, "the full processor takes no videos of several lengths in one sample")
-        prepared = [*map(self._prepared, media, map(len, frames))]
+        prepared = [*map(self.prepared, media, map(len, frames))]
         return self.rules.expand_all(prepared, frames), *self.rules.around(prepared, frames)
 
-    def _prepared(self, media: Media, num_frames: int) -> Media:
+    def prepared(self, media: Media, num_frames: int) -> Media:
         """A medium with the size that `media.*` gives it before the processor sees it."""
         if media.kind == "video" and self._video is not None:
             width, height = self._video.size(media.width, media.height, num_frames)
@@ -280,16 +279,11 @@ class Template:
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """A hash for each thing a length depends on."""
+        spec = self.spec
+        chat = [spec.chat_template, spec.processor.tokens, spec.chat_template_kwargs, spec.add_special_tokens]
         return {
             "tokenizer": hash_of(self._tokenizer.to_str()),
-            "chat_template": hash_of(
-                [
-                    self.spec.chat_template,
-                    self.spec.processor.tokens,
-                    self.spec.chat_template_kwargs,
-                    self.spec.add_special_tokens,
-                ]
-            ),
+            "chat_template": hash_of(chat),
             "media": hash_of([self.spec.family, self.rules.settings, asdict(self.spec.media)]),
             "rules": str(RULES_VERSION),
         }

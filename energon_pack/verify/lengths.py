@@ -10,17 +10,13 @@ import numpy as np
 
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import at
+from energon_pack.dataset.members import sample_of
 from energon_pack.errors import short
 from energon_pack.loading import load_template
-from energon_pack.samples.bytes import Bytes, Range, as_file
+from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.media.probe import probe, with_frames
-from energon_pack.samples.placeholders import place_media
-from energon_pack.samples.record import parse_record
-from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.times import load_positions
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.template import Template
 from energon_pack.verify.shard import VerifiedShard, packs_of
 from energon_pack.verify.source import demo_of, when_packed
 
@@ -75,27 +71,17 @@ def packed_with(folder: Path, report: Mapping[str, Any]) -> str | None:
 
 def _differs(file: Bytes, pack: Pack, index: int, template: Template) -> Iterator[str]:
     try:
-        member = (pack.members or [])[index]
         stated = [
             pack.meta[name][index] if name in pack.flavor.meta else None for name in ("token_lens", "num_supervised")
         ]
-        names = pack.names[index]
-        files = [pack.parts[name] for name in names]
-    except (KeyError, IndexError) as error:
-        yield f"it can't be measured: the pack lacks {error}"
-        return
-    try:
-        positions = [_positions(file, pack, name) for name in names]
-        messages = pack.flavor.messages(member, positions)
-        record = parse_record({"messages": messages, "tools": member.get("tools")}, ReadSettings())
-        media = [probe(as_file(Range(file, part.offset, part.size))) for part in files]
-        placed, order, _ = place_media(record.messages, [medium.kind for medium in media])
-        media = with_frames([media[i] for i in order], member.get("video_frames"))
-        tokens = template.encode(Sample(placed, media, record.tools))
+        tokens = template.encode(sample_of(file, pack, index))
     except Skip as skip:
         yield f"it can't be measured: {skip}"
         return
-    except (KeyError, TypeError, ValueError) as error:  # of a damaged conversation
+    except (KeyError, IndexError) as error:
+        yield f"it can't be measured: the pack lacks {error}"
+        return
+    except (TypeError, ValueError) as error:  # of a damaged conversation
         yield f"it can't be measured: {short(str(error) or type(error).__name__)}"
         return
     for name, ours, theirs in zip(
@@ -103,9 +89,3 @@ def _differs(file: Bytes, pack: Pack, index: int, template: Template) -> Iterato
     ):
         if theirs is not None and ours != theirs:
             yield f"{ours} {name} measured again, {theirs} in the pack"
-
-
-def _positions(file: Bytes, pack: Pack, image: str) -> Any:
-    """The patch positions of an image; None: it has none."""
-    part = pack.positions(image)
-    return None if part is None else load_positions(file.read(part.offset, part.size), part.name)

@@ -27,10 +27,18 @@ class Medium:
 
     kind: str
     name: str  # of its part or file
-    width: int
+    width: int  # upright; 0: it can't be read, see `problem`
     height: int
-    num_frames: int = 0  # that the model sees; of an image 0
-    data: bytes | None = None  # a small picture of it, WebP; None: not asked for, or it can't be decoded
+    num_frames: int = 0  # of a video
+    num_bytes: int = 0
+    num_tokens: int | None = None  # all that stand for it; None: without the model's tokenizer
+    seen: str | None = None  # what `media.*` makes of it; None: nothing, or not known
+    data: bytes | None = None  # a small picture of it, WebP; None: not asked for, or none could be made
+    problem: str | None = None  # why it can't be read or shown
+
+    def __str__(self) -> str:
+        frames = f", {self.num_frames:,} frames" if self.num_frames else ""
+        return f"{self.kind} {self.width}×{self.height}{frames}" if self.width else self.kind
 
 
 @dataclass(frozen=True)
@@ -42,10 +50,11 @@ class MemberView:
     token_len: int | None  # None: it was not measured, see `refused`
     num_supervised: int | None
     num_visual_tokens: int | None
-    turns: list[Turn]
+    turns: list[Turn] = field(default_factory=list)
     media: list[Medium] = field(default_factory=list)
     spans: list[Span] | None = None  # None: without the model's tokenizer
     refused: str | None = None  # why it would be in no pack: reason and detail
+    notes: list[str] = field(default_factory=list)  # what of it could not be told, and why
 
 
 @dataclass(frozen=True)
@@ -60,3 +69,9 @@ class PackView:
     max_token_len: int | None
     members: list[MemberView]
     notes: list[str] = field(default_factory=list)  # what could not be told, and why
+
+    @property
+    def token_len(self) -> int | None:
+        """Of all members; None where one was not measured."""
+        lens = [member.token_len for member in self.members]
+        return None if None in lens else sum(filter(None, lens))

@@ -1,0 +1,136 @@
+"""Any pack of a dataset, by its number or its key, without reading the others.
+
+number ──counts of the shards──► shard ──.tar.idx──► the pack's bytes ──► Pack
+key    ──its own number, or the headers of every shard──► the same
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from energon_pack.dataset.contents import Pack, parse
+from energon_pack.dataset.files import PackFiles, at, packs_in, read_object, shard_paths
+from energon_pack.errors import PackError
+from energon_pack.run.files import META_FOLDER
+from energon_pack.samples.bytes import Bytes, Range
+from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.sources.storage import File, open_file
+from energon_pack.sources.tar import TarScan
+
+_KEY = re.compile(r"[0-9a-f]{8}_(\d{8,})")  # of ours: its number
+
+
+@dataclass(frozen=True)
+class Found:
+    """A pack, and where it is."""
+
+    number: int  # in the order of the plan
+    shard: str
+    file: Bytes  # its shard, or the bytes of this pack alone: what the places of its parts count in
+    pack: Pack
+    defects: list[str]  # of its JSON
+
+
+class Packs:
+    """The packs of a dataset in the order of its plan, whoever wrote it."""
+
+    def __init__(self, folder: Path, flavor: PackedFlavor | None):
+        """See which shards there are.
+
+        Args:
+            flavor: as this package writes it; None: another tool wrote it.
+        """
+        self.folder, self._flavor = folder, flavor
+        self._opened: dict[str, File] = {}
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Packs of each shard, in order: as `.info.json` says, or the size of its `.tar.idx`, or its headers."""
+        stated: object = None
+        with suppress(OSError, ValueError):
+            stated = at(read_object(self.folder / META_FOLDER / ".info.json"), "shard_counts")
+        known = stated if isinstance(stated, dict) else {}
+        names = (path.name for path in shard_paths(self.folder))
+        return {name: known[name] if type(known.get(name)) is int else self._count(name) for name in names}
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(self.counts.values()))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def number_of(self, key: str) -> int | None:
+        """Where a pack stands; None: there is no such pack. One that is not called as ours is looked for."""
+        match = _KEY.fullmatch(key)
+        if match and int(match[1]) < len(self):
+            return int(match[1])
+        keys = (files.key for name in self.counts for files in packs_in(TarScan(self._file(name))))
+        return next((number for number, found in enumerate(keys) if found == key), None)
+
+    def __getitem__(self, number: int) -> Found:
+        """Read a pack.
+
+        Raises:
+            PackError: there are not so many, or its shard can't be read.
+        """
+        if not 0 <= number < len(self):
+            raise PackError(f"pack {number} of {self.folder}: there are {len(self):,}, from 0 on")
+        index = int(np.searchsorted(self._ends, number, side="right"))
+        name = list(self.counts)[index]
+        place = number - (self._ends[index] - self.counts[name])
+        try:
+            file, files = self._files(name, place)
+        except OSError as error:
+            raise PackError(f"{self.folder / name} can't be read: {error.strerror or error}") from None
+        part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
+        raw = None if part is None else file.read(part.offset, part.size)
+        return Found(number, name, file, *parse(files, raw, self._flavor))
+
+    def all(self) -> Iterator[Found]:
+        """Every pack, in order; those of a shard that can't be read are none."""
+        number = 0
+        for count in self.counts.values():
+            with suppress(PackError):
+                yield from (self[i] for i in range(number, number + count))
+            number += count
+
+    def _files(self, name: str, place: int) -> tuple[Bytes, PackFiles]:
+        """The files of a pack by the index of its shard; where that is wrong or not there, by the shard itself."""
+        file = self._file(name)
+        with suppress(OSError), open_file(self.folder / f"{name}.idx") as index:
+            ends = np.frombuffer(index.read(8 * place, 16), "<u8")
+            if len(ends) == 2 and ends[0] < ends[1] <= file.size:
+                its_bytes = Range(file, int(ends[0]), int(ends[1] - ends[0]))
+                found = list(packs_in(TarScan(its_bytes)))
+                if len(found) == 1 and found[0].end == its_bytes.size:
+                    return its_bytes, found[0]
+        for number, files in enumerate(packs_in(TarScan(file))):
+            if number == place:
+                return file, files
+        raise PackError(f"{self.folder / name} has no pack {place}: python -m energon_pack.verify says what is wrong")
+
+    def _file(self, name: str) -> File:
+        if name not in self._opened:
+            self._opened[name] = open_file(self.folder / name)
+        return self._opened[name]
+
+    def _count(self, name: str) -> int:
+        with suppress(OSError):
+            return max(0, (self.folder / f"{name}.idx").stat().st_size // 8 - 1)
+        with suppress(OSError):
+            return sum(1 for _ in packs_in(TarScan(self._file(name))))
+        return 0
+
+    def __enter__(self) -> "Packs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._opened:
+            self._opened.popitem()[1].close()

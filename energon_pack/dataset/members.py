@@ -1,0 +1,48 @@
+"""A member of a written pack as a template renders it: its conversation, and its media as their headers say."""
+
+from typing import TYPE_CHECKING, Any
+
+from energon_pack.dataset.contents import Pack
+from energon_pack.samples.bytes import Bytes, Range, as_file
+from energon_pack.samples.media.probe import probe, with_frames
+from energon_pack.samples.placeholders import place_media
+from energon_pack.samples.record import parse_record
+from energon_pack.samples.sample import Message
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.times import load_positions
+
+if TYPE_CHECKING:  # a look at a pack needs no tokenizer
+    from energon_pack.templates.template import Sample
+
+
+def sample_of(file: Bytes, pack: Pack, index: int) -> "Sample":
+    """What a template renders of the member at a place.
+
+    Args:
+        file: the shard that the pack is in.
+
+    Raises:
+        Skip: it can't be measured.
+        KeyError, IndexError: the pack lacks a part of it.
+        TypeError, ValueError: its conversation is damaged.
+    """
+    from energon_pack.templates.template import Sample
+
+    member = (pack.members or [])[index]
+    files = [pack.parts[name] for name in pack.names[index]]
+    record = parse_record({"messages": messages_of(file, pack, index), "tools": member.get("tools")}, ReadSettings())
+    media = [probe(as_file(Range(file, part.offset, part.size))) for part in files]
+    placed, order, _ = place_media(record.messages, [medium.kind for medium in media])
+    return Sample(placed, with_frames([media[i] for i in order], member.get("video_frames")), record.tools)
+
+
+def messages_of(file: Bytes, pack: Pack, index: int) -> list[Message]:
+    """The conversation of a member as it is stored, with the times that patch positions tell; raises as `sample_of`."""
+    positions = [_positions(file, pack, name) for name in pack.names[index]]
+    return pack.flavor.messages((pack.members or [])[index], positions)
+
+
+def _positions(file: Bytes, pack: Pack, image: str) -> Any:
+    """The patch positions of an image; None: it has none."""
+    part = pack.positions(image)
+    return None if part is None else load_positions(file.read(part.offset, part.size), part.name)

@@ -1,0 +1,188 @@
+"""A pack, and a sample, as parts of a page: what they are filled with, their pictures, and their text as tokens."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from energon_pack.pages.html import Html, details, join, picture, table, tag
+from energon_pack.pages.svg import Piece, legend, strip
+from energon_pack.views.strips import pieces_of
+from energon_pack.views.view import Medium, MemberView, PackView, Span
+
+_MOST_PIECES = 400  # of a strip: more are narrower than a pixel
+_LEAST_CHARS = 240  # of a member's text
+_OPEN = 4  # members that are seen without a click
+_MEDIA = ("image", "video")
+_MARKED = "Marked text is what is trained on; grey tokens are the chat template's own."
+
+
+def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24) -> Html:
+    """A pack: a strip of its members, then each of them.
+
+    Args:
+        max_chars: of all text that is shown; of longer texts the middle is left out.
+        max_members: that are shown; of all others only their place in the strip.
+    """
+    shown = view.members[:max_members]
+    each = max(_LEAST_CHARS, max_chars // max(1, len(shown)))
+    blocks = [member_block(member, f"#{number}", each) for number, member in enumerate(shown)]
+    rest = len(view.members) - len(shown)
+    return tag(
+        "div",
+        tag("h3", f"Pack {view.number:,} of {view.num_packs:,}: ", tag("code", view.key)),
+        tag("p", pack_facts(view), class_="faint"),
+        *(tag("p", note, class_="bad") for note in view.notes),
+        pack_strip(view),
+        tag("p", _MARKED, class_="says") if any(member.spans for member in shown) else None,
+        *blocks[:_OPEN],
+        details(f"{len(blocks) - _OPEN} more members", *blocks[_OPEN:]) if blocks[_OPEN:] else None,
+        tag("p", f"and {rest:,} more members", class_="faint") if rest else None,
+        class_="pack",
+    )
+
+
+def pack_facts(view: PackView) -> str:
+    """A pack in a line."""
+    members = f"{len(view.members):,} member{'s' * (len(view.members) != 1)}"
+    facts = [view.media_type, members]
+    if (total := view.token_len) is not None:
+        of = (
+            f" of {view.max_token_len:,} tokens ({total / view.max_token_len:.1%})" if view.max_token_len else " tokens"
+        )
+        facts.append(f"{total:,}{of}")
+        if None not in (trained := [member.num_supervised for member in view.members]):
+            share = sum(filter(None, trained))
+            facts.append(f"{share:,} trained on ({share / max(1, total):.0%})")
+    return " · ".join([*facts, view.shard or "not written yet"])
+
+
+def pack_strip(view: PackView) -> Html | None:
+    """The bar of a pack; None where no length is known."""
+    pieces = _fewer(pieces_of(view))
+    if not pieces:
+        return None
+    used = sum(piece.size for piece in pieces)
+    total = max(view.max_token_len or 0, used)
+    kinds = [piece.kind for piece in pieces] + ["padding"] * (total > used)
+    return join((strip(pieces, total), legend(dict.fromkeys(kinds))))
+
+
+def member_block(member: MemberView, name: str, max_chars: int) -> Html:
+    """A member or a sample: its id, lengths, pictures and text.
+
+    Args:
+        max_chars: of its text.
+    """
+    text = turns_table(member, max_chars) if member.spans is None else tokens_text(member.spans, max_chars)
+    return tag(
+        "article",
+        tag("h4", f"{name} ", tag("code", member.sample_id)),
+        tag("p", member_facts(member), class_="faint"),
+        tag("p", f"In no pack: {member.refused}", class_="bad") if member.refused else None,
+        *(tag("p", note, class_="bad") for note in member.notes),
+        pictures(member.media),
+        text,
+        class_="member",
+    )
+
+
+def member_facts(member: MemberView) -> str:
+    """A member in a line."""
+    facts = [member.media_type, f"{len(member.turns):,} turn{'s' * (len(member.turns) != 1)}"]
+    if member.token_len is not None:
+        facts.append(f"{member.token_len:,} tokens")
+        if member.num_visual_tokens:
+            facts.append(f"{member.num_visual_tokens:,} visual")
+        if member.num_supervised is not None:
+            facts.append(
+                f"{member.num_supervised:,} trained on ({member.num_supervised / max(1, member.token_len):.0%})"
+            )
+    return " · ".join(facts)
+
+
+def pictures(media: Sequence[Medium]) -> Html | None:
+    """The media of a member, side by side."""
+    if not media:
+        return None
+    return tag("div", *map(_figure, media), class_="pictures")
+
+
+def _figure(medium: Medium) -> Html:
+    seen = f" → {medium.seen}" if medium.seen else ""
+    tokens = f", {medium.num_tokens:,} tokens" if medium.num_tokens else ""
+    shown = None if medium.data is None else picture(medium.data, "image/webp", str(medium), loading="lazy")
+    return tag(
+        "figure",
+        shown,
+        tag("figcaption", tag("code", medium.name), tag("br"), f"{medium}{seen}{tokens}"),
+        tag("figcaption", medium.problem, class_="bad") if medium.problem else None,
+    )
+
+
+def tokens_text(spans: Sequence[Span], max_chars: int) -> Html:
+    """The text of tokens: special ones and media as such, what is trained on marked."""
+    pieces: list[Html] = []
+    left, shown = max_chars, 0
+    for is_trained, alike in groupby(spans, key=lambda span: span.is_trained):
+        some = list(alike)
+        inner = []
+        for span in some:
+            if left <= 0 and span.kind not in _MEDIA:
+                continue
+            text = _folded(span.text, max(left, 80)) if span.kind == "text" else [span.text]
+            left -= sum(map(len, text)) if span.kind not in _MEDIA else 0
+            shown += span.num_tokens
+            inner.append(_token(span, text))
+        if inner:
+            num_tokens = sum(span.num_tokens for span in some)
+            pieces.append(
+                tag("mark", *inner, title=f"trained on: {num_tokens:,} tokens") if is_trained else join(inner)
+            )
+    rest = sum(span.num_tokens for span in spans) - shown
+    more = tag("span", f" … and {rest:,} more tokens", class_="faint") if rest else None
+    return tag("div", *pieces, more, class_="tokens")
+
+
+def _token(span: Span, text: Sequence[str]) -> Html:
+    if span.kind == "text":
+        return _gapped(text)
+    if span.kind == "special":
+        return tag("span", span.text, class_="special")
+    return tag("span", f"{span.text}, {span.num_tokens:,} tokens", class_=f"medium on-{span.kind}")
+
+
+def turns_table(member: MemberView, max_chars: int) -> Html | None:
+    """The messages by role, where no tokenizer is there."""
+    if not member.turns:
+        return None
+    each = max(80, max_chars // len(member.turns))
+    rows = ((turn.role, tag("div", _gapped(_folded(turn.text, each)), class_="tokens")) for turn in member.turns)
+    return table(("role", "text"), rows, num_words=2, class_="turns")
+
+
+def _gapped(text: Sequence[str]) -> Html:
+    """The head of a text, and its end where the middle was left out."""
+    if len(text) == 1:
+        return join(text)
+    return join((text[0], tag("span", text[1], class_="faint"), text[2]))
+
+
+def _folded(text: str, most: int) -> list[str]:
+    """A text, or its head, how much is left out, and its end."""
+    if len(text) <= most:
+        return [text]
+    tail = most // 4
+    head = most - tail
+    return [text[:head], f" … {len(text) - most:,} characters … ", text[len(text) - tail :]]
+
+
+def _fewer(pieces: Sequence[Piece]) -> list[Piece]:
+    """So many pieces at most: beyond, those side by side are one each, of the kind that most of it is."""
+    every = -(-len(pieces) // _MOST_PIECES)
+    return list(pieces) if every < 2 else list(_joined(pieces, every))
+
+
+def _joined(pieces: Sequence[Piece], every: int) -> Iterator[Piece]:
+    for start in range(0, len(pieces), every):
+        some = pieces[start : start + every]
+        most = max(some, key=lambda piece: piece.size)
+        yield Piece(most.kind, sum(piece.size for piece in some), f"{most.label}, and {len(some) - 1} more")

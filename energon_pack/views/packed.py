@@ -1,0 +1,130 @@
+"""A written pack as a person wants to see it, as far as it can be told: packs may be damaged, or another tool's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from energon_pack.dataset.contents import Pack
+from energon_pack.dataset.members import messages_of, sample_of
+from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.samples.bytes import Bytes, Range, as_file
+from energon_pack.samples.media.probe import probe
+from energon_pack.samples.sample import Part, media_type
+from energon_pack.samples.skip import Skip
+from energon_pack.views.thumbnails import thumbnail
+from energon_pack.views.turns import turns_of
+from energon_pack.views.view import Medium, MemberView, PackView
+
+if TYPE_CHECKING:  # a look at a pack needs no tokenizer
+    from energon_pack.templates.template import Template
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a pack stands in its dataset."""
+
+    number: int  # in the order of the plan
+    num_packs: int
+    shard: str
+    max_token_len: int | None = None
+
+
+def pack_view(
+    file: Bytes,
+    pack: Pack,
+    place: Place,
+    rows: Sequence[PlanRow] | None = None,
+    template: "Template | None" = None,
+    max_thumbnails: int = 0,
+    notes: Sequence[str] = (),
+) -> PackView:
+    """A pack with all of its members.
+
+    Args:
+        file: the shard that it is in.
+        rows: of the plan; None: there is none, or it can't be read.
+        template: that it was packed with; None: without tokens.
+        max_thumbnails: pictures of so many media.
+        notes: what is wrong with its JSON.
+    """
+    if rows is not None and len(rows) != len(pack.ids):
+        notes, rows = [*notes, f"the plan has {len(rows)} members of it"], None
+    if not pack.flavor.is_ours:
+        notes = [*notes, f"packed by another tool: {pack.flavor.whose}"]
+    num_members = max(len(pack.ids), len(pack.members or ()))
+    members = []
+    for index in range(num_members):
+        row = None if rows is None else rows[index]
+        members.append(_member(file, pack, index, row, template, max_thumbnails))
+        max_thumbnails -= sum(medium.data is not None for medium in members[-1].media)
+    return PackView(
+        pack.files.key, place.number, place.num_packs, place.shard, pack.media_type, place.max_token_len, members,
+        list(notes),
+    )  # fmt: skip
+
+
+def _member(
+    file: Bytes, pack: Pack, index: int, row: PlanRow | None, template: "Template | None", max_thumbnails: int
+) -> MemberView:
+    notes: list[str] = []
+    names = pack.names[index] if index < len(pack.names) else []
+    kinds = [pack.flavor.kind(name) or "image" for name in names]
+    media = [
+        _medium(file, pack.parts.get(name), name, kind, number < max_thumbnails)
+        for number, (name, kind) in enumerate(zip(names, kinds, strict=True))
+    ]
+    view = MemberView(
+        sample_id=pack.ids[index] if index < len(pack.ids) else f"{pack.files.key}#{index}",
+        media_type=media_type([medium.kind for medium in media]),
+        token_len=_stated(pack, "token_lens", index),
+        num_supervised=_stated(pack, "num_supervised", index),
+        num_visual_tokens=None if row is None else row.num_visual_tokens,
+        media=media,
+        notes=notes,
+    )
+    try:
+        view.turns.extend(turns_of(messages_of(file, pack, index)))
+        if template is None:
+            return view
+        from energon_pack.views.member import encoded
+
+        return _checked(view, encoded(view, template, sample_of(file, pack, index)))
+    except Skip as skip:
+        notes.append(f"{skip}")
+    except (KeyError, IndexError) as error:
+        notes.append(f"the pack lacks {error}")
+    except (TypeError, ValueError, AttributeError) as error:  # of a damaged conversation
+        notes.append(f"its conversation can't be read: {str(error) or type(error).__name__}")
+    return view
+
+
+def _checked(stated: MemberView, made: MemberView) -> MemberView:
+    """What was made of a member, and a note where the pack states another length."""
+    for name, ours, theirs in (
+        ("tokens", made.token_len, stated.token_len),
+        ("trained tokens", made.num_supervised, stated.num_supervised),
+    ):
+        if theirs is not None and ours != theirs:
+            made.notes.append(f"{ours:,} {name} here, {theirs:,} in the pack")
+    return made
+
+
+def _stated(pack: Pack, name: str, index: int) -> int | None:
+    values = pack.meta.get(name, ()) if name in pack.flavor.meta else ()
+    return int(values[index]) if index < len(values) else None
+
+
+def _medium(file: Bytes, part: Part | None, name: str, kind: str, has_picture: bool) -> Medium:
+    if part is None:
+        return Medium(kind, name, 0, 0, problem="it is not there")
+    medium = Medium(kind, name, 0, 0, num_bytes=part.size)
+    try:
+        found = probe(as_file(Range(file, part.offset, part.size)))
+        medium = replace(medium, kind=found.kind, width=found.width, height=found.height, num_frames=found.num_frames)
+        if has_picture:
+            medium = replace(medium, data=thumbnail(file.read(part.offset, part.size), found.kind))
+    except Skip as skip:
+        return replace(medium, problem=skip.detail)
+    except ValueError as error:
+        return replace(medium, problem=str(error))
+    return medium

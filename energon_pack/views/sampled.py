@@ -1,0 +1,61 @@
+"""A sample of a source, or of a plan whose packs are not written, as a person wants to see it."""
+
+from dataclasses import replace
+
+from energon_pack.samples.sample import MediaPart, media_type
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.sample import ReadSample
+from energon_pack.sources.shard import Shard
+from energon_pack.templates.template import Sample, Template
+from energon_pack.views.member import encoded
+from energon_pack.views.thumbnails import thumbnail
+from energon_pack.views.turns import turns_of
+from energon_pack.views.view import Medium, MemberView
+
+
+def sample_view(
+    sample: ReadSample,
+    sample_id: str,
+    reader: Reader,
+    shard: Shard,
+    template: Template | None = None,
+    max_thumbnails: int = 0,
+) -> MemberView:
+    """A sample that was read, with its tokens; where the template has none, why it would be in no pack.
+
+    Args:
+        sample: of `read_sample` or `read_again`.
+        shard: that it is in.
+        max_thumbnails: pictures of so many media.
+    """
+    view = MemberView(
+        sample_id,
+        media_type(sample.kinds),
+        None,
+        None,
+        None,
+        turns_of(sample.messages),
+        [
+            Medium(part.kind, part.name, medium.width, medium.height, medium.num_frames, part.size)
+            for part, medium in zip(sample.parts, sample.media, strict=True)
+        ],
+    )
+    with_pictures = [
+        _pictured(medium, reader, shard, part) if number < max_thumbnails else medium
+        for number, (medium, part) in enumerate(zip(view.media, sample.parts, strict=True))
+    ]
+    view = replace(view, media=with_pictures)
+    if template is None:
+        return view
+    try:
+        return encoded(view, template, Sample(sample.timed, sample.media, sample.tools))
+    except Skip as skip:
+        return replace(view, refused=str(skip))
+
+
+def _pictured(medium: Medium, reader: Reader, shard: Shard, part: MediaPart) -> Medium:
+    try:
+        return replace(medium, data=thumbnail(reader.read(shard, part), medium.kind))
+    except ValueError as error:
+        return replace(medium, problem=str(error))

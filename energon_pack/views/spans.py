@@ -1,0 +1,50 @@
+"""The tokens of a sample in stretches of alike ones: text, special tokens, media; what is trained on apart.
+
+    Rendered ──tokenizer──► ids, and the characters of each ──spans_of──► Span, Span, …   all of its tokens, once each
+
+A character that takes several tokens is shown with the first of them. Whatever stands for a medium is one span.
+"""
+
+from itertools import groupby
+
+from energon_pack.templates.template import Rendered, Sample, Template
+from energon_pack.templates.tokens.runs import token_ranges, without_first
+from energon_pack.views.view import Span
+
+
+def spans_of(template: Template, sample: Sample, rendered: Rendered) -> list[Span]:
+    """The tokens of a sample.
+
+    Args:
+        rendered: what the template makes of it.
+    """
+    tokenizer = template.tokenizer
+    encoding = tokenizer.encode(rendered.text, add_special_tokens=template.spec.add_special_tokens)
+    offsets, special = encoding.offsets, tokenizer.get_added_tokens_decoder()
+    _, supervised = without_first(encoding.ids, token_ranges(offsets, rendered.spans))
+    trained = [False] * len(offsets)
+    for start, end in supervised:
+        trained[start:end] = [True] * (end - start)
+    medium_of: list[int | None] = [None] * len(offsets)
+    for place, (start, end) in enumerate(token_ranges(offsets, sorted(rendered.media))):
+        medium_of[start:end] = [place] * (end - start)
+    in_order = [sample.media[i] for _, i in sorted((place, i) for i, place in enumerate(rendered.media))]
+    is_special = [token in special and special[token].special for token in encoding.ids]
+
+    spans, done = [], 0  # characters
+    alike = [
+        (n, n is None and token, is_trained)
+        for n, token, is_trained in zip(medium_of, is_special, trained, strict=True)
+    ]
+    for (number, is_token, is_trained), group in groupby(range(len(offsets)), key=alike.__getitem__):
+        indices = list(group)
+        end = max(done, offsets[indices[-1]][1])
+        text, kind = rendered.text[done:end], "special" if is_token else "text"
+        if not text:  # the tokenizer's own, around the text
+            text = "".join(tokenizer.id_to_token(encoding.ids[i]) or "" for i in indices) if is_token else ""
+        if number is not None:
+            medium = in_order[number]
+            text, kind = f"{medium.kind} {medium.width}×{medium.height}", medium.kind
+        spans.append(Span(text, kind, len(indices), is_trained))
+        done = end
+    return spans

@@ -1,0 +1,27 @@
+"""What a pack is filled with, as pieces of a bar: text, images and videos by member; what is left is padding."""
+
+from itertools import groupby
+
+from energon_pack.pages.svg import Piece
+from energon_pack.views.view import MemberView, PackView
+
+
+def pieces_of(pack: PackView) -> list[Piece]:
+    """The pieces in order, each with what it is; none of a member that was not measured."""
+    return [piece for number, member in enumerate(pack.members) for piece in member_pieces(member, f"member {number}")]
+
+
+def member_pieces(member: MemberView, name: str) -> list[Piece]:
+    """The pieces of a member: by its tokens, or, without them, its media and then its text."""
+    where = f"{name}, {member.sample_id}"
+    if member.spans is not None:
+        alike = groupby(member.spans, key=lambda span: span.kind if span.kind in ("image", "video") else "text")
+        sums = [(kind, sum(span.num_tokens for span in spans)) for kind, spans in alike]
+    elif member.token_len is None:
+        return []
+    elif member.num_visual_tokens is None:
+        sums = [("unknown" if member.media else "text", member.token_len)]
+    else:
+        sums = [(member.media_type, member.num_visual_tokens), ("text", member.token_len - member.num_visual_tokens)]
+    words = {"mix": "images and videos", "unknown": "text and media"}
+    return [Piece(kind, size, f"{where}: {words.get(kind, kind)}, {size:,} tokens") for kind, size in sums if size > 0]

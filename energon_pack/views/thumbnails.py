@@ -1,0 +1,34 @@
+"""Small pictures of media."""
+
+import io
+
+from PIL import Image
+
+from energon_pack.samples.media.image import upright
+from energon_pack.samples.media.video import decode_frames
+
+_EDGE = 160  # pixels
+_QUALITY = 60
+
+
+def thumbnail(data: bytes, kind: str) -> bytes:
+    """An image, or the first frame of a video, as WebP of a few KB.
+
+    Raises:
+        ValueError: it can't be decoded, or PyAV is not there; says so.
+    """
+    try:
+        if kind == "video":
+            image = decode_frames(data, [0])[0]
+        else:
+            file = Image.open(io.BytesIO(data))
+            file.draft("RGB", (2 * _EDGE, 2 * _EDGE))  # of a large JPEG not all is decoded
+            image = upright(file)
+        image.thumbnail((_EDGE, _EDGE))
+        written = io.BytesIO()
+        image.save(written, "WEBP", quality=_QUALITY)
+    except ImportError:
+        raise ValueError("no picture: that needs PyAV (pip install 'energon-pack[video]')") from None
+    except Exception as error:  # damaged bytes make Pillow's plugins and FFmpeg raise anything
+        raise ValueError(f"it does not decode: {str(error) or type(error).__name__}") from None
+    return written.getvalue()

@@ -1,0 +1,173 @@
+"""A written pack is shown as it is, and whatever is damaged of it costs only itself."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from energon_pack.dataset.contents import parse
+from energon_pack.dataset.files import PLAN, PlanFile, packs_in
+from energon_pack.dataset.lookup import Packs
+from energon_pack.errors import PackError
+from energon_pack.samples.flavors import DEFAULT
+from energon_pack.sources.storage import InMemory, open_file
+from energon_pack.sources.tar import TarScan
+from energon_pack.templates.template import Template
+from energon_pack.views.html import pack_section
+from energon_pack.views.packed import Place, pack_view
+from energon_pack.views.thumbnails import thumbnail
+from energon_pack.views.view import PackView
+from support.packed import demo_config, packed
+from support.samples import picture, video, write_tar
+
+
+@pytest.fixture(scope="module")
+def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo in shards of three packs."""
+    run = demo_config(
+        demo, cache, tmp_path_factory.mktemp("out"), output__max_shard_packs=3, packing__max_token_len=4096
+    )
+    with pytest.MonkeyPatch.context() as patch:  # Energon's own look is tested elsewhere, and slow to start
+        patch.setattr("energon_pack.pack.check", lambda *_: None)
+        return packed(run)
+
+
+def test_every_pack_is_found_by_number_and_by_key(dataset: Path) -> None:
+    """Numbers are those of the plan: over the borders of shards, with and without what says where packs begin."""
+    keys = list(dict.fromkeys(key for (keys,) in PlanFile(dataset / PLAN).columns("pack") for key in keys))
+    with Packs(dataset, DEFAULT) as packs:
+        assert [packs[i].pack.files.key for i in range(len(packs))] == keys
+        assert [packs.number_of(key) for key in keys] == list(range(len(keys)))
+        assert packs.number_of("nothing") is None
+        with pytest.raises(PackError, match=f"pack {len(keys)} of .* there are {len(keys)}, from 0 on"):
+            packs[len(keys)]
+
+
+@pytest.mark.parametrize("index", [b"", b"\1" * 8 * 4, None])
+def test_a_pack_is_found_without_its_index(dataset: Path, tmp_path: Path, index: bytes | None) -> None:
+    """An index of a copy that was cut would show another pack than was asked for."""
+    path = sorted(dataset.glob("*.tar"))[1]
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+    if index is not None:
+        (tmp_path / f"{path.name}.idx").write_bytes(index)
+    (tmp_path / ".nv-meta").mkdir()
+    (tmp_path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {path.name: 3}}))
+    with Packs(dataset, DEFAULT) as packs, Packs(tmp_path, DEFAULT) as copied:
+        assert [copied[i].pack.files.key for i in range(3)] == [packs[i].pack.files.key for i in range(3, 6)]
+
+
+def test_a_view_has_what_the_plan_and_the_tokenizer_say(dataset: Path, template: Template) -> None:
+    rows = PlanFile(dataset / PLAN)
+    with Packs(dataset, DEFAULT) as packs:
+        for found in packs.all():
+            its_rows = rows.members({found.pack.files.key})[found.pack.files.key]
+            place = Place(found.number, len(packs), found.shard)
+            stated = pack_view(found.file, found.pack, place, its_rows)
+            made = pack_view(found.file, found.pack, place, None, template, max_thumbnails=3)
+            assert stated.notes == made.notes == []
+            for ours, theirs, row in zip(made.members, stated.members, its_rows, strict=True):
+                assert ours.notes == theirs.notes == []
+                assert ours.spans is not None
+                counts = ours.token_len, ours.num_supervised, ours.num_visual_tokens
+                assert counts == (theirs.token_len, theirs.num_supervised, theirs.num_visual_tokens)
+                assert counts == (row.token_len, row.num_supervised, row.num_visual_tokens)
+                assert ours.turns == theirs.turns
+                assert sum(medium.num_tokens or 0 for medium in ours.media) == row.num_visual_tokens
+            assert sum(m.data is not None for member in made.members for m in member.media) <= 3
+
+
+def shown(tmp_path: Path, value: Any, template: Template | None = None, **media: bytes) -> PackView:
+    raw = value if isinstance(value, bytes) else json.dumps(value).encode()
+    path = write_tar(tmp_path / "x.tar", {"k.json": raw, **{f"k.{n.replace('_', '.')}": d for n, d in media.items()}})
+    with open_file(path) as file:
+        data = InMemory(file.read(0, file.size), "")
+    (files,) = packs_in(TarScan(data))
+    pack, defects = parse(files, raw, DEFAULT)
+    return pack_view(data, pack, Place(0, 1, "x.tar", 512), None, template, 8, defects)
+
+
+def member(*texts: str) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]}
+
+
+def test_what_is_damaged_costs_only_itself(tmp_path: Path, template: Template) -> None:
+    value = {
+        "messages": [member("<image>hi", "ho"), member("<image>x", "y"), {"messages": 7}, member("<image>", "gone")],
+        "media_files": [["s000.i00.png"], ["s001.i00.png"], [], ["s003.i00.png"]],
+        "media_type": "image",
+        "_meta": {"sample_ids": ["a", "b", "c", "d"]},
+    }
+    good = picture(56, 56, "PNG")
+    view = shown(tmp_path, value, template, s000_i00_png=good, s001_i00_png=good[:90])
+    first, second, third, fourth = view.members
+    assert first.notes == []
+    assert first.spans is not None
+    assert first.media[0].data is not None
+    assert second.spans is None
+    assert second.media[0].problem is not None
+    assert second.turns[1].text == "y"
+    assert third.notes != []
+    assert fourth.notes == ["the pack lacks 's003.i00.png'"]
+    assert [turn.text for turn in fourth.turns] == ["<image>", "gone"]
+    assert "no _meta.pack_id" in view.notes
+    assert "it is not there" in pack_section(view)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"{}", b'{"messages": {}, "media_files": 3}', b"\xff"])
+def test_no_json_is_no_end(tmp_path: Path, raw: bytes) -> None:
+    view = shown(tmp_path, raw)
+    assert view.notes
+    assert not view.members
+    assert view.notes[0][:20] in pack_section(view)
+
+
+def test_hostile_text_is_text(tmp_path: Path, template: Template) -> None:
+    """Samples of others are shown in a page that a browser runs."""
+    evil = '<script>alert("1")</script><img src=x onerror=alert(1)>'
+    value = {
+        "messages": [member(evil, evil)],
+        "media_files": [[]],
+        "media_type": "text",
+        "_meta": {"sample_ids": [evil]},
+    }
+    for how in (None, template):
+        made = pack_section(shown(tmp_path, value, how))
+        assert "<script" not in made
+        assert "<img" not in made
+        assert "&lt;script&gt;" in made
+
+
+def test_long_texts_and_many_members_are_cut(tmp_path: Path, template: Template) -> None:
+    """A page of a pack of thousands of members would be as large as the pack."""
+    value = {
+        "messages": [member("q" * 5_000, "a" * 5_000) for _ in range(600)],
+        "media_files": [[] for _ in range(600)],
+        "media_type": "text",
+        "_meta": {"sample_ids": [f"s{i}" for i in range(600)], "token_lens": [10_000] * 600},
+    }
+    made = pack_section(shown(tmp_path, value), max_chars=10_000, max_members=20)
+    assert len(made) < 150_000
+    assert "and 580 more members" in made
+    assert "characters …" in made
+
+
+def test_a_thumbnail_is_small_and_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # on its side
+    with Image.open(io.BytesIO(thumbnail(picture(4000, 1000, exif=exif), "image"))) as small:
+        assert small.size == (40, 160)
+        assert small.format == "WEBP"
+    assert len(thumbnail(picture(4000, 4000), "image")) < 8_000
+    for data, kind in ((b"", "image"), (picture()[:-20], "image"), (b"no video", "video")):
+        with pytest.raises(ValueError, match="does not decode"):
+            thumbnail(data, kind)
+
+
+def test_a_video_is_shown_by_its_first_frame() -> None:
+    pytest.importorskip("av")
+    with Image.open(io.BytesIO(thumbnail(video(3, 320, 240), "video"))) as small:
+        assert small.size == (160, 120)

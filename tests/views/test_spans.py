@@ -1,0 +1,91 @@
+"""What is shown of tokens is all of them, each once, and trained on is what training trains on."""
+
+from pathlib import Path
+
+import pytest
+
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.sample import Message
+from energon_pack.templates.build import build
+from energon_pack.templates.template import Sample, Template
+from energon_pack.views.spans import spans_of
+from energon_pack.views.view import Span
+from support.models import of_model
+
+TALK: list[Message] = [
+    {"role": "user", "content": "<image>What? 🀄 中文 ünïcode <image>"},
+    {"role": "assistant", "content": "Two:  👩‍👩‍👧 emoji,\n\n\ttabs\x00 and <b>markup</b>"},
+    {"role": "user", "content": "More"},
+    {"role": "assistant", "content": "中"},
+]
+MEDIA = [Media("image", 300, 200), Media("image", 64, 900)]
+
+
+def shown(template: Template, sample: Sample) -> list[Span]:
+    """Spans whose sums are checked against the tokens of training."""
+    rendered = template.render(sample)
+    spans = spans_of(template, sample, rendered)
+    (tokens,) = template.tokenize([rendered])
+    assert sum(span.num_tokens for span in spans) == len(tokens.ids)
+    trained = [i for start, end in tokens.supervised for i in range(start, end)]
+    upto, found = 0, []
+    for span in spans:
+        found += list(range(upto, upto + span.num_tokens)) if span.is_trained else []
+        upto += span.num_tokens
+    assert found == trained
+    return spans
+
+
+def test_a_sample_is_shown_as_it_is_trained_on(template: Template) -> None:
+    messages = [{"role": "user", "content": "<image>hi"}, {"role": "assistant", "content": "ho"}]
+    spans = shown(template, Sample(messages, [Media("image", 56, 84)]))
+    assert [(span.text, span.kind, span.is_trained) for span in spans] == [
+        ("<|im_start|>", "special", False),
+        ("user\n", "text", False),
+        ("<|vision_start|>", "special", False),
+        ("image 56×84", "image", False),
+        ("<|vision_end|>", "special", False),
+        ("hi", "text", False),
+        ("<|im_end|>", "special", False),
+        ("\n", "text", False),
+        ("<|im_start|>", "special", False),
+        ("assistant\n", "text", False),
+        ("ho", "text", True),
+        ("<|im_end|>", "special", True),
+        ("\n", "text", False),
+    ]
+    assert [span.num_tokens for span in spans if span.kind == "image"] == [6]
+
+
+@pytest.mark.parametrize(
+    ("processor", "family"),
+    [
+        ("qwen2_5_vl", "qwen_vl"),
+        ("qwen3_vl", "qwen3_vl"),
+        ("internvl3_hf", "internvl"),
+        ("granite_docling_idefics3", "idefics3"),
+        pytest.param("gemma3", "gemma3", marks=pytest.mark.slow),
+        pytest.param("llava_onevision_qwen2_hf", "llava_onevision", marks=pytest.mark.slow),
+        pytest.param("llama3_text", "text", marks=pytest.mark.slow),
+        pytest.param("kimi_k25", "kimi", marks=pytest.mark.slow),
+    ],
+)
+def test_no_token_of_a_real_processor_is_lost_or_shown_twice(real: Path, processor: str, family: str) -> None:
+    """Characters over several tokens, tokens of the tokenizer's own, images of rows and tiles between two texts."""
+    settings = of_model(family, real / "processors" / processor, trust_remote_code=processor == "kimi_k25")
+    template = build(settings, real / "processors" / processor)
+    media = MEDIA if "image" in template.media_tokens else []
+    spans = shown(template, Sample(TALK, media))
+    assert [span.text for span in spans if span.kind == "image"] == ["image 300×200", "image 64×900"][: len(media)]
+    text = "".join(span.text for span in spans)
+    assert "👩‍👩‍👧 emoji,\n\n\ttabs\x00 and <b>markup</b>" in text
+    assert text.count("中") == 2
+
+
+def test_a_video_is_one_span_with_its_times(real: Path) -> None:
+    """Qwen3-VL writes times between the frames: as text they would hide what is the user's."""
+    template = build(of_model("qwen3_vl", real / "processors" / "qwen3_vl"), real / "processors" / "qwen3_vl")
+    messages = [{"role": "user", "content": "See <video>"}, {"role": "assistant", "content": "ok"}]
+    spans = shown(template, Sample(messages, [Media("video", 320, 240, "mp4", 80, 10.0)]))
+    assert [span.text for span in spans if "seconds" in span.text] == []
+    assert [span.kind for span in spans].count("video") == 1
