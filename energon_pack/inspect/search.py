@@ -63,9 +63,7 @@ def _of_plan(opened: Opened, text: str, most: int) -> Iterator[tuple[int, list[H
                 (first + numbers).tolist(),
                 (chosen - starts[numbers]).tolist(),
                 packs.take(pa.array(chosen)).to_pylist(),
-                map(
-                    _with_part, ids.take(pa.array(chosen)).to_pylist(), table["cut"].take(pa.array(chosen)).to_pylist()
-                ),
+                map(_with_part, sample_ids, cuts),
             )
             yield len(rows), list(map(Hit, *columns))
         first += len(starts)
