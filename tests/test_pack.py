@@ -43,6 +43,7 @@ def test_the_demo_is_packed_whole(config: Make) -> None:
         "pack_plan.parquet",
         "packed-000000.tar",
         "packed-000000.tar.idx",
+        "report.html",
         "report.json",
         "skipped.jsonl",
     ]
@@ -51,7 +52,7 @@ def test_the_demo_is_packed_whole(config: Make) -> None:
     assert report["packs"] == report["packs_lower_bound"] == figures["packs"]
     assert report["tokens"] == sum(media["tokens"] for media in report["by_media"].values())
     assert report["fill"] == pytest.approx(report["tokens"] / (report["packs"] * 8192), abs=1e-6)
-    assert set(report["seconds"]) == {"processor", "lengths", "plan", "write", "check", "verify"}
+    assert set(report["seconds"]) == {"index", "processor", "lengths", "plan", "write", "check", "verify"}
 
 
 def test_the_plan_file_holds_every_member(config: Make) -> None:

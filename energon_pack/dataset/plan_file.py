@@ -62,6 +62,12 @@ def write_ledger(path: Path, lengths: Lengths, plan: PackPlan, packing: PackingC
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
+def entries_of(path: Path) -> Iterator[dict[str, Any]]:
+    """What `write_ledger` wrote."""
+    with open(path, encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
 def _policy(row: dict[str, Any], reason: Reason | None, packing: PackingConfig) -> tuple[str, str]:
     assert reason is not None
     if reason is not Reason.OVERLONG:

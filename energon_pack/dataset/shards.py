@@ -58,6 +58,7 @@ class WrittenShard:
     num_bytes: int
     num_bytes_read: int
     split: str = "train"
+    was_there: bool = False  # a run before wrote it
 
 
 def write_shard(job: ShardJob) -> WrittenShard:
@@ -68,12 +69,13 @@ def write_shard(job: ShardJob) -> WrittenShard:
     """
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
-    if not _is_finished(job, table, index):
+    was_there = _is_finished(job, table, index)
+    if not was_there:
         _write_tar(job, table, index)
     sizes = pc.struct_field(pc.list_flatten(table["parts"]), "size")
     num_bytes_read = sum(pc.sum(column, min_count=0).as_py() for column in (table["record_size"], sizes))
-    num_packs = index.stat().st_size // 8 - 1
-    return WrittenShard(job.path.name, num_packs, table.num_rows, job.path.stat().st_size, num_bytes_read, job.split)
+    num_packs, num_bytes = index.stat().st_size // 8 - 1, job.path.stat().st_size
+    return WrittenShard(job.path.name, num_packs, table.num_rows, num_bytes, num_bytes_read, job.split, was_there)
 
 
 def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:

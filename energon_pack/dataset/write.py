@@ -42,8 +42,10 @@ def write_shards(
         for number, (items, split) in enumerate(zip(members, shards.splits.tolist(), strict=True))
     )
     written = []
-    with run.progress.stage("write", plan.num_packs, "packs") as advance:
+    with run.progress.stage("write", plan.num_packs, "packs", shards.num_bytes) as advance:
         for shard in run.executor.map(write_shard, jobs):
             written.append(shard)
-            advance(shard.num_packs)
+            if not shard.was_there:
+                run.progress.add(shard.num_samples, shard.num_bytes)
+            advance(shard.num_packs, shard.num_bytes, is_new=not shard.was_there)
     return written

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from energon_pack.run.seeded import Ints
 from energon_pack.sources import reader, wds
 from energon_pack.sources.draws import copy_numbers, drawn_rows
 from energon_pack.sources.shard import Shard
+from energon_pack.sources.storage import counted
 
 _JOB_SHARDS, _JOB_BYTES = 256, 64 << 20  # shards of a job that reads headers
 _INDEX_ROWS = 50_000  # of a file
@@ -57,11 +59,14 @@ def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[Inde
         (cache.folder, cache.number, [shards[number] for number in some], [keys[number] for number in some])
         for some in batches(todo, shards)
     )
-    with run.progress.stage("index", len(todo), "shards") as advance:
-        for num_shards, paths in run.executor.map(_index_some, jobs, are_short=True):
+    size = sum(shards[number].size for number in todo)
+    with run.progress.stage("index", len(todo), "shards", size) as advance:
+        results = run.executor.map(partial(counted, _index_some), jobs, are_short=True)
+        for (num_shards, size, paths), num_bytes in results:
             for path in paths:
                 cache.take_in(path)
-            advance(num_shards)
+            run.progress.add(num_bytes=num_bytes)
+            advance(num_shards, size)
     for number in todo:
         found[number] = _indexed(cache, shards[number], keys[number])
     indexed = [item for item in found if item is not None]
@@ -107,8 +112,8 @@ def first_samples(indexed: list[IndexedShard], limit: int | None, num_excluded: 
     return [item for item, count in zip(indexed, before, strict=False) if count < limit + num_excluded]
 
 
-def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, list[Path]]:
-    """Index shards into files of the cache; runs in a worker."""
+def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int, list[Path]]:
+    """Index shards into files of the cache: their number, their size, the files; runs in a worker."""
     folder, number, shards, keys = job
     tables: list[pa.Table] = []
     records: list[Record] = []
@@ -135,7 +140,7 @@ def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, lis
                 write()
     if tables:
         write()
-    return len(shards), paths
+    return len(shards), sum(shard.size for shard in shards), paths
 
 
 def _indexed(cache: TableCache, shard: Shard, key: str) -> IndexedShard | None:

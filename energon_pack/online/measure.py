@@ -53,10 +53,12 @@ def measure_given(given: Given, fingerprint: str, method: Method, run: Run, num_
         num_workers=workers if workers > 1 else 0,
         generator=torch.Generator(device="cpu"),
     )
+    run.progress.add(cached=num - len(todo))
     with torch.device("cpu"), run.progress.stage("measure", len(todo), "samples") as advance:
         try:
             for numbers, table in zip(slices, loader, strict=True):
                 add_news(cache, [key], table, np.zeros_like(numbers), numbers, stale)
+                run.progress.add(table.num_rows)
                 advance(table.num_rows)
         finally:
             cache.flush()

@@ -7,6 +7,7 @@ sample is, and its row in the plan says what it holds of the whole.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from energon_pack.sources.reader import Reader, SourceChanged
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
+from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.template import Sample, Template
@@ -92,7 +94,7 @@ def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, run: 
 
     with run.progress.stage("cut", num_left.total(), "samples") as advance:
         try:
-            for table, sizes in run.executor.map(cut, jobs()):
+            for (table, sizes), num_bytes in run.executor.map(partial(counted, cut), jobs()):
                 records = []
                 for number, size in zip(at_work[0].tolist(), sizes, strict=True):
                     records.append(Record(keys[number], num_parts[number], size))
@@ -101,6 +103,7 @@ def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, run: 
                     if not num_left[number]:  # what is not finished has no note
                         records.append(Record(keys[number], num_parts[number], 0, {"num_rows": str(num_parts[number])}))
                 cache.add(table, records)
+                run.progress.add(num_bytes=num_bytes)
                 advance(len(at_work.pop(0)))
         finally:
             cache.flush()

@@ -1,6 +1,7 @@
 """What a run comes to: the figures of report.json, and the table at its end."""
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -57,6 +58,7 @@ class RunFacts:
     cwd: str  # what relative paths of the config are relative to
     fingerprint: str  # of the template
     seconds: dict[str, float]  # by stage
+    throughput: dict[str, dict[str, int]]  # by stage: samples, cached (the cache knew them), bytes read or written
     peak_rss_bytes: int  # resident memory of the run and its workers together
     peak_rss_bytes_by_stage: dict[str, int]
     bytes_read: int
@@ -264,8 +266,12 @@ def _said_of_steps(steps: dict[str, Any]) -> Iterator[str]:
 
 
 def print_stages(progress: Progress) -> None:
-    """Seconds and peak memory of each stage."""
+    """Seconds and peak memory of each stage; where a terminal has a line of each, of all of them."""
     peaks = progress.peak_rss_bytes
+    if progress.is_live and sys.stdout.isatty():
+        most = max(peaks, key=peaks.__getitem__)
+        say(f"{sum(progress.seconds.values()):.1f} s in all, at most {peaks[most] / 1e6:,.0f} MB of memory ({most})")
+        return
     say("; ".join(f"{name} {s:.1f} s, {peaks[name] / 1e6:.0f} MB" for name, s in progress.seconds.items()))
 
 

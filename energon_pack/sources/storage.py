@@ -11,10 +11,14 @@ import os
 import re
 import stat
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from energon_pack.errors import PackError
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
 class State(NamedTuple):
@@ -54,6 +58,18 @@ class File(ABC):
         self.close()
 
 
+class _Read:
+    """What this process has read through files, and not had copied by the kernel."""
+
+    num_bytes = 0
+
+
+def counted(function: Callable[[Job], Result], job: Job) -> tuple[Result, int]:
+    """The result of a job, and how many bytes were read for it."""
+    before = _Read.num_bytes
+    return function(job), _Read.num_bytes - before
+
+
 class LocalFile(File):
     """An open file of this machine."""
 
@@ -64,10 +80,14 @@ class LocalFile(File):
         self.fd = fd
 
     def read(self, offset: int, size: int) -> bytes:
-        return os.pread(self.fd, size, offset)
+        data = os.pread(self.fd, size, offset)
+        _Read.num_bytes += len(data)
+        return data
 
     def read_into(self, offset: int, view: memoryview) -> int:
-        return os.preadv(self.fd, [view], offset)
+        num_read = os.preadv(self.fd, [view], offset)
+        _Read.num_bytes += num_read
+        return num_read
 
     def close(self) -> None:
         os.close(self.fd)
@@ -79,6 +99,7 @@ class InMemory(File):
     def __init__(self, data: bytes, version: str):
         super().__init__(State(len(data), version))
         self._data = data
+        _Read.num_bytes += len(data)
 
     def read(self, offset: int, size: int) -> bytes:
         return self._data[offset : offset + size]

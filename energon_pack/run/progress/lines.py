@@ -1,0 +1,168 @@
+"""What is said of a stage: pure text, cut to the width there is."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
+
+from energon_pack.run.progress.pace import Pace
+
+_NAME = 9  # characters of the longest stage's name
+_NARROWEST_BAR, _WIDEST_BAR = 8, 40
+_NARROW = 60  # columns: no room to the left of what belongs together
+_LEFT = 18  # characters of the time left
+_SHORTEST_FOR_RATES = 0.1  # seconds: a rate over less says nothing
+_NEVER_OF_USE = 2 * 86_400.0  # seconds: a time left beyond it is counted in days
+
+
+class Signs(NamedTuple):
+    """The characters that are no ASCII, or what stands for them."""
+
+    done: str
+    failed: str
+    spinner: str
+    full: str
+    empty: str
+    dot: str
+
+
+_SIGNS = Signs("✓", "✗", "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "━", "─", "·")
+_ASCII = Signs("+", "x", "|/-\\", "#", ".", "-")
+
+
+def signs_for(encoding: str | None) -> Signs:
+    """What can be written in an encoding."""
+    try:
+        "".join(_SIGNS).encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return _ASCII
+    return _SIGNS
+
+
+@dataclass
+class Done:
+    """What a stage did in this run, and what it found done."""
+
+    samples: int = 0
+    bytes: int = 0  # read or written
+    cached: int = 0  # samples of which the cache knew all
+    skipped: Counter[str] = field(default_factory=Counter)  # samples by reason
+
+
+@dataclass
+class Work:
+    """Something that a stage counts."""
+
+    name: str
+    total: int
+    unit: str
+    pace: Pace
+    done: int = 0
+    cost: float = 0.0
+
+
+def running_lines(
+    stage: str, seconds: float, work: Work | None, done: Done, now: float, width: int, signs: Signs
+) -> list[str]:
+    """A stage at work: its bar, what is left of it, its rates and what it leaves out.
+
+    Args:
+        seconds: since it began.
+        now: the time.
+    """
+    head = f"{stage:<{_NAME}}"
+    if work is None:
+        return [f"{head}  {_clock(seconds)}"]
+    left = work.pace.seconds_left(now)
+    ends = [f"{int(100 * work.pace.share):>3} %", _clock(seconds), "" if left is None else _left(left)]
+    if width < len(f"{head}  {'  '.join(ends[:2])}  ") + _LEFT:
+        ends[1] = ""  # what is left is of more use
+    room = min(_WIDEST_BAR, width - len(f"{head}    {'  '.join(filter(None, ends[:2]))}  ") - _LEFT)
+    bar = [_bar(work.pace.share, room, signs)] if room >= _NARROWEST_BAR else []
+    what = "" if work.name == stage else f"{work.name}: "
+    counts = [f"{what}{work.done:,} of {work.total:,} {work.unit}", *_rates(work.pace.rates), *_cached(done)]
+    return [
+        "  ".join([head, *bar, *filter(None, ends)]),
+        *_folded([*counts, *_skipped(done)], width, len(head) + 2),
+    ]
+
+
+def finished_lines(name: str, seconds: float, done: Done, width: int) -> list[str]:
+    """What a stage came to."""
+    said = [f"{done.samples:,} samples"] if done.samples else []
+    if seconds >= _SHORTEST_FOR_RATES:
+        said += _rates((done.samples / seconds, done.bytes / seconds))
+    said += [*_cached(done), *_skipped(done)]
+    head = f"{name:<{_NAME}}  {_seconds(seconds):>8}"
+    first, *others = _folded(said, width, len(head) + 2) or [""]
+    return [head, first, *others] if first and width < _NARROW else [f"{head}  {first.strip()}".rstrip(), *others]
+
+
+def log_line(work: Work, done: Done, now: float) -> str:
+    """The same figures in a line of a log."""
+    left = work.pace.seconds_left(now)
+    said = [f"{work.done:,} of {work.total:,} {work.unit}", *_rates(work.pace.rates), *_skipped(done)]
+    return f"{work.name}: {', '.join([*said, *([] if left is None else [_left(left)])])}"
+
+
+def _bar(share: float, width: int, signs: Signs) -> str:
+    full = int(share * width)
+    return signs.full * full + signs.empty * (width - full)
+
+
+def _rates(rates: tuple[float, float] | None) -> Iterator[str]:
+    if rates is None:
+        return
+    samples, num_bytes = rates
+    if samples:
+        yield f"{_figure(samples)} samples/s"
+    if num_bytes:
+        yield f"{_figure(num_bytes / 1e6)} MB/s"
+
+
+def _figure(value: float) -> str:
+    """Two digits at least."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def _cached(done: Done) -> Iterator[str]:
+    if done.cached:
+        yield f"{done.cached:,} {'' if done.samples else 'samples '}from the cache"
+
+
+def _skipped(done: Done) -> Iterator[str]:
+    if done.skipped:
+        [(reason, number)] = done.skipped.most_common(1)
+        yield f"{done.skipped.total():,} skipped ({f'{number:,} ' if len(done.skipped) > 1 else ''}{reason})"
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=int(seconds)))
+
+
+def _left(seconds: float) -> str:
+    if seconds > _NEVER_OF_USE:
+        return f"about {seconds / 86_400:,.0f} days left"
+    return f"about {timedelta(seconds=round(seconds))} left"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else _clock(seconds)
+
+
+def _folded(pieces: Iterable[str], width: int, indent: int) -> list[str]:
+    """Pieces on as few lines as hold them, below each other; none is broken."""
+    lines: list[str] = []
+    indent = indent if width >= _NARROW else 0
+    for piece in pieces:
+        if lines and len(lines[-1]) + 2 + len(piece) <= width:
+            lines[-1] += f"  {piece}"
+        else:
+            lines.append(f"{'':{indent}}{piece}")
+    return lines
+
+
+def to_come(stages: Sequence[str], signs: Signs) -> str:
+    """The stages that are still to come."""
+    return f" {signs.dot} ".join(stages)

@@ -1,0 +1,38 @@
+"""Pages hold what they are given, escaped, and need nothing from elsewhere."""
+
+from energon_pack.pages.html import Html, anchor, page, picture, section, table, tag
+
+
+def test_what_is_not_markup_is_escaped() -> None:
+    """A sample's text is anybody's: it must not become a script of the page."""
+    assert tag("p", "2 < 3", tag("b", "&"), None) == "<p>2 &lt; 3<b>&amp;</b></p>"
+    assert tag("a", href='"><script>', title=None, hidden=True) == '<a href="&quot;&gt;&lt;script&gt;" hidden></a>'
+
+
+def test_names_of_attributes() -> None:
+    assert tag("td", class_="number") == '<td class="number"></td>'
+    assert tag("text", "x", text_anchor="end") == '<text text-anchor="end">x</text>'
+    assert tag("img", src="data:,") == '<img src="data:,">'
+
+
+def test_numbers_of_a_table_stand_to_the_right() -> None:
+    made = table(["", "packs"], [["text", 6]])
+    assert '<td>text</td><td class="number">6</td>' in made
+    assert '<th></th><th class="number">packs</th>' in made
+
+
+def test_a_section_is_found_by_its_title() -> None:
+    assert 'id="how-long-are-samples"' in section("How long are samples?")
+    assert anchor("2. Fill & packs") == "2-fill-packs"
+
+
+def test_a_page_is_one_file() -> None:
+    """A browser that asks elsewhere tells who looks at which data, and shows nothing on a node without network."""
+    made = page("a < b", tag("h1", "a"), picture(b"\x00", "image/webp", "one"))
+    assert made.startswith("<!DOCTYPE html>")
+    assert "<title>a &lt; b</title>" in made
+    assert 'src="data:image/webp;base64,AA=="' in made
+    assert "http" not in made
+    assert "<script" not in made
+    assert "@import" not in made
+    assert isinstance(tag("p"), Html)

@@ -1,0 +1,70 @@
+"""Charts draw what they are given, to scale."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_pack.pages.html import Html
+from energon_pack.pages.svg import Mark, Piece, curves, histogram, short, strip
+
+
+def rects(made: Html, kind: str) -> list[dict[str, float]]:
+    """Places and sizes of what is drawn in the colour of a kind."""
+    drawn = re.findall(rf'<rect x="([^"]*)" y="([^"]*)" width="([^"]*)" height="([^"]*)" class="of-{kind}">', made)
+    return [dict(zip(("x", "y", "width", "height"), map(float, values), strict=True)) for values in drawn]
+
+
+def test_bars_stand_on_one_another_to_scale() -> None:
+    made = histogram([0, 10, 20], {"text": [2, 0], "image": [1, 4]}, "tokens", "samples")
+    (text,), (low, high) = rects(made, "text"), rects(made, "image")
+    assert text["height"] == pytest.approx(2 * low["height"], abs=0.1)
+    assert high["height"] == pytest.approx(4 * low["height"], abs=0.2)
+    assert low["y"] + low["height"] == pytest.approx(text["y"], abs=0.1)
+    assert "<title>10 to 20 tokens, image: 4 samples</title>" in made
+
+
+def test_a_mark_is_where_its_value_is() -> None:
+    """The cut at max_token_len between two bars would say that other samples are lost."""
+    made = histogram([0, 10, 20, 40], {"text": [1, 1, 1]}, "tokens", "samples", [Mark(30, "here")])
+    bars = rects(made, "text")
+    (at,) = map(float, re.findall(r'<line x1="([^"]*)"[^>]*class="mark"', made))
+    assert at == pytest.approx(bars[2]["x"] + bars[2]["width"] / 2, abs=0.2)
+
+
+def test_a_strip_is_filled_to_scale() -> None:
+    made = strip([Piece("text", 30, "a"), Piece("image", 10, "b")], 80)
+    widths = [rects(made, kind)[0]["width"] for kind in ("text", "image", "padding")]
+    assert widths == pytest.approx([270 - 0.6, 90 - 0.6, 360 - 0.6], abs=0.1)
+    assert rects(strip([Piece("text", 80, "a")], 80), "padding") == []
+
+
+def test_numbers_are_short() -> None:
+    assert [short(value) for value in (0, 950, 0.25, 8192, 12_345, 4_100_000, 2.5e9, float("inf"))] == [
+        "0", "950", "0.25", "8,192", "12.3k", "4.1M", "2.5G", "inf",
+    ]  # fmt: skip
+
+
+numbers = st.floats(0, 1e15) | st.just(0.0) | st.integers(0, 10**12).map(float)
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20, unique_by=lambda point: point[0]))
+def test_any_curve_is_well_formed_and_inside(points: list[tuple[float, float]]) -> None:
+    """One point, equal values and zeros have no span to be scaled by."""
+    made = curves({"text": sorted(points)}, "x", "y", [Mark(1, "one")])
+    ElementTree.fromstring(made)
+    for line in re.findall(r'points="(.*?)"', made):
+        for point in line.split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= 720
+            assert 0 <= y <= 220
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=40))
+def test_any_histogram_is_well_formed_and_inside(counts: list[int]) -> None:
+    made = histogram(range(len(counts) + 1), {"text": counts, "image": counts}, "x", "y")
+    ElementTree.fromstring(f"<div>{made}</div>")
+    for kind in ("text", "image"):
+        assert all(bar["y"] >= 0 and bar["y"] + bar["height"] <= 220 for bar in rects(made, kind))
