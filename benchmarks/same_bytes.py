@@ -149,7 +149,7 @@ class Checkout:
         return self._hashes(name) | {f"{name}: exit code": str(process.returncode)}
 
     def _hashes(self, name: str) -> Hashes:
-        paths = [path for path in (self._out / name).rglob("*") if path.is_file() and path.name != "report.json"]
+        paths = [path for path in (self._out / name).rglob("*") if path.is_file() and path.stem != "report"]
         return {str(path.relative_to(self._out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 

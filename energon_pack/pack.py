@@ -8,9 +8,10 @@ dataset appears under its name at the end, whole.
 
 import json
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from energon_pack.config import OnDamaged, PackConfig, Stage, plain
 from energon_pack.config.naming import content_settings, shards_identity
@@ -18,22 +19,26 @@ from energon_pack.config.resolve import Places, resolve
 from energon_pack.dataset.check import check, get_ready, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
-from energon_pack.dataset.files import LEDGER, REPORT
+from energon_pack.dataset.files import LEDGER, PAGE, REPORT
 from energon_pack.dataset.manifest import REPLAY
-from energon_pack.dataset.plan_file import ShardPlan, plan_shards, write_ledger
+from energon_pack.dataset.plan_file import ShardPlan, entries_of, ledger, plan_shards, write_ledger
 from energon_pack.dataset.publish import (
     bad_data,
     discarding_shards,
     foresee,
+    kept_ledger,
     losses,
+    page_beside,
     publish,
     refuse_little_space,
     refuse_losses,
+    refuse_unwritable,
     staging_folder,
 )
 from energon_pack.dataset.replay import start_replay
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.dataset.write import write_shards
+from energon_pack.errors import SamplesLost
 from energon_pack.lengths.audit import Audit, finish, start
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples, index_shards
@@ -42,9 +47,10 @@ from energon_pack.lengths.method import Method, prepare
 from energon_pack.plan.compare_lens import print_choices, try_lens
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.overlong import CUTTING, check_overlong, cut_overlong
-from energon_pack.plan.plan import PackPlan, check_splits, plan_packs
+from energon_pack.plan.plan import PackPlan, check_splits, no_plan, plan_packs
 from energon_pack.plan.report import Report, RunFacts, print_plan, print_stages, summarize
 from energon_pack.plan.splits import split_shares
+from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
@@ -65,31 +71,41 @@ STAGES = {
 }
 
 
-def pack(config: PackConfig) -> dict[str, Any]:
+def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
     """Pack a source; the figures of report.json, or those of the stage it ends with.
+
+    Args:
+        job: what it is called in a log, where several run at once.
 
     Raises:
         PackError: refused or wrong input. Nothing is published.
         SamplesLost: bad data cost more than `max_skipped`, or a whole modality. Nothing is published.
     """
     places = resolve(config)
+    if config.stage is not Stage.all:
+        refuse_unwritable("output.dir", places.output_dir)  # their page lies there
     with LocalExecutor(config.executor.num_workers) as executor:
-        run = Run(executor, Progress(STAGES[config.stage]), places.cache_dir)
+        run = Run(executor, Progress(STAGES[config.stage], job), places.cache_dir)
         indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
         method, cost = prepare_method(config, places, run)
         for line in method.choice.lines(config.model.template):
             say(line)
         given, config = config, replace(config, model=replace(config.model, template=method.choice.template))
         measured = measure_source(config, places, indexed, method, run)
+        page = RunReport(given, places.processor, measured.lengths, measured.num_repeated, method, run)
         if config.stage is Stage.lengths:
-            return _choose(config, measured, run)
+            return _choose(config, measured, page, places, run)
         if config.stage is Stage.all:
             executor.start(get_ready, None)  # the imports of the check, while this process plans
         planned = plan_source(config, measured, method, cost, run)
         print_plan(planned.report)
+        page.add_plan(planned.lengths, planned.plan, planned.report, cost)
+        why_not = losses(planned.report, config.max_skipped)
         if config.stage is Stage.plan:
+            skipped = ledger(planned.lengths, planned.plan, config.packing)
+            _write_page(page, skipped, why_not, places, config.stage)
             print_stages(run.progress)
-            foresee(losses(planned.report, config.max_skipped))
+            foresee(why_not)
             return planned.report.to_json()
         with (
             naming_place("output.dir", places.output_dir),
@@ -97,7 +113,8 @@ def pack(config: PackConfig) -> dict[str, Any]:
             forgetting_wrong(planned.lengths.shards, method, run),
         ):
             write_ledger(staging / LEDGER, planned.lengths, planned.plan, config.packing)
-            refuse_losses(planned.report, config.max_skipped, staging / LEDGER, places.final)
+            if why_not:
+                _leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
             refuse_little_space(staging, planned.shards.num_bytes)
             auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run)
             replaying = start_replay(planned.lengths, planned.plan.items, method, config.seed, run)
@@ -108,11 +125,13 @@ def pack(config: PackConfig) -> dict[str, Any]:
             _check(planned, written, staging, run)
             report = replace(planned.report, run=_facts(given, planned, method, written, audit, run))
             write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
+            page.write(staging / PAGE, entries_of(staging / LEDGER), report.run, places.final, LEDGER)
             with run.progress.timed("publish"):
                 publish(staging, places.final, places.overwrite)
     print_stages(run.progress)
     load = f'load it with megatron.energon.get_train_dataset("{places.final}", ...)'
-    for line in (*audit.lines(), f"packed into {places.final}", load):
+    seen = f"see it: {places.final / PAGE}"
+    for line in (*audit.lines(), f"packed into {places.final}", seen, load):
         say(line)
     return report.to_json()
 
@@ -155,13 +174,36 @@ def measure_source(
         )
 
 
-def _choose(config: PackConfig, measured: Measured, run: Run) -> dict[str, Any]:
+def _choose(config: PackConfig, measured: Measured, page: RunReport, places: Places, run: Run) -> dict[str, Any]:
     """What each pack length would drop: the end of `stage=lengths`."""
     with run.timed("plan"):
         choices = try_lens(measured.lengths, config.packing, config.report.lens)
     print_choices(choices)
-    foresee(bad_data(choices, config.max_skipped))
+    why_not = bad_data(choices, config.max_skipped)
+    skipped = ledger(measured.lengths, no_plan(measured.lengths.items), config.packing)
+    _write_page(page, skipped, why_not, places, config.stage)
+    foresee(why_not)
     return choices.to_json()
+
+
+def _leave_page(page: RunReport, why_not: str, report: Report, skipped: Path, final: Path) -> NoReturn:
+    """End a run that publishes nothing, and leave its page and its ledger beside where the dataset would have been."""
+    if not report.samples_in:
+        raise SamplesLost(f"{why_not}: nothing is published")
+    kept = kept_ledger(final)
+    page.write(page_beside(final, PAGE), entries_of(skipped), ledger_name=kept.name, failed=why_not)
+    refuse_losses(why_not, skipped, final)
+
+
+def _write_page(
+    page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: str | None, places: Places, stage: Stage
+) -> None:
+    """The page of a stage that publishes no dataset, beside where one would be."""
+    path = page_beside(places.final, f"{stage.value}.html")
+    with naming_place("output.dir", places.output_dir):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        page.write(path, skipped, failed=why_not and f"{why_not}: stage=all would publish nothing")
+    say(f"see it: {path}")
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def test_the_demo_is_packed_whole(config: Make) -> None:
         "pack_plan.parquet",
         "packed-000000.tar",
         "packed-000000.tar.idx",
+        "report.html",
         "report.json",
         "skipped.jsonl",
     ]

@@ -7,8 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
+from energon_pack.dataset.files import LEDGER, PAGE
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.plan.compare_lens import Choices
@@ -98,20 +99,18 @@ def foresee(why: str | None) -> None:
         raise SamplesLost(f"{why}: stage=all would publish nothing")
 
 
-def refuse_losses(report: Report, max_skipped: float, skipped: Path, final: Path) -> None:
+def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
     """Publish nothing where too much was lost; the ledger is kept beside where the dataset would have been.
 
+    Args:
+        why: of `losses`.
+
     Raises:
-        SamplesLost: bad data cost more than `max_skipped`, or a modality is lost whole, or there is nothing at all.
+        SamplesLost: always; the line names both files.
     """
-    why = losses(report, max_skipped)
-    if why is None:
-        return
-    if not report.samples_in:
-        raise SamplesLost(f"{why}: nothing is published")
-    kept = _kept_ledger(final)
+    kept, page = kept_ledger(final), page_beside(final, PAGE)
     shutil.move(skipped, kept)
-    raise SamplesLost(f"{why}: nothing is published; {kept} names each with its reason")
+    raise SamplesLost(f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is")
 
 
 @contextmanager
@@ -201,11 +200,18 @@ def publish(staging: Path, final: Path, overwrite: bool) -> None:
         os.rename(final, old)
     os.rename(staging, final)
     shutil.rmtree(old, ignore_errors=True)
-    _kept_ledger(final).unlink(missing_ok=True)  # of an earlier run that published nothing
+    for path in (kept_ledger(final), page_beside(final, PAGE)):  # of an earlier run that published nothing
+        path.unlink(missing_ok=True)
 
 
-def _kept_ledger(final: Path) -> Path:
-    return final.with_name(f"{final.name}.skipped.jsonl")
+def kept_ledger(final: Path) -> Path:
+    """Where the ledger of a run is that published nothing."""
+    return final.with_name(f"{final.name}.{LEDGER}")
+
+
+def page_beside(final: Path, name: str) -> Path:
+    """Where the page of a run is that publishes no dataset: of a stage, or of one that lost too much."""
+    return final.with_name(f"{final.name}.{name}")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _EMPTY = {"br", "hr", "img", "meta"}  # elements that hold nothing and have no end
+_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _STYLE = Path(__file__).with_name("style.css")
 
 
@@ -31,7 +32,7 @@ def tag(element: str, *content: Any, **attributes: Any) -> Html:
         if value is None or value is False:
             continue
         key = key.rstrip("_").replace("_", "-")
-        texts.append(f" {key}" if value is True else f' {key}="{html.escape(str(value))}"')
+        texts.append(f" {key}" if value is True else f' {key}="{html.escape(_shown(value))}"')
     start = f"<{element}{''.join(texts)}>"
     return Html(start if element in _EMPTY else f"{start}{join(content)}</{element}>")
 
@@ -39,9 +40,21 @@ def tag(element: str, *content: Any, **attributes: Any) -> Html:
 def join(content: Iterable[Any]) -> Html:
     """Pieces in a row; None is none."""
     texts = (
-        item if isinstance(item, Html) else html.escape(str(item), quote=False) for item in content if item is not None
+        item if isinstance(item, Html) else html.escape(_shown(item), quote=False)
+        for item in content
+        if item is not None
     )
     return Html("".join(texts))
+
+
+def clipped(text: str, most: int) -> str:
+    """Text of a page that has to stay small."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _shown(value: Any) -> str:
+    """Text, with control characters as pictures of them: HTML has no place for them."""
+    return str(value).translate(_CONTROLS)
 
 
 def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int = 1, class_: str | None = None) -> Html:

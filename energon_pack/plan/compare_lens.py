@@ -9,11 +9,12 @@ from typing import Any
 
 from rich.table import Table
 
-from energon_pack.plan.items import Lengths
+from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.report import spread
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.run.console import console
+from energon_pack.steps.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class Choice:
     dropped_tokens_share: float
     packs: int
     fill: float
+
+    def scaled(self, by: float) -> "Choice":
+        """Of so many times as many samples like these."""
+        return replace(self, dropped=round(self.dropped * by), packs=round(self.packs * by))
 
 
 @dataclass(frozen=True)
@@ -50,13 +55,25 @@ def try_lens(lengths: Lengths, packing: PackingConfig, lens: Sequence[int]) -> C
     Args:
         lens: pack lengths; each is taken down to a multiple of `pad_to_multiple_of`.
     """
-    items = lengths.items
+    tokens = lengths.items.lens[lengths.items.lens > 0]
+    return Choices(
+        samples_in=lengths.num_samples,
+        samples_measured=len(tokens),
+        tokens=int(tokens.sum()),
+        skipped_by_reason=dict(sorted(lengths.reasons.items())),
+        token_len=spread(tokens),
+        lens=choices_of(lengths.items, packing, lens, lengths.seed),
+    )
+
+
+def choices_of(items: Items, packing: PackingConfig, lens: Sequence[int], seed: int) -> list[Choice]:
+    """What becomes of some items with each pack length."""
     tokens = items.lens[items.lens > 0]
+    packing = replace(packing, overlong=Overlong.drop, hard_limit=None, topology=Topology())
     choices = []
     for max_token_len in lens:
         max_token_len -= max_token_len % packing.pad_to_multiple_of
-        dropping = replace(packing, max_token_len=max_token_len, overlong=Overlong.drop, hard_limit=None)
-        plan = plan_packs(items, dropping, lengths.seed)
+        plan = plan_packs(items, replace(packing, max_token_len=max_token_len), seed)
         num_packed, packed = len(plan.items), int(items.lens[plan.items].sum())
         choices.append(
             Choice(
@@ -68,14 +85,7 @@ def try_lens(lengths: Lengths, packing: PackingConfig, lens: Sequence[int]) -> C
                 fill=round(packed / max(1, plan.num_packs * max_token_len), 6),
             )
         )
-    return Choices(
-        samples_in=lengths.num_samples,
-        samples_measured=len(tokens),
-        tokens=int(tokens.sum()),
-        skipped_by_reason=dict(sorted(lengths.reasons.items())),
-        token_len=spread(tokens),
-        lens=choices,
-    )
+    return choices
 
 
 def print_choices(choices: Choices) -> None:

@@ -54,6 +54,12 @@ class Items:
     def __len__(self) -> int:
         return len(self.lens)
 
+    def take(self, numbers: Ints) -> "Items":
+        """Some of them."""
+        counts = {name: values[numbers] for name, values in self.counts.items()}
+        others = (self.media, self.shard, self.dataset, self.split, self.num_supervised)
+        return Items(counts, *(values[numbers] for values in others))
+
 
 @dataclass(frozen=True)
 class _Rows:

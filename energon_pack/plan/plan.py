@@ -44,6 +44,12 @@ class PackPlan:
         return sums
 
 
+def no_plan(items: Items) -> PackPlan:
+    """One without packs, that leaves nothing out."""
+    nothing = np.zeros(0, np.int64)
+    return PackPlan(np.zeros(1, np.int64), nothing, np.zeros(len(items), np.int8), 0)
+
+
 def plan_packs(items: Items, packing: PackingConfig, seed: int = 0, cost: CostModel | None = None) -> PackPlan:
     """Pack items into sequences of at most `max_token_len` tokens, and put the packs in order.
 

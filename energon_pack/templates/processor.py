@@ -16,8 +16,8 @@ from energon_pack.run.json_nodes import node_of
 from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.templates.build import build
 from energon_pack.templates.choose import Choice, Tried, choose
-from energon_pack.templates.families import AUTO, FAMILIES
-from energon_pack.templates.families.rules import ProcessorSettings
+from energon_pack.templates.families import ASKED, AUTO, FAMILIES
+from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import local_folder, settings_files
 from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
@@ -114,6 +114,12 @@ def load_saved(folder: str) -> Template:
     spec = node_of(TemplateSpec, {**values, "processor": processor, "media": media})
     tokenizer = _built.pop(folder, None) or Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     return Template(spec, FAMILIES[spec.family](spec.processor), tokenizer)
+
+
+def rules_of(folder: str) -> MediaRules | None:
+    """Those of the template that `prepare_template` wrote, without its tokenizer; None: its processor is asked."""
+    values = json.loads(Path(folder, "spec.json").read_bytes())
+    return None if values["family"] in ASKED else FAMILIES[values["family"]](ProcessorSettings(**values["processor"]))
 
 
 def _folder(model: ModelConfig) -> Path:

@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 
 from energon_pack.dataset.energon import SAMPLE_LOADER, dataset_yamls, sample_loader_py
-from energon_pack.dataset.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object
+from energon_pack.dataset.files import LEDGER, PAGE, PLAN, REPORT, PlanFile, at, read_object
 from energon_pack.dataset.manifest import MANIFEST, REPLAY, read_replays
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
@@ -41,7 +41,7 @@ def files(folder: Path, prefix: str) -> Iterator[str]:
     """Every file is there, and no other."""
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     yield from (f"{name} is missing" for name in sorted(_NEEDED - there))
-    known = {PLAN, LEDGER, REPORT, "report.html", *(f"{META_FOLDER}/{name}" for name in _META_FILES)}
+    known = {PLAN, LEDGER, REPORT, PAGE, *(f"{META_FOLDER}/{name}" for name in _META_FILES)}
     shard = re.compile(re.escape(prefix) + r"-\d{6,}\.tar(\.idx)?")
     for name in sorted(there - known):
         if not shard.fullmatch(name):

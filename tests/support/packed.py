@@ -53,7 +53,7 @@ def pack_into(make: Make, source: Path | None, flavor: Flavor, **settings: Any) 
 
 def files(folder: Path) -> dict[str, bytes]:
     """Every file of a packed dataset but the report, which holds facts of the run."""
-    names = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "report.json")
+    names = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.stem != "report")
     return {str(path.relative_to(folder)): path.read_bytes() for path in names}
 
 

@@ -1,0 +1,158 @@
+"""The charts of the page: lengths, what other lengths would do, packs, and what training reads over time."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from energon_pack.pages.html import Html, clipped, section, table, tag
+from energon_pack.pages.svg import Mark, curves, histogram, short
+from energon_pack.plan.report import STEP_COSTS
+from energon_pack.report.figures import Figures
+from energon_pack.report.lens import RULE, recommended
+from energon_pack.report.packs import PackFigures
+from energon_pack.report.shapes import Histogram
+
+_FEW = 4  # packs, which a table tells better
+
+
+def token_lens(figures: Figures) -> Html:
+    """How long samples are, by medium."""
+    source, most = figures.source, figures.max_token_len
+    says = f"How long are samples, and where does packing.max_token_len={most:,} cut?"
+    if source.token_len is None:
+        return section("Token lengths", tag("p", "No sample was measured."), says=says)
+    chart = _bars(source.token_len, "tokens of a sample", "samples", [Mark(most, f"max_token_len {most:,}")],
+                  labelled=source.token_len.octaves)  # fmt: skip
+    rows = [
+        (
+            name,
+            _n(of.measured),
+            *(_n(of.token_len[rank]) for rank in ("min", "p50", "p90", "p99", "max")),
+            _n(of.tokens),
+        )
+        for name, of in source.by_medium.items()
+        if of.measured
+    ]
+    header = ("medium", "samples", "shortest", "median", "90 %", "99 %", "longest", "tokens")
+    return section("Token lengths", chart, table(header, rows), says=says)
+
+
+def other_lens(figures: Figures) -> Html:
+    """What other pack lengths would drop and fill."""
+    says = "Which packing.max_token_len to take?"
+    tries, chosen = figures.tries, figures.max_token_len
+    best = recommended(tries.choices)
+    if best is None:
+        return section("Which length", tag("p", "There is nothing to pack."), says=says)
+    rows = []
+    for choice in tries.choices:
+        name = f"{choice.max_token_len:,}"
+        marks = ["recommended"] * (choice is best) + ["this run"] * (choice.max_token_len == chosen)
+        shares = (f"{choice.dropped_share:.2%}", f"{choice.dropped_tokens_share:.2%}")
+        cells = (name, ", ".join(marks), f"{choice.dropped:,}", *shares, f"{choice.packs:,}", f"{choice.fill:.2%}")
+        rows.append(tuple(tag("b", cell) for cell in cells) if choice is best else cells)
+    dropped = [(float(c.max_token_len), 100 * c.dropped_tokens_share) for c in tries.choices]
+    fill = [(float(c.max_token_len), 100 * c.fill) for c in tries.choices]
+    marks_ = [Mark(chosen, f"this run: {chosen:,}")] if chosen != best.max_token_len else []
+    marks_.append(Mark(best.max_token_len, f"recommended: {best.max_token_len:,}"))
+    if len(marks_) == 2 and min(chosen, best.max_token_len) * 4 > max(chosen, best.max_token_len):
+        marks_ = marks_[1:]  # labels would lie over each other
+    chart = curves({"fill": fill, "dropped": dropped}, "packing.max_token_len", "% of places, of tokens", marks_,
+                   is_log=True)  # fmt: skip
+    header = ("max_token_len", "", "samples dropped", "of samples", "of tokens", "packs", "fill")
+    said = "this run has it" if best.max_token_len == chosen else f"this run has {chosen:,}"
+    verdict = tag("p", "Recommended: ", tag("b", f"packing.max_token_len={best.max_token_len}"), f" ({said}): {RULE}.")
+    whole = f"Planned with {tries.num_samples:,} samples" + (
+        f", a seeded draw of {tries.of:,}, and scaled" if tries.num_samples < tries.of else ""
+    )
+    note = tag("p", f"{whole}; samples that are too long are dropped (overlong=drop).", class_="faint")
+    return section("Which length", verdict, table(header, rows, 2), chart, note, says=says)
+
+
+def packs(figures: Figures) -> Html | None:
+    """What packs hold."""
+    of = figures.packs
+    if of is None or of.fill is None:
+        return None
+    says = (
+        "How full are packs, and how even? Each pack costs a training step about what its tokens and their squares say."
+    )
+    charts = [
+        ("Fill", of.fill, "% of max_token_len"),
+        ("Members", of.members, "samples in a pack"),
+        ("Visual tokens", of.visual_tokens, "visual tokens in a pack"),
+        ("Attention cost", of.attention_cost, "Σ len² of a pack's members"),
+    ]
+    ranks = ("min", "p50", "p90", "p99", "max")
+    rows = [(name, *(_n(of_it[rank]) for rank in ranks)) for name, of_it in of.spreads.items()]
+    spreads = table(("of a pack", "least", "median", "90 %", "99 %", "most"), rows)
+    drawn = [
+        tag("div", tag("h3", name), _bars(shape, x, "packs", height=190, width=440))
+        for name, shape, x in charts
+        if shape and not _is_nothing(shape)
+    ]
+    charts_ = tag("div", *drawn, class_="pair") if figures.report and figures.report.packs >= _FEW else None
+    return section("Packs", spreads, charts_, _cost(of), says=says)
+
+
+def _is_nothing(shape: Histogram) -> bool:
+    """All values are zero."""
+    return shape.edges[0] == 0 and shape.edges[-1] == 1
+
+
+def _cost(of: PackFigures) -> Html:
+    total = of.flops.total or 1.0
+    parts = {"weights of the language model": of.flops.weights, "its attention": of.flops.attention,
+             "vision encoder": of.flops.vision}  # fmt: skip
+    shares = ", ".join(f"{name} {value / total:.1%}" for name, value in parts.items())
+    said = f"One forward pass over all packs is {total:.3g} FLOPs: {shares}. Counted by {clipped(of.cost_source, 200)}."
+    return tag("p", said, class_="faint")
+
+
+def over_time(figures: Figures) -> Html | None:
+    """What training reads from the first pack to the last."""
+    of = figures.packs
+    if of is None or not of.stretches:
+        return None
+    says = "What do ranks see over an epoch? Every stretch should look like the whole."
+    edges = [100 * i / len(of.stretches) for i in range(len(of.stretches) + 1)]
+    tokens = {name: [stretch.tokens[name] for stretch in of.stretches] for name in of.stretches[0].tokens}
+    chart = [tag("h3", "Media"), histogram(edges, tokens, "% of the epoch", "tokens", height=170)]
+    if len(of.stretches) > 1:
+        middle = [100 * (i + 0.5) / len(of.stretches) for i in range(len(of.stretches))]
+        cost = [(at, stretch.cost) for at, stretch in zip(middle, of.stretches, strict=True)]
+        trained = [(at, stretch.trained) for at, stretch in zip(middle, of.stretches, strict=True)]
+        both = curves({"cost": cost, "trained": trained}, "% of the epoch", "of the mean pack", height=170)
+        chart += [tag("h3", "Cost and trained tokens of a pack"), both]
+    return section("Over time", *chart, *_steps(figures), says=says)
+
+
+def _steps(figures: Figures) -> Iterator[Html]:
+    of, steps = figures.packs, figures.report.steps if figures.report else None
+    if not of or not steps:
+        ranks = "Nothing was said of ranks (packing.topology): these are stretches of the packs as they are written."
+        yield tag("p", ranks, class_="faint")
+        return
+    ordered, chance = steps["in_order"], steps["by_chance"]
+    if not ordered["steps"]:
+        yield tag("p", f"No step is whole: {ordered['left_over']:,} packs are fewer than a step has.")
+        return
+    yield tag("h3", "Waiting for the slowest rank")
+    if len(of.waits.get("planned", [])) > 1:
+        num = len(of.waits["planned"])
+        lines = {
+            name: [(100 * (i + 0.5) / num, value) for i, value in enumerate(values)]
+            for name, values in of.waits.items()
+        }
+        yield curves(lines, "% of the epoch", "% of a rank's time that it waits", height=170)
+    rows = [(what, f"{ordered[name]['epoch']:.3f}", f"{chance[name]['epoch']:.3f}", f"{ordered[name]['bound']:.3f}",
+             f"{ordered[name]['worst']:.3f}") for name, what in STEP_COSTS.items()]  # fmt: skip
+    yield table(("time of an epoch, 1 without waiting", "as planned", "by chance", "at least", "worst step"), rows)
+    yield tag("p", f"{ordered['steps']:,} steps of {steps['split']}, {ordered['left_over']:,} packs left over.")
+
+
+def _bars(shape: Histogram, x: str, y: str, marks: Sequence[Mark] = (), **how: Any) -> Html:
+    return histogram(shape.edges, shape.counts, x, y, marks, **how)
+
+
+def _n(number: int) -> str:
+    return f"{number:,}" if number < 1e9 else short(number)

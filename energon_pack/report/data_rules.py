@@ -1,0 +1,176 @@
+"""Rules over what came in: what is wrong with samples, what is trained on, and how large images are."""
+
+from collections.abc import Iterator
+
+from energon_pack.pages.html import clipped
+from energon_pack.plan.report import num_lost_to_bad_data
+from energon_pack.report.figures import Figures
+from energon_pack.report.remark import Grade, Remark, part, percent
+from energon_pack.samples.skip import Reason
+
+_FEW_TRAINED, _MANY_TRAINED = 0.02, 0.95  # shares of all tokens
+_UNTRAINED = 0.001  # share of the samples
+_AT_BOUND = 0.8  # share of the samples whose images are as small, or as large, as any
+_OF_FOLDER = 0.5  # share of a folder's samples
+_FOLDERS, _NAME = 5, 120  # that are named, characters
+_ALIKE = 0.01  # share of the samples
+#: what helps against samples that are lost for a reason
+_HELP = {
+    Reason.MISSING_MEDIA: "source.media_root, or the names in the JSON",
+    Reason.UNREADABLE_MEDIA: "convert or remove these files",
+    Reason.UNSUPPORTED_MEDIA: "another model, or convert the files",
+    Reason.PLACEHOLDER_MISMATCH: "as many <image> and <video> in the text as there are media",
+    Reason.NO_MESSAGES: "which field holds the turns: source.…",
+    Reason.DUPLICATE_KEY: "a name of its own for each sample",
+    Reason.CONTROL_TOKEN: "source.control_tokens",
+    Reason.PROCESSOR_ERROR: "the details name what the processor refuses",
+    Reason.TRUNCATED_TAR: "copy the tar again",
+}
+
+
+def empty(figures: Figures) -> Iterator[Remark]:
+    """There is nothing to pack."""
+    if not figures.source.samples:
+        why = "there is nothing to pack: another folder, or settings that leave out every sample"
+        yield Remark(Grade.wrong, "the source has no samples", why, "source.path, source.split, source.limit")
+    elif figures.report and not figures.report.packs:
+        yield Remark(Grade.wrong, "there is no pack", "every sample was skipped", "see skipped samples")
+
+
+def bad_data(figures: Figures, max_skipped: float) -> Iterator[Remark]:
+    """Samples that are lost to what is wrong with them."""
+    reasons = {name: n for name, n in figures.skipped_by_reason.items() if not Reason(name).is_policy}
+    num, samples = num_lost_to_bad_data(reasons), figures.source.samples
+    if not num:
+        return
+    by_number = sorted(reasons, key=lambda name: -reasons[name])
+    most = Reason(by_number[0])
+    named = ", ".join(f"{reasons[name]:,} {name}" for name in by_number)
+    too_many = num > max_skipped * samples
+    yield Remark(
+        Grade.wrong if too_many else Grade.look,
+        f"{part(num, samples)} are lost to bad data: {named}",
+        f"nothing is published above max_skipped={max_skipped:g}" if too_many else "they are in no pack; see skipped",
+        _HELP.get(most, "the details under skipped samples say what is wrong with each"),
+    )
+
+
+def modalities(figures: Figures) -> Iterator[Remark]:
+    """Media types that are in the source and in no pack."""
+    for name in figures.report.lost_modalities if figures.report else ():
+        num = figures.source.by_medium[name].samples
+        why = "a model that is trained on these packs never sees one"
+        yield Remark(
+            Grade.wrong, f"all {num:,} {name} samples are skipped", why, "see the reasons under skipped samples"
+        )
+
+
+def no_media(figures: Figures) -> Iterator[Remark]:
+    """A model that sees, and nothing to see."""
+    source = figures.source
+    if source.sees_media and source.measured and set(source.by_medium) <= {"text", "unknown"}:
+        why = "the model sees media: a field or a name of theirs may not have been understood"
+        yield Remark(Grade.note, "all samples are text alone", why, "the names of media in the source; or +model=text")
+
+
+def folders(figures: Figures) -> Iterator[Remark]:
+    """Folders of the source of which most is lost."""
+    folders = [folder for folder in figures.folders if folder.lost + folder.left_out > _OF_FOLDER * folder.samples]
+    for folder in folders[:_FOLDERS] if len(figures.folders) > 1 else ():
+        num = folder.lost + folder.left_out
+        why = f"{folder.lost:,} to bad data and {folder.left_out:,} by the settings: the mixture is not what was meant"
+        knob = "source.path: what is wrong with this one" if folder.lost > folder.left_out else "packing.max_token_len"
+        yield Remark(
+            Grade.look, f"{part(num, folder.samples)} of {clipped(folder.name, _NAME)} are in no pack", why, knob
+        )
+
+
+def trained(figures: Figures) -> Iterator[Remark]:
+    """How much of the tokens is trained on."""
+    source = figures.source
+    if not source.measured:
+        return
+    report = figures.report
+    packed = report if report and report.packs else None
+    trained, tokens = (packed.num_supervised, packed.tokens) if packed else (source.num_supervised, source.tokens)
+    share = trained / max(1, tokens)
+    what = f"{percent(trained, tokens)} of the tokens are trained on"
+    knob = "model.mask, labels.train_on, the roles of the turns"
+    if not trained:
+        yield Remark(Grade.wrong, "no token is trained on", "the loss would be of nothing", knob)
+    elif share < _FEW_TRAINED:
+        yield Remark(Grade.look, what, "most of each step is context: answers may have been taken for prompts", knob)
+    elif share > _MANY_TRAINED:
+        yield Remark(Grade.look, what, "prompts may have been taken for answers", knob)
+    if trained and source.untrained > _UNTRAINED * source.measured:
+        what = f"{part(source.untrained, source.measured)} have no token that is trained on"
+        yield Remark(Grade.look, what, "they cost time and teach nothing", "labels.train_on, the roles of the turns")
+
+
+def notes(figures: Figures) -> Iterator[Remark]:
+    """What was done to texts, or left out of them."""
+    said = {
+        "placeholders_put_in": (
+            "had media and no place for them: placeholders were put in front of the first user turn",
+            "the model reads media there, wherever the text meant them",
+            "<image> and <video> in the source's text",
+        ),
+        "placeholders_as_text": (
+            "have <image> or <video> in their text and no media: it stays text",
+            "media may have been lost on the way",
+            "the media of these samples",
+        ),
+        "control_tokens": (
+            "spell out control tokens of the model in their text",
+            "such text can end a turn or pretend to be another role",
+            "source.control_tokens",
+        ),
+        "tools_left_out": (
+            "have tools that the chat template writes nothing of",
+            "calls are trained on without what they call",
+            "model.chat_template",
+        ),
+    }
+    for name, (what, why, knob) in said.items():
+        if num := figures.source.notes.get(name):
+            yield Remark(Grade.look, f"{part(num, figures.source.samples)} {what}", why, knob)
+
+
+def images(figures: Figures) -> Iterator[Remark]:
+    """Images that are all as small, or as large, as the model sees any."""
+    if num := figures.source.without_visual:
+        why = "the model is shown nothing of their media"
+        yield Remark(Grade.wrong, f"{num:,} samples with media have no visual token", why, "model.processor, media=…")
+    images = figures.source.images
+    if images is None or images.most <= 1.5 * images.least:
+        return
+    bounds = f"the least is {images.least:,} visual tokens an image, the most {images.most:,}"
+    if images.at_most > _AT_BOUND * images.samples:
+        yield Remark(
+            Grade.look,
+            f"{percent(images.at_most, images.samples)} of the image samples are at the most an image may have",
+            f"{bounds}: images are shrunk to that, and small print is lost where it is low",
+            "model.max_pixels, or media.…",
+        )
+    if images.at_least > _AT_BOUND * images.samples:
+        yield Remark(
+            Grade.look,
+            f"{percent(images.at_least, images.samples)} of the image samples are at the least an image may have",
+            f"{bounds}: the images are tiny, or were shrunk on the way",
+            "model.min_pixels, media.…, the source's images",
+        )
+
+
+def alike(figures: Figures) -> Iterator[Remark]:
+    """Samples that are there several times."""
+    source = figures.source
+    if source.alike > _ALIKE * source.measured:
+        what = f"{part(source.alike, source.measured)} are the same as another one, byte for byte"
+        yield Remark(Grade.look, what, "they are trained on more often than the others", "the source")
+
+
+def demo(figures: Figures) -> Iterator[Remark]:
+    """Lengths that are no model's."""
+    if figures.demo:
+        why = "its samples, and the lengths by its small processor, are no model's"
+        yield Remark(Grade.note, "this is the built-in demo", why, "source.path, model.processor")

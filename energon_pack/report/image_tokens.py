@@ -1,0 +1,54 @@
+"""Whether images are as large as the model sees any, or as small: then its size settings say what they come to."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from energon_pack.plan.items import AnyInts
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.skip import Skip
+from energon_pack.templates.families.rules import MediaRules
+
+#: width and height of the smallest images and of the largest, some of them flat: rules of tiles like these best
+_SMALLEST = ((16, 16), (32, 32), (64, 64))
+_LARGEST = ((16_000, 16_000), (16_000, 8_000), (8_000, 16_000), (16_000, 5_000))
+_NEAR = 0.1  # of the bound: sizes are rounded to patches
+
+
+@dataclass(frozen=True)
+class TokensOfImages:
+    """Visual tokens of an image, over samples that have nothing but images."""
+
+    least: int  # that any image has, whatever its size
+    most: int
+    median: float
+    samples: int
+    at_least: int  # samples whose images have about the least
+    at_most: int
+
+
+def tokens_of_images(rules: MediaRules | None, visual: AnyInts, num_images: AnyInts) -> TokensOfImages | None:
+    """How many tokens images have, between the bounds of the model's rules.
+
+    Args:
+        visual, num_images: of each sample.
+    """
+    bounds = _bounds(rules) if rules and len(visual) else None
+    if bounds is None:
+        return None
+    least, most = bounds
+    each = visual / np.maximum(num_images, 1)
+    near_least, near_most = least * (1 + _NEAR), most * (1 - _NEAR)
+    return TokensOfImages(
+        least, most, float(np.median(each)), len(each), int((each <= near_least).sum()), int((each >= near_most).sum())
+    )
+
+
+def _bounds(rules: MediaRules) -> tuple[int, int] | None:
+    """Visual tokens of the smallest image and of the largest; None: the model sees none."""
+    found = []
+    for width, height in (*_SMALLEST, *_LARGEST):
+        with suppress(Skip):
+            found.append(rules.expand(Media("image", width, height), [])[1])
+    return (min(found), max(found)) if found else None

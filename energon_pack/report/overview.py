@@ -1,0 +1,135 @@
+"""The top of the page: the figures in short, what to look at, what went in and came out."""
+
+from collections.abc import Iterator, Sequence
+
+from energon_pack.pages.html import Html, clipped, section, table, tag
+from energon_pack.pages.svg import short
+from energon_pack.plan.report import Report
+from energon_pack.report.figures import Figures
+from energon_pack.report.lens import MOST_DROPPED, recommended
+from energon_pack.report.remark import Grade, Remark
+from energon_pack.report.remarks import CHECKED
+
+_FOLDERS, _NAME = 20, 120  # rows, characters
+
+
+def cards(figures: Figures) -> Html:
+    """The figures that are asked for first."""
+    source, report = figures.source, figures.report
+    made = [_card(f"{source.samples:,}", "samples in"), _card(f"{source.measured:,}", "measured")]
+    if report:
+        share = f"{report.samples_skipped / max(1, report.samples_in):.2%}"
+        made = [
+            made[0],
+            _card(f"{report.samples_packed:,}", "packed"),
+            _card(f"{report.samples_skipped:,}", f"skipped, {share}"),
+            _card(f"{report.packs:,}", f"packs, at least {report.packs_lower_bound:,}"),
+            _card(f"{report.fill:.2%}", "fill"),
+        ]
+    tokens, trained = (report.tokens, report.num_supervised) if report else (source.tokens, source.num_supervised)
+    made += [_card(short(tokens), f"tokens: {tokens:,}"), _card(f"{trained / max(1, tokens):.1%}", "trained on")]
+    return tag("div", *made, class_="cards")
+
+
+def _card(number: str, what: str) -> Html:
+    return tag("div", tag("b", number), tag("span", what), class_="card")
+
+
+def verdict(found: Sequence[Remark], is_published: bool) -> Html:
+    """One line: whether anything is wrong."""
+    wrong = [remark for remark in found if remark.grade is Grade.wrong]
+    look = [remark for remark in found if remark.grade is Grade.look]
+    if wrong:
+        others = f", and {len(found) - 1} more to look at" if len(found) > 1 else ""
+        return tag("p", tag("b", "Something is wrong: ", class_="bad"), wrong[0].what, others, ".", class_="verdict")
+    if look:
+        what = "1 thing" if len(look) == 1 else f"{len(look)} things"
+        return tag("p", tag("b", f"{what} to look at: "), look[0].what, ".", class_="verdict")
+    done = "Packed, and nothing stands out." if is_published else "Nothing stands out."
+    return tag("p", tag("b", done, class_="good"), class_="verdict")
+
+
+def length(figures: Figures) -> Html | None:
+    """One line: which length to take."""
+    best, mine = recommended(figures.tries.choices), figures.max_token_len
+    if best is None:
+        return None
+    link = tag("a", "which length", href="#which-length")
+    drops = f"{best.dropped_tokens_share:.2%} of the tokens"
+    if best.dropped_tokens_share > MOST_DROPPED:
+        keeps = tag("b", f"No length that was tried keeps {1 - MOST_DROPPED:.0%} of the tokens: ")
+        return tag("p", keeps, f"{best.max_token_len:,}, the longest, drops {drops} (this run: {mine:,}); see ", link)
+    took = "as this run has it" if best.max_token_len == mine else f"this run: {mine:,}"
+    said = f" ({took}) drops {drops} and fills {best.fill:.1%}; see "
+    return tag("p", "Length to take: ", tag("b", f"max_token_len={best.max_token_len:,}"), said, link, ".")
+
+
+def to_look_at(found: Sequence[Remark]) -> Html:
+    """The remarks, or what was checked where there is none."""
+    says = "Is anything wrong, and which setting would change it?"
+    if not found:
+        return section("What to look at", tag("p", f"Nothing stands out. Looked at: {', '.join(CHECKED)}."), says=says)
+    made = [
+        tag(
+            "li",
+            tag("b", remark.grade.value, class_=f"grade {remark.grade.value}"),
+            tag(
+                "div",
+                tag("b", remark.what),
+                tag("p", f"{remark.why[0].upper()}{remark.why[1:]}."),
+                tag("p", "→ ", remark.knob, class_="knob"),
+            ),
+        )
+        for remark in found
+    ]
+    return section("What to look at", tag("ul", *made, class_="remarks"), says=says)
+
+
+def in_and_out(figures: Figures) -> Html:
+    """What became of the samples, by medium, by split and by folder."""
+    says = "What went in, and what came out?"
+    return section("In and out", *_in_and_out(figures), says=says)
+
+
+def _in_and_out(figures: Figures) -> Iterator[Html]:
+    source, report = figures.source, figures.report
+    rows: list[tuple[str, ...]] = []
+    if not report:
+        rows = [(name, _n(of.samples), _n(of.measured), _n(of.tokens)) for name, of in source.by_medium.items()]
+        yield table(("medium", "samples", "measured", "tokens"), rows)
+    else:
+        for name, of in report.by_media.items():
+            counts = (of.samples_in, of.samples, of.samples_in - of.samples, of.packs)
+            rows.append((name, *map(_n, counts), f"{of.fill:.2%}", _n(of.tokens)))
+        counts = (report.samples_in, report.samples_packed, report.samples_skipped, report.packs)
+        rows.append(("total", *map(_n, counts), f"{report.fill:.2%}", _n(report.tokens)))
+        yield table(("medium", "samples in", "packed", "skipped", "packs", "fill", "tokens"), rows)
+        yield from _besides(report)
+    if report and len(report.by_split) > 1:
+        splits = [(name, *map(_n, (of["samples"], of["packs"], of["tokens"]))) for name, of in report.by_split.items()]
+        yield table(("split", "samples", "packs", "tokens"), splits)
+    folders = figures.folders
+    if len(folders) > 1:
+        header = ("folder of the source", "samples", "bad data", "left out", "tokens packed")
+        some = [
+            (clipped(of.name, _NAME), *map(_n, (of.samples, of.lost, of.left_out, of.tokens)))
+            for of in folders[:_FOLDERS]
+        ]
+        yield table(header, some)
+        if len(folders) > _FOLDERS:
+            yield tag("p", f"and {len(folders) - _FOLDERS:,} folders with fewer samples", class_="faint")
+
+
+def _besides(report: Report) -> Iterator[Html]:
+    """What is neither packed nor skipped as it came."""
+    said = {
+        "left out by split, exclude, slice, sample_ratio or limit": report.samples_excluded,
+        "drawn again by sample_ratio": report.samples_repeated,
+        "cut, and packed as their parts": report.samples_cut,
+    }
+    if texts := [f"{number:,} {what}" for what, number in said.items() if number]:
+        yield tag("p", f"Besides: {'; '.join(texts)}.")
+
+
+def _n(number: int) -> str:
+    return f"{number:,}"

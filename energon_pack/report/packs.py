@@ -1,0 +1,142 @@
+"""What packs hold, and what training reads of them over time."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_pack.plan.items import MEDIA_TYPES, Items
+from energon_pack.plan.plan import PackPlan, costs_of_packs, features_of_packs, media_of_packs, split_of_packs
+from energon_pack.plan.report import spread
+from energon_pack.plan.splits import SPLITS
+from energon_pack.report.shapes import Histogram, linear_histogram
+from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.steps.cost import CostModel
+from energon_pack.steps.topology import Topology, stream
+
+_STRETCHES = 40
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Packs that training reads in a row."""
+
+    tokens: dict[str, int]  # by medium of the samples
+    cost: float  # of a pack, relative to the mean of all
+    trained: float  # tokens of a pack that are trained on, relative to the mean of all
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Forward FLOPs of all packs."""
+
+    weights: float  # of the language model, by token
+    attention: float  # of the language model
+    vision: float  # of the vision encoder
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.attention + self.vision
+
+
+@dataclass(frozen=True)
+class PackFigures:
+    """Packs of a plan; histograms are by the medium of the packs, and None where there is nothing."""
+
+    fill: Histogram | None  # percent
+    members: Histogram | None
+    visual_tokens: Histogram | None
+    attention_cost: Histogram | None
+    spreads: dict[str, dict[str, int]]  # of the same: min, p50, p90, p99, max
+    flops: Flops
+    cost_source: str  # what costs are counted by
+    split: str | None  # that the stretches are of
+    stretches: list[Stretch]
+    waits: dict[str, list[float]]  # percent that ranks wait in each stretch, `planned` and `by chance`; of a topology
+
+
+def figures_of_packs(
+    items: Items, plan: PackPlan, cost: CostModel, topology: Topology, max_token_len: int
+) -> PackFigures:
+    """What the packs of a plan hold, and how training reads them."""
+    kind = media_of_packs(items, plan)
+    features, tokens = features_of_packs(items, plan), plan.per_pack(items.lens)
+    flops = costs_of_packs(items, plan, cost)
+    weights = cost.lm_token * float(tokens.sum())
+    split, stretches, waits = _over_time(items, plan, flops, topology)
+
+    def by_kind(values: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        return {name: values[kind == code] for code, name in enumerate(MEDIA_TYPES) if (kind == code).any()}
+
+    visual = {name: values for name, values in by_kind(features["visual_tokens"]).items() if name != "text"}
+    return PackFigures(
+        fill=linear_histogram(by_kind(100 * tokens / max_token_len)),
+        members=linear_histogram(by_kind(features["members"])),
+        visual_tokens=linear_histogram(visual),
+        attention_cost=linear_histogram(by_kind(features["attention_cost"])),
+        spreads={
+            "tokens": spread(tokens),
+            "members": spread(features["members"]),
+            "visual tokens": spread(features["visual_tokens"]),
+            "attention cost, Σ len²": spread(features["attention_cost"]),
+        },
+        flops=Flops(weights, max(0.0, float(flops[0].sum()) - weights), float(flops[1].sum())),
+        cost_source=cost.source,
+        split=split,
+        stretches=stretches,
+        waits=waits,
+    )
+
+
+def _over_time(
+    items: Items, plan: PackPlan, flops: Floats, topology: Topology
+) -> tuple[str | None, list[Stretch], dict[str, list[float]]]:
+    """The split that comes first, in stretches of what all ranks together read, and how long they wait in each."""
+    if not plan.num_packs:
+        return None, [], {}
+    split = split_of_packs(items, plan)
+    num = int((split == split[0]).sum())  # packs of a split come in a row, the first split's first
+    order = stream(num, topology)
+    cost, trained = flops.sum(axis=0)[order], plan.per_pack(items.num_supervised)[order]
+    media, lens = items.media, items.lens
+    of_kinds = {
+        name: plan.per_pack(np.where(media == code, lens, 0))[order]
+        for code, name in enumerate(MEDIA_TYPES)
+        if (media[plan.items] == code).any()
+    }
+    bounds = _bounds(num)
+    sizes = np.diff([*bounds, num])
+
+    def relative(values: npt.NDArray[Any]) -> list[float]:
+        mean = float(values.mean()) or 1.0
+        return [float(value) for value in np.add.reduceat(values, bounds) / sizes / mean]
+
+    sums = {name: np.add.reduceat(values, bounds).tolist() for name, values in of_kinds.items()}
+    stretches = [
+        Stretch({name: sums[name][i] for name in sums}, *both)
+        for i, both in enumerate(zip(relative(cost), relative(trained), strict=True))
+    ]
+    chance = cost[np.argsort(random_keys(num, 0), kind="stable")]
+    waits = {"planned": _waits(cost, topology), "chance": _waits(chance, topology)}
+    return SPLITS[split[0]], stretches, waits if waits["planned"] else {}
+
+
+def _waits(cost: Floats, topology: Topology) -> list[float]:
+    """Percent of its time that a rank waits for the slowest, in the mean of each stretch of whole steps."""
+    size = topology.data_parallel * topology.micro_batches
+    num = len(cost) // size
+    if topology.data_parallel == 1 or not num:
+        return []
+    of_ranks = cost[: num * size].reshape(num, topology.micro_batches, topology.data_parallel).sum(axis=1)
+    longest, mean = of_ranks.max(axis=1), of_ranks.mean(axis=1)
+    bounds = _bounds(num)
+    both = np.add.reduceat(longest, bounds), np.add.reduceat(mean, bounds)
+    return [float(100 * (1 - b / a)) if a else 0.0 for a, b in zip(*both, strict=True)]
+
+
+def _bounds(num: int) -> Ints:
+    """The first of each stretch of `num` things in a row."""
+    return np.unique(np.linspace(0, num, min(_STRETCHES, num) + 1).astype(np.int64)[:-1])

@@ -1,0 +1,65 @@
+"""The page of a run: one file that says which length to take, whether anything is wrong, and what was lost and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from energon_pack.config import PackConfig
+from energon_pack.pages.html import Html, clipped, page, tag
+from energon_pack.plan.report import RunFacts
+from energon_pack.report import charts, overview, particulars
+from energon_pack.report.figures import Figures
+from energon_pack.report.remarks import remarks
+
+_TITLE = 120  # characters
+
+
+@dataclass(frozen=True)
+class About:
+    """What a page says beside its figures."""
+
+    config: PackConfig  # as it was given
+    title: str
+    processor: str  # folder or hub id
+    facts: RunFacts | None = None  # of a run that is done
+    folder: Path | None = None  # of the dataset; None: there is none
+    ledger: str | None = None  # where all skipped samples are named
+    failed: str | None = None  # why nothing is published
+
+
+def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = ()) -> str:
+    """The document.
+
+    Args:
+        looked_at: a few packs.
+    """
+    title = clipped(about.title, _TITLE)
+    found = remarks(figures, about.facts, about.config.max_skipped)
+    model = about.config.model
+    said = f"{about.config.stage.value}: {model.name}, processor {about.processor}"
+    failed = (
+        tag("p", tag("b", "Nothing is published: ", class_="bad"), f"{clipped(about.failed, 3 * _TITLE)}.")
+        if about.failed
+        else None
+    )
+    packs = [
+        tag("section", tag("h2", "A few packs"), tag("p", "What does training see?", class_="says"), *looked_at)
+    ] if looked_at else []  # fmt: skip
+    return page(
+        f"{title} · energon_pack",
+        tag("h1", title),
+        tag("p", clipped(said, 3 * _TITLE), class_="faint"),
+        failed or overview.verdict(found, about.folder is not None),
+        overview.length(figures),
+        overview.cards(figures),
+        overview.to_look_at(found),
+        overview.in_and_out(figures),
+        charts.token_lens(figures),
+        charts.other_lens(figures),
+        charts.packs(figures),
+        charts.over_time(figures),
+        particulars.skipped(figures, about.ledger),
+        *packs,
+        particulars.time(about.facts) if about.facts else None,
+        particulars.settings(about.config, about.facts, about.processor, about.folder),
+    )

@@ -1,0 +1,147 @@
+"""The rest of the page: skipped samples, where the time went, the config, and how to load the packs."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from energon_pack import __version__
+from energon_pack.config import ModelConfig, PackConfig, plain
+from energon_pack.pages.html import Html, clipped, details, section, table, tag
+from energon_pack.pages.svg import short
+from energon_pack.plan.report import RunFacts
+from energon_pack.report.figures import Figures
+from energon_pack.run.user_cache import version_of
+from energon_pack.samples.skip import Reason
+from energon_pack.templates.models import packaged_models, read_model
+
+_TEXT, _CONFIG, _PLACE = 200, 12_000, 4096  # characters of an id or a detail, of all settings, of a path
+_PACKAGES = ("transformers", "tokenizers", "numpy", "pyarrow", "megatron-energon")
+
+
+def skipped(figures: Figures, ledger: str | None) -> Html:
+    """What was left out, and why, with examples.
+
+    Args:
+        ledger: where all of them are named.
+    """
+    reasons, samples = figures.skipped_by_reason, figures.source.samples
+    says = "Which samples are in no pack, and why?"
+    if not reasons:
+        return section("Skipped samples", tag("p", "None."), says=says)
+    rows = [
+        (reason, "choice of the settings" if Reason(reason).is_policy else "bad data", f"{number:,}",
+         f"{number / max(1, samples):.2%}")
+        for reason, number in sorted(reasons.items(), key=lambda item: -item[1])
+    ]  # fmt: skip
+    made = [table(("reason", "kind", "samples", "of all"), rows, 2)]
+    for reason, *_ in rows:
+        if entries := figures.examples.get(reason):
+            made.append(details(f"{reason}: {len(entries)} of {reasons[reason]:,}", _examples(entries), is_open=True))
+    if ledger:
+        made.append(tag("p", "All of them: ", tag("code", ledger), class_="faint"))
+    return section("Skipped samples", *made, says=says)
+
+
+def _examples(entries: Sequence[Mapping[str, Any]]) -> Html:
+    rows = [
+        (tag("code", clipped(entry["sample_id"], _TEXT)), clipped(entry["detail"] or "", _TEXT)) for entry in entries
+    ]
+    return table(("sample", "what is wrong with it"), rows, 2)
+
+
+def time(facts: RunFacts) -> Html:
+    """Where the time went."""
+    total = sum(facts.seconds.values()) or 1.0
+    rows = [
+        (name, f"{seconds:,.1f}", f"{seconds / total:.0%}", f"{facts.peak_rss_bytes_by_stage.get(name, 0) / 1e6:,.0f}")
+        for name, seconds in facts.seconds.items()
+    ]
+    throughput: Mapping[str, Mapping[str, int]] = getattr(facts, "throughput", {})
+    made = [table(("stage", "seconds", "of all", "peak memory, MB"), rows)]
+    if throughput:
+        made.append(table(("stage", "samples", "from the cache", "samples/s", "MB/s"), _pace(facts, throughput)))
+    return section("Time", *made, *_beside(facts), says="Where did the time go?")
+
+
+def _pace(facts: RunFacts, throughput: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, ...]]:
+    for name, of in throughput.items():
+        seconds = facts.seconds.get(name) or 0.0
+        samples, cached, num_bytes = (of.get(key, 0) for key in ("samples", "cached", "bytes"))
+        rates = (short((samples - cached) / seconds), f"{num_bytes / seconds / 1e6:,.1f}") if seconds else ("", "")
+        yield name, f"{samples:,}", f"{cached:,}", *rates
+
+
+def _beside(facts: RunFacts) -> Iterator[Html]:
+    cache = facts.cache
+    yield tag(
+        "p",
+        f"{facts.bytes_read / 1e6:,.1f} MB read, {facts.bytes_written / 1e6:,.1f} MB written; lengths of"
+        f" {cache['shards_reused']:,} shards from the cache, {cache['shards_measured']:,} measured; at most"
+        f" {facts.peak_rss_bytes / 1e6:,.0f} MB of memory in all processes together.",
+    )
+    checked, not_checked = facts.samples_verified, facts.samples_not_verified
+    left = f"; {not_checked:,} could not be" if not_checked else ""
+    yield tag("p", f"Verified in the full processor, or as it agreed before: {checked:,} samples{left}.")
+
+
+def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder: Path | None) -> Html:
+    """The config, and how to load the packs.
+
+    Args:
+        processor: folder or hub id.
+        folder: of the dataset; None: there is none.
+    """
+    values = plain(config)
+    changed = [(key, _value(value)) for key, value in _changed(values)]
+    made = [details("Settings that are not the default", table(("setting", "value"), changed, 2), is_open=True)]
+    if folder:
+        made.append(details("Load it", tag("pre", _snippet(processor, folder)), is_open=True))
+    made.append(
+        details("Every setting", tag("pre", clipped(json.dumps(values, indent=1, ensure_ascii=False), _CONFIG)))
+    )
+    versions = {"energon_pack": __version__, "Python": sys.version.split()[0]}
+    versions |= {name: version for name in _PACKAGES if (version := version_of(name))}
+    said = ", ".join(f"{name} {version}" for name, version in versions.items())
+    if facts:
+        said += f"; fingerprint {facts.fingerprint}"
+    says = "How was it made, and how is it loaded?"
+    return section("Settings", *made, tag("p", said, class_="faint"), says=says)
+
+
+def _changed(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Settings that are neither the default nor what the model's YAML says."""
+    defaults = plain(PackConfig(model=ModelConfig(name="", template="")))
+    name = values["model"]["name"]
+    if name in packaged_models():
+        defaults["model"] |= read_model(name)
+    return _different("", values, defaults)
+
+
+def _different(prefix: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        default = defaults.get(key)
+        if isinstance(value, dict) and isinstance(default, dict) and default:
+            yield from _different(f"{prefix}{key}.", value, default)
+        elif value != default:
+            yield f"{prefix}{key}", value
+
+
+def _value(value: Any) -> Html:
+    return tag("code", clipped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), _TEXT))
+
+
+def _snippet(processor: str, folder: Path) -> str:
+    processor = clipped(processor, _PLACE)
+    return (
+        "from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset\n\n"
+        "from energon_pack.loading import train_arguments\n"
+        "from energon_pack.task_encoder import PackedTaskEncoder\n\n"
+        f"path = {str(folder)!r}\n"
+        f"encoder = PackedTaskEncoder(path, {processor!r})\n"
+        "worker_config = WorkerConfig.default_worker_config(num_workers=2)\n"
+        "dataset = get_train_dataset(path, **train_arguments(path, encoder, worker_config))\n"
+        "for batch in get_savable_loader(dataset):\n"
+        "    ...\n"
+    )

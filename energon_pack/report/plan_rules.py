@@ -1,0 +1,99 @@
+"""Rules over what became of the samples: what a plan left out, how full packs are, how long ranks wait."""
+
+import math
+from collections.abc import Iterator
+
+from energon_pack.pages.svg import short
+from energon_pack.plan.report import RunFacts
+from energon_pack.report.figures import Figures
+from energon_pack.report.lens import MOST_DROPPED, recommended
+from energon_pack.report.remark import Grade, Remark, part, percent
+from energon_pack.samples.skip import Reason
+
+_LITTLE_FILL = 0.9
+_ABOVE_BOUND = 1.02  # times the fewest packs
+_WAITS = 1.05  # time of an epoch, 1 without waiting
+_SHORT = 8  # times the longest sample
+#: what makes samples of a medium shorter
+_SMALLER = {
+    "image": ["smaller images (model.max_pixels)"],
+    "video": ["fewer frames (media=fps media.fps=1)", "smaller ones (media.video_max_pixels)"],
+}
+
+
+def overlong(figures: Figures) -> Iterator[Remark]:
+    """Samples that are longer than a pack."""
+    loss, tokens = figures.loss, figures.source.tokens
+    if loss and loss.overlong and loss.overlong_tokens > MOST_DROPPED * tokens:
+        what = f"{short(loss.overlong_tokens)} tokens ({percent(loss.overlong_tokens, tokens)}) are dropped"
+        best = recommended(figures.tries.choices)
+        is_longer = best is not None and best.max_token_len > figures.max_token_len
+        knobs = [f"packing.max_token_len={best.max_token_len}" if best and is_longer else "packing.overlong"]
+        knobs += _SMALLER.get(loss.overlong_medium, [])
+        most = loss.overlong_tokens > tokens / 2 or loss.overlong > figures.source.samples / 2
+        yield Remark(
+            Grade.wrong if most else Grade.look,
+            f"{what}: {loss.overlong:,} samples are longer than {figures.max_token_len:,}",
+            f"most of these tokens are of {loss.overlong_medium} samples, which are missing in training",
+            ", or ".join([*knobs, "packing.overlong=split_turns"] if is_longer else knobs),
+        )
+
+
+def over_cap(figures: Figures) -> Iterator[Remark]:
+    """Samples that break another limit."""
+    if figures.loss and figures.loss.over_cap:
+        num = part(figures.loss.over_cap, figures.source.samples)
+        why = "alone they are more than a pack may hold"
+        yield Remark(Grade.look, f"{num} break a limit of packing.max_…", why, "the limits of packing")
+
+
+def not_in_flavor(figures: Figures) -> Iterator[Remark]:
+    """Samples that the JSON of the packs can't hold."""
+    if num := figures.skipped_by_reason.get(Reason.NOT_IN_FLAVOR.value):
+        what = f"{part(num, figures.source.samples)} have no place in packs of this flavour"
+        yield Remark(Grade.look, what, "its JSON can't hold them", "output.flavor=packed_multi_mix_qa")
+
+
+def fill(figures: Figures) -> Iterator[Remark]:
+    """More packs than are needed, or emptier ones."""
+    report = figures.report
+    if not report or not report.packs:
+        return
+    if report.packs > _ABOVE_BOUND * report.packs_lower_bound + 1:
+        what = f"{report.packs:,} packs where {report.packs_lower_bound:,} could do"
+        knob = "packing.algorithm=optimal, packing.group_by=none, no packing.window"
+        yield Remark(Grade.look, what, "each pack is a step's work, whatever it holds", knob)
+    for name, medium in report.by_media.items():
+        lens = figures.source.by_medium.get(name)
+        could_do = math.ceil(medium.fill * medium.packs)  # full ones, and a last one
+        if medium.fill < _LITTLE_FILL and medium.packs > _ABOVE_BOUND * could_do:
+            half = lens and lens.token_len and lens.token_len["p50"] > figures.max_token_len / 2
+            why = "most of its samples are longer than half a pack" if half else "its packs end before they are full"
+            knob = "packing.group_by=none lets shorter samples fill them" if len(report.by_media) > 1 else ""
+            what = f"packs of {name} are {medium.fill:.0%} full"
+            yield Remark(Grade.look, what, why, knob or "packing.max_token_len")
+
+
+def length(figures: Figures) -> Iterator[Remark]:
+    """Packs that are much longer than samples."""
+    most = figures.source.lens.get("max", 0)
+    if most and most * _SHORT < figures.max_token_len:
+        what = f"the longest sample has {most:,} tokens, a pack {figures.max_token_len:,}"
+        why = "a shorter pack would lose nothing, take less memory, and come more often"
+        yield Remark(Grade.note, what, why, "packing.max_token_len")
+
+
+def steps(figures: Figures) -> Iterator[Remark]:
+    """Ranks that wait for each other."""
+    steps = figures.report.steps if figures.report else None
+    if steps and steps["in_order"]["steps"] and steps["in_order"]["both"]["epoch"] > _WAITS:
+        what = f"an epoch takes {steps['in_order']['both']['epoch']:.3f} times what it would without waiting"
+        why = "ranks wait for the slowest of each step, and packs are too uneven to be laid out better"
+        yield Remark(Grade.look, what, why, "packing.max_attention_cost, packing.group_by=none")
+
+
+def unverified(facts: RunFacts) -> Iterator[Remark]:
+    """Lengths that were not compared."""
+    if num := facts.samples_not_verified:
+        why = "their media can't be read by the full processor here, so lengths were not compared with it"
+        yield Remark(Grade.note, f"{num:,} samples of the draw are not verified", why, "pip install torchvision")

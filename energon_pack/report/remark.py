@@ -1,0 +1,33 @@
+"""Something that stands out in a run."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Grade(str, Enum):
+    """How much it asks for."""
+
+    wrong = "wrong"
+    look = "look"
+    note = "note"
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something that stands out."""
+
+    grade: Grade
+    what: str  # with its number
+    why: str
+    knob: str
+
+
+def part(number: int, of: int) -> str:
+    """As `3 of 20 samples (15%)`."""
+    return f"{number:,} of {of:,} samples ({percent(number, of)})"
+
+
+def percent(number: float, of: float) -> str:
+    """A share that is never told as none where there is something."""
+    share = number / of if of else 0.0
+    return f"{share:.0%}" if share >= 0.1 or not share else "under 0.01%" if share < 1e-4 else f"{share:.2%}"

@@ -1,0 +1,41 @@
+"""What to look at in a run: rules over its figures, each with the number, why it matters, and the setting to turn."""
+
+from collections.abc import Callable, Iterator
+
+from energon_pack.plan.report import RunFacts
+from energon_pack.report import data_rules, plan_rules
+from energon_pack.report.figures import Figures
+from energon_pack.report.remark import Grade, Remark
+
+#: what is looked at, as it is told where nothing stands out
+RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
+    "samples": data_rules.empty,
+    "lost modalities": data_rules.modalities,
+    "media": data_rules.no_media,
+    "sources": data_rules.folders,
+    "overlong samples": plan_rules.overlong,
+    "limits": plan_rules.over_cap,
+    "flavour": plan_rules.not_in_flavor,
+    "trained tokens": data_rules.trained,
+    "placeholders, control tokens, tools": data_rules.notes,
+    "sizes of images": data_rules.images,
+    "fill": plan_rules.fill,
+    "length of packs": plan_rules.length,
+    "duplicates": data_rules.alike,
+    "waiting": plan_rules.steps,
+    "demo": data_rules.demo,
+}
+CHECKED = ("bad data", *RULES, "verified samples")
+
+
+def remarks(figures: Figures, facts: RunFacts | None = None, max_skipped: float = 1.0) -> list[Remark]:
+    """What stands out, what is wrong first.
+
+    Args:
+        facts: of the run, where it is done.
+        max_skipped: share of the samples that bad data may cost.
+    """
+    found = [remark for rule in RULES.values() for remark in rule(figures)]
+    found += [*data_rules.bad_data(figures, max_skipped), *(plan_rules.unverified(facts) if facts else ())]
+    grades = list(Grade)
+    return sorted(found, key=lambda remark: grades.index(remark.grade))

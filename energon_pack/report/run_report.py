@@ -1,0 +1,100 @@
+"""The page of a run, as the run goes on: begun with the lengths, written where the run ends, well or not."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from energon_pack.config import PackConfig
+from energon_pack.lengths.method import Method
+from energon_pack.plan.compare_lens import Choice
+from energon_pack.plan.items import Lengths
+from energon_pack.plan.plan import PackPlan
+from energon_pack.plan.report import Report, RunFacts
+from energon_pack.report.figures import Figures, Tries, folders_of, planned_figures, source_figures
+from energon_pack.report.lens import job_of, num_tried, try_some
+from energon_pack.report.page import About, run_page
+from energon_pack.run.context import Run
+from energon_pack.run.files import write_whole
+from energon_pack.steps.cost import CostModel
+from energon_pack.templates.processor import rules_of
+
+_EXAMPLES = 3  # of a reason
+
+
+class RunReport:
+    """What the page shows.
+
+    Args:
+        config: as it was given.
+        processor: folder or hub id.
+        lengths: of the samples, before some are cut.
+        num_repeated: draws of samples that were drawn before.
+    """
+
+    def __init__(
+        self, config: PackConfig, processor: str, lengths: Lengths, num_repeated: int, method: Method, run: Run
+    ):
+        self._config, self._processor, self._run = config, processor, run
+        self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
+        self._tries = run.executor.start(try_some, job_of(lengths, config.packing, config.report.lens))
+        self._of_plan: dict[str, Any] = {"folders": folders_of(lengths, None)}
+
+    def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel) -> None:
+        """What became of the samples."""
+        self._of_plan = planned_figures(lengths, plan, report, cost, self._config.packing)
+
+    def write(
+        self,
+        path: Path,
+        ledger: Iterable[Mapping[str, Any]],
+        facts: RunFacts | None = None,
+        folder: Path | None = None,
+        ledger_name: str | None = None,
+        failed: str | None = None,
+    ) -> None:
+        """Write the page.
+
+        Args:
+            ledger: skipped samples.
+            facts: of a run that is done.
+            folder: of the dataset, where there is one.
+            ledger_name: where all skipped samples are named.
+            failed: why nothing is published.
+        """
+        with self._run.progress.timed("report"):
+            choices: list[Choice] = self._run.executor.result(self._tries)
+            most = self._config.packing.max_token_len
+            source = source_figures(self._lengths, self._rules, most, self._repeated)
+            figures = Figures(
+                max_token_len=most,
+                source=source,
+                tries=Tries(choices, num_tried(source.measured), source.measured),
+                demo=self._config.source.path is None,
+                **self._of_plan,
+            )
+            figures = replace(figures, examples=some_of_each(ledger, figures.skipped_by_reason))
+            title = self._config.output.name or "run"
+            about = About(self._config, title, self._processor, facts, folder, ledger_name, failed)
+            write_whole(path, run_page(figures, about).encode())
+
+
+def some_of_each(ledger: Iterable[Mapping[str, Any]], reasons: Mapping[str, int]) -> dict[str, list[Mapping[str, Any]]]:
+    """The first entries of each reason.
+
+    Args:
+        ledger: looked at until enough are found.
+        reasons: how many samples each has.
+    """
+    left = {reason: min(number, _EXAMPLES) for reason, number in reasons.items() if number}
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in ledger if left else ():
+        reason = entry["reason"]
+        if reason in left:
+            found.setdefault(reason, []).append(entry)
+            left[reason] -= 1
+            if not left[reason]:
+                del left[reason]
+            if not left:
+                break
+    return found

@@ -1,0 +1,74 @@
+"""Histograms with round edges."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_BARS = 28
+
+Numbers = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Bars by kind; bar i counts values from edge i up to below edge i + 1, the last bar those at its end, too."""
+
+    edges: list[float]
+    counts: dict[str, list[int]]
+
+    @property
+    def octaves(self) -> list[int]:
+        """Numbers of the edges that are powers of two."""
+        return [i for i, edge in enumerate(self.edges) if edge > 0 and math.log2(edge).is_integer()]
+
+
+def log_histogram(values: Mapping[str, Numbers], upto: float = 0.0) -> Histogram | None:
+    """Bars a half, a quarter … of an octave wide. None: there is no value.
+
+    Args:
+        values: by kind; positive.
+        upto: what has to be inside, too.
+    """
+    least, most = _range(values)
+    if not most:
+        return None
+    most = max(most, upto)
+    low, high = math.floor(math.log2(max(1.0, least))), math.floor(math.log2(max(1.0, most))) + 1
+    per_octave = max(1, min(4, _BARS // (high - low)))
+    edges = [2 ** (low + i / per_octave) for i in range((high - low) * per_octave + 1)]
+    whole = sorted({float(round(edge)) for edge in edges})  # lengths are whole numbers
+    return _counted(whole, values)
+
+
+def linear_histogram(values: Mapping[str, Numbers]) -> Histogram | None:
+    """Bars of a round width, whole numbers where the values are. None: there is no value."""
+    if not any(map(len, values.values())):
+        return None
+    least, most = _range(values)
+    is_whole = all(np.issubdtype(some.dtype, np.integer) for some in values.values())
+    num_bars = min(_BARS, 6 + math.isqrt(sum(map(len, values.values()))))
+    width = _round_up((most - least) / num_bars or most / num_bars or 1.0)
+    width = max(1.0, width) if is_whole else width
+    first = math.floor(least / width)
+    num = math.floor(most / width) - first + 1
+    return _counted([(first + i) * width for i in range(num + 1)], values)
+
+
+def _counted(edges: list[float], values: Mapping[str, Numbers]) -> Histogram:
+    counts = {kind: np.histogram(some, edges)[0].tolist() for kind, some in values.items()}
+    return Histogram(edges, counts)
+
+
+def _range(values: Mapping[str, Numbers]) -> tuple[float, float]:
+    some = [array for array in values.values() if len(array)]
+    return (min(float(array.min()) for array in some), max(float(array.max()) for array in some)) if some else (0, 0)
+
+
+def _round_up(width: float) -> float:
+    """To 1, 2 or 5 of a power of ten."""
+    power = 10.0 ** math.floor(math.log10(width))
+    return next(power * by for by in (1, 2, 5, 10) if width <= power * by * (1 + 1e-9))

@@ -1,0 +1,150 @@
+"""A page is whole, small and safe whatever a run came to, and says what its ledger and its dataset say."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_pack.config import PackConfig, Stage
+from energon_pack.errors import SamplesLost
+from energon_pack.pack import pack
+from energon_pack.plan.report import RunFacts
+from energon_pack.report.figures import FolderIn
+from energon_pack.report.packs import Flops, PackFigures, Stretch
+from energon_pack.report.page import About, run_page
+from energon_pack.report.shapes import linear_histogram, log_histogram
+from energon_pack.samples.skip import Reason
+from support.figures import FIGURES, figures
+from support.html_page import check_page
+from support.samples import chat, picture, write_tar
+
+Make = Callable[..., PackConfig]
+_MOST = 300_000
+
+
+def seen(path: Path) -> str:
+    page = path.read_text()
+    assert len(page.encode()) < _MOST
+    return check_page(page)
+
+
+def test_the_demo(config: Make) -> None:
+    run = config()
+    figures = pack(run)
+    said = seen(Path(run.output.dir) / "packed" / "report.html")
+    for text in ("320", f"{figures['tokens']:,}", "91.32%", "Length to take:", "trained on", "get_train_dataset"):
+        assert text in said
+    for title in ("What to look at", "In and out", "Token lengths", "Which length", "Packs", "Over time", "Time"):
+        assert title in said
+
+
+@pytest.mark.parametrize("stage", [Stage.plan, Stage.lengths])
+def test_a_plan_has_a_page_beside(config: Make, stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    run = config(stage=stage)
+    pack(run)
+    path = Path(run.output.dir) / f"packed.{stage.value}.html"
+    assert "Which length" in seen(path)
+    assert f"see it: {path}" in capsys.readouterr().out
+
+
+def test_a_run_that_loses_too_much_leaves_a_page(config: Make, tmp_path: Path) -> None:
+    """That is when it is needed most; it goes when the next run is published."""
+    good, bad = {"a.json": chat("a", "b")}, {"b.json": chat("<image>", "b", name=["b.jpg"])}
+    run = config(write_tar(tmp_path / "s" / "x.tar", good | bad))
+    with pytest.raises(SamplesLost, match=r"packed\.skipped\.jsonl names each .*packed\.report\.html shows") as error:
+        pack(run)
+    page = Path(run.output.dir) / "packed.report.html"
+    assert str(page) in str(error.value)
+    said = seen(page)
+    assert "Nothing is published" in said
+    assert "missing_media" in said
+    assert "x.tar/b" in said
+    assert "packed.skipped.jsonl" in said
+    pack(replace(run, source=replace(run.source, limit=1)))
+    assert not page.exists()
+
+
+def one_image() -> dict[str, Any]:
+    return {"a.json": chat("<image>a", "b", name=["0.jpg"]), "a.0.jpg": picture(64, 48)}
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{"a.json": chat("a", "b")}, {"a.json": b"{", "b.json": b"["}, {}, one_image()],
+    ids=["one text", "nothing readable", "no sample", "one image"],
+)
+@pytest.mark.parametrize("stage", list(Stage))
+def test_a_run_of_nearly_nothing(config: Make, tmp_path: Path, members: dict[str, Any], stage: Stage) -> None:
+    """A page must never end a run in another way than it would have."""
+    run = config(write_tar(tmp_path / "s" / "x.tar", members), stage=stage, max_skipped=1.0)
+    try:
+        pack(run)
+    except SamplesLost:
+        assert not all(key.startswith("a.") for key in members) or not members
+    for path in Path(run.output.dir).rglob("*.html"):
+        seen(path)
+
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x00\x1b[31m"
+
+
+def worst() -> tuple[Any, About]:
+    """Many reasons, folders, packs and settings, with long names that mean harm."""
+    rng = np.random.default_rng(0)
+    kinds = ("text", "image", "video", "mix")
+    many = {kind: np.sort(rng.integers(1, 200_000, 3000)) for kind in kinds}
+    shape = linear_histogram(many)
+    stretch = Stretch({kind: 123_456_789 for kind in kinds}, 1.234, 0.987)
+    waits = {"planned": [1.5] * 40, "chance": [10.5] * 40}
+    flops = Flops(1e20, 1e19, 1e18)
+    packs = PackFigures(shape, shape, shape, shape, {}, flops, HOSTILE, "train", [stretch] * 40, waits)
+    text = HOSTILE * 100
+    entry = {"sample_id": text, "detail": text}
+    config = PackConfig(seed=7)
+    config.model.name = config.model.template = text
+    config.source.path = [text] * 500
+    config.output.name = text
+    reasons = {reason.value: 10 for reason in Reason}
+    of = figures(
+        {"token_len": log_histogram(many)},
+        {"skipped_by_reason": reasons, "packs": 9000},
+        packs=packs,
+        folders=[FolderIn(text, 1000, 800, 100, 5)] * 500,
+        examples={reason: [{**entry, "reason": reason}] * 3 for reason in reasons},
+    )
+    names = ("processor", "lengths", "plan", "write", "verify", "check")
+    facts = RunFacts(
+        1, {}, {}, "/", "abc", dict.fromkeys(names, 12.5), 10**9, dict.fromkeys(names, 10**9), 10**9, 10**9,
+        {"shards_reused": 3, "shards_measured": 4}, 100, 3,
+    )  # fmt: skip
+    return of, About(config, text, text, facts, Path("/x"), "skipped.jsonl", text)
+
+
+def test_names_that_mean_harm_are_text() -> None:
+    """Whoever made the data would else run what he likes in the browser of whoever looks at it."""
+    of, about = worst()
+    page = run_page(of, about)
+    said = check_page(page)
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "alert(1)" in said
+    assert "\x1b" not in page
+    assert "\x00" not in page
+
+
+def test_the_largest_page_is_small() -> None:
+    """It is sent by mail and opened on telephones."""
+    of, about = worst()
+    assert len(run_page(of, about).encode()) < _MOST
+
+
+def test_what_is_not_there_is_not_shown() -> None:
+    """A run without a plan, and one of which nothing was measured."""
+    bare = figures({"token_len": None, "measured": 0}, report=None, packs=None, loss=None)
+    about = About(PackConfig(), "a", "b")
+    about.config.model.name = about.config.model.template = "x"
+    assert "No sample was measured." in check_page(run_page(bare, about))
+    assert "Over time" not in check_page(run_page(FIGURES, about))

@@ -1,0 +1,145 @@
+"""What stands out is said with its number and its setting, and nothing is said where nothing is."""
+
+from typing import Any
+
+import pytest
+
+from energon_pack.plan.compare_lens import Choice
+from energon_pack.plan.report import MediaFigures
+from energon_pack.report.figures import Figures, FolderIn, Loss, MediumIn, Tries
+from energon_pack.report.image_tokens import TokensOfImages
+from energon_pack.report.remark import Grade
+from energon_pack.report.remarks import remarks
+from support.figures import FIGURES, LENS, figures
+
+
+def said(of: Figures, **how: Any) -> list[tuple[str, str]]:
+    return [(remark.grade.value, remark.what) for remark in remarks(of, **how)]
+
+
+def test_nothing_stands_out() -> None:
+    assert said(FIGURES) == []
+
+
+CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
+    "an empty source": (figures({"samples": 0, "measured": 0}), ("wrong", "the source has no samples")),
+    "no pack": (figures(report={"packs": 0}), ("wrong", "there is no pack")),
+    "a lost modality": (
+        figures(report={"by_media": {"image": MediaFigures(1000, 0, 0, 0, 0.0)}}),
+        ("wrong", "all 1,000 image samples are skipped"),
+    ),
+    "no media for a model that sees": (
+        figures({"by_medium": {"text": MediumIn(1000, 1000, 1_000_000, LENS)}}), ("note", "all samples are text alone"),
+    ),
+    "a folder that is lost": (
+        figures(folders=[FolderIn("a", 900, 0, 0, 9), FolderIn("b", 100, 60, 20, 1)]),
+        ("look", "80 of 100 samples (80%) of b are in no pack"),
+    ),
+    "overlong samples": (
+        figures(loss=Loss(30, 150_000, "image", 0)),
+        ("look", "150k tokens (15%) are dropped: 30 samples are longer than 8,192"),
+    ),
+    "mostly overlong samples": (
+        figures(loss=Loss(300, 600_000, "video", 0)),
+        ("wrong", "600k tokens (60%) are dropped: 300 samples are longer than 8,192"),
+    ),
+    "a limit": (
+        figures(loss=Loss(0, 0, "text", 12)), ("look", "12 of 1,000 samples (1.20%) break a limit of packing.max_…"),
+    ),
+    "a flavour": (
+        figures(report={"skipped_by_reason": {"not_in_flavor": 5}}),
+        ("look", "5 of 1,000 samples (0.50%) have no place in packs of this flavour"),
+    ),
+    "no token is trained on": (figures(report={"num_supervised": 0}), ("wrong", "no token is trained on")),
+    "few tokens are trained on": (
+        figures(report={"num_supervised": 10_000}), ("look", "1.00% of the tokens are trained on"),
+    ),
+    "nearly all tokens are trained on": (
+        figures(report={"num_supervised": 990_000}), ("look", "99% of the tokens are trained on"),
+    ),
+    "samples that teach nothing": (
+        figures({"untrained": 50}), ("look", "50 of 1,000 samples (5.00%) have no token that is trained on"),
+    ),
+    "placeholders put in": (
+        figures({"notes": {"placeholders_put_in": 7}}),
+        ("look", "7 of 1,000 samples (0.70%) had media and no place for them: placeholders were put in front of the"
+                 " first user turn"),
+    ),
+    "tools left out": (
+        figures({"notes": {"tools_left_out": 7}}),
+        ("look", "7 of 1,000 samples (0.70%) have tools that the chat template writes nothing of"),
+    ),
+    "no visual token": (figures({"without_visual": 3}), ("wrong", "3 samples with media have no visual token")),
+    "images at the most": (
+        figures({"images": TokensOfImages(4, 64, 60.0, 1000, 0, 970)}),
+        ("look", "97% of the image samples are at the most an image may have"),
+    ),
+    "images at the least": (
+        figures({"images": TokensOfImages(4, 16384, 4.0, 1000, 900, 0)}),
+        ("look", "90% of the image samples are at the least an image may have"),
+    ),
+    "more packs than are needed": (
+        figures(report={"packs": 150}), ("look", "150 packs where 127 could do"),
+    ),
+    "packs of a medium that are not full": (
+        figures(report={"by_media": {"image": MediaFigures(1000, 1000, 128, 1, 0.6)}}),
+        ("look", "packs of image are 60% full"),
+    ),
+    "packs much longer than samples": (
+        figures({"lens": {**LENS, "max": 900}}), ("note", "the longest sample has 900 tokens, a pack 8,192"),
+    ),
+    "duplicates": (
+        figures({"alike": 200}), ("look", "200 of 1,000 samples (20%) are the same as another one, byte for byte"),
+    ),
+    "waiting": (
+        figures(report={"steps": {"in_order": {"steps": 4, "both": {"epoch": 1.2}}}}),
+        ("look", "an epoch takes 1.200 times what it would without waiting"),
+    ),
+    "the demo": (figures(demo=True), ("note", "this is the built-in demo")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_stands_out(name: str) -> None:
+    of, expected = CASES[name]
+    assert said(of) == [expected]
+    assert all(remark.why and remark.knob for remark in remarks(of))
+
+
+def test_bad_data_is_wrong_where_it_is_too_much() -> None:
+    of = figures(report={"skipped_by_reason": {"missing_media": 30, "no_messages": 2, "overlong": 5}})
+    what = "32 of 1,000 samples (3.20%) are lost to bad data: 30 missing_media, 2 no_messages"
+    assert said(of, max_skipped=0.05) == [("look", what)]
+    assert said(of, max_skipped=0.01) == [("wrong", what)]
+    assert remarks(of)[0].knob.startswith("source.media_root")
+
+
+def test_what_is_wrong_comes_first() -> None:
+    of = figures({"untrained": 50, "without_visual": 3}, demo=True)
+    assert [remark.grade for remark in remarks(of)] == [Grade.wrong, Grade.look, Grade.note]
+
+
+def test_few_of_something_is_no_remark() -> None:
+    """A list that says all is read by nobody."""
+    of = figures(
+        {"untrained": 1, "alike": 10, "images": TokensOfImages(4, 16384, 900.0, 1000, 300, 300)},
+        loss=Loss(1, 9000, "image", 0),
+        folders=[FolderIn("a", 900, 0, 0, 9), FolderIn("b", 100, 40, 0, 1)],
+    )
+    assert said(of) == []
+
+
+def test_a_last_pack_that_is_not_full_is_no_remark() -> None:
+    """Four full ones and a third: no plan does better."""
+    assert said(figures(report={"by_media": {"image": MediaFigures(1000, 1000, 5, 1, 0.86)}})) == []
+
+
+def test_images_of_one_size_are_no_remark() -> None:
+    """Some models make the same number of tokens of any image."""
+    assert said(figures({"images": TokensOfImages(256, 256, 256.0, 1000, 1000, 1000)})) == []
+
+
+def test_a_length_that_would_do_is_named() -> None:
+    longer = Tries([Choice(8192, 30, 0.03, 0.15, 128, 0.95), Choice(32768, 0, 0.0, 0.0, 40, 0.96)], 1000, 1000)
+    (remark,) = remarks(figures(loss=Loss(30, 150_000, "image", 0), tries=longer))
+    assert remark.knob.startswith("packing.max_token_len=32768, or smaller images (model.max_pixels)")

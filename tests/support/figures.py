@@ -1,0 +1,41 @@
+"""Figures of a run in which nothing stands out, and some that differ from them."""
+
+from dataclasses import replace
+from typing import Any
+
+from energon_pack.plan.compare_lens import Choice
+from energon_pack.plan.report import MediaFigures, Report
+from energon_pack.report.figures import Figures, FolderIn, Loss, MediumIn, Source, Tries
+from energon_pack.report.shapes import Histogram
+
+LENS = {"min": 100, "p50": 1000, "p90": 2000, "p99": 4000, "max": 5000}
+#: 1,000 samples of images, all in 128 packs
+SOURCE = Source(
+    samples=1000, measured=1000, tokens=1_000_000, skipped_by_reason={}, notes={},
+    by_medium={"image": MediumIn(1000, 1000, 1_000_000, LENS)},
+    token_len=Histogram([64, 1024, 8192], {"image": [500, 500]}), lens=LENS, num_supervised=400_000, untrained=0,
+    alike=0, without_visual=0, images=None, sees_media=True,
+)  # fmt: skip
+REPORT = Report(
+    samples_in=1000, samples_excluded=0, samples_repeated=0, samples_packed=1000, samples_skipped=0, samples_cut=0,
+    parts=1000, skipped_by_reason={}, packs=128, packs_lower_bound=127, packs_without_window=None, fill=0.95,
+    tokens=1_000_000, num_supervised=400_000, samples_with_control_tokens=0, samples_with_placeholders_put_in=0,
+    samples_with_placeholders_as_text=0, samples_with_tools_left_out=0,
+    by_media={"image": MediaFigures(1000, 1000, 128, 1_000_000, 0.95)}, by_split={}, members_per_pack={},
+    token_len=LENS, visual_tokens_per_pack={}, attention_cost={}, steps=None,
+)  # fmt: skip
+TRIES = [Choice(4096, 10, 0.01, 0.05, 240, 0.98), Choice(8192, 0, 0.0, 0.0, 128, 0.95)]
+FIGURES = Figures(
+    max_token_len=8192,
+    source=SOURCE,
+    tries=Tries(TRIES, 1000, 1000),
+    folders=[FolderIn(".", 1000, 0, 0, 1_000_000)],
+    loss=Loss(0, 0, "text", 0),
+    report=REPORT,
+)
+
+
+def figures(source: dict[str, Any] | None = None, report: dict[str, Any] | None = None, **changes: Any) -> Figures:
+    """The figures, with some that differ: of the source, of report.json, or others."""
+    changed = replace(SOURCE, **(source or {})), replace(REPORT, **(report or {}))
+    return replace(FIGURES, source=changed[0], **{"report": changed[1], **changes})
