@@ -1,9 +1,9 @@
-# make demo: install and pack the built-in demo · make test: install and run the tests
+# make demo: install and pack the built-in demo · make test: install and run the tests · make docs: the site, into site/
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint docs bench clean
 # OMP_NUM_THREADS: tests run on all cores already, and threads that wait for one another spin
 
 demo: $(VENV)/.demo
@@ -19,6 +19,9 @@ lint: $(VENV)/.dev
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+docs: $(VENV)/.dev
+	$(RUN) -m mkdocs build --strict --quiet
 
 bench: $(VENV)/.dev
 	$(RUN) -W ignore benchmarks/lengths.py
@@ -40,4 +43,4 @@ $(VENV)/.dev: $(VENV)/.demo
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist packed
+	rm -rf $(VENV) build dist packed site

@@ -24,6 +24,7 @@ from energon_pack.config.naming import output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError
 from energon_pack.run.command import EXIT_INTERRUPTED, prepare_process
+from energon_pack.run.console import in_one_piece
 from energon_pack.templates.models import packaged_models, read_model
 
 #: Which keys a sweep is over: for its jobs, wherever a launcher runs them.
@@ -62,7 +63,11 @@ def _run(composed: DictConfig, refusals: _Refusals) -> None:
         config.output.name = config.output.name or output_name(config, _defaults(composed), _swept(config))
         from energon_pack.pack import pack
 
-        pack(config)
+        if refusals.are_here:
+            pack(config)
+        else:
+            with in_one_piece(job := _job()):
+                pack(config, job)
     except (PackError, OSError) as error:
         refusals.add(refused := error if isinstance(error, PackError) else _of_system(error))
         if not refusals.are_here:
@@ -133,6 +138,13 @@ def _defaults(ours: DictConfig) -> PackConfig:
 def _swept_keys(arguments: list[str]) -> list[str]:
     overrides = OverridesParser.create().parse_overrides(arguments)
     return [override.key_or_group for override in overrides if override.is_sweep_override()]
+
+
+def _job() -> str:
+    """Which job of a sweep this is."""
+    config, swept = HydraConfig.get(), os.environ.get(_SWEPT, "").split()
+    mine = [item for item in config.overrides.task if item.lstrip("+").partition("=")[0] in swept]
+    return " ".join([f"job {config.job.num}", *mine])
 
 
 def _groups_of(entry: Any) -> list[str]:

@@ -71,8 +71,11 @@ STAGES = {
 }
 
 
-def pack(config: PackConfig) -> dict[str, Any]:
+def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
     """Pack a source; the figures of report.json, or those of the stage it ends with.
+
+    Args:
+        job: what it is called in a log, where several run at once.
 
     Raises:
         PackError: refused or wrong input. Nothing is published.
@@ -82,7 +85,7 @@ def pack(config: PackConfig) -> dict[str, Any]:
     if config.stage is not Stage.all:
         refuse_unwritable("output.dir", places.output_dir)  # their page lies there
     with LocalExecutor(config.executor.num_workers) as executor:
-        run = Run(executor, Progress(STAGES[config.stage]), places.cache_dir)
+        run = Run(executor, Progress(STAGES[config.stage], job), places.cache_dir)
         indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
         method, cost = prepare_method(config, places, run)
         for line in method.choice.lines(config.model.template):

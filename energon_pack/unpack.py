@@ -23,7 +23,7 @@ import pyarrow as pa
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PLAN, PlanFile, read_object, shard_paths
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.plan_file import PlanRow
+from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.publish import staging_folder
 from energon_pack.dataset.single import singles
 from energon_pack.dataset.tar_writer import TarWriter

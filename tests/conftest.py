@@ -17,7 +17,8 @@ from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.template import Template
 from support.models import of_model
 from support.packed import demo_config
-from support.running import REAL, need_torchvision
+from support.pages import blocks, commands
+from support.running import REAL, command, need_torchvision
 
 _num_modules = [0]
 
@@ -51,6 +52,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def template(demo: tuple[Path, Path], cache: Path) -> Template:
     """The demo's template."""
     return load_saved(prepare_template(of_model("qwen_vl", demo[1]), cache))
+
+
+@pytest.fixture(scope="session")
+def typed_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder where README's first command packed the demo, in a process of its own; what it printed is out.txt."""
+    folder = tmp_path_factory.mktemp("docs")
+    (line,) = (line for line in commands(blocks("sh", "README.md")[0]) if " -m energon_pack" in line)
+    result = command(*line.split()[1:], cwd=folder)
+    assert result.returncode == 0, result.stderr
+    (folder / "out.txt").write_text(result.stdout)
+    return folder
 
 
 @pytest.fixture(scope="session")

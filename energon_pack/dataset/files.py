@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.dataset.plan_file import PLAN_SCHEMA, PlanRow
+from energon_pack.dataset.plan_rows import PLAN_SCHEMA, PlanRow
 from energon_pack.errors import PackError
 from energon_pack.samples.cut import PART_OF, Cut
 from energon_pack.samples.sample import Part
@@ -138,17 +139,25 @@ class PlanFile:
         if not keys:
             return {}
         try:
-            wanted = [("pack", ">=", min(keys)), ("pack", "<=", max(keys))]
-            table = pq.read_table(self.path, columns=PLAN_SCHEMA.names, filters=wanted)
+            with pq.ParquetFile(self.path) as file:
+                groups = [n for n in range(file.num_row_groups) if _may_hold(file.metadata.row_group(n), keys)]
+                table = file.read_row_groups(groups, PLAN_SCHEMA.names)
+            table = table.filter(pc.is_in(table["pack"], pa.array(keys, pa.string())))
             rows = sorted(rows_of(table, PlanRow), key=attrgetter("pack"))  # stable: it is sorted, unless damaged
         except _UNREADABLE as error:
             raise self._unreadable(error) from None
-        groups = groupby(rows, key=attrgetter("pack"))
-        return {key: [member for member in group if _makes_sense(member)] for key, group in groups if key in keys}
+        by_pack = groupby(rows, key=attrgetter("pack"))
+        return {key: [member for member in group if _makes_sense(member)] for key, group in by_pack}
 
     def _unreadable(self, error: Exception) -> PackError:
         what = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
         return PackError(f"{self.path.name} can't be read: {what}")
+
+
+def _may_hold(group: Any, keys: set[str]) -> bool:
+    """Whether a row group may have rows of some packs, by its statistics."""
+    statistics = group.column(PLAN_SCHEMA.get_field_index("pack")).statistics
+    return statistics is None or (statistics.min <= max(keys) and statistics.max >= min(keys))
 
 
 def _makes_sense(member: PlanRow) -> bool:

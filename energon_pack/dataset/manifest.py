@@ -27,7 +27,7 @@ def read_manifest(dataset: Path) -> dict[str, Any]:
             raise FileNotFoundError(f"{dataset} is no dataset that energon_pack packed: there is no {path}")
         manifest: dict[str, Any] = json.loads(path.read_text())
         return manifest
-    found = {folder: read_manifest(folder) for folder in _packed_datasets(dataset)}
+    found = {folder: read_manifest(folder) for folder in packed_datasets(dataset)}
     if not found:
         raise ValueError(f"{dataset} names no dataset that energon_pack packed")
     by_fingerprint = {manifest["fingerprint"]: folder for folder, manifest in found.items()}
@@ -45,7 +45,7 @@ def read_replays(dataset: Path) -> list[Replay | None]:
     Raises:
         ValueError: the file of one was cut or damaged.
     """
-    folders = dict.fromkeys(_packed_datasets(dataset)) if dataset.is_file() else [dataset]
+    folders = dict.fromkeys(packed_datasets(dataset)) if dataset.is_file() else [dataset]
     return [_replay(folder / META_FOLDER / REPLAY) for folder in folders]
 
 
@@ -61,11 +61,11 @@ def _replay(path: Path) -> Replay | None:
 def is_packed_here(dataset: Path) -> bool:
     """Whether a folder, or one that a Metadataset's YAML names, says itself how it was packed."""
     if dataset.is_file():
-        return any(_packed_datasets(dataset))
+        return any(packed_datasets(dataset))
     return (dataset / META_FOLDER / MANIFEST).is_file()
 
 
-def _packed_datasets(metadataset: Path) -> Iterator[Path]:
+def packed_datasets(metadataset: Path) -> Iterator[Path]:
     """The packed ones among the folders that a Metadataset names, and those that it names in turn."""
     waiting = [yaml.safe_load(metadataset.read_text())]
     while waiting:
@@ -73,7 +73,7 @@ def _packed_datasets(metadataset: Path) -> Iterator[Path]:
         if isinstance(value, dict) and isinstance(value.get("path"), str):
             path = metadataset.parent / value["path"]
             if path.is_file():
-                yield from _packed_datasets(path)
+                yield from packed_datasets(path)
             elif (path / META_FOLDER / MANIFEST).is_file():
                 yield path
         if isinstance(value, (dict, list)):

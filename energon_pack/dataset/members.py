@@ -1,6 +1,6 @@
 """A member of a written pack as a template renders it: its conversation, and its media as their headers say."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_pack.dataset.contents import Pack
 from energon_pack.samples.bytes import Bytes, Range, as_file
@@ -10,10 +10,12 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.times import load_positions
-from energon_pack.templates.template import Sample
+
+if TYPE_CHECKING:  # a look at a pack needs no tokenizer
+    from energon_pack.templates.template import Sample
 
 
-def sample_of(file: Bytes, pack: Pack, index: int) -> Sample:
+def sample_of(file: Bytes, pack: Pack, index: int) -> "Sample":
     """What a template renders of the member at a place.
 
     Args:
@@ -24,6 +26,8 @@ def sample_of(file: Bytes, pack: Pack, index: int) -> Sample:
         KeyError, IndexError: the pack lacks a part of it.
         TypeError, ValueError: its conversation is damaged.
     """
+    from energon_pack.templates.template import Sample
+
     member = (pack.members or [])[index]
     files = [pack.parts[name] for name in pack.names[index]]
     record = parse_record({"messages": messages_of(file, pack, index), "tools": member.get("tools")}, ReadSettings())

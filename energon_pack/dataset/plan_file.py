@@ -17,47 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.lengths.worker import LENGTHS_SCHEMA
+from energon_pack.dataset.plan_rows import COLUMNS, PLAN_SCHEMA
 from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Lengths
 from energon_pack.plan.plan import LEFT_OUT, PackPlan, split_of_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.cut import split_id
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.jsonl.index import LINE
-from energon_pack.sources.rows import MeasuredRow
-from energon_pack.sources.shard import JsonlShard, TarShard
 from energon_pack.sources.tar import BLOCK
 
 _ROWS = 200_000  # dealt at once
-_COLUMNS = (
-    "key", "media_type", "token_len", "num_supervised", "num_visual_tokens", "record_part", "record_offset",
-    "record_size", "parts", "positions", "cut",
-)  # fmt: skip
-PLAN_SCHEMA = pa.schema(
-    [("pack", pa.string()), ("shard", pa.string()), *(LENGTHS_SCHEMA.field(name) for name in _COLUMNS)]
-)
-
-
-@dataclass(slots=True)
-class PlanRow(MeasuredRow):
-    """One sample of a pack: a row of `PLAN_SCHEMA`."""
-
-    pack: str
-    shard: str
-
-    @property
-    def sample(self) -> str:
-        """`<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
-        mark = JsonlShard.mark if self.record_part == LINE else TarShard.mark
-        return f"{self.shard}{mark}{self.key}"
-
-    @property
-    def sample_id(self) -> str:
-        """As `sample`, of a part with its number; a whole one that is called like a part is `#1of1` of its name."""
-        part = self.cut.part if self.cut else "1of1" if split_id(self.sample)[1] else None
-        return f"{self.sample}#{part}" if part else self.sample
 
 
 def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator[dict[str, Any]]:
@@ -223,7 +192,7 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
         waiting.clear()
 
     names = pa.array(lengths.shard_names, pa.string())
-    for start, numbers, table in lengths.tables(_COLUMNS):
+    for start, numbers, table in lengths.tables(COLUMNS):
         mine = place[start : start + table.num_rows]
         table = table.add_column(0, "shard", names.take(pa.array(numbers)))
         table = table.append_column("place", pa.array(mine)).filter(pa.array(mine >= 0))

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.dataset.plan_file import PlanRow
+from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, MemberInput, PackedFlavor

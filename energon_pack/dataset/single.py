@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon_pack.dataset.contents import Pack
-from energon_pack.dataset.plan_file import PlanRow
+from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.errors import PackError
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.record import MESSAGE_KEYS

@@ -15,17 +15,19 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from energon_pack.errors import PackError
 from energon_pack.lengths.changed_media import Stale, is_news, stale_rows
 from energon_pack.lengths.index import IndexedShard, batches, index_cache
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunks, key_of
+from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.lengths.worker import LENGTHS_VERSION, MeasureJob, measure
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.flavors import PACKED
+from energon_pack.samples.media.formats import VIDEO_NAMES
 from energon_pack.sources import reader
 from energon_pack.sources.draws import drawn_keys
 from energon_pack.sources.shard import Shard
@@ -35,6 +37,10 @@ from energon_pack.templates.processor import load_saved
 from energon_pack.templates.tokens.counter import CountingError
 
 _SLICE = 2000  # samples a job: small enough that one shard uses all cores
+#: what a sample takes beside its text, and what its media take: as long as so many bytes of text
+_SAMPLE_COST, _IMAGE_COST, _VIDEO_COST = 1000, 2000, 80_000
+_COSTS = ("record_size", "parts")  # the columns that tell
+_IS_VIDEO = rf"(?i)\.({'|'.join(VIDEO_NAMES)})$"
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
             raise PackError(str(error)) from None
 
     slices: list[tuple[Ints, Ints]] = []  # at work: of each sample the number of its shard, and its own in that
+    costs: list[int] = []  # of these
 
     def jobs() -> Iterator[MeasureJob]:
         for numbers, rows, samples in _samples(indexed, todo):
@@ -83,16 +90,17 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
                 slices.append((numbers[here], rows[here]))
                 shards = [indexed[number].shard for number in numbers[here].tolist()]
                 part = samples.slice(start, _SLICE).combine_chunks()
+                costs.append(_cost(part))
                 yield MeasureJob(shards, part, method)
 
     num = sum(map(len, todo.values()))
     run.progress.add(cached=sum(item.num_samples for item in indexed) - num)
-    with run.progress.stage("measure", num, "samples") as advance:
+    with run.progress.stage("measure", num, "samples", _total_cost(indexed, todo)) as advance:
         try:
             for table, num_bytes in run.executor.map(partial(counted, measure), jobs()):
                 add_news(cache, keys, table, *slices.pop(0), stale)
                 run.progress.add(table.num_rows, num_bytes, skipped=Counter(table["reason"].drop_null().to_pylist()))
-                advance(table.num_rows)
+                advance(table.num_rows, costs.pop(0))
         finally:
             cache.flush()
     for number in todo:
@@ -106,22 +114,40 @@ def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator
 
     `@2` is added to the key of one that is drawn a second time.
     """
+    for chunk, places, rows in _places(indexed, todo):
+        table = chunk.read().take(pa.array(places))
+        copies = [_copies(indexed[number], mine) for number, mine in zip(chunk.numbers, rows, strict=True)]
+        keys = drawn_keys(table["key"].to_pylist(), np.arange(table.num_rows), np.concatenate(copies))
+        table = table.set_column(0, table.schema.field("key"), pa.array(keys, pa.string()))
+        yield np.repeat(chunk.numbers, list(map(len, rows))), np.concatenate(rows), table
+
+
+def _places(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[tuple[Chunk, Ints, list[Ints]]]:
+    """Where the samples to measure are in the index: rows of a chunk, and of each of its pieces the samples."""
     of_index = {n: rows if (drawn := indexed[n].rows) is None else drawn[rows] for n, rows in todo.items()}
     for chunk in in_chunks((number, indexed[number].pieces) for number in todo):
-        places, numbers, rows = [], [], []
+        places, rows = [], []
         before = 0
         for number, start, piece in zip(chunk.numbers, chunk.starts, chunk.pieces, strict=True):
             wanted = of_index[number]
             here = slice(*np.searchsorted(wanted, [start, start + piece.num_rows]))
             places.append(wanted[here] - start + before)
             rows.append(todo[number][here])
-            numbers.append(np.full(len(rows[-1]), number))
             before += piece.num_rows
-        table = chunk.read().take(pa.array(np.concatenate(places)))
-        copies = [_copies(indexed[number], mine) for number, mine in zip(chunk.numbers, rows, strict=True)]
-        keys = drawn_keys(table["key"].to_pylist(), np.arange(table.num_rows), np.concatenate(copies))
-        table = table.set_column(0, table.schema.field("key"), pa.array(keys, pa.string()))
-        yield np.concatenate(numbers), np.concatenate(rows), table
+        yield chunk, np.concatenate(places), rows
+
+
+def _total_cost(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> int:
+    return sum(_cost(chunk.read(_COSTS).take(pa.array(places))) for chunk, places, _ in _places(indexed, todo))
+
+
+def _cost(samples: pa.Table) -> int:
+    """About how long measuring takes, as so many bytes of text; of a JSONL file, media are not known yet."""
+    names = pc.struct_field(pc.list_flatten(samples["parts"]), "name")
+    num_videos = pc.sum(pc.match_substring_regex(names, _IS_VIDEO)).as_py() or 0
+    text = pc.sum(samples["record_size"]).as_py() or 0
+    num_others = len(names) - num_videos
+    return int(text + _SAMPLE_COST * samples.num_rows + _IMAGE_COST * num_others + _VIDEO_COST * num_videos)
 
 
 def _copies(item: IndexedShard, rows: Ints) -> Ints:

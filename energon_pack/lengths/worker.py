@@ -11,13 +11,12 @@ import pyarrow as pa
 
 from energon_pack.lengths.counts import counts_of
 from energon_pack.lengths.method import Method
-from energon_pack.samples.cut import CUT_TYPE
-from energon_pack.samples.flavors import PACKED, do_not_fit
+from energon_pack.lengths.schema import LENGTHS_SCHEMA
+from energon_pack.samples.flavors import do_not_fit
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.sample import AnyPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources import wds
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample
@@ -32,47 +31,8 @@ _BATCH_CHARACTERS = 4_000_000
 #: of samples that were never seen whole: no text, though no name tells a medium (a key of an LMDB, a URL)
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
-_PART_TYPE = pa.list_(
-    pa.struct(
-        [
-            ("name", pa.large_string()),
-            ("offset", pa.int64()),
-            ("size", pa.int64()),
-            ("kind", pa.string()),  # image | video
-            ("extension", pa.string()),  # of the content
-        ]
-    )
-)
-_FILES_TYPE = pa.list_(pa.struct([("name", pa.large_string()), ("size", pa.int64()), ("version", pa.string())]))
-_DOES_NOT_FIT_TYPE = pa.struct([(name, pa.large_string()) for name in PACKED])
 #: Raised when measuring the same sample gives other columns or values.
 LENGTHS_VERSION = 11
-LENGTHS_SCHEMA = pa.schema(
-    [
-        ("key", pa.large_string()),
-        ("record_part", pa.string()),
-        ("record_offset", pa.int64()),
-        ("record_size", pa.int64()),
-        ("parts", _PART_TYPE),  # the media, in the order of their placeholders
-        ("positions", wds.PART_TYPE),  # the .npy of its images, where they are members of its tar
-        ("files", _FILES_TYPE),  # that it is made of beside its shard, to see whether they change; null: none can be
-        ("media_type", pa.string()),
-        ("token_len", pa.int32()),
-        ("num_supervised", pa.int32()),
-        ("num_visual_tokens", pa.int32()),
-        ("num_images", pa.int32()),
-        ("num_bytes", pa.int64()),  # of its JSON and media, as members of a tar
-        ("num_control_tokens", pa.int32()),
-        ("placeholders_put_in", pa.bool_()),
-        ("placeholders_as_text", pa.bool_()),  # placeholders, but no media
-        ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what of it has no place in packs of a flavour; null: all has one
-        ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools
-        ("checksum", pa.uint32()),  # of its JSON and the ends of its media: `reader.checksum`
-        ("reason", pa.string()),  # null: measured
-        ("detail", pa.large_string()),
-        ("cut", CUT_TYPE),  # null: a whole sample
-    ]
-)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.dataset.plan_file import PlanRow
-from energon_pack.lengths.worker import LENGTHS_SCHEMA
+from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.plan.items import Lengths
 from energon_pack.sources.rows import MeasuredRow, SampleRow, rows_of
 

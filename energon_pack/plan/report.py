@@ -1,6 +1,7 @@
 """What a run comes to: the figures of report.json, and the table at its end."""
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -265,8 +266,12 @@ def _said_of_steps(steps: dict[str, Any]) -> Iterator[str]:
 
 
 def print_stages(progress: Progress) -> None:
-    """Seconds and peak memory of each stage."""
+    """Seconds and peak memory of each stage; where a terminal has a line of each, of all of them."""
     peaks = progress.peak_rss_bytes
+    if progress.is_live and sys.stdout.isatty():
+        most = max(peaks, key=peaks.__getitem__)
+        say(f"{sum(progress.seconds.values()):.1f} s in all, at most {peaks[most] / 1e6:,.0f} MB of memory ({most})")
+        return
     say("; ".join(f"{name} {s:.1f} s, {peaks[name] / 1e6:.0f} MB" for name, s in progress.seconds.items()))
 
 

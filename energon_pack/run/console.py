@@ -1,6 +1,9 @@
 """Standard output."""
 
+import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 
 from rich.console import Console
 
@@ -8,6 +11,18 @@ from rich.console import Console
 def say(text: str) -> None:
     """A line on standard output, never broken."""
     console().print(text, soft_wrap=True)
+
+
+@contextmanager
+def in_one_piece(title: str) -> Iterator[None]:
+    """Say all at the end, below a title: where several processes have much to say, lines would be anyone's."""
+    out = io.StringIO()
+    try:
+        with redirect_stdout(out):
+            yield
+    finally:
+        sys.stdout.write(f"\n{title}\n{out.getvalue()}")
+        sys.stdout.flush()
 
 
 def console() -> Console:

@@ -50,12 +50,12 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
         made.mkdir()
         make(made)
         write_whole(made / _SUMS, json.dumps(_sums(made)).encode())
-        if folder.exists():
+        if folder.exists() and not is_as_made(folder):  # else another run was faster, and works with its copy
             os.rename(folder, Path(temporary) / "damaged")
         try:
             os.rename(made, folder)
         except OSError:
-            if not is_as_made(folder):  # else another run was faster; its copy is the same
+            if not is_as_made(folder):
                 raise
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from energon_pack.dataset.contents import Pack, parse
 from energon_pack.dataset.files import PackFiles, PlanFile, packs_in
-from energon_pack.dataset.plan_file import PlanRow
+from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.shards import Sources
 from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS, split_numbers

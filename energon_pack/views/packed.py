@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.members import messages_of, sample_of
-from energon_pack.dataset.plan_file import PlanRow
+from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.template import Template
-from energon_pack.views.member import encoded
 from energon_pack.views.thumbnails import thumbnail
 from energon_pack.views.turns import turns_of
 from energon_pack.views.view import Medium, MemberView, PackView
+
+if TYPE_CHECKING:  # a look at a pack needs no tokenizer
+    from energon_pack.templates.template import Template
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def pack_view(
     pack: Pack,
     place: Place,
     rows: Sequence[PlanRow] | None = None,
-    template: Template | None = None,
+    template: "Template | None" = None,
     max_thumbnails: int = 0,
     notes: Sequence[str] = (),
 ) -> PackView:
@@ -62,7 +64,7 @@ def pack_view(
 
 
 def _member(
-    file: Bytes, pack: Pack, index: int, row: PlanRow | None, template: Template | None, max_thumbnails: int
+    file: Bytes, pack: Pack, index: int, row: PlanRow | None, template: "Template | None", max_thumbnails: int
 ) -> MemberView:
     notes: list[str] = []
     names = pack.names[index] if index < len(pack.names) else []
@@ -84,6 +86,8 @@ def _member(
         view.turns.extend(turns_of(messages_of(file, pack, index)))
         if template is None:
             return view
+        from energon_pack.views.member import encoded
+
         return _checked(view, encoded(view, template, sample_of(file, pack, index)))
     except Skip as skip:
         notes.append(f"{skip}")

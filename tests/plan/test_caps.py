@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from energon_pack.lengths.worker import LENGTHS_SCHEMA
+from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.plan.caps import CAPS, COLUMNS, costs, exceeded
 from energon_pack.plan.overlong import how_cut
 from energon_pack.plan.settings import GroupBy, Layout, Overlong, PackingConfig

@@ -14,7 +14,8 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.worker import LENGTHS_SCHEMA, MeasureJob, measure
+from energon_pack.lengths.schema import LENGTHS_SCHEMA
+from energon_pack.lengths.worker import MeasureJob, measure
 from energon_pack.samples.listed import media_parts
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.raw_json import load_json

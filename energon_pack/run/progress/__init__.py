@@ -168,8 +168,7 @@ class Progress:
         now, stage, work = time.monotonic(), self._stage or "", self._work
         width, signs = self._console.width - 1 - len(_INDENT), self._signs  # some terminals break a line that is full
         spinner = signs.spinner[int(now * _DRAWN_A_SECOND) % len(signs.spinner)]
-        name, seconds = work.name if work else stage, now - self._start
-        lines = running_lines(name, seconds, work, self._done, now, width, signs)
+        lines = running_lines(stage, now - self._start, work, self._done, now, width, signs)
         text = Text(no_wrap=True, overflow="crop")
         text.append(f"{spinner} ", "cyan")
         text.append(f"\n{_INDENT}".join(lines))
@@ -180,10 +179,10 @@ class Progress:
     def _keep(self, stage: str, is_done: bool) -> None:
         """The line of a stage that stays."""
         width, done = self._console.width - 1 - len(_INDENT), self.done.get(stage, Done())
-        text = Text(no_wrap=True, overflow="crop")
+        text = Text()
         text.append(*((f"{self._signs.done} ", "green") if is_done else (f"{self._signs.failed} ", "red")))
         text.append(f"\n{_INDENT}".join(finished_lines(stage, self.seconds[stage], done, width)))
-        self._console.print(text)
+        self._console.print(text, no_wrap=True, overflow="crop")
 
     def _watch(self, stage: str, ended: Event) -> None:
         this = psutil.Process(os.getpid())

@@ -10,6 +10,8 @@ from energon_pack.run.progress.pace import Pace
 
 _NAME = 9  # characters of the longest stage's name
 _NARROWEST_BAR, _WIDEST_BAR = 8, 40
+_NARROW = 60  # columns: no room to the left of what belongs together
+_LEFT = 18  # characters of the time left
 _SHORTEST_FOR_RATES = 0.1  # seconds: a rate over less says nothing
 _NEVER_OF_USE = 2 * 86_400.0  # seconds: a time left beyond it is counted in days
 
@@ -61,36 +63,40 @@ class Work:
 
 
 def running_lines(
-    name: str, seconds: float, work: Work | None, done: Done, now: float, width: int, signs: Signs
+    stage: str, seconds: float, work: Work | None, done: Done, now: float, width: int, signs: Signs
 ) -> list[str]:
-    """A stage at work: its bar, its rates, what it left out; the first line begins behind the spinner.
+    """A stage at work: its bar, what is left of it, its rates and what it leaves out.
 
     Args:
         seconds: since it began.
+        now: the time.
     """
-    head = f"{name:<{_NAME}}"
+    head = f"{stage:<{_NAME}}"
     if work is None:
         return [f"{head}  {_clock(seconds)}"]
-    share = min(1.0, work.done / work.total)
     left = work.pace.seconds_left(now)
-    ends = [f"{int(100 * share):>3} %", _clock(seconds), "" if left is None else _left(left)]
-    tail = "  ".join(filter(None, ends))
-    room = min(_WIDEST_BAR, width - len(head) - len(tail) - 4)
-    bar = f"{_bar(share, room, signs)}  " if room >= _NARROWEST_BAR else ""
-    counts = [f"{work.done:,} of {work.total:,} {work.unit}", *_rates(work.pace.rates), *_skipped(done)]
-    return [f"{head}  {bar}{tail}", *_folded(counts, width - _NAME - 2, " " * (_NAME + 2))]
+    ends = [f"{int(100 * work.pace.share):>3} %", _clock(seconds), "" if left is None else _left(left)]
+    if width < len(f"{head}  {'  '.join(ends[:2])}  ") + _LEFT:
+        ends[1] = ""  # what is left is of more use
+    room = min(_WIDEST_BAR, width - len(f"{head}    {'  '.join(filter(None, ends[:2]))}  ") - _LEFT)
+    bar = [_bar(work.pace.share, room, signs)] if room >= _NARROWEST_BAR else []
+    what = "" if work.name == stage else f"{work.name}: "
+    counts = [f"{what}{work.done:,} of {work.total:,} {work.unit}", *_rates(work.pace.rates), *_cached(done)]
+    return [
+        "  ".join([head, *bar, *filter(None, ends)]),
+        *_folded([*counts, *_skipped(done)], width, len(head) + 2),
+    ]
 
 
 def finished_lines(name: str, seconds: float, done: Done, width: int) -> list[str]:
-    """What a stage came to; as `running_lines`."""
+    """What a stage came to."""
     said = [f"{done.samples:,} samples"] if done.samples else []
     if seconds >= _SHORTEST_FOR_RATES:
         said += _rates((done.samples / seconds, done.bytes / seconds))
-    said += [f"{done.cached:,} from the cache"] if done.cached else []
-    said += _skipped(done)
+    said += [*_cached(done), *_skipped(done)]
     head = f"{name:<{_NAME}}  {_seconds(seconds):>8}"
-    first, *others = _folded(said, width - len(head) - 2, " " * (len(head) + 2)) or [""]
-    return [f"{head}  {first.strip()}".rstrip(), *others]
+    first, *others = _folded(said, width, len(head) + 2) or [""]
+    return [head, first, *others] if first and width < _NARROW else [f"{head}  {first.strip()}".rstrip(), *others]
 
 
 def log_line(work: Work, done: Done, now: float) -> str:
@@ -120,6 +126,11 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
 
 
+def _cached(done: Done) -> Iterator[str]:
+    if done.cached:
+        yield f"{done.cached:,} {'' if done.samples else 'samples '}from the cache"
+
+
 def _skipped(done: Done) -> Iterator[str]:
     if done.skipped:
         [(reason, number)] = done.skipped.most_common(1)
@@ -140,15 +151,16 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else _clock(seconds)
 
 
-def _folded(pieces: Iterable[str], width: int, indent: str) -> list[str]:
-    """Pieces on as few lines as hold them; none is broken."""
+def _folded(pieces: Iterable[str], width: int, indent: int) -> list[str]:
+    """Pieces on as few lines as hold them, below each other; none is broken."""
     lines: list[str] = []
+    indent = indent if width >= _NARROW else 0
     for piece in pieces:
         if lines and len(lines[-1]) + 2 + len(piece) <= width:
             lines[-1] += f"  {piece}"
         else:
-            lines.append(piece)
-    return [f"{indent}{line}" for line in lines]
+            lines.append(f"{'':{indent}}{piece}")
+    return lines
 
 
 def to_come(stages: Sequence[str], signs: Signs) -> str:

@@ -41,6 +41,11 @@ class Pace:
         self._total -= cost
 
     @property
+    def share(self) -> float:
+        """Of the cost, what is done."""
+        return min(1.0, self._last.cost / self._total) if self._last is not None and self._total else 0.0
+
+    @property
     def rates(self) -> tuple[float, float] | None:
         """Samples and bytes a second; None: not known yet."""
         first, last = self._first, self._last

@@ -67,6 +67,8 @@ FORMATS = (
 #: extensions of the content of images
 IMAGE_EXTENSIONS = frozenset(format.extension for format in FORMATS if format.kind == "image")
 _KINDS = {name: format.kind for format in FORMATS for name in (format.extension, *format.also)}
+#: extensions by which a video is known
+VIDEO_NAMES = tuple(name for name, kind in _KINDS.items() if kind == "video")
 _IN_PILLOW = {name: format.extension for format in FORMATS for name in format.in_pillow}
 
 

@@ -1,0 +1,5 @@
+if __name__ == "__main__":
+    from energon_pack.inspect.command import main
+    from energon_pack.run.command import run
+
+    run("inspect", main)

@@ -1,0 +1,133 @@
+"""A batch as a person wants to see it: its positions drawn, where members begin, what each key holds."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from energon_pack.pages.html import Html, details, join, table, tag
+from energon_pack.pages.svg import curves
+from energon_pack.training.batch import PackedBatch
+
+_MOST_POINTS = 480  # of a curve
+_MOST_BLOCKS = 256  # drawn in a mask
+_MOST_ROWS = 64  # of a table of boundaries
+_FIRST = 8  # values that are shown of a tensor
+_EDGE = 220  # of the drawing of a mask
+_ROWS = ("text", "time", "height", "width")
+_WAYS = {
+    "positions": "by positions that start again and cu_seqlens: the kernel keeps them apart",
+    "dict4d": "by masks made from position_ids, as drawn",
+    "hybrid": "by seq_idx and positions that start again",
+    "indexed": "by an attention_mask that numbers the members",
+    "auto": "by what is found for the model",
+}
+
+
+def batch_section(batch: PackedBatch) -> Html:
+    """Positions, boundaries, masks and keys of a batch of one pack."""
+    bounds = boundaries(batch)
+    return join(
+        (
+            tag("h3", "Positions"),
+            positions_chart(batch["position_ids"]),
+            tag("h3", "Where members begin"),
+            bounds_table(bounds, batch),
+            tag("h3", "Which tokens see which"),
+            mask_drawing(bounds, batch.mask),
+            tag("h3", "Keys of the batch"),
+            keys_table(batch),
+        )
+    )
+
+
+def boundaries(batch: PackedBatch) -> list[int]:
+    """Where each member begins in the row, and the end."""
+    names = ("cu_seqlens_q_padded", "cu_seqlens_q", "cu_seq_lens_q")
+    found: list[int] = next(batch[name].tolist() for name in names if name in batch)
+    return found
+
+
+def positions_chart(positions: Tensor) -> Html:
+    """Each row of positions as a curve over the tokens."""
+    rows = positions.reshape(-1, positions.shape[-1])
+    names = ["text"] if len(rows) == 1 else _ROWS[-len(rows) :]
+    at = _where(rows)
+    points = {name: [(i, float(row[i])) for i in at] for name, row in zip(names, rows, strict=True)}
+    of = "one row" if len(rows) == 1 else f"{len(rows)} rows: {', '.join(names)}"
+    return join(
+        (tag("p", f"position_ids {list(positions.shape)}, {of}", class_="faint"), curves(points, "token", "position"))
+    )
+
+
+def _where(rows: Tensor) -> list[int]:
+    """The tokens at which curves are drawn: where any of them turns, or so many in even steps."""
+    length = rows.shape[1]
+    steps = rows.diff(dim=1)
+    turns = (steps.diff(dim=1) != 0).any(dim=0).nonzero().flatten() + 1
+    if len(turns) > _MOST_POINTS:
+        turns = torch.linspace(0, length - 1, _MOST_POINTS).long()
+    return sorted({0, length - 1, *turns.tolist()})
+
+
+def bounds_table(bounds: Sequence[int], batch: PackedBatch) -> Html:
+    """A row a member: from, to, tokens; where a gap or the padding follows, how long."""
+    real = batch["seq_lens"].tolist() if "seq_lens" in batch else None
+    docs = batch.get("doc_ids")
+    rows = []
+    for number, (start, end) in enumerate(itertools.pairwise(bounds)):
+        is_padding = docs is not None and int(docs[0, start]) == 0
+        gap = 0 if real is None or number >= len(real) else end - start - real[number]
+        rows.append(("padding" if is_padding else f"#{number}", start, end, end - start - gap, gap))
+    names = [name for name in batch if name.startswith(("cu_seq", "max_length", "max_seqlen"))]
+    values = (tag("p", tag("code", f"{name} {_first(batch[name])}"), class_="faint") for name in names)
+    header = ("member", "from", "to", "tokens", "gap")
+    whole = table(header, [[row[0], *(f"{value:,}" for value in row[1:])] for row in rows[:_MOST_ROWS]])
+    more = tag("p", f"and {len(rows) - _MOST_ROWS:,} more", class_="faint") if len(rows) > _MOST_ROWS else None
+    return join((*values, details(f"{len(rows):,} members and paddings", whole, more)))
+
+
+def mask_drawing(bounds: Sequence[int], mask: str) -> Html:
+    """The blocks of the attention mask: each token sees those before it in its own member."""
+    total = bounds[-1] or 1
+    blocks = []
+    for number, (start, end) in enumerate(itertools.pairwise(bounds)):
+        if number >= _MOST_BLOCKS:
+            break
+        a, b = start / total * _EDGE, end / total * _EDGE
+        corners = f"{a:.1f},{a:.1f} {a:.1f},{b:.1f} {b:.1f},{b:.1f}"
+        tip = tag("title", f"#{number}: tokens {start:,} to {end:,} see one another")
+        blocks.append(tag("polygon", tip, points=corners, class_="of-text"))
+    frame = tag("rect", x=0, y=0, width=_EDGE, height=_EDGE, class_="frame")
+    drawn = tag("svg", frame, *blocks, viewBox=f"0 0 {_EDGE} {_EDGE}", role="img", class_="mask")
+    ways = _WAYS.get(mask, mask)
+    return join((tag("p", f"Members are kept apart {ways}.", class_="faint"), drawn))
+
+
+def keys_table(batch: PackedBatch) -> Html:
+    """Each key with its shape, its type and its first values."""
+    return table(("key", "shape", "type", "first values"), list(_rows(batch)), num_words=4)
+
+
+def _rows(batch: PackedBatch) -> Iterator[tuple[Html, str, str, Html]]:
+    for name, value in batch.items():
+        items = vars(value).items() if isinstance(value, SimpleNamespace) else [("", value)]
+        for inner, item in items:
+            if inner and item is None:
+                continue
+            shape, kind = ("", type(item).__name__)
+            if isinstance(item, Tensor):
+                shape, kind = " × ".join(map(str, item.shape)) or "scalar", str(item.dtype).removeprefix("torch.")
+            yield tag("code", f"{name}.{inner}" if inner else name), shape, kind, tag("code", _first(item))
+
+
+def _first(value: Any) -> str:
+    if isinstance(value, Tensor):
+        flat = value.flatten()
+        words = [f"{item:.3g}" if isinstance(item, float) else str(item) for item in flat[:_FIRST].tolist()]
+        return ", ".join(words) + (", …" if len(flat) > _FIRST else "")
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

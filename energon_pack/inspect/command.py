@@ -1,0 +1,133 @@
+"""What is in a packed dataset, or will be: `python -m energon_pack.inspect DIR`, `… --source PATH +model=…`
+
+A pack is read by its place: what shows it imports no tokenizer, and no other pack is looked at.
+"""
+
+import argparse
+import random
+import re
+import shlex
+from pathlib import Path
+
+from rich.text import Text
+
+from energon_pack.errors import PackError, printable
+from energon_pack.inspect.dataset import Opened, about, open_dataset
+from energon_pack.run.command import count, parser
+from energon_pack.run.console import console, say
+from energon_pack.run.files import write_whole
+from energon_pack.views.terminal import print_notes, print_pack, spell_out
+
+_OVERRIDE = re.compile(r"(\+\+?|~)?[A-Za-z_][\w.@]*=|~[A-Za-z_]")
+_MOST_HITS = 20
+_MOST_THUMBNAILS = 24
+_EXAMPLES = """examples:
+  inspect packed/my_set               what the dataset is, and its first pack
+  inspect packed/my_set 1234          pack 1234 in the order of the plan; -1 is the last
+  inspect packed/my_set --search cat  packs and members whose ids hold "cat"
+  inspect packed/my_set 7 --tokens    with its tokens: special ones, and those that are trained on
+  inspect packed/my_set 7 --html pack.html
+  inspect --source data/*.tar +model=qwen2_5_vl model.processor=FOLDER 12
+"""
+
+
+def main() -> int:
+    """Entry point; the exit code."""
+    spell_out()
+    given = _arguments()
+    if given.source is not None:
+        from energon_pack.inspect.source import show_sample  # Hydra
+
+        return show_sample(given)
+    return _show_pack(given)
+
+
+def _show_pack(given: argparse.Namespace) -> int:
+    if not given.given:
+        raise PackError("a folder of a packed dataset, or --source PATH +model=MODEL; --help says more")
+    if len(given.given) > 2 or any(map(_OVERRIDE.match, given.given[1:])):
+        raise PackError(f"{' '.join(given.given[1:])}: one number or key of a pack; overrides are for --source")
+    opened = open_dataset(Path(given.given[0]))
+    with opened.packs:
+        to = console()
+        if given.search is not None:
+            return _search(opened, given)
+        named = given.given[1] if len(given.given) > 1 else "0"
+        if given.random is not None:
+            number = random.Random(given.random or None).randrange(len(opened.packs))
+        else:
+            number = opened.number_of(named)
+        if len(given.given) == 1 and given.random is None:
+            for line in about(opened):
+                say(printable(line))
+            to.print()
+        template, missing = None, None
+        if given.tokens or given.processor or given.html:
+            from energon_pack.inspect.tokens import template_of
+
+            template, missing = template_of(opened, given.processor, given.trust_remote_code, given.packs_as)
+        found = opened.packs[number]
+        view = opened.view(found, template, _MOST_THUMBNAILS if given.html else 0)
+        print_notes([*opened.notes, *([missing] if missing else [])], to)
+        print_pack(view, to, given.full)
+        if given.html:
+            from energon_pack.inspect.page import pack_page
+            from energon_pack.inspect.tokens import processor_of
+
+            how = {"trust_remote_code": given.trust_remote_code, "model": given.packs_as}
+            page = pack_page(opened, found, view, processor_of(opened, given.processor), how)
+            write_whole(Path(given.html), page.encode(errors="replace"))
+            say(f"\nwritten: {given.html} ({len(page) / 1000:,.0f} kB)")
+        to.print()
+        to.print(Text(_next(given, number, len(opened.packs)), "dim"), soft_wrap=True)
+    return 0
+
+
+def _next(given: argparse.Namespace, number: int, num_packs: int) -> str:
+    """What else there is to see."""
+    shown = f"python -m energon_pack.inspect {shlex.quote(given.given[0])}"
+    more = ["--search TEXT", "--random", *["--tokens"] * (not given.tokens), *["--html OUT"] * (not given.html)]
+    return f"next: {shown} {min(number + 1, num_packs - 1)}  (or {', '.join(more)})"
+
+
+def _search(opened: Opened, given: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from energon_pack.inspect.search import search
+
+    hits, num_hits = search(opened, given.search, given.limit)
+    if not hits:
+        say(f"{given.search}: in no id of a member, and in no key of the {len(opened.packs):,} packs")
+        return 1
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("pack", "member"):
+        table.add_column(name, justify="right")
+    for name in ("key", "sample"):
+        table.add_column(name, overflow="fold")
+    for hit in hits:
+        table.add_row(f"{hit.number:,}", f"#{hit.member}", hit.key, printable(hit.sample_id))
+    console().print(table)
+    rest = num_hits - len(hits)
+    say(f"{num_hits:,} member{'s' * (num_hits != 1)}" + (f", {rest:,} not shown (--limit N)" if rest else ""))
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    takes = "DIR [PACK] | --source PATH +model=MODEL [OVERRIDES] [SAMPLE]"
+    made = parser("inspect", takes, "Look at a pack of a dataset, or at a sample of a source before it is packed.")
+    made.formatter_class = argparse.RawDescriptionHelpFormatter
+    made.epilog = _EXAMPLES.replace("  inspect", "  python -m energon_pack.inspect")
+    made.add_argument(
+        "given", nargs="*", metavar="DIR [PACK]", help="a packed dataset, and the number or key of a pack"
+    )
+    made.add_argument("--search", metavar="TEXT", help="packs and members whose ids hold it, exact ones first")
+    made.add_argument("--limit", type=count, default=_MOST_HITS, metavar="N", help="hits to show (default 20)")
+    made.add_argument("--random", nargs="?", type=count, const=0, metavar="SEED", help="any pack, or any sample")
+    made.add_argument("--full", action="store_true", help="all members, all text")
+    made.add_argument("--tokens", action="store_true", help="the text as tokens; needs the processor")
+    made.add_argument("--html", metavar="OUT", help="write a page: pictures, tokens, what training gets")
+    made.add_argument("--processor", metavar="FOLDER", help="for --tokens, --html (default: as when it was packed)")
+    made.add_argument("--as", dest="packs_as", metavar="MODEL", help="of another tool's packs: +model=MODEL of packing")
+    made.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
+    made.add_argument("--source", metavar="PATH", help="look at a source: overrides as of `energon-pack`, and a sample")
+    return made.parse_args()

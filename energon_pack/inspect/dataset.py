@@ -1,0 +1,173 @@
+"""A packed dataset to look at: what it says of itself, and any of its packs; whoever wrote it, however damaged."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from energon_pack.dataset.files import PLAN, REPORT, PlanFile, at, read_object, shard_paths
+from energon_pack.dataset.lookup import Found, Packs
+from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.errors import PackError
+from energon_pack.run.files import META_FOLDER
+from energon_pack.samples.flavors import DEFAULT, PACKED
+from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.views.packed import Place, pack_view
+from energon_pack.views.view import PackView
+
+if TYPE_CHECKING:  # a look at a pack needs no tokenizer
+    from energon_pack.templates.template import Template
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A packed dataset."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    report: dict[str, Any]
+    packs: Packs
+    notes: list[str] = field(default_factory=list)  # what of it can't be read
+
+    @property
+    def is_ours(self) -> bool:
+        return bool(self.manifest) or (self.folder / PLAN).exists()
+
+    @cached_property
+    def plan(self) -> PlanFile | None:
+        """None: there is none, or it can't be read."""
+        plan = PlanFile(self.folder / PLAN)
+        try:
+            plan.check()
+        except PackError as error:
+            if self.is_ours:
+                self.notes.append(str(error))
+            return None
+        return plan
+
+    def number_of(self, named: str) -> int:
+        """Which pack is meant: a number, from the end where it is negative, or a key.
+
+        Raises:
+            PackError: there is none.
+        """
+        num_packs = len(self.packs)
+        if named.lstrip("-").isdecimal():
+            number = int(named) + (num_packs if named.startswith("-") else 0)
+            if 0 <= number < num_packs:
+                return number
+            raise PackError(f"pack {named} of {self.folder}: there are {num_packs:,}, from 0 on")
+        found = self.packs.number_of(named)
+        if found is None:
+            raise PackError(f"pack {named} of {self.folder}: no such key; --search {shlex.quote(named)} looks in ids")
+        return found
+
+    def view(self, found: Found, template: "Template | None" = None, max_thumbnails: int = 0) -> PackView:
+        """A pack, as far as it can be told."""
+        notes, rows = list(found.defects), None
+        key = found.pack.files.key
+        if self.plan is not None:
+            try:
+                rows = self.plan.members({key}).get(key)
+            except PackError as error:
+                notes.append(str(error))
+            if rows is None:
+                notes.append(f"it is not in {PLAN}")
+        longest = self.manifest.get("max_token_len")
+        place = Place(found.number, len(self.packs), found.shard, longest if type(longest) is int else None)
+        return pack_view(found.file, found.pack, place, rows, template, max_thumbnails, notes)
+
+
+def open_dataset(folder: Path) -> Opened:
+    """A packed dataset.
+
+    Raises:
+        PackError: it is none; says what to give.
+    """
+    if folder.is_file():
+        raise PackError(_of_file(folder))
+    if not folder.is_dir():
+        raise PackError(f"{folder}: no such folder")
+    notes: list[str] = []
+    manifest = _read(folder / META_FOLDER / MANIFEST, notes)
+    report = _read(folder / REPORT, notes)
+    is_ours = bool(manifest) or (folder / PLAN).exists()
+    flavor: PackedFlavor | None = PACKED.get(str(manifest.get("flavor")), DEFAULT) if is_ours else None
+    packs = Packs(folder, flavor)
+    if not shard_paths(folder):
+        below = sorted(path.parent.parent for path in folder.glob(f"*/{META_FOLDER}/{MANIFEST}"))
+        beside = f"; packed datasets in it: {', '.join(str(path) for path in below[:4])}" if below else ""
+        raise PackError(f"{folder} is no packed dataset: no *.tar there{beside}")
+    if not len(packs):
+        raise PackError(f"{folder}: its shards hold no pack: python -m energon_pack.verify says what is wrong")
+    if not is_ours and not packs[0].pack.flavor.whose:
+        raise PackError(
+            f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}, and its first sample is no pack that"
+            f" is known; of a source: --source {shlex.quote(str(folder))} +model=MODEL"
+        )
+    if is_ours and not manifest and not notes:
+        notes.append(f"{META_FOLDER}/{MANIFEST} is missing")
+    return Opened(folder, manifest, report, packs, notes)
+
+
+def _of_file(path: Path) -> str:
+    """Why a file is no dataset, and what to give instead."""
+    if path.suffix in (".yaml", ".yml"):
+        import yaml
+
+        from energon_pack.dataset.manifest import packed_datasets
+
+        try:
+            folders = list(dict.fromkeys(packed_datasets(path)))
+        except (OSError, ValueError, yaml.YAMLError):
+            folders = []
+        which = f": give one of {', '.join(map(str, folders[:8]))}" if folders else ", and names no packed dataset"
+        return f"{path} is a Metadataset, not a folder{which}"
+    return f"{path} is a file: give the folder of a packed dataset; of a source: --source {shlex.quote(str(path))}"
+
+
+def _read(path: Path, notes: list[str]) -> dict[str, Any]:
+    try:
+        return read_object(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        notes.append(f"{path.name} can't be read: {error}")
+        return {}
+
+
+def about(opened: Opened) -> Iterator[str]:
+    """What a dataset is, in a few lines."""
+    manifest, report, packs = opened.manifest, opened.report, opened.packs
+    content = manifest.get("content")
+    model, first = at(content, "model", "name"), packs[0].pack.flavor
+    made = [f"{manifest.get('flavor') or first.whose or first.name}"]
+    if opened.is_ours:
+        made += [f"for {model}" if model else "for no model that it names", f"layout {manifest.get('layout', '?')}"]
+    yield f"{opened.folder}  {', '.join(made)}"
+    facts = [f"{len(packs):,} packs in {len(packs.counts):,} shard{'s' * (len(packs.counts) != 1)}"]
+    if type(number := manifest.get("num_samples")) is int:
+        facts[0] += f", {number:,} samples"
+    if type(tokens := manifest.get("num_tokens")) is int:
+        facts.append(f"{tokens:,} tokens")
+    if isinstance(fill := report.get("fill"), (int, float)):
+        facts.append(f"fill {fill:.2%} of {_number(manifest.get('max_token_len'))}")
+    yield " · ".join(facts)
+    media = report.get("by_media")
+    media = media.items() if isinstance(media, dict) else ()
+    kinds = [f"{kind} {_number(at(value, 'samples'))}" for kind, value in media]
+    splits = report.get("by_split")
+    splits = splits.items() if isinstance(splits, dict) else ()
+    parts = [f"{split} {_number(at(value, 'packs'))} packs" for split, value in splits]
+    if kinds or parts:
+        yield " · ".join([f"samples: {', '.join(kinds)}"] * bool(kinds) + [f"splits: {', '.join(parts)}"] * bool(parts))
+    if report:
+        processor = at(report, "config", "model", "processor") or at(content, "model", "hub_id")
+        is_demo = at(report, "config", "source", "path") is None
+        yield f"processor when it was packed: {processor if not is_demo else 'of the built-in demo'}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if type(value) is int else "?"

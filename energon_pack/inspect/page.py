@@ -1,0 +1,72 @@
+"""A pack as a page: what is in it, and what training gets of it."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from energon_pack.dataset.lookup import Found
+from energon_pack.errors import PackError, one_line
+from energon_pack.inspect.dataset import Opened, about
+from energon_pack.pages.html import Html, page, section, tag
+from energon_pack.samples.flavors import inputs_of_pack
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.views.html import pack_section
+from energon_pack.views.view import PackView
+
+if TYPE_CHECKING:  # torch, which only a page of batches needs
+    from energon_pack.training.batch import PackedBatch
+
+_LAYOUTS = ("neat", "thd")
+_MAX_CHARS, _MAX_MEMBERS = 60_000, 64
+_TITLE = "What training gets"
+_SAYS = "The batch of this pack alone, made by the encoder that training uses, in either layout."
+
+
+def pack_page(opened: Opened, found: Found, view: PackView, processor: str | None, how: Mapping[str, Any]) -> str:
+    """The page of a pack.
+
+    Args:
+        view: of it, with its pictures.
+        processor: with which batches are made; None: the model's published one.
+        how: `trust_remote_code` and `model` of `loading.pack_encoder`.
+    """
+    return page(
+        f"Pack {view.number:,} of {opened.folder.name}",
+        tag("h1", f"Pack {view.number:,} of {opened.folder.name}"),
+        *(tag("p", line, class_="faint") for line in about(opened)),
+        *(tag("p", note, class_="bad") for note in opened.notes),
+        pack_section(view, _MAX_CHARS, _MAX_MEMBERS),
+        *training_sections(opened, found, processor, how),
+    )
+
+
+def training_sections(opened: Opened, found: Found, processor: str | None, how: Mapping[str, Any]) -> Iterator[Html]:
+    """A section for each layout; where no batch can be made, why."""
+    from energon_pack.inspect.batches import batch_section
+
+    for layout in _LAYOUTS:
+        title = f"{_TITLE}: {layout}"
+        try:
+            yield section(title, batch_section(batch_of(opened, found, layout, processor, how)), says=_SAYS)
+        except (PackError, ValueError, ImportError, OSError, NotImplementedError) as error:
+            yield section(title, tag("p", f"No batch: {' '.join(str(error).split())[:400]}", class_="bad"))
+        except (KeyError, TypeError, AttributeError) as error:  # of a damaged manifest or pack
+            yield section(title, tag("p", f"No batch: {one_line(error)}", class_="bad"))
+
+
+def batch_of(opened: Opened, found: Found, layout: str, processor: str | None, how: Mapping[str, Any]) -> "PackedBatch":
+    """The batch of one pack; raises as `loading.pack_encoder` and `PackEncoder`."""
+    from energon_pack.loading import pack_encoder
+
+    encoder = pack_encoder(opened.folder, processor, **how, layout=layout, rope_rows=True)
+    pack = encoder.encode(found.pack.files.key, inputs_of(found))
+    if pack is None:
+        raise PackError("all of its members were left out")
+    return encoder.batch([pack])
+
+
+def inputs_of(found: Found) -> Iterator[MemberInput]:
+    """The members of a pack as training gets them."""
+    parts: dict[str, Any] = {
+        part.name: found.file.read(part.offset, part.size) for part in found.pack.files.parts if part.size >= 0
+    }
+    return inputs_of_pack({"__key__": found.pack.files.key, **parts}, found.pack.flavor)

@@ -1,0 +1,210 @@
+"""A sample of a source before anything is packed: what was read, how it is understood, and its tokens.
+
+Nothing is measured but this sample. What packing would do with it is asked of packing's own functions.
+"""
+
+import argparse
+import json
+import random
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from energon_pack.config import Format, PackConfig
+from energon_pack.config.compose import compose_config
+from energon_pack.errors import PackError
+from energon_pack.inspect.source_page import sample_page
+from energon_pack.lengths.counts import counts_of
+from energon_pack.plan import caps
+from energon_pack.run.console import console, say
+from energon_pack.run.files import write_whole
+from energon_pack.samples.flavors import do_not_fit
+from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.settings import ControlTokens
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.find import find_shards
+from energon_pack.sources.jsonl.find import find_lines
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import IndexRow, rows_of
+from energon_pack.sources.sample import ReadSample, read_sample
+from energon_pack.sources.shard import Shard, Source
+from energon_pack.templates.processor import load_template
+from energon_pack.templates.settings import TemplateSettings
+from energon_pack.templates.template import Sample, Template
+from energon_pack.views.sampled import sample_view
+from energon_pack.views.terminal import print_notes, print_sample
+from energon_pack.views.view import MemberView
+
+_OVERRIDE = re.compile(r"((\+\+?|~)?[A-Za-z_][\w.@]*=|~[A-Za-z_])")
+_MOST_CHARS = 400  # of a string of the raw JSON
+_MOST_THUMBNAILS = 24
+
+
+@dataclass(frozen=True)
+class Looked:
+    """One sample, looked at."""
+
+    view: MemberView
+    raw: str  # its JSON or text, long strings shortened
+    whole: str  # all of that
+    remarks: list[str] = field(default_factory=list)  # what is to know of it
+
+
+def show_sample(given: argparse.Namespace) -> int:
+    """The tool's second way: `--source`; the exit code."""
+    overrides = [text for text in given.given if _OVERRIDE.match(text)]
+    named = [text for text in given.given if not _OVERRIDE.match(text)]
+    if len(named) > 1:
+        raise PackError(f"{' '.join(named)}: one number or id of a sample")
+    config = compose_config(overrides)
+    if given.processor:
+        config = replace(config, model=replace(config.model, processor=given.processor))
+    source = source_of(config, given.source)
+    shard, row, number = _chosen(source, named[0] if named else None, given.random)
+    template, missing = _template(config)
+    with Reader() as reader:
+        looked = look(config, reader, shard, row, template, _MOST_THUMBNAILS if given.html else 0)
+    num_files = len(source.shards)
+    place = f"sample {number:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
+    to = console()
+    print_notes([missing] if missing else [], to)
+    shown = looked.whole if looked.view.refused else looked.raw
+    print_sample(looked.view, place, shown, looked.remarks, to, given.full)
+    if given.html:
+        remarks = [*looked.remarks, *([missing] if missing else [])]
+        page = sample_page(looked.view, place, looked.raw, looked.whole, remarks)
+        write_whole(Path(given.html), page.encode(errors="replace"))
+        say(f"\nwritten: {given.html} ({len(page) / 1000:,.0f} kB)")
+    words = " ".join(map(shlex.quote, ["--source", given.source, *overrides]))
+    hint = f"next: python -m energon_pack.inspect {words} {number + 1}  (or an id, --random, --html OUT)"
+    to.print()
+    to.print(Text(hint, "dim"), soft_wrap=True)
+    return 0
+
+
+def source_of(config: PackConfig, path: str) -> Source:
+    """The files of a source, as packing finds them."""
+    if config.source.format is Format.jsonl:
+        return find_lines(path, config.source.media_root)
+    return find_shards(path, config.source.split)
+
+
+def look(
+    config: PackConfig, reader: Reader, shard: Shard, row: IndexRow, template: Template | None, max_thumbnails: int = 0
+) -> Looked:
+    """Read a sample as packing does, and say why it would be in no pack, where that is so.
+
+    Args:
+        template: None: without its tokens.
+        max_thumbnails: pictures of so many media.
+    """
+    sample_id = shard.sample_id(row.key)
+    raw = reader.raw(shard, row) if row.record_size else b""
+    texts = _json(raw), _json(raw, most=None)
+    try:
+        if row.reason is not None:
+            raise Skip(Reason(row.reason), row.detail or "")
+        sample = read_sample(reader, shard, row, config.source.reading)
+    except Skip as skip:
+        view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
+        return Looked(view, *texts)
+    view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
+    remarks = ["its text has no placeholders: they were put before the first user turn"] * sample.placeholders_put_in
+    if template is not None and view.refused is None:
+        view, more = _judged(config, view, sample, template)
+        remarks += more
+    return Looked(view, *texts, remarks)
+
+
+def _judged(
+    config: PackConfig, view: MemberView, sample: ReadSample, template: Template
+) -> tuple[MemberView, list[str]]:
+    """What packing would do with a sample that has tokens."""
+    rendered = template.render(Sample(sample.timed, sample.media, sample.tools))
+    remarks, packing, flavor = [], config.packing, config.output.flavor.value
+    if rendered.leaves_out_tools:
+        remarks.append("the chat template writes nothing of its tools")
+    if rendered.num_control_tokens:
+        what = f"its text spells {rendered.num_control_tokens:,} special tokens"
+        remarks.append(f"{what} (source.control_tokens={config.source.control_tokens.value})")
+        if config.source.control_tokens is ControlTokens.skip:
+            return replace(view, refused=f"{Reason.CONTROL_TOKEN.value}: {what}"), remarks
+    counts = {"token_len": view.token_len, **counts_of(rendered, sample.kinds)}
+    if unfit := do_not_fit(sample.messages, sample.tools, sample.kinds)[flavor]:
+        what = f"{Reason.NOT_IN_FLAVOR.value}: output.flavor={flavor} has no place for it: {unfit}"
+        return replace(view, refused=what), remarks
+    if too_much := caps.exceeded(counts, packing):
+        remarks.append(f"{', '.join(too_much)}: packing.overlong={packing.overlong.value} says what becomes of it")
+    if not view.num_supervised:
+        remarks.append("none of its tokens is trained on")
+    return view, remarks
+
+
+def _template(config: PackConfig) -> tuple[Template | None, str | None]:
+    try:
+        return load_template(TemplateSettings(config.model, config.media, config.labels)), None
+    except (OSError, ValueError, ImportError) as error:
+        return None, f"no tokens: {' '.join(str(error).split())[:300]}"
+
+
+def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[Shard, IndexRow, int]:
+    """A sample by its number, its id or its key; by default the first. Shards are indexed up to where it is.
+
+    Raises:
+        PackError: there is none.
+    """
+    if seed is not None:
+        chance = random.Random(seed or None)
+        shard = chance.choice(source.shards)
+        rows = list(_rows(source, shard))
+        if rows:
+            number = chance.randrange(len(rows))
+            return shard, rows[number], number
+        raise PackError(f"{shard.path} holds no sample")
+    number = int(named) if named is not None and named.isdecimal() else 0
+    left, total = number, 0
+    for shard in _likely(source.shards, named):
+        rows = list(_rows(source, shard))
+        total += len(rows)
+        if named is None or named.isdecimal():
+            if left < len(rows):
+                return shard, rows[left], number
+            left -= len(rows)
+            continue
+        for index, row in enumerate(rows):
+            if named in (row.key, shard.sample_id(row.key)):
+                return shard, row, index
+    raise PackError(f"{named or 0}: no such sample; there are {total:,} in the files that were looked at")
+
+
+def _likely(shards: Sequence[Shard], named: str | None) -> Sequence[Shard]:
+    """The shards that may hold a sample: the one that an id names, else all."""
+    by_id = [shard for shard in shards if named is not None and named.startswith(f"{shard.name}{shard.mark}")]
+    return by_id or shards
+
+
+def _rows(source: Source, shard: Shard) -> Iterator[IndexRow]:
+    excluded = source.excluded.get(shard.name, frozenset())
+    return (row for row in rows_of(shard.index(), IndexRow) if row.key not in excluded)
+
+
+def _json(raw: bytes, most: int | None = _MOST_CHARS) -> str:
+    """JSON with an indent, its long strings shortened; what is none as it is."""
+    try:
+        return json.dumps(_shortened(load_json(raw), most), indent=2, ensure_ascii=False)
+    except Skip:
+        text = raw.decode(errors="replace")
+        return text if most is None or len(text) <= 4 * most else f"{text[: 4 * most]}…"
+
+
+def _shortened(value: Any, most: int | None) -> Any:
+    if isinstance(value, str) and most is not None and len(value) > most:
+        return f"{value[:most]}… ({len(value):,} characters)"
+    if isinstance(value, dict):
+        return {key: _shortened(item, most) for key, item in value.items()}
+    return [_shortened(item, most) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,47 @@
+"""A sample of a source as a page."""
+
+from collections.abc import Sequence
+
+from energon_pack.pages.html import Html, details, page, section, tag
+from energon_pack.views.html import member_facts, pictures, tokens_text, turns_table
+from energon_pack.views.view import MemberView
+
+_MAX_CHARS = 60_000
+_MARKED = "Marked text is what is trained on; grey tokens are the chat template's own."
+
+
+def sample_page(view: MemberView, place: str, raw: str, whole: str, remarks: Sequence[str]) -> str:
+    """The page of a sample.
+
+    Args:
+        place: where in the source it is.
+        raw: its JSON, shortened.
+        whole: all of it.
+        remarks: what is to know of it.
+    """
+    facts = tag("p", member_facts(view), class_="faint") if view.turns else None
+    return page(
+        f"Sample {view.sample_id}",
+        tag("h1", tag("code", view.sample_id)),
+        tag("p", place, class_="faint"),
+        facts,
+        tag("p", f"It would be in no pack: {view.refused}", class_="bad") if view.refused else None,
+        *(tag("p", remark, class_="bad") for remark in (*remarks, *view.notes)),
+        section("Tokens", _tokens(view), says=_MARKED),
+        section("The conversation as it was understood", pictures(view.media), turns_table(view, _MAX_CHARS)),
+        section(
+            "As it was read",
+            tag("pre", _cut(raw)),
+            details("all of it", tag("pre", _cut(whole))) if whole != raw else None,
+        ),
+    )
+
+
+def _tokens(view: MemberView) -> Html:
+    if view.spans is None:
+        return tag("p", "none: see above", class_="faint")
+    return tokens_text(view.spans, _MAX_CHARS)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}… {len(text) - _MAX_CHARS:,} more characters"

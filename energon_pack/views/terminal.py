@@ -1,0 +1,274 @@
+"""A pack, and a sample, in a terminal: right at any width, in a pipe, without colours and without Unicode."""
+
+import codecs
+import io
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from textwrap import wrap
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from energon_pack.errors import printable
+from energon_pack.pages.svg import Piece
+from energon_pack.views.strips import member_pieces
+from energon_pack.views.view import Medium, MemberView, PackView, Span
+
+_LETTERS = {"text": "t", "image": "i", "video": "v", "mix": "m", "unknown": "u", "padding": "."}
+_COLOURS = {"text": "blue", "image": "yellow", "video": "green", "mix": "magenta", "unknown": "white", "padding": "dim"}
+_BLOCK = "█"
+_ROWS = 24  # of the table of members
+_TURN_LINES = 6
+_ALL_LINES = 60
+#: One letter for one, so that columns stay where they are.
+_SPELLED = {"×": "x", "·": "-", "…": "~", "→": ">", "█": "#", "«": "{", "»": "}", "─": "-"}
+
+
+def spell_out() -> None:
+    """Have a terminal without Unicode show this module's signs as letters of ASCII, and all others as `?`."""
+    codecs.register_error("energon_pack", _replacement)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="energon_pack")
+
+
+def _replacement(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_SPELLED.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+def print_pack(view: PackView, to: Console, full: bool = False) -> None:
+    """A pack: what it is, what fills it, its members, and what they say.
+
+    Args:
+        full: all members and all of their text.
+    """
+    to.print(Text.assemble(f"pack {view.number:,} of {view.num_packs:,}  ", (view.key, "bold")))
+    to.print(pack_facts(view), soft_wrap=True)
+    print_notes(view.notes, to)
+    print_strip(view, to)
+    if not view.members:
+        return
+    to.print()
+    shown = view.members if full else view.members[:_ROWS]
+    to.print(members_table(shown, to.width))
+    if len(shown) < len(view.members):
+        to.print(Text(f"and {len(view.members) - len(shown):,} more members (--full)", "dim"))
+    left = None if full else _ALL_LINES
+    for number, member in enumerate(view.members):
+        if left is not None and left <= 0:
+            to.print(Text(f"\n… the text of {len(view.members) - number:,} more members (--full)", "dim"))
+            return
+        to.print()
+        to.print(Text.assemble((f"#{number} ", "bold"), (printable(member.sample_id), "bold")), soft_wrap=True)
+        used = print_member(member, to, left)
+        left = None if left is None else left - used - 2
+
+
+def pack_facts(view: PackView) -> str:
+    """A pack in a line."""
+    facts = [view.media_type, f"{len(view.members):,} member{'s' * (len(view.members) != 1)}"]
+    total = view.token_len
+    if total is not None and view.members:
+        of = f" of {view.max_token_len:,}" if view.max_token_len else ""
+        facts.append(f"{total:,}{of} tokens" + (f" ({total / view.max_token_len:.1%})" if view.max_token_len else ""))
+        trained = [member.num_supervised for member in view.members]
+        if None not in trained:
+            facts.append(f"{sum(filter(None, trained)):,} trained on")
+    return " · ".join([*facts, view.shard or "not written yet"])
+
+
+def print_notes(notes: Iterable[str], to: Console) -> None:
+    """What is wrong, or can't be told."""
+    for note in notes:
+        to.print(Text(f"! {printable(note)}", "red"), soft_wrap=True)
+
+
+def print_strip(view: PackView, to: Console) -> None:
+    """The bar of a pack, as wide as the terminal, and what its colours or letters are."""
+    members = [member_pieces(member, "") for member in view.members]
+    used = sum(piece.size for pieces in members for piece in pieces)
+    if not used:
+        return
+    total = max(view.max_token_len or 0, used)
+    padding = [[Piece("padding", total - used, "")]] if total > used else []
+    columns = list(_columns([*members, *padding], total, to.width))
+    has_colours = to.color_system is not None and not to.no_color
+    line = Text()
+    for kind, number in columns:
+        dim = " dim" if number % 2 else ""
+        if has_colours and kind != "padding":
+            line.append(_BLOCK, _COLOURS[kind] + dim)
+        else:
+            letter = _LETTERS[kind]
+            line.append(letter.upper() if number % 2 and not has_colours else letter, "dim" if has_colours else "")
+    to.print(line)
+    legend = Text()
+    for kind in dict.fromkeys(kind for kind, _ in columns):
+        is_block = has_colours and kind != "padding"
+        legend.append(f"{_BLOCK if is_block else _LETTERS[kind]} {kind}   ", _COLOURS[kind] if is_block else "dim")
+    to.print(legend if has_colours else legend.append("(every second member in capitals)"))
+
+
+def _columns(members: Sequence[Sequence[Piece]], total: float, width: int) -> Iterator[tuple[str, int]]:
+    """For each column what is in its middle: a kind, and the number of the member."""
+    ends: list[tuple[float, str, int]] = []
+    upto = 0.0
+    for number, pieces in enumerate(members):
+        for piece in pieces:
+            upto += piece.size
+            ends.append((upto, piece.kind, number))
+    at = 0
+    for column in range(width):
+        middle = (column + 0.5) / width * total
+        while at < len(ends) - 1 and ends[at][0] <= middle:
+            at += 1
+        yield ends[at][1], ends[at][2]
+
+
+def members_table(members: Sequence[MemberView], width: int) -> Table:
+    """A row a member; the sample's id is cut at its beginning, where they are alike."""
+    rows = [
+        (
+            str(number),
+            member.media_type,
+            f"{len(member.turns):,}",
+            _count(member.token_len),
+            _count(member.num_supervised),
+            _count(member.num_visual_tokens),
+            _media(member.media, 3 if width >= 110 else 1),
+        )
+        for number, member in enumerate(members)
+    ]
+    header = ("#", "medium", "turns", "tokens", "trained", "visual", "images and videos")
+    columns = list(zip(header, *rows, strict=True))
+    if not any(member.media for member in members):
+        columns = columns[:5]
+    taken = sum(max(map(len, column)) + 2 for column in columns)
+    room = max(12, width - taken)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for index, column in enumerate((columns[0], ("sample",), *columns[1:])):
+        table.add_column(column[0], justify="left" if index in (1, 2, 7) else "right", no_wrap=True)
+    for member, row in zip(members, rows, strict=True):
+        table.add_row(row[0], _cut_left(printable(member.sample_id), room), *row[1 : len(columns)])
+    return table
+
+
+def print_member(member: MemberView, to: Console, most: int | None) -> int:
+    """What a member says: its tokens, where they are known, or its turns; the number of lines.
+
+    Args:
+        most: lines; None: all.
+    """
+    num_lines = 0
+    if member.refused:
+        to.print(Text(f"in no pack: {printable(member.refused)}", "red"), soft_wrap=True)
+    print_notes(member.notes, to)
+    for medium in member.media:
+        if medium.problem:
+            to.print(Text(f"! {medium.name}: {printable(medium.problem)}", "red"), soft_wrap=True)
+    if member.spans is not None:
+        lines = tokens_text(member.spans, to).wrap(to, to.width)
+        shown = lines if most is None else lines[:most]
+        for tokens in shown:
+            to.print(tokens, no_wrap=True, overflow="crop")
+        if len(shown) < len(lines):
+            to.print(Text(f"… {len(lines) - len(shown):,} more lines (--full)", "dim"))
+        return len(shown) + 1
+    for turn in member.turns:
+        body = _wrapped(turn.text, to.width - 11)
+        each = body if most is None else body[:_TURN_LINES]
+        for number, line in enumerate(each):
+            role = f"{turn.role[:9]:9}  " if number == 0 else " " * 11
+            to.print(Text.assemble((role, "cyan"), line), no_wrap=True, overflow="crop")
+        if len(each) < len(body):
+            to.print(Text(f"{'':11}… {len(body) - len(each):,} more lines", "dim"))
+        num_lines += len(each)
+        if most is not None and num_lines >= most:
+            break
+    return num_lines
+
+
+def tokens_text(spans: Sequence[Span], to: Console) -> Text:
+    """Tokens as text: special ones and media dim, what is trained on green, or between « and »."""
+    has_colours = to.color_system is not None and not to.no_color
+    text, was_trained = Text(), False
+    for span in spans:
+        if span.is_trained != was_trained and not has_colours:
+            text.append("«" if span.is_trained else "»")
+        was_trained = span.is_trained
+        style = {"text": "", "special": "dim", "image": "yellow", "video": "green"}[span.kind]
+        words = "\n".join(map(printable, span.text.expandtabs(4).split("\n")))
+        if span.kind in ("image", "video"):
+            words = f"[{words}, {span.num_tokens:,} tokens]"
+        text.append(words, "green" if span.is_trained else style)
+    if was_trained and not has_colours:
+        text.append("»")
+    return text
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines = [printable(line.expandtabs(4)) for line in text.split("\n")]
+    return [part for line in lines for part in wrap(line, max(20, width), drop_whitespace=False) or [""]]
+
+
+def _media(media: Sequence[Medium], most: int) -> str:
+    words = []
+    for medium in media[:most]:
+        frames = f" {medium.num_frames:,} frames" if medium.num_frames else ""
+        words.append(f"{medium.width}×{medium.height}{frames}" if medium.width else "unreadable")
+    return ", ".join(words) + (f" +{len(media) - most:,}" if len(media) > most else "")
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
+
+
+def _cut_left(text: str, most: int) -> str:
+    return text if len(text) <= most else f"…{text[len(text) - most + 1 :]}"
+
+
+def print_sample(
+    view: MemberView, place: str, raw: str, remarks: Iterable[str], to: Console, full: bool = False
+) -> None:
+    """A sample before it is packed: as it was read, as it was understood, and its tokens.
+
+    Args:
+        raw: its JSON.
+        remarks: what is to know of it.
+        full: all of its text.
+    """
+    to.print(Text(printable(view.sample_id), "bold"), soft_wrap=True)
+    to.print(Text(place, "dim"), soft_wrap=True)
+    if view.refused:
+        to.print(Text(f"It would be in no pack: {printable(view.refused)}", "red"), soft_wrap=True)
+    print_notes([*remarks, *view.notes], to)
+    most = None if full else _ALL_LINES // 2
+    _heading("as it was read", to)
+    _print_lines(_wrapped(raw, to.width), None if view.refused else most, to)
+    if not view.turns:
+        return
+    _heading("as it was understood", to)
+    print_member(replace(view, spans=None, refused=None, notes=[]), to, most)
+    for medium in view.media:
+        seen = f" → {medium.seen}" if medium.seen else ""
+        tokens = f", {medium.num_tokens:,} tokens" if medium.num_tokens else ""
+        to.print(f"{'':11}{medium}{seen}{tokens}  {printable(medium.name)}", soft_wrap=True)
+    if view.spans is None:
+        return
+    facts = f"{_count(view.token_len)} tokens, {_count(view.num_visual_tokens)} visual"
+    _heading(f"as tokens: {facts}, {_count(view.num_supervised)} trained on (green, or «so»)", to)
+    print_member(replace(view, media=[], refused=None, notes=[]), to, most)
+
+
+def _heading(text: str, to: Console) -> None:
+    to.print()
+    to.print(Text(f"── {text}", "bold"))
+
+
+def _print_lines(lines: Sequence[str], most: int | None, to: Console) -> None:
+    for line in lines[:most]:
+        to.print(line, no_wrap=True, overflow="crop")
+    if most is not None and len(lines) > most:
+        to.print(Text(f"… {len(lines) - most:,} more lines (--full)", "dim"))
