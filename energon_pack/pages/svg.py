@@ -127,7 +127,7 @@ def strip(pieces: Sequence[Piece], total: float, height: int = 18) -> Html:
         drawn.append(_rect(at, 0, max(0.5, width - 0.6), height, f"{kind} odd" if is_odd else kind, label))
         at += width
     sums: dict[str, float] = {}
-    for kind, size, _ in (*pieces, *rest):
+    for kind, size, *_ in (*pieces, *rest):
         sums[kind] = sums.get(kind, 0.0) + size
     inner = tag("svg", *drawn, viewBox=f"0 0 {_WIDTH} {height}", preserveAspectRatio="none", role="img",
                 aria_label=", ".join(f"{kind} {short(size)}" for kind, size in sums.items()),
