@@ -16,6 +16,7 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -127,7 +128,7 @@ def _rows(numbers: range) -> pa.Table:
 @cache
 def _same(size: int) -> dict[str, pa.Array]:
     """The columns that are the same in every shard."""
-    values = {
+    values: dict[str, list[Any]] = {
         "shard": ["shard_0000.tar"],
         "media_type": ["text"],
         "token_len": [2000],

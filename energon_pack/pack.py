@@ -65,9 +65,9 @@ from energon_pack.templates.settings import TemplateSettings
 _BEFORE_WRITING = "index", "processor", "lengths", "plan"
 #: of a run, by what it ends with
 STAGES = {
-    Stage.lengths: _BEFORE_WRITING,
-    Stage.plan: _BEFORE_WRITING,
-    Stage.all: (*_BEFORE_WRITING, "write", "verify", "check", "publish"),
+    Stage.lengths: (*_BEFORE_WRITING, "report"),
+    Stage.plan: (*_BEFORE_WRITING, "report"),
+    Stage.all: (*_BEFORE_WRITING, "write", "verify", "check", "report", "publish"),
 }
 
 
@@ -125,7 +125,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
             _check(planned, written, staging, run)
             report = replace(planned.report, run=_facts(given, planned, method, written, audit, run))
             write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
-            page.write(staging / PAGE, entries_of(staging / LEDGER), report.run, places.final, LEDGER)
+            page.write(staging / PAGE, entries_of(staging / LEDGER), report.run, places.final, LEDGER, written=staging)
             with run.progress.timed("publish"):
                 publish(staging, places.final, places.overwrite)
     print_stages(run.progress)

@@ -195,9 +195,9 @@ def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[_Index
     before = 0
     for shard in _likely(source.shards, named):
         indexed = _indexed(source, shard)
-        place = _place(indexed, named, None if number is None else number - before)
-        if place is not None:
-            return indexed, place, before + place
+        found = _place(indexed, named, None if number is None else number - before)
+        if found is not None:
+            return indexed, found, before + found
         before += len(indexed.rows)
     raise PackError(f"{named or 0}: no such sample among the {before:,} that were looked at")
 

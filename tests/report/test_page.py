@@ -37,7 +37,16 @@ def test_the_demo(config: Make) -> None:
     said = seen(Path(run.output.dir) / "packed" / "report.html")
     for text in ("320", f"{figures['tokens']:,}", "91.32%", "Length to take:", "trained on", "get_train_dataset"):
         assert text in said
-    for title in ("What to look at", "In and out", "Token lengths", "Which length", "Packs", "Over time", "Time"):
+    for title in (
+        "What to look at",
+        "In and out",
+        "Token lengths",
+        "Which length",
+        "Packs",
+        "Over time",
+        "A few packs",
+        "Time",
+    ):
         assert title in said
 
 
@@ -117,8 +126,10 @@ def worst() -> tuple[Any, About]:
     )
     names = ("processor", "lengths", "plan", "write", "verify", "check")
     facts = RunFacts(
-        1, {}, {}, "/", "abc", dict.fromkeys(names, 12.5), 10**9, dict.fromkeys(names, 10**9), 10**9, 10**9,
-        {"shards_reused": 3, "shards_measured": 4}, 100, 3,
+        format=1, config={}, media_rules={}, cwd="/", fingerprint="abc", seconds=dict.fromkeys(names, 12.5),
+        throughput={name: {"samples": 10**9, "cached": 5, "bytes": 10**12} for name in names}, peak_rss_bytes=10**9,
+        peak_rss_bytes_by_stage=dict.fromkeys(names, 10**9), bytes_read=10**9, bytes_written=10**9,
+        cache={"shards_reused": 3, "shards_measured": 4}, samples_verified=100, samples_not_verified=3,
     )  # fmt: skip
     return of, About(config, text, text, facts, Path("/x"), "skipped.jsonl", text)
 
