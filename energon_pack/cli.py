@@ -24,7 +24,7 @@ from energon_pack.config.naming import output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError
 from energon_pack.report.sweep_folder import SweepJob, sweep_folder
-from energon_pack.run.command import EXIT_INTERRUPTED, prepare_process
+from energon_pack.run.command import EXIT_CODES, EXIT_INTERRUPTED, exit_code_lines, prepare_process, tool_lines
 from energon_pack.run.console import in_one_piece
 from energon_pack.templates.models import packaged_models, read_model
 
@@ -95,7 +95,8 @@ def main() -> NoReturn:
     def run(composed: DictConfig) -> None:
         _run(composed, refusals)
 
-    if sys.argv[1:] == ["--version"]:
+    OmegaConf.register_new_resolver("energon_pack_help", _end_of_help, replace=True)
+    if sys.argv[1:] in (["--version"], ["-V"]):
         print(f"energon-pack {__version__}")
         sys.exit(0)
     prepare_process()
@@ -134,6 +135,12 @@ def _end_sweep() -> None:
         from energon_pack.report.sweep_page import end_sweep
 
         end_sweep(folder)
+
+
+def _end_of_help() -> str:
+    """What `--help` says of the other programs and of exit codes."""
+    tools = "each with a page of its own (--help)"
+    return "\n".join([f"Beside it, {tools}:", *tool_lines(), "", "Exit codes:", *exit_code_lines(EXIT_CODES)])
 
 
 def _of_system(error: OSError) -> PackError:

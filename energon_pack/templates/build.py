@@ -40,7 +40,8 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     family = FAMILIES[model.template]
     where = f"model.processor={named_processor(model)}"
     # A copy: transformers writes into the settings it is given.
-    kwargs: dict[str, Any] = copy.deepcopy({"trust_remote_code": model.trust_remote_code, **model.all_processor_kwargs})
+    # Whether its code is run is said by one setting alone: these kwargs may be those of a dataset that is loaded.
+    kwargs: dict[str, Any] = copy.deepcopy(model.all_processor_kwargs | {"trust_remote_code": model.trust_remote_code})
     empty = ProcessorSettings(folder=os.path.abspath(folder), kwargs=kwargs)
     files = _of_full(empty, where) if model.template in ASKED else _of_folder(folder, kwargs, where)
     own = {**files.own, **model.processor_kwargs}  # as from_pretrained does

@@ -32,13 +32,13 @@ def encoded(view: MemberView, template: Template, sample: Sample) -> MemberView:
 
 
 def seen_by(template: Template, media: Sequence[Media]) -> list[str | None]:
-    """What the settings `media.*` make of each medium before the processor gets it; None: nothing."""
+    """What `media.*` makes of each medium before the processor gets it, and the frames of a video; None: nothing."""
     seen = []
     for medium in media:
         frames = template.choose_frames(medium) if medium.kind == "video" else []
         after = template.prepared(medium, len(frames))
         changes = [f"{after.width}×{after.height}"] * ((after.width, after.height) != (medium.width, medium.height))
-        changes += [f"{len(frames):,} of {medium.num_frames:,} frames"] * (medium.kind == "video")
+        changes += [f"{len(frames):,} frames"] * (medium.kind == "video")
         seen.append(", ".join(changes) or None)
     return seen
 

@@ -209,6 +209,15 @@ def test_code_of_its_own_that_fails_is_refused(tmp_path: Path, name: str) -> Non
     assert all(word in line for word in words), line
 
 
+def test_code_of_its_own_is_run_by_its_setting_alone(tmp_path: Path) -> None:
+    """A dataset that is loaded has kwargs of a processor, too: those could turn it on."""
+    ran = tmp_path / "ran"
+    remote = write_remote(tmp_path / "remote", code=f"open({str(ran)!r}, 'w')\nraise ValueError('it ran')")
+    line = refused(remote, processor_kwargs={"trust_remote_code": True})
+    assert "model.trust_remote_code=true" in line
+    assert not ran.exists()
+
+
 def test_the_folder_is_right_where_nothing_is_broken(folder: Path) -> None:
     """All of the above would pass for a folder that nothing takes."""
     assert load_template(of_model("auto", folder)).rules.media_tokens == {"image": "<image>"}
