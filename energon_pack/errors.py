@@ -13,9 +13,17 @@ class PackError(ValueError):
 
 
 class SamplesLost(PackError):
-    """More samples lost to bad data than `max_skipped` allows, or a whole modality lost."""
+    """More samples lost to bad data than `max_skipped` allows, or a whole modality lost.
+
+    Args:
+        page: that shows what there is.
+    """
 
     exit_code = 3
+
+    def __init__(self, text: str, page: str | None = None):
+        super().__init__(text)
+        self.page = page
 
 
 def check_buffer_size(name: str, value: int) -> None:

@@ -5,7 +5,6 @@ A pack is read by its place: what shows it imports no tokenizer, and no other pa
 
 import argparse
 import random
-import re
 import shlex
 from pathlib import Path
 
@@ -13,12 +12,12 @@ from rich.text import Text
 
 from energon_pack.errors import PackError, printable
 from energon_pack.inspect.dataset import Opened, about, open_dataset
+from energon_pack.inspect.overrides import is_override
 from energon_pack.run.command import count, parser
 from energon_pack.run.console import console, say
 from energon_pack.run.files import write_whole
 from energon_pack.views.terminal import print_notes, print_pack, spell_out
 
-_OVERRIDE = re.compile(r"(\+\+?|~)?[A-Za-z_][\w.@]*=|~[A-Za-z_]")
 _MOST_HITS = 20
 _MOST_THUMBNAILS = 24
 _EXAMPLES = (
@@ -45,7 +44,7 @@ def main() -> int:
 def _show_pack(given: argparse.Namespace) -> int:
     if not given.given:
         raise PackError("a folder of a packed dataset, or --source PATH +model=MODEL; --help says more")
-    if len(given.given) > 2 or any(map(_OVERRIDE.match, given.given[1:])):
+    if len(given.given) > 2 or any(map(is_override, given.given[1:])):
         raise PackError(f"{' '.join(given.given[1:])}: one number or key of a pack; overrides are for --source")
     opened = open_dataset(Path(given.given[0]))
     with opened.packs:
