@@ -103,7 +103,12 @@ def _yaml(value: Any) -> bytes:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; the exit code."""
-    made = parser("adopt", "DIR", __doc__.partition("\n")[0])
+    made = parser(
+        "adopt",
+        "DIR",
+        "Make packs of LLaVA-OneVision-2 or LoongForge loadable as they lie; nothing of theirs is changed.",
+        examples=("/data/their_packs",),
+    )
     made.add_argument("dataset", metavar="DIR", help="folder of packs that another tool wrote")
     given = made.parse_args(arguments)
     name, written = adopt(Path(given.dataset))

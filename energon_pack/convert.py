@@ -138,11 +138,18 @@ def _write(tar: TarWriter, key: str, sample: Sample, reader: Reader) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; the exit code."""
-    made = parser("convert", "SOURCE... OUT", __doc__.partition("\n")[0])
+    made = parser(
+        "convert",
+        "SOURCE... OUT",
+        "Write JSONL as a plain, unpacked WebDataset; packing needs no such copy.",
+        examples=("train.jsonl wds", "train.jsonl more/*.jsonl wds --media-root /data/images"),
+    )
     made.add_argument("source", nargs="+", metavar="SOURCE", help="*.jsonl files, folders, globs, meta files")
     made.add_argument("out", metavar="OUT", help="the folder to write")
-    made.add_argument("--media-root", help="what paths of media are relative to; default: the folder of the JSONL")
-    made.add_argument("--max-shard-bytes", type=float, default=1e9)
+    made.add_argument(
+        "--media-root", metavar="FOLDER", help="what paths of media are relative to (default: the folder of the JSONL)"
+    )
+    made.add_argument("--max-shard-bytes", type=float, default=1e9, metavar="N", help="of a tar (default: 1e9)")
     given = made.parse_args(arguments)
     done = convert(given.source, Path(given.out), given.media_root, given.max_shard_bytes)
     print(

@@ -207,23 +207,34 @@ def _json_keys(entry: Entry) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; the exit code."""
-    made = parser("metadataset", "OUT.yaml DIR[=WEIGHT]...", __doc__.partition("\n")[0])
+    made = parser(
+        "metadataset",
+        "OUT.yaml DIR[=WEIGHT]...",
+        "Write an Energon Metadataset that blends packed datasets, and say how often each comes in training.",
+        examples=(
+            "blend.yaml packed/demo-qwen2_5_vl-neat-8192",
+            "blend.yaml packed/text=1 packed/image=0.5 --batch-size 64 --steps 10000",
+            "blend.yaml packed/text packed/image --weight packs",
+        ),
+    )
     made.add_argument("out", metavar="OUT.yaml", help="the Metadataset to write")
     made.add_argument("datasets", nargs="+", metavar="DIR[=WEIGHT]", help="packed datasets")
-    made.add_argument(
+    weights = made.add_argument_group("how often each comes")
+    weights.add_argument(
         "--weight",
         choices=_COUNTS,
         default="samples",
         help="what a dataset without WEIGHT weighs (samples); one pack is one draw, so equal epochs want packs",
     )
-    made.add_argument("--batch-size", type=count, default=1, metavar="N", help="packs a step, of all ranks")
-    made.add_argument("--steps", type=count, metavar="N", help="of the training: says how often each dataset comes")
-    made.add_argument(
+    weights.add_argument("--batch-size", type=count, default=1, metavar="N", help="packs a step, of all ranks")
+    weights.add_argument("--steps", type=count, metavar="N", help="of the training: says how often each dataset comes")
+    written = made.add_argument_group("what is written")
+    written.add_argument(
         "--subflavors", nargs="+", default=[], metavar="KEY=VALUE", help="of all datasets; true, 3 and 0.5 are no text"
     )
-    made.add_argument("--config", help="which dataset config to use: crude.yaml, typed.yaml (dataset.yaml)")
-    made.add_argument("--relative", action="store_true", help="paths relative to OUT.yaml's folder")
-    made.add_argument("--overwrite", action="store_true", help="replace OUT.yaml")
+    written.add_argument("--config", help="which dataset config to use: crude.yaml, typed.yaml (dataset.yaml)")
+    written.add_argument("--relative", action="store_true", help="paths relative to OUT.yaml's folder")
+    written.add_argument("--overwrite", action="store_true", help="replace OUT.yaml")
     given = made.parse_args(arguments)
     out = Path(given.out)
     if out.suffix != ".yaml":

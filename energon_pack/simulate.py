@@ -189,23 +189,34 @@ def _counts(text: str) -> list[int]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; the exit code."""
-    made = parser("simulate", "DIR", __doc__.partition("\n")[0])
+    made = parser(
+        "simulate",
+        "DIR",
+        "Say how long ranks would wait for each other, on any number of them; no media byte is read.",
+        examples=(
+            "packed/demo-qwen2_5_vl-neat-8192",
+            "packed/demo-qwen2_5_vl-neat-8192 --data-parallel 2,4 --micro-batches 1,2",
+            "packed/demo-qwen2_5_vl-neat-8192 --loader energon --workers 2 --json",
+        ),
+    )
     made.add_argument("dataset", metavar="DIR", help="folder of a packed dataset")
     planned = "default: as laid out, or"
-    made.add_argument("--data-parallel", type=_counts, metavar="N,...", help=f"ranks ({planned} 8)")
-    made.add_argument("--workers", type=count, metavar="N", help=f"loader processes of each ({planned} 1)")
-    made.add_argument("--micro-batches", type=_counts, metavar="N,...", help=f"packs of each in a step ({planned} 1)")
-    made.add_argument("--loader", choices=LOADERS, default="plan", help="; ".join(map(": ".join, LOADERS.items())))
-    made.add_argument("--split", choices=SPLITS, default="train", help="default: train")
-    made.add_argument("--model", type=Path, metavar="FOLDER", help="of a config.json (default: as when it was packed)")
-    made.add_argument("--times", type=Path, metavar="FILE", help="CSV or JSON of measured steps: times are seconds")
+    who = made.add_argument_group("who trains")
+    who.add_argument("--data-parallel", type=_counts, metavar="N,...", help=f"ranks ({planned} 8)")
+    who.add_argument("--workers", type=count, metavar="N", help=f"loader processes of each ({planned} 1)")
+    who.add_argument("--micro-batches", type=_counts, metavar="N,...", help=f"packs of each in a step ({planned} 1)")
+    who.add_argument("--loader", choices=LOADERS, default="plan", help="; ".join(map(": ".join, LOADERS.items())))
+    who.add_argument("--split", choices=SPLITS, default="train", help="whose packs (default: train)")
+    costs = made.add_argument_group("what packs cost")
+    costs.add_argument("--model", type=Path, metavar="FOLDER", help="of a config.json (default: as when it was packed)")
+    costs.add_argument("--times", type=Path, metavar="FILE", help="CSV or JSON of measured steps: times are seconds")
     made.add_argument("--json", action="store_true", help="print all figures as JSON")
     given: argparse.Namespace = made.parse_args(arguments)
     folder = Path(given.dataset)
     laid = topology_of(_manifest_of(folder))
-    ranks = given.data_parallel or [laid.data_parallel if laid != Topology() else 8]
+    data_parallel = given.data_parallel or [laid.data_parallel if laid != Topology() else 8]
     sizes = given.micro_batches or [laid.micro_batches]
-    worlds = [Topology(*world) for world in product(ranks, [given.workers or laid.workers], sizes)]
+    worlds = [Topology(*world) for world in product(data_parallel, [given.workers or laid.workers], sizes)]
     found = simulate(folder, worlds, given.loader, given.split, given.model, given.times)
     if given.json:
         print(json.dumps(asdict(found), indent=2))

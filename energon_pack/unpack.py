@@ -234,12 +234,18 @@ def _write_tar(path: Path, rows: list[_Row], packed: dict[str, Shard], reader: R
 def main() -> int:
     """Entry point; the exit code."""
     made = parser(
-        "unpack", "DIR OUT", "Write the members of a packed dataset as samples of their own, in WebDataset tars."
+        "unpack",
+        "DIR OUT",
+        "Write the members of a packed dataset as samples of their own, in WebDataset tars.",
+        examples=(
+            "packed/demo-qwen2_5_vl-neat-8192 single",
+            "packed/demo-qwen2_5_vl-neat-8192 small --max-shard-samples 100",
+        ),
     )
     made.add_argument("dataset", metavar="DIR", help="folder of a packed dataset")
     made.add_argument("out", metavar="OUT", help="folder to write to: a new one, or empty")
     made.add_argument(
-        "--max-shard-samples", type=count, default=10_000, metavar="N", help="samples in a tar (default 10000)"
+        "--max-shard-samples", type=count, default=10_000, metavar="N", help="samples in a tar (default: 10000)"
     )
     arguments = made.parse_args()
     number = unpack(Path(arguments.dataset), Path(arguments.out), arguments.max_shard_samples)

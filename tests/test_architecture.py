@@ -31,7 +31,7 @@ verify pack
 online
 lazy streaming
 samplers automodel
-unpack cli adopt convert metadataset simulate
+unpack cli adopt convert metadataset simulate inspect
 __main__
 """
 #: What a training job may import: it is installed where nothing is packed.

@@ -216,10 +216,15 @@ def test_help_names_what_there_is(tmp_path: Path) -> None:
         ("output.flavor=packed_c", ["packed_captioning"]),
         ("stage=", ["all", "lengths", "plan"]),
         ("packing.max_token_len=", ["8192"]),
+        ("output.overwrite=", ["false", "true"]),
+        ("source.path=f", ["files/"]),
+        ("model.processor=", ["files/"]),
+        ("output.dir=", ["packed"]),
     ],
 )
 def test_completion_offers_every_value(tmp_path: Path, line: str, offered: list[str]) -> None:
-    """Hydra alone offers the value an enumerated field has already."""
+    """Hydra alone offers the value that a field has already, and no file without a dot or a slash before it."""
+    (tmp_path / "files").mkdir()
     result = command(
         "-m",
         "energon_pack",
@@ -232,8 +237,21 @@ def test_completion_offers_every_value(tmp_path: Path, line: str, offered: list[
     assert result.stdout.split() == [f"{line.partition('=')[0]}={value}" for value in offered], result.stderr
 
 
+def test_completion_offers_models_with_their_plus_sign(tmp_path: Path) -> None:
+    """`model=` is refused, and +model= was not offered."""
+    offered = {}
+    for line in ("energon-pack ", "energon-pack +model=qwen2_5_vl ", "energon-pack +model=qwen2"):
+        result = command("-m", "energon_pack", "-sc", "query=bash", cwd=tmp_path, COMP_LINE=line, COMP_POINT="100")
+        offered[line] = result.stdout.split()
+    first, second, third = offered.values()
+    assert {"+model=", "packing=", "packing.", "stage="} <= {*first}
+    assert {"+model=", "model="}.isdisjoint(second)
+    assert third == ["+model=qwen2_5_omni", "+model=qwen2_5_vl", "+model=qwen2_vl"]
+
+
 def test_version(tmp_path: Path) -> None:
     assert run_alone("--version", cwd=tmp_path)[1].startswith("energon-pack 0.")
+    assert run_here("-V", cwd=tmp_path)[1].startswith("energon-pack 0.")
 
 
 def test_the_second_run_needs_no_transformers(tmp_path: Path) -> None:

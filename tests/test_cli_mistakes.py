@@ -10,7 +10,10 @@ from support.running import run_alone, run_here
 MISTAKES: list[tuple[list[str], list[str]]] = [
     ([], ["+model=NAME", "qwen2_5_vl"]),
     (["+model=qwen9"], ["qwen9", "qwen2_5_vl"]),
+    (["+model=Qwen2.5-VL"], ["Qwen2.5-VL", "did you mean qwen2_5_vl?"]),
     (["model=qwen2_5_vl"], ["+model=qwen2_5_vl"]),
+    (["verify", "packed/x"], ["python -m energon_pack.verify packed/x"]),
+    (["unpak", "packed/x", "out"], ["python -m energon_pack.unpack packed/x out"]),
     (["+model=[qwen2_5_vl,qwen2_5_vl]"], ["one model"]),
     (["+model=qwen2_5_vl", "packing=flat"], ["flat", "neat, thd"]),
     (["+model=qwen2_5_vl", "packing.max_tokn_len=8"], ["packing.max_tokn_len=8", "packing.max_token_len"]),

@@ -1,25 +1,52 @@
-"""Completion in a shell offers every value of an enumerated field; Hydra by itself offers the present one."""
+"""Completion in a shell offers every value of a field, and files; Hydra by itself offers the value it has."""
 
+import glob
+import os
 from typing import Any
 
 from hydra.plugins.completion_plugin import CompletionPlugin
-from omegaconf import DictConfig, EnumNode, OmegaConf
+from omegaconf import BooleanNode, DictConfig, EnumNode, OmegaConf
 
+_PATHS = ("source.path", "source.media_root", "model.processor", "model.chat_template", "output.dir", "cache_dir")
 _matches_of_hydra = CompletionPlugin._get_matches
+_query_of_hydra = CompletionPlugin._query
 
 
 def matches(config: Any, word: str) -> list[str]:
     """What a word on the command line may become."""
     key, equals, begin = word.partition("=")
     parent, _, name = key.rpartition(".")
-    node = OmegaConf.select(config, parent) if equals and isinstance(config, DictConfig) else None
-    field = node._get_node(name) if isinstance(node, DictConfig) else None
+    node = OmegaConf.select(config, parent) if equals and parent and isinstance(config, DictConfig) else config
+    field = node._get_node(name) if equals and isinstance(node, DictConfig) else None
+    values: list[str] = []
     if isinstance(field, EnumNode):
-        return [f"{key}={value}" for value in field.enum_type.__members__ if value.startswith(begin)]
+        values = list(field.enum_type.__members__)
+    elif isinstance(field, BooleanNode):
+        values = ["true", "false"]
+    elif equals and key in _PATHS and (begin or field is None or field._value() is None):
+        return [f"{key}={path}" for path in _files(begin)]
+    if values:
+        return [f"{key}={value}" for value in values if value.startswith(begin)]
     found: list[str] = _matches_of_hydra(config, word)
     return found
 
 
+def _files(begin: str) -> list[str]:
+    """Files and folders whose paths begin so; a folder ends with a slash, so that one can go on."""
+    home = os.path.expanduser(begin)
+    found = sorted(glob.glob(f"{glob.escape(home)}*"))
+    return [begin + path[len(home) :] + ("/" if os.path.isdir(path) else "") for path in found]
+
+
+def query(self: CompletionPlugin, config_name: str | None, line: str) -> list[str]:
+    """What the last word of a line may become; a model is chosen with a plus sign, and once."""
+    found = set(_query_of_hydra(self, config_name, line))
+    if "model=" in found:
+        found = found - {"model="} | (set() if "+model=" in line else {"+model="})
+    return sorted(found)
+
+
 def install() -> None:
-    """Have Hydra ask `matches`; it has no place to say so."""
+    """Have Hydra ask these; it has no place to say so."""
     setattr(CompletionPlugin, "_get_matches", staticmethod(matches))  # noqa: B010 (mypy)
+    setattr(CompletionPlugin, "_query", query)  # noqa: B010 (mypy)

@@ -1,5 +1,6 @@
 """The same words as on the command line, from Python: overrides → a checked config."""
 
+import difflib
 import re
 from collections.abc import Sequence
 
@@ -8,8 +9,9 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import PackConfig, conf_dir
-from energon_pack.config.validate import nearest_key, to_config
+from energon_pack.config.validate import nearest_key, nearest_name, to_config
 from energon_pack.errors import PackError
+from energon_pack.run.command import TOOLS
 from energon_pack.templates.models import packaged_models
 
 
@@ -36,6 +38,15 @@ def compose_config(overrides: Sequence[str]) -> PackConfig:
         raise PackError(one_line(error, overrides)) from None
 
 
+def meant_tool(word: str, given: Sequence[str]) -> str:
+    """What to type where a tool was named as if it were a command of `energon-pack`."""
+    near = difflib.get_close_matches(word, TOOLS, n=1)
+    if not near:
+        return ""
+    rest = [argument for argument in given[1:] if argument != word]
+    return f"; {near[0]} is a program of its own: {' '.join([f'python -m energon_pack.{near[0]}', *rest])}"
+
+
 def one_line(error: Exception, given: Sequence[str]) -> str:
     """What Hydra or OmegaConf object to, in one line that names the value and the fix.
 
@@ -44,12 +55,12 @@ def one_line(error: Exception, given: Sequence[str]) -> str:
     """
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return f"no {group} '{name}'; there are: {', '.join(error.options)}"
+        return f"no {group} '{name}'; {nearest_name(name, error.options)}"
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
         if equals:
             return f"{error.override}: a value with special characters goes in quotes: '{key}=\"{value}\"'"
-        return f"{error.override}: not of the form KEY=VALUE"
+        return f"{error.override}: not of the form KEY=VALUE{meant_tool(key, given)}"
     text = "\n".join(dict.fromkeys(str(e) for e in (error, error.__cause__) if e is not None))
     if refused := re.search(r"Could not override '([\w.]+)'", text):
         key = refused[1]

@@ -1,7 +1,8 @@
 """From a composed config to a checked `PackConfig`: no unknown key, no value that makes no sense."""
 
 import difflib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -55,6 +56,14 @@ def nearest_key(key: str) -> str:
         if near := difflib.get_close_matches(name, keys, n=1):
             return f"did you mean {dot}{keys[near[0]]}?"
     return f"there are: {', '.join(dot + name for name in names)}"
+
+
+def nearest_name(name: str, names: Sequence[str]) -> str:
+    """What a user may have meant by a name that does not exist, whatever its dots, dashes and capitals; and all."""
+    plain = {re.sub(r"[\W_]", "", known).lower(): known for known in names}
+    near = difflib.get_close_matches(re.sub(r"[\W_]", "", name).lower(), plain, n=1, cutoff=0.7)
+    meant = f"did you mean {plain[near[0]]}? " if near else ""
+    return f"{meant}there are: {', '.join(names)}"
 
 
 def _keys_of(schema: Any) -> Iterator[str]:

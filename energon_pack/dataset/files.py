@@ -105,12 +105,9 @@ class PlanFile:
         """Raises PackError where it can't be read, or lacks a column."""
         try:
             with open_file(self.path), pq.ParquetFile(self.path) as file:
-                schema = file.schema_arrow
+                self._refuse_other(file.schema_arrow)
         except _UNREADABLE as error:
             raise self._unreadable(error) from None
-        for column in PLAN_SCHEMA:
-            if column.name not in schema.names or schema.field(column.name).type != column.type:
-                raise PackError(f"{self.path.name} has no column {column.name} of type {column.type}")
 
     def columns(self, *names: str) -> Iterator[list[Any]]:
         """As `tables`, each column as a list."""
@@ -134,12 +131,13 @@ class PlanFile:
         """The members of some packs, rows that make no sense left out; only row groups that may hold them are read.
 
         Raises:
-            PackError: it can't be read.
+            PackError: it can't be read, or lacks a column.
         """
         if not keys:
             return {}
         try:
             with pq.ParquetFile(self.path) as file:
+                self._refuse_other(file.schema_arrow)
                 groups = [n for n in range(file.num_row_groups) if _may_hold(file.metadata.row_group(n), keys)]
                 table = file.read_row_groups(groups, PLAN_SCHEMA.names)
             table = table.filter(pc.is_in(table["pack"], pa.array(keys, pa.string())))
@@ -148,6 +146,11 @@ class PlanFile:
             raise self._unreadable(error) from None
         by_pack = groupby(rows, key=attrgetter("pack"))
         return {key: [member for member in group if _makes_sense(member)] for key, group in by_pack}
+
+    def _refuse_other(self, schema: pa.Schema) -> None:
+        for column in PLAN_SCHEMA:
+            if column.name not in schema.names or schema.field(column.name).type != column.type:
+                raise PackError(f"{self.path.name} has no column {column.name} of type {column.type}")
 
     def _unreadable(self, error: Exception) -> PackError:
         what = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from energon_pack.run.files import META_FOLDER
-from energon_pack.templates.replay import Replay
+
+if TYPE_CHECKING:  # a look at a pack needs no tokenizer
+    from energon_pack.templates.replay import Replay
 
 MANIFEST = "energon_pack.json"
 REPLAY = "replay.json"
@@ -39,7 +41,7 @@ def read_manifest(dataset: Path) -> dict[str, Any]:
     return max(found.values(), key=lambda manifest: int(manifest["max_token_len"]))
 
 
-def read_replays(dataset: Path) -> list[Replay | None]:
+def read_replays(dataset: Path) -> "list[Replay | None]":
     """What is kept of the samples of a packed dataset, or of each that a Metadataset's YAML names; None: of an old one.
 
     Raises:
@@ -49,7 +51,9 @@ def read_replays(dataset: Path) -> list[Replay | None]:
     return [_replay(folder / META_FOLDER / REPLAY) for folder in folders]
 
 
-def _replay(path: Path) -> Replay | None:
+def _replay(path: Path) -> "Replay | None":
+    from energon_pack.templates.replay import Replay
+
     try:
         return Replay.from_bytes(path.read_bytes())
     except FileNotFoundError:

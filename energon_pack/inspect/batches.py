@@ -1,7 +1,8 @@
 """A batch as a person wants to see it: its positions drawn, where members begin, what each key holds."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,12 @@ _MOST_POINTS = 480  # of a curve
 _MOST_BLOCKS = 256  # drawn in a mask
 _MOST_ROWS = 64  # of a table of boundaries
 _FIRST = 8  # values that are shown of a tensor
+_AROUND = 24  # tokens beside a medium
 _EDGE = 220  # of the drawing of a mask
+_KINDS = ("text", "image", "video")  # of mm_token_type_ids
 _ROWS = ("text", "time", "height", "width")
 _WAYS = {
-    "positions": "by positions that start again and cu_seqlens: the kernel keeps them apart",
+    "positions": "by positions that start again; kernels of variable length get cu_seqlens",
     "dict4d": "by masks made from position_ids, as drawn",
     "hybrid": "by seq_idx and positions that start again",
     "indexed": "by an attention_mask that numbers the members",
@@ -33,7 +36,7 @@ def batch_section(batch: PackedBatch) -> Html:
     return join(
         (
             tag("h3", "Positions"),
-            positions_chart(batch["position_ids"]),
+            positions_charts(batch),
             tag("h3", "Where members begin"),
             bounds_table(bounds, batch),
             tag("h3", "Which tokens see which"),
@@ -51,26 +54,76 @@ def boundaries(batch: PackedBatch) -> list[int]:
     return found
 
 
-def positions_chart(positions: Tensor) -> Html:
-    """Each row of positions as a curve over the tokens."""
+def positions_charts(batch: PackedBatch) -> Html:
+    """The rows of positions as curves over the tokens; those of M-RoPE as runs of tokens of one kind, too."""
+    positions = batch["position_ids"]
     rows = positions.reshape(-1, positions.shape[-1])
-    names = ["text"] if len(rows) == 1 else _ROWS[-len(rows) :]
-    at = _where(rows)
-    points = {name: [(i, float(row[i])) for i in at] for name, row in zip(names, rows, strict=True)}
-    of = "one row" if len(rows) == 1 else f"{len(rows)} rows: {', '.join(names)}"
-    return join(
-        (tag("p", f"position_ids {list(positions.shape)}, {of}", class_="faint"), curves(points, "token", "position"))
-    )
+    named = dict(zip(["text"] if len(rows) == 1 else _ROWS[-len(rows) :], rows, strict=True))
+    says = tag("p", f"position_ids {list(positions.shape)}: {', '.join(named)}", class_="faint")
+    first = named.pop("text", None)
+    if first is not None and named and all(torch.equal(row, first) for row in named.values()):
+        alike = tag("p", f"{', '.join(named)} are the same as text: there are no media.", class_="faint")
+        return join((says, _chart({"text": first}), alike))
+    charts = [_chart({"text": first})] if first is not None else []
+    if named:
+        kinds = batch["mm_token_type_ids"].flatten()
+        start, end = _first_medium(kinds)
+        around = {name: row[start:end] for name, row in named.items()}
+        charts += [
+            tag("p", f"{', '.join(named)}, around the first medium: tokens {start:,} to {end:,}", class_="faint"),
+            _chart(around, start),
+            details("Positions of each stretch of text and media", _runs_table(named, batch)),
+        ]
+    return join((says, *charts))
+
+
+def _chart(rows: Mapping[str, Tensor], first: int = 0) -> Html:
+    """Rows of positions as curves.
+
+    Args:
+        first: the token that they begin with.
+    """
+    at = _where(torch.stack(list(rows.values())))
+    points = {name: [(first + i, float(row[i])) for i in at] for name, row in rows.items()}
+    return curves(points, "token", "position", height=150)
+
+
+def _first_medium(kinds: Tensor) -> tuple[int, int]:
+    """The tokens of the first stretch that is no text, and some around it; without one, the first tokens."""
+    places = (kinds != 0).nonzero().flatten().tolist()
+    start = places[0] if places else 0
+    later = (kinds[start:] == 0).nonzero().flatten().tolist()
+    end = start + (later[0] if later else len(kinds))
+    return max(0, start - _AROUND), min(len(kinds), min(end, start + _MOST_POINTS) + _AROUND)
 
 
 def _where(rows: Tensor) -> list[int]:
     """The tokens at which curves are drawn: where any of them turns, or so many in even steps."""
     length = rows.shape[1]
-    steps = rows.diff(dim=1)
-    turns = (steps.diff(dim=1) != 0).any(dim=0).nonzero().flatten() + 1
+    turns = (rows.diff(dim=1).diff(dim=1) != 0).any(dim=0).nonzero().flatten() + 1
     if len(turns) > _MOST_POINTS:
         turns = torch.linspace(0, length - 1, _MOST_POINTS).long()
     return sorted({0, length - 1, *turns.tolist()})
+
+
+def _runs_table(rows: Mapping[str, Tensor], batch: PackedBatch) -> Html:
+    """Stretches of tokens of one kind and one member: from where to where each row goes."""
+    kinds = batch["mm_token_type_ids"].flatten()
+    starts = torch.zeros(len(kinds), dtype=torch.bool)
+    starts[boundaries(batch)[:-1]] = True
+    starts[1:] |= kinds[1:] != kinds[:-1]
+    places = [*starts.nonzero().flatten().tolist(), len(kinds)]
+    lines = [
+        (
+            _KINDS[int(kinds[start])],
+            f"{start:,}",
+            f"{end:,}",
+            *(f"{int(row[start:end].min()):,} – {int(row[start:end].max()):,}" for row in rows.values()),
+        )
+        for start, end in islice(pairwise(places), _MOST_ROWS)
+    ]
+    more = f"and {len(places) - 1 - _MOST_ROWS:,} more" if len(places) - 1 > _MOST_ROWS else None
+    return join((table(("tokens", "from", "to", *rows), lines), tag("p", more, class_="faint")))
 
 
 def bounds_table(bounds: Sequence[int], batch: PackedBatch) -> Html:
@@ -83,11 +136,11 @@ def bounds_table(bounds: Sequence[int], batch: PackedBatch) -> Html:
         gap = 0 if real is None or number >= len(real) else end - start - real[number]
         rows.append(("padding" if is_padding else f"#{number}", start, end, end - start - gap, gap))
     names = [name for name in batch if name.startswith(("cu_seq", "max_length", "max_seqlen"))]
-    values = (tag("p", tag("code", f"{name} {_first(batch[name])}"), class_="faint") for name in names)
+    values = table(("key", "values"), [(tag("code", name), tag("code", _first(batch[name], 24))) for name in names], 2)
     header = ("member", "from", "to", "tokens", "gap")
     whole = table(header, [[row[0], *(f"{value:,}" for value in row[1:])] for row in rows[:_MOST_ROWS]])
     more = tag("p", f"and {len(rows) - _MOST_ROWS:,} more", class_="faint") if len(rows) > _MOST_ROWS else None
-    return join((*values, details(f"{len(rows):,} members and paddings", whole, more)))
+    return join((values, details(f"{len(rows):,} members and paddings", whole, more)))
 
 
 def mask_drawing(bounds: Sequence[int], mask: str) -> Html:
@@ -109,7 +162,7 @@ def mask_drawing(bounds: Sequence[int], mask: str) -> Html:
 
 def keys_table(batch: PackedBatch) -> Html:
     """Each key with its shape, its type and its first values."""
-    return table(("key", "shape", "type", "first values"), list(_rows(batch)), num_words=4)
+    return table(("key", "shape", "type", "first values"), list(_rows(batch)), num_words=4, class_="keys")
 
 
 def _rows(batch: PackedBatch) -> Iterator[tuple[Html, str, str, Html]]:
@@ -124,10 +177,10 @@ def _rows(batch: PackedBatch) -> Iterator[tuple[Html, str, str, Html]]:
             yield tag("code", f"{name}.{inner}" if inner else name), shape, kind, tag("code", _first(item))
 
 
-def _first(value: Any) -> str:
+def _first(value: Any, most: int = _FIRST) -> str:
     if isinstance(value, Tensor):
         flat = value.flatten()
-        words = [f"{item:.3g}" if isinstance(item, float) else str(item) for item in flat[:_FIRST].tolist()]
-        return ", ".join(words) + (", …" if len(flat) > _FIRST else "")
+        words = [f"{item:.3g}" if isinstance(item, float) else str(item) for item in flat[:most].tolist()]
+        return ", ".join(words) + (", …" if len(flat) > most else "")
     text = str(value)
     return text if len(text) <= 80 else f"{text[:80]}…"

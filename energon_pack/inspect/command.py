@@ -5,7 +5,6 @@ A pack is read by its place: what shows it imports no tokenizer, and no other pa
 
 import argparse
 import random
-import re
 import shlex
 from pathlib import Path
 
@@ -13,22 +12,22 @@ from rich.text import Text
 
 from energon_pack.errors import PackError, printable
 from energon_pack.inspect.dataset import Opened, about, open_dataset
+from energon_pack.inspect.overrides import is_override
 from energon_pack.run.command import count, parser
 from energon_pack.run.console import console, say
 from energon_pack.run.files import write_whole
 from energon_pack.views.terminal import print_notes, print_pack, spell_out
 
-_OVERRIDE = re.compile(r"(\+\+?|~)?[A-Za-z_][\w.@]*=|~[A-Za-z_]")
 _MOST_HITS = 20
 _MOST_THUMBNAILS = 24
-_EXAMPLES = """examples:
-  inspect packed/my_set               what the dataset is, and its first pack
-  inspect packed/my_set 1234          pack 1234 in the order of the plan; -1 is the last
-  inspect packed/my_set --search cat  packs and members whose ids hold "cat"
-  inspect packed/my_set 7 --tokens    with its tokens: special ones, and those that are trained on
-  inspect packed/my_set 7 --html pack.html
-  inspect --source data/*.tar +model=qwen2_5_vl model.processor=FOLDER 12
-"""
+_EXAMPLES = (
+    "packed/demo-qwen2_5_vl-neat-8192",
+    "packed/demo-qwen2_5_vl-neat-8192 3",
+    "packed/demo-qwen2_5_vl-neat-8192 --search demo",
+    "packed/demo-qwen2_5_vl-neat-8192 3 --tokens",
+    "packed/demo-qwen2_5_vl-neat-8192 3 --html pack.html",
+    "--source data/*.tar +model=qwen2_5_vl model.processor=FOLDER 12",
+)
 
 
 def main() -> int:
@@ -45,7 +44,7 @@ def main() -> int:
 def _show_pack(given: argparse.Namespace) -> int:
     if not given.given:
         raise PackError("a folder of a packed dataset, or --source PATH +model=MODEL; --help says more")
-    if len(given.given) > 2 or any(map(_OVERRIDE.match, given.given[1:])):
+    if len(given.given) > 2 or any(map(is_override, given.given[1:])):
         raise PackError(f"{' '.join(given.given[1:])}: one number or key of a pack; overrides are for --source")
     opened = open_dataset(Path(given.given[0]))
     with opened.packs:
@@ -114,20 +113,24 @@ def _search(opened: Opened, given: argparse.Namespace) -> int:
 
 def _arguments() -> argparse.Namespace:
     takes = "DIR [PACK] | --source PATH +model=MODEL [OVERRIDES] [SAMPLE]"
-    made = parser("inspect", takes, "Look at a pack of a dataset, or at a sample of a source before it is packed.")
-    made.formatter_class = argparse.RawDescriptionHelpFormatter
-    made.epilog = _EXAMPLES.replace("  inspect", "  python -m energon_pack.inspect")
+    made = parser(
+        "inspect", takes, "Look at a pack of a dataset, or at a sample of a source before it is packed.", _EXAMPLES
+    )
     made.add_argument(
         "given", nargs="*", metavar="DIR [PACK]", help="a packed dataset, and the number or key of a pack"
     )
-    made.add_argument("--search", metavar="TEXT", help="packs and members whose ids hold it, exact ones first")
-    made.add_argument("--limit", type=count, default=_MOST_HITS, metavar="N", help="hits to show (default 20)")
-    made.add_argument("--random", nargs="?", type=count, const=0, metavar="SEED", help="any pack, or any sample")
-    made.add_argument("--full", action="store_true", help="all members, all text")
-    made.add_argument("--tokens", action="store_true", help="the text as tokens; needs the processor")
-    made.add_argument("--html", metavar="OUT", help="write a page: pictures, tokens, what training gets")
-    made.add_argument("--processor", metavar="FOLDER", help="for --tokens, --html (default: as when it was packed)")
-    made.add_argument("--as", dest="packs_as", metavar="MODEL", help="of another tool's packs: +model=MODEL of packing")
-    made.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
-    made.add_argument("--source", metavar="PATH", help="look at a source: overrides as of `energon-pack`, and a sample")
+    which = made.add_argument_group("which pack")
+    which.add_argument("--search", metavar="TEXT", help="packs and members whose ids hold it, exact ones first")
+    which.add_argument("--limit", type=count, default=_MOST_HITS, metavar="N", help="hits to show (default: 20)")
+    which.add_argument("--random", nargs="?", type=count, const=0, metavar="SEED", help="any pack, or any sample")
+    shown = made.add_argument_group("what is shown")
+    shown.add_argument("--full", action="store_true", help="all members, all text")
+    shown.add_argument("--tokens", action="store_true", help="the text as tokens; needs the processor")
+    shown.add_argument("--html", metavar="OUT", help="write a page: pictures, tokens, what training gets")
+    how = made.add_argument_group("the processor of --tokens and --html")
+    how.add_argument("--processor", metavar="FOLDER", help="another than when it was packed")
+    how.add_argument("--as", dest="packs_as", metavar="MODEL", help="of another tool's packs: +model=MODEL of packing")
+    how.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
+    source = made.add_argument_group("before packing")
+    source.add_argument("--source", metavar="PATH", help="a sample of it; overrides as of `energon-pack` say how")
     return made.parse_args()

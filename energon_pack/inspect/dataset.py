@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,17 +34,10 @@ class Opened:
     def is_ours(self) -> bool:
         return bool(self.manifest) or (self.folder / PLAN).exists()
 
-    @cached_property
+    @property
     def plan(self) -> PlanFile | None:
-        """None: there is none, or it can't be read."""
-        plan = PlanFile(self.folder / PLAN)
-        try:
-            plan.check()
-        except PackError as error:
-            if self.is_ours:
-                self.notes.append(str(error))
-            return None
-        return plan
+        """None: there is none."""
+        return PlanFile(self.folder / PLAN) if (self.folder / PLAN).is_file() else None
 
     def number_of(self, named: str) -> int:
         """Which pack is meant: a number, from the end where it is negative, or a key.
@@ -71,10 +63,11 @@ class Opened:
         if self.plan is not None:
             try:
                 rows = self.plan.members({key}).get(key)
+                notes += [f"it is not in {PLAN}"] * (rows is None)
             except PackError as error:
                 notes.append(str(error))
-            if rows is None:
-                notes.append(f"it is not in {PLAN}")
+        elif self.is_ours:
+            notes.append(f"{PLAN} is missing")
         longest = self.manifest.get("max_token_len")
         place = Place(found.number, len(self.packs), found.shard, longest if type(longest) is int else None)
         return pack_view(found.file, found.pack, place, rows, template, max_thumbnails, notes)
@@ -146,7 +139,7 @@ def about(opened: Opened) -> Iterator[str]:
     made = [f"{manifest.get('flavor') or first.whose or first.name}"]
     if opened.is_ours:
         made += [f"for {model}" if model else "for no model that it names", f"layout {manifest.get('layout', '?')}"]
-    yield f"{opened.folder}  {', '.join(made)}"
+    yield f"{opened.folder}: {', '.join(made)}"
     facts = [f"{len(packs):,} packs in {len(packs.counts):,} shard{'s' * (len(packs.counts) != 1)}"]
     if type(number := manifest.get("num_samples")) is int:
         facts[0] += f", {number:,} samples"

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 from energon_pack.dataset.lookup import Found
 from energon_pack.errors import PackError, one_line
 from energon_pack.inspect.dataset import Opened, about
-from energon_pack.pages.html import Html, page, section, tag
+from energon_pack.pages.html import Html, anchor, page, section, tag
 from energon_pack.samples.flavors import inputs_of_pack
 from energon_pack.samples.flavors.base import MemberInput
-from energon_pack.views.html import pack_section
+from energon_pack.views.html import members_table, pack_section
 from energon_pack.views.view import PackView
 
 if TYPE_CHECKING:  # torch, which only a page of batches needs
     from energon_pack.training.batch import PackedBatch
 
 _LAYOUTS = ("neat", "thd")
-_MAX_CHARS, _MAX_MEMBERS = 60_000, 64
+_MAX_CHARS, _MAX_MEMBERS, _MOST_ROWS = 60_000, 64, 400
 _TITLE = "What training gets"
 _SAYS = "The batch of this pack alone, made by the encoder that training uses, in either layout."
 
@@ -29,12 +29,16 @@ def pack_page(opened: Opened, found: Found, view: PackView, processor: str | Non
         processor: with which batches are made; None: the model's published one.
         how: `trust_remote_code` and `model` of `loading.pack_encoder`.
     """
+    titles = ["Members", *(f"{_TITLE}: {layout}" for layout in _LAYOUTS)]
+    links = [part for title in titles for part in (tag("a", title, href=f"#{anchor(title)}"), " · ")][:-1]
     return page(
         f"Pack {view.number:,} of {opened.folder.name}",
         tag("h1", f"Pack {view.number:,} of {opened.folder.name}"),
         *(tag("p", line, class_="faint") for line in about(opened)),
         *(tag("p", note, class_="bad") for note in opened.notes),
+        tag("p", "On this page: ", *links),
         pack_section(view, _MAX_CHARS, _MAX_MEMBERS),
+        section("Members", members_table(view.members[:_MOST_ROWS])),
         *training_sections(opened, found, processor, how),
     )
 
@@ -56,12 +60,13 @@ def training_sections(opened: Opened, found: Found, processor: str | None, how: 
 def batch_of(opened: Opened, found: Found, layout: str, processor: str | None, how: Mapping[str, Any]) -> "PackedBatch":
     """The batch of one pack; raises as `loading.pack_encoder` and `PackEncoder`."""
     from energon_pack.loading import pack_encoder
+    from energon_pack.templates.quiet import errors_only
 
-    encoder = pack_encoder(opened.folder, processor, **how, layout=layout, rope_rows=True)
-    pack = encoder.encode(found.pack.files.key, inputs_of(found))
-    if pack is None:
-        raise PackError("all of its members were left out")
-    return encoder.batch([pack])
+    with errors_only():
+        encoder = pack_encoder(opened.folder, processor, **how, layout=layout, rope_rows=True)
+        pack = encoder.encode(found.pack.files.key, inputs_of(found))
+        assert pack is not None, "on_bad_member=raise"
+        return encoder.batch([pack])
 
 
 def inputs_of(found: Found) -> Iterator[MemberInput]:

@@ -1,6 +1,6 @@
 """Packs and members by a piece of their names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import nsmallest
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from energon_pack.dataset.files import PlanFile
 from energon_pack.inspect.dataset import Opened
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.shard import JsonlShard, TarShard
@@ -34,46 +35,47 @@ def search(opened: Opened, text: str, most: int) -> tuple[list[Hit], int]:
 
     def counted() -> Iterator[Hit]:
         nonlocal num_hits
-        for number, hits in _of_packs(opened, text) if opened.plan is None else _of_plan(opened, text, most):
+        for number, hits in _of_packs(opened, text) if opened.plan is None else _of_plan(opened.plan, text, most):
             num_hits += number
             yield from hits
 
-    return nsmallest(most, counted()), num_hits
+    found = nsmallest(most, counted())
+    return found if opened.plan is None else _named(found, opened.plan), num_hits
 
 
-def _of_plan(opened: Opened, text: str, most: int) -> Iterator[tuple[int, list[Hit]]]:
-    """Of each row group how many, and the first of them."""
-    assert opened.plan is not None
+def _of_plan(plan: PlanFile, text: str, most: int) -> Iterator[tuple[int, list[Hit]]]:
+    """Of each row group how many, and the first of them, yet without their samples' ids."""
     first = 0  # pack of this row group
-    for table in opened.plan.tables("pack", "shard", "key", "record_part", "cut"):
-        packs, keys, ids = table["pack"].combine_chunks(), table["key"], _ids(table)
-        is_hit = pc.or_(pc.match_substring(ids, text), pc.match_substring(packs, text))
-        rows = np.flatnonzero(_bools(is_hit))
-        starts = np.flatnonzero(np.concatenate(([True], _bools(pc.not_equal(packs[1:], packs[:-1])))))
+    spans = any(mark in text for mark in (TarShard.mark, JsonlShard.mark))  # it may begin in a shard's name
+    for table in plan.tables("pack", "shard", "key", *["record_part"] * spans):
+        packs, keys = table["pack"].combine_chunks(), table["key"]
+        names = (packs, _ids(table)) if spans else (packs, keys, table["shard"])
+        rows = np.flatnonzero(_any([pc.match_substring(column, text) for column in names]))
+        starts = np.flatnonzero(np.concatenate(([True], _any([pc.not_equal(packs[1:], packs[:-1])]))))
         if len(rows):
-            hits = pa.array(rows)
-            exact = [_bools(pc.equal(names.take(hits), text)) for names in (ids, keys, packs)]
-            ranks = np.where(np.logical_or.reduce(exact), 0, 1)
-            best = np.argsort(ranks, kind="stable")[:most]
+            is_exact = _any([pc.equal(column.take(pa.array(rows)), text) for column in (*names, keys)])
+            best = np.argsort(~is_exact, kind="stable")[:most]
             chosen = rows[best]
             numbers = np.searchsorted(starts, chosen, side="right") - 1
-            sample_ids, cuts = (names.take(pa.array(chosen)).to_pylist() for names in (ids, table["cut"]))
-            columns = (
-                ranks[best].tolist(),
-                (first + numbers).tolist(),
-                (chosen - starts[numbers]).tolist(),
-                packs.take(pa.array(chosen)).to_pylist(),
-                map(
-                    _with_part, ids.take(pa.array(chosen)).to_pylist(), table["cut"].take(pa.array(chosen)).to_pylist()
-                ),
-            )
-            yield len(rows), list(map(Hit, *columns))
+            ranks, places = (~is_exact[best]).astype(int), chosen - starts[numbers]
+            pack_keys = packs.take(pa.array(chosen)).to_pylist()
+            columns = (ranks.tolist(), (first + numbers).tolist(), places.tolist(), pack_keys)
+            yield len(rows), [Hit(*row, "") for row in zip(*columns, strict=True)]
         first += len(starts)
 
 
-def _bools(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    """As numpy has it; what is null is False."""
-    values: npt.NDArray[np.bool_] = np.asarray(pc.fill_null(column, False))
+def _named(hits: list[Hit], plan: PlanFile) -> list[Hit]:
+    """Hits with the ids of their samples."""
+    members = plan.members({hit.key for hit in hits})
+    ids = {key: [row.sample_id for row in rows] for key, rows in members.items()}
+    return [hit._replace(sample_id=(ids.get(hit.key, [])[hit.member :] or ["?"])[0]) for hit in hits]
+
+
+def _any(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.bool_]:
+    """Where one of them is true; what is null is not."""
+    values: npt.NDArray[np.bool_] = np.logical_or.reduce(
+        [np.asarray(pc.fill_null(column, False)) for column in columns]
+    )
     return values
 
 
@@ -83,10 +85,6 @@ def _ids(table: pa.Table) -> pa.Array:
     marks = pc.if_else(is_line, JsonlShard.mark, TarShard.mark)
     columns = [column.cast(pa.large_string()) for column in (table["shard"], marks, table["key"])]
     return pc.binary_join_element_wise(*columns, pa.scalar("", pa.large_string())).combine_chunks()
-
-
-def _with_part(sample: str | None, cut: dict[str, object] | None) -> str:
-    return f"{sample}#{cut['part']}" if cut else str(sample)
 
 
 def _of_packs(opened: Opened, text: str) -> Iterator[tuple[int, list[Hit]]]:

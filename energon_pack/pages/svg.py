@@ -28,6 +28,7 @@ class Piece(NamedTuple):
     kind: str
     size: float
     label: str  # its tooltip
+    is_odd: bool = False  # drawn paler: what stands beside it, of the same kind, is told apart
 
 
 def histogram(
@@ -121,13 +122,13 @@ def strip(pieces: Sequence[Piece], total: float, height: int = 18) -> Html:
     drawn, at = [], 0.0
     used = sum(piece.size for piece in pieces)
     rest = [Piece("padding", total - used, f"padding: {short(total - used)}")] if total > used else []
-    for kind, size, label in (*pieces, *rest):
+    for kind, size, label, is_odd in (*pieces, *rest):
         width = size / total * _WIDTH
-        drawn.append(_rect(at, 0, max(0.5, width - 0.6), height, kind, label))
+        drawn.append(_rect(at, 0, max(0.5, width - 0.6), height, f"{kind} odd" if is_odd else kind, label))
         at += width
     sums: dict[str, float] = {}
-    for kind, size, _ in (*pieces, *rest):
-        sums[kind] = sums.get(kind, 0.0) + size
+    for piece in (*pieces, *rest):
+        sums[piece.kind] = sums.get(piece.kind, 0.0) + piece.size
     inner = tag("svg", *drawn, viewBox=f"0 0 {_WIDTH} {height}", preserveAspectRatio="none", role="img",
                 aria_label=", ".join(f"{kind} {short(size)}" for kind, size in sums.items()),
                 style=f"height:{height}px")  # fmt: skip

@@ -58,15 +58,13 @@ def time(facts: RunFacts) -> Html:
         (name, f"{seconds:,.1f}", f"{seconds / total:.0%}", f"{facts.peak_rss_bytes_by_stage.get(name, 0) / 1e6:,.0f}")
         for name, seconds in facts.seconds.items()
     ]
-    throughput: Mapping[str, Mapping[str, int]] = getattr(facts, "throughput", {})
     made = [table(("stage", "seconds", "of all", "peak memory, MB"), rows)]
-    if throughput:
-        made.append(table(("stage", "samples", "from the cache", "samples/s", "MB/s"), _pace(facts, throughput)))
+    made.append(table(("stage", "samples", "from the cache", "samples/s", "MB/s"), _pace(facts)))
     return section("Time", *made, *_beside(facts), says="Where did the time go?")
 
 
-def _pace(facts: RunFacts, throughput: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, ...]]:
-    for name, of in throughput.items():
+def _pace(facts: RunFacts) -> Iterator[tuple[str, ...]]:
+    for name, of in facts.throughput.items():
         seconds = facts.seconds.get(name) or 0.0
         samples, cached, num_bytes = (of.get(key, 0) for key in ("samples", "cached", "bytes"))
         rates = (short((samples - cached) / seconds), f"{num_bytes / seconds / 1e6:,.1f}") if seconds else ("", "")

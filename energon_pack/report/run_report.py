@@ -1,18 +1,20 @@
 """The page of a run, as the run goes on: begun with the lengths, written where the run ends, well or not."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from energon_pack.config import PackConfig
 from energon_pack.lengths.method import Method
+from energon_pack.pages.html import Html
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import PackPlan
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report.figures import Figures, Tries, folders_of, planned_figures, source_figures
 from energon_pack.report.lens import job_of, num_tried, try_some
+from energon_pack.report.look import LookJob, look, packs_to_look_at
 from energon_pack.report.page import About, run_page
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
@@ -20,6 +22,7 @@ from energon_pack.steps.cost import CostModel
 from energon_pack.templates.processor import rules_of
 
 _EXAMPLES = 3  # of a reason
+MOST_BYTES, _MARGIN = 300_000, 2_000  # of a page, and of it for what is around the packs
 
 
 class RunReport:
@@ -38,11 +41,14 @@ class RunReport:
         self._config, self._processor, self._run = config, processor, run
         self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
         self._tries = run.executor.start(try_some, job_of(lengths, config.packing, config.report.lens))
+        self._method = method
+        self._packs: dict[int, str] = {}
         self._of_plan: dict[str, Any] = {"folders": folders_of(lengths, None)}
 
     def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel) -> None:
         """What became of the samples."""
         self._of_plan = planned_figures(lengths, plan, report, cost, self._config.packing)
+        self._packs = packs_to_look_at(lengths.items, plan)
 
     def write(
         self,
@@ -52,6 +58,7 @@ class RunReport:
         folder: Path | None = None,
         ledger_name: str | None = None,
         failed: str | None = None,
+        written: Path | None = None,
     ) -> None:
         """Write the page.
 
@@ -61,8 +68,10 @@ class RunReport:
             folder: of the dataset, where there is one.
             ledger_name: where all skipped samples are named.
             failed: why nothing is published.
+            written: folder in which the packs are now.
         """
         with self._run.progress.timed("report"):
+            looked_at = self._look(written) if written else []
             choices: list[Choice] = self._run.executor.result(self._tries)
             most = self._config.packing.max_token_len
             source = source_figures(self._lengths, self._rules, most, self._repeated)
@@ -76,7 +85,25 @@ class RunReport:
             figures = replace(figures, examples=some_of_each(ledger, figures.skipped_by_reason))
             title = self._config.output.name or "run"
             about = About(self._config, title, self._processor, facts, folder, ledger_name, failed)
-            write_whole(path, run_page(figures, about).encode())
+            room = MOST_BYTES - len(run_page(figures, about).encode())
+            write_whole(path, run_page(figures, about, fitting(looked_at, room)).encode())
+
+    def _look(self, folder: Path) -> list[Html]:
+        flavor, most = self._config.output.flavor.value, self._config.packing.max_token_len
+        job = LookJob(folder, flavor, self._packs, self._method.template_folder, most)
+        return self._run.executor.result(self._run.executor.start(look, job))
+
+
+def fitting(sections: Sequence[Html], room: int) -> list[Html]:
+    """Those that have a place in so many bytes; the first ones first."""
+    taken = []
+    for section in sections:
+        room -= len(section.encode())
+        if room >= _MARGIN:
+            taken.append(section)
+        else:
+            room += len(section.encode())
+    return taken
 
 
 def some_of_each(ledger: Iterable[Mapping[str, Any]], reasons: Mapping[str, int]) -> dict[str, list[Mapping[str, Any]]]:

@@ -1,24 +1,83 @@
-"""What commands share: exit codes, signals, and of those with plain arguments a user's error in one line."""
+"""What commands share: exit codes, pages of help, signals, and the errors of users in one line."""
 
 import argparse
 import io
+import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from energon_pack import __version__
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, SamplesLost
 
 EXIT_INTERRUPTED = 130
+#: What a command ends with; all pages of help show them from here.
+EXIT_CODES: dict[int, str] = {
+    0: "done",
+    PackError.exit_code: "refused, or wrong input: one line names the value and what to change",
+    2: "an option that there is not, or an argument missing: the usage is printed",
+    SamplesLost.exit_code: "bad data cost more than `max_skipped`, or a whole medium: nothing was published",
+    EXIT_INTERRUPTED: "interrupted; the same `energon-pack` goes on from what is there",
+}
+#: The programs beside `energon-pack`: `python -m energon_pack.<name>`.
+TOOLS: dict[str, str] = {
+    "verify": "check a packed dataset",
+    "inspect": "look at a pack, or at a sample of a source before it is packed",
+    "simulate": "how long ranks would wait for each other, on any number of them",
+    "unpack": "the samples of a packed dataset, each of its own again",
+    "metadataset": "blend packed datasets",
+    "adopt": "packs of LLaVA-OneVision-2 or LoongForge, loadable as they lie",
+    "convert": "JSONL as a plain WebDataset",
+}
+_WIDEST_HELP = 110
 
 
-def parser(name: str, takes: str, description: str) -> argparse.ArgumentParser:
-    """The parser of `python -m energon_pack.<name>`, and what it takes first."""
+def parser(
+    name: str,
+    takes: str,
+    description: str,
+    examples: Sequence[str] = (),
+    codes: Mapping[int, str] | None = None,
+) -> argparse.ArgumentParser:
+    """The parser of `python -m energon_pack.<name>`, whose `--help` is a page.
+
+    Args:
+        takes: its arguments.
+        description: one sentence.
+        examples: what stands behind its name in commands that work.
+        codes: of its exit codes those that say more than `EXIT_CODES`.
+    """
     program = f"python -m energon_pack.{name}"
-    made = argparse.ArgumentParser(program, usage=f"{program} {takes} [options]", description=description)
-    made.add_argument("--version", action="version", version=f"energon-pack {__version__}")
+    lines = ["examples:", *(f"  {program} {example}" for example in examples), ""] if examples else []
+    own = {code: what for code, what in EXIT_CODES.items() if code != SamplesLost.exit_code} | dict(codes or {})
+    lines += ["exit codes:", *exit_code_lines(own)]
+    made = argparse.ArgumentParser(
+        program,
+        usage=f"{program} {takes} [options]",
+        description=description,
+        epilog="\n".join(lines),
+        formatter_class=_Page,
+    )
+    made.add_argument("-V", "--version", action="version", version=f"energon-pack {__version__}")
     return made
+
+
+class _Page(argparse.RawDescriptionHelpFormatter):
+    """As wide as the terminal, but no wider than one reads."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=min(_WIDEST_HELP, shutil.get_terminal_size().columns - 2))
+
+
+def exit_code_lines(codes: Mapping[int, str]) -> list[str]:
+    """A line a code."""
+    return [f"  {code:<4} {what.replace('`', '')}" for code, what in codes.items()]
+
+
+def tool_lines() -> list[str]:
+    """A line a tool."""
+    return [f"  python -m energon_pack.{name:<12} {what}" for name, what in TOOLS.items()]
 
 
 def count(text: str) -> int:

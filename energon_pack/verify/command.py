@@ -265,26 +265,40 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    made = parser("verify", "DIR", "Check a packed dataset; exit code 0 when all is well, 1 when anything is not.")
+    made = parser(
+        "verify",
+        "DIR",
+        "Check a packed dataset, ours or one of LLaVA-OneVision-2 or LoongForge.",
+        examples=(
+            "packed/demo-qwen2_5_vl-neat-8192",
+            "packed/demo-qwen2_5_vl-neat-8192 --source --decode --lengths 100",
+            "packed/demo-qwen2_5_vl-neat-8192 --model Qwen2ForCausalLM",
+        ),
+        codes={0: "all is well", 1: "a defect, each with its line; or refused, in one line"},
+    )
     made.add_argument("dataset", metavar="DIR", help="folder of a packed dataset")
-    made.add_argument("--decode", action="store_true", help="decode every image and video, these by Energon, too")
-    made.add_argument("--source", nargs="*", metavar="PATH", help="compare with the source, at PATH if it has moved")
-    made.add_argument("--media-root", metavar="FOLDER", help="where media of a JSONL source are now")
-    made.add_argument("--lengths", type=count, default=0, metavar="N", help="measure N random members again")
-    made.add_argument(
+    more = made.add_argument_group("look at more")
+    more.add_argument("--decode", action="store_true", help="decode every image and video, these by Energon, too")
+    more.add_argument("--source", nargs="*", metavar="PATH", help="compare with the source, at PATH if it has moved")
+    more.add_argument("--media-root", metavar="FOLDER", help="where media of a JSONL source are now")
+    more.add_argument("--lengths", type=count, default=0, metavar="N", help="measure N random members again")
+    more.add_argument(
         "--model",
         metavar="MODEL",
         help="does it keep members apart? a class of transformers, module:Class, or a folder with a config.json",
     )
-    made.add_argument("--as", dest="packs_as", metavar="MODEL", help="of another tool's packs: +model=MODEL of packing")
-    made.add_argument(
+    processor = made.add_argument_group("the processor of --lengths and --model")
+    processor.add_argument("--processor", metavar="FOLDER", help="another than when it was packed")
+    processor.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
+    theirs = made.add_argument_group("packs of other tools")
+    theirs.add_argument("--as", dest="packs_as", metavar="MODEL", help="for --lengths: as +model=MODEL of packing")
+    theirs.add_argument(
         "--reader",
         choices=("own", "energon_pack"),
         default="own",
-        help="of another tool's packs: whose loader has to read them (that of its own stack)",
+        help="whose loader has to read them: that of their own stack (default), or this package's",
     )
-    made.add_argument("--processor", metavar="FOLDER", help="for --lengths, --model (default: as when it was packed)")
-    made.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
-    made.add_argument("--max-errors", type=count, default=20, metavar="N", help="defects to show (default 20)")
-    made.add_argument("--num-workers", type=count, metavar="N", help="processes (default: all cores)")
+    how = made.add_argument_group("how")
+    how.add_argument("--max-errors", type=count, default=20, metavar="N", help="defects to show (default: 20)")
+    how.add_argument("--num-workers", type=count, metavar="N", help="processes (default: all cores)")
     return made.parse_args()

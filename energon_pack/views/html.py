@@ -66,6 +66,24 @@ def pack_strip(view: PackView) -> Html | None:
     return join((strip(pieces, total), legend(dict.fromkeys(kinds))))
 
 
+def members_table(members: Sequence[MemberView]) -> Html:
+    """A row a member."""
+    rows = [
+        (
+            tag("code", f"#{number} {member.sample_id}"),
+            member.media_type,
+            *(_count(value) for value in (len(member.turns), member.token_len, member.num_visual_tokens)),
+            _count(member.num_supervised),
+        )
+        for number, member in enumerate(members)
+    ]
+    return table(("member", "medium", "turns", "tokens", "visual", "trained on"), rows, num_words=2)
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
+
+
 def member_block(member: MemberView, name: str, max_chars: int) -> Html:
     """A member or a sample: its id, lengths, pictures and text.
 
@@ -185,4 +203,5 @@ def _joined(pieces: Sequence[Piece], every: int) -> Iterator[Piece]:
     for start in range(0, len(pieces), every):
         some = pieces[start : start + every]
         most = max(some, key=lambda piece: piece.size)
-        yield Piece(most.kind, sum(piece.size for piece in some), f"{most.label}, and {len(some) - 1} more")
+        size = sum(piece.size for piece in some)
+        yield most._replace(size=size, label=f"{most.label}, and {len(some) - 1} more")

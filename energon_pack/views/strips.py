@@ -8,7 +8,11 @@ from energon_pack.views.view import MemberView, PackView
 
 def pieces_of(pack: PackView) -> list[Piece]:
     """The pieces in order, each with what it is; none of a member that was not measured."""
-    return [piece for number, member in enumerate(pack.members) for piece in member_pieces(member, f"member {number}")]
+    return [
+        piece._replace(is_odd=number % 2 == 1)
+        for number, member in enumerate(pack.members)
+        for piece in member_pieces(member, f"member {number}")
+    ]
 
 
 def member_pieces(member: MemberView, name: str) -> list[Piece]:

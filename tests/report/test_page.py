@@ -13,7 +13,7 @@ from energon_pack.errors import SamplesLost
 from energon_pack.pack import pack
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import FolderIn
-from energon_pack.report.packs import Flops, PackFigures, Stretch
+from energon_pack.report.packs import PackFigures, Stretch
 from energon_pack.report.page import About, run_page
 from energon_pack.report.shapes import linear_histogram, log_histogram
 from energon_pack.samples.skip import Reason
@@ -37,7 +37,16 @@ def test_the_demo(config: Make) -> None:
     said = seen(Path(run.output.dir) / "packed" / "report.html")
     for text in ("320", f"{figures['tokens']:,}", "91.32%", "Length to take:", "trained on", "get_train_dataset"):
         assert text in said
-    for title in ("What to look at", "In and out", "Token lengths", "Which length", "Packs", "Over time", "Time"):
+    for title in (
+        "What to look at",
+        "In and out",
+        "Token lengths",
+        "Which length",
+        "Packs",
+        "Over time",
+        "A few packs",
+        "Time",
+    ):
         assert title in said
 
 
@@ -99,9 +108,9 @@ def worst() -> tuple[Any, About]:
     shape = linear_histogram(many)
     stretch = Stretch({kind: 123_456_789 for kind in kinds}, 1.234, 0.987)
     waits = {"planned": [1.5] * 40, "chance": [10.5] * 40}
-    flops = Flops(1e20, 1e19, 1e18)
-    packs = PackFigures(shape, shape, shape, shape, {}, flops, HOSTILE, "train", [stretch] * 40, waits)
+    packs = PackFigures(shape, shape, shape, shape, {}, "train", [stretch] * 40, waits)
     text = HOSTILE * 100
+    flops = {"weights": 1e20, "attention": 1e19, "vision": 0.0, "source": text}
     entry = {"sample_id": text, "detail": text}
     config = PackConfig(seed=7)
     config.model.name = config.model.template = text
@@ -110,15 +119,21 @@ def worst() -> tuple[Any, About]:
     reasons = {reason.value: 10 for reason in Reason}
     of = figures(
         {"token_len": log_histogram(many)},
-        {"skipped_by_reason": reasons, "packs": 9000},
+        {
+            "skipped_by_reason": reasons,
+            "packs": 9000,
+            "flops": flops,
+        },
         packs=packs,
         folders=[FolderIn(text, 1000, 800, 100, 5)] * 500,
         examples={reason: [{**entry, "reason": reason}] * 3 for reason in reasons},
     )
     names = ("processor", "lengths", "plan", "write", "verify", "check")
     facts = RunFacts(
-        1, {}, {}, "/", "abc", dict.fromkeys(names, 12.5), 10**9, dict.fromkeys(names, 10**9), 10**9, 10**9,
-        {"shards_reused": 3, "shards_measured": 4}, 100, 3,
+        format=1, config={}, media_rules={}, cwd="/", fingerprint="abc", seconds=dict.fromkeys(names, 12.5),
+        throughput={name: {"samples": 10**9, "cached": 5, "bytes": 10**12} for name in names}, peak_rss_bytes=10**9,
+        peak_rss_bytes_by_stage=dict.fromkeys(names, 10**9), bytes_read=10**9, bytes_written=10**9,
+        cache={"shards_reused": 3, "shards_measured": 4}, samples_verified=100, samples_not_verified=3,
     )  # fmt: skip
     return of, About(config, text, text, facts, Path("/x"), "skipped.jsonl", text)
 

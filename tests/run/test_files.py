@@ -50,6 +50,22 @@ def test_a_folder_that_was_damaged_is_made_again(tmp_path: Path, damage: Callabl
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
+def test_the_folder_of_a_faster_run_stays(tmp_path: Path) -> None:
+    """It works with it: two jobs of a sweep made the demo at once, and one of them said that its source had changed."""
+    folder, inodes = tmp_path / "made", []
+
+    def make(made: Path) -> None:
+        (made / "file").write_text("same")
+
+    def slowly(made: Path) -> None:
+        make_once(folder, make)
+        inodes.append((folder / "file").stat().st_ino)
+        make(made)
+
+    make_once(folder, slowly)
+    assert inodes == [(folder / "file").stat().st_ino]
+
+
 def test_one_process_of_a_machine_works_and_others_wait(tmp_path: Path) -> None:
     """Else eight ranks measure the same; with a barrier, those that are let in one after another wait for ever."""
     script = (

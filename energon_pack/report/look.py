@@ -1,0 +1,61 @@
+"""A few packs to look at: of each medium one, and those at the edges."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from energon_pack.dataset.files import PLAN, PlanFile
+from energon_pack.dataset.lookup import Packs
+from energon_pack.pages.html import Html, details
+from energon_pack.plan.items import MEDIA_TYPES, Items
+from energon_pack.plan.plan import PackPlan, features_of_packs, media_of_packs
+from energon_pack.samples.flavors import PACKED
+from energon_pack.templates.processor import load_saved
+from energon_pack.views.html import pack_section
+from energon_pack.views.packed import Place, pack_view
+
+_MOST, _MEMBERS, _CHARS, _THUMBNAILS = 6, 8, 4_000, 6
+
+
+@dataclass(frozen=True)
+class LookJob:
+    """Packs of a dataset that is written."""
+
+    folder: Path
+    flavor: str
+    packs: dict[int, str]  # number in the order of the plan → why this one
+    template_folder: str
+    max_token_len: int
+
+
+def packs_to_look_at(items: Items, plan: PackPlan) -> dict[int, str]:
+    """The first pack of each medium, the fullest, the emptiest and the one of most members: their numbers, and why."""
+    if not plan.num_packs:
+        return {}
+    kind, tokens = media_of_packs(items, plan), plan.per_pack(items.lens)
+    members = features_of_packs(items, plan)["members"]
+    found = {int(np.argmax(kind == code)): f"the first {MEDIA_TYPES[code]} pack" for code in np.unique(kind).tolist()}
+    edges = {"the fullest": tokens.argmax(), "the emptiest": tokens.argmin(), "the most members": members.argmax()}
+    for why, number in edges.items():
+        found[int(number)] = f"{found[int(number)]}, and {why}" if int(number) in found else why
+    return dict(list(found.items())[:_MOST])
+
+
+def look(job: LookJob) -> list[Html]:
+    """The packs, as parts of a page; may run in a worker, which has the tokenizer."""
+    return list(_sections(job))
+
+
+def _sections(job: LookJob) -> Iterator[Html]:
+    template, plan = load_saved(job.template_folder), PlanFile(job.folder / PLAN)
+    first = next(iter(job.packs), None)
+    with Packs(job.folder, PACKED[job.flavor]) as packs:
+        for number, why in job.packs.items():
+            found = packs[number]
+            key = found.pack.files.key
+            place = Place(number, len(packs), found.shard, job.max_token_len)
+            rows = plan.members({key}).get(key)
+            view = pack_view(found.file, found.pack, place, rows, template, _THUMBNAILS, found.defects)
+            yield details(f"{why} of {len(packs):,}", pack_section(view, _CHARS, _MEMBERS), is_open=number == first)

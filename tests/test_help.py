@@ -1,0 +1,64 @@
+"""Each program has a page of help whose examples work, and says its version; exit codes stand in one place."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from energon_pack.run.command import EXIT_CODES, TOOLS
+from support.running import ROOT, command_here, run_here
+
+DEMO = "packed/demo-qwen2_5_vl-neat-8192"
+
+
+def page(tool: str, cwd: Path) -> str:
+    result = command_here(f"energon_pack.{tool}", "--help", cwd=cwd)
+    assert result.returncode == 0
+    return result.stdout
+
+
+def examples(tool: str, cwd: Path) -> list[str]:
+    return re.findall(rf"^  python -m energon_pack\.{tool} (.*)$", page(tool, cwd), re.MULTILINE)
+
+
+def test_every_tool_is_named() -> None:
+    """One that `energon-pack --help` does not name is found by nobody."""
+    calls = re.compile(r"\brun\(\"(\w+)\"")
+    files = [path.read_text() for path in (ROOT / "energon_pack").rglob("*.py")]
+    assert {name for text in files for name in calls.findall(text)} == TOOLS.keys()
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_page_says_what_one_wants_to_know(tool: str, tmp_path: Path) -> None:
+    shown = page(tool, tmp_path)
+    assert examples(tool, tmp_path)
+    for code in {*EXIT_CODES} - {3}:
+        assert re.search(rf"^  {code} +\w", shown, re.MULTILINE)
+    for option in ("-V", "--version"):
+        assert command_here(f"energon_pack.{tool}", option, cwd=tmp_path).stdout.startswith("energon-pack 0.")
+
+
+def test_examples_work(tmp_path: Path, cache: Path) -> None:
+    assert run_here("+model=qwen2_5_vl", f"cache_dir={cache}", cwd=tmp_path)[0] == 0
+    on_the_demo = [(tool, line) for tool in TOOLS for line in examples(tool, tmp_path) if DEMO in line]
+    assert {"verify", "simulate", "unpack", "metadataset"} <= {tool for tool, _ in on_the_demo}
+    for tool, line in on_the_demo:
+        result = command_here(f"energon_pack.{tool}", *shlex.split(line), cwd=tmp_path)
+        assert result.returncode == 0, (line, result.stderr)
+
+
+def test_exit_codes_are_those_of_the_code(tmp_path: Path) -> None:
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    assert {int(code): what for code, what in rows} == EXIT_CODES
+    _, shown, _ = run_here("--help", cwd=tmp_path)
+    for code, what in EXIT_CODES.items():
+        assert re.search(rf"^ +{code} +{re.escape(what.replace('`', ''))}$", shown, re.MULTILINE)
+    for tool, what in TOOLS.items():
+        assert re.search(rf"python -m energon_pack\.{tool} +{what}$", shown, re.MULTILINE)
+
+
+def test_how_to_complete_stands_in_the_help(tmp_path: Path) -> None:
+    _, shown, _ = run_here("--help", cwd=tmp_path)
+    for line in ('eval "$(energon-pack -sc install=bash)"', "energon-pack -sc install=fish | source"):
+        assert line in shown
