@@ -23,6 +23,7 @@ from energon_pack.config.compose import one_line
 from energon_pack.config.naming import output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError
+from energon_pack.report.sweep_folder import SweepJob, sweep_folder
 from energon_pack.run.command import EXIT_CODES, EXIT_INTERRUPTED, exit_code_lines, prepare_process, tool_lines
 from energon_pack.run.console import in_one_piece
 from energon_pack.templates.models import packaged_models, read_model
@@ -56,24 +57,34 @@ class _Refusals:
 
 def _run(composed: DictConfig, refusals: _Refusals) -> None:
     """One job: a run, or one of a sweep."""
+    sweep = _sweep_job()
     try:
         if any(override.startswith("+model=[") for override in HydraConfig.get().overrides.task):
             raise PackError("+model takes one model; sweep over several with -m +model=A,B")
         config = to_config(composed, _options("model"))
         config.output.name = config.output.name or output_name(config, _defaults(composed), _swept(config))
-        from energon_pack.pack import pack
-
-        if refusals.are_here:
-            pack(config)
-        else:
-            with in_one_piece(job := _job()):
-                pack(config, job)
+        _pack(config, sweep, refusals.are_here)
     except (PackError, OSError) as error:
         refusals.add(refused := error if isinstance(error, PackError) else _of_system(error))
+        if sweep:
+            sweep.failed(refused)
         if not refusals.are_here:
             raise refused from None  # Hydra takes it to the process that called the launcher
         if HydraConfig.get().mode is not RunMode.MULTIRUN:
             sys.exit(refused.exit_code)
+
+
+def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
+    """Pack, and tell the sweep what came of it."""
+    from energon_pack.pack import pack, page_of
+
+    if is_here:
+        figures = pack(config)
+    else:
+        with in_one_piece(job := _job()):
+            figures = pack(config, job)
+    if sweep:
+        sweep.done(page_of(config), figures)
 
 
 def main() -> NoReturn:
@@ -106,7 +117,24 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         print("energon-pack: interrupted; the same command goes on from the lengths it has", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
+    _end_sweep()
     sys.exit(refusals.exit_code)
+
+
+def _sweep_job() -> SweepJob | None:
+    """This job of a sweep; None: this is a single run."""
+    folder, hydra_config = sweep_folder(), HydraConfig.get()
+    if hydra_config.mode is not RunMode.MULTIRUN or folder is None:
+        return None
+    return SweepJob(folder, hydra_config.job.num, list(hydra_config.overrides.task))
+
+
+def _end_sweep() -> None:
+    """The page and the table of the sweep that ran, if one did."""
+    if (folder := sweep_folder()) is not None:
+        from energon_pack.report.sweep_page import end_sweep
+
+        end_sweep(folder)
 
 
 def _end_of_help() -> str:

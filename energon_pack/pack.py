@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from energon_pack.config import OnDamaged, PackConfig, Stage, plain
 from energon_pack.config.naming import content_settings, shards_identity
-from energon_pack.config.resolve import Places, resolve
+from energon_pack.config.resolve import Places, final_folder, resolve
 from energon_pack.dataset.check import check, get_ready, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
@@ -94,7 +94,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         measured = measure_source(config, places, indexed, method, run)
         page = RunReport(given, places.processor, measured.lengths, measured.num_repeated, method, run)
         if config.stage is Stage.lengths:
-            return _choose(config, measured, page, places, run)
+            return _choose(config, measured, page, run)
         if config.stage is Stage.all:
             executor.start(get_ready, None)  # the imports of the check, while this process plans
         planned = plan_source(config, measured, method, cost, run)
@@ -103,9 +103,9 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         why_not = losses(planned.report, config.max_skipped)
         if config.stage is Stage.plan:
             skipped = ledger(planned.lengths, planned.plan, config.packing)
-            _write_page(page, skipped, why_not, places, config.stage)
+            _write_page(page, skipped, why_not, config)
             print_stages(run.progress)
-            foresee(why_not)
+            foresee(why_not, page_of(config))
             return planned.report.to_json()
         with (
             naming_place("output.dir", places.output_dir),
@@ -174,15 +174,15 @@ def measure_source(
         )
 
 
-def _choose(config: PackConfig, measured: Measured, page: RunReport, places: Places, run: Run) -> dict[str, Any]:
+def _choose(config: PackConfig, measured: Measured, page: RunReport, run: Run) -> dict[str, Any]:
     """What each pack length would drop: the end of `stage=lengths`."""
     with run.timed("plan"):
         choices = try_lens(measured.lengths, config.packing, config.report.lens)
     print_choices(choices)
     why_not = bad_data(choices, config.max_skipped)
     skipped = ledger(measured.lengths, no_plan(measured.lengths.items), config.packing)
-    _write_page(page, skipped, why_not, places, config.stage)
-    foresee(why_not)
+    _write_page(page, skipped, why_not, config)
+    foresee(why_not, page_of(config))
     return choices.to_json()
 
 
@@ -195,12 +195,16 @@ def _leave_page(page: RunReport, why_not: str, report: Report, skipped: Path, fi
     refuse_losses(why_not, skipped, final)
 
 
-def _write_page(
-    page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: str | None, places: Places, stage: Stage
-) -> None:
-    """The page of a stage that publishes no dataset, beside where one would be."""
-    path = page_beside(places.final, f"{stage.value}.html")
-    with naming_place("output.dir", places.output_dir):
+def page_of(config: PackConfig) -> Path:
+    """Where the page of a run is that ends well: in its dataset, or of another stage beside where one would be."""
+    final = final_folder(config)
+    return final / PAGE if config.stage is Stage.all else page_beside(final, f"{config.stage.value}.html")
+
+
+def _write_page(page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: str | None, config: PackConfig) -> None:
+    """The page of a stage that publishes no dataset."""
+    path = page_of(config)
+    with naming_place("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         page.write(path, skipped, failed=why_not and f"{why_not}: stage=all would publish nothing")
     say(f"see it: {path}")

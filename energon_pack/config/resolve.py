@@ -33,11 +33,9 @@ def resolve(config: PackConfig) -> Places:
     Raises:
         PackError: something is not there, or is there and would be lost, or can't be written.
     """
-    if config.output.name is None:
-        raise PackError("output.name must be set")
-    output_dir = Path(config.output.dir).expanduser()
+    final = final_folder(config)
+    output_dir = final.parent
     cache_dir = Path(config.cache_dir).expanduser() if config.cache_dir else output_dir / ".cache"
-    final = output_dir / config.output.name
     overwrite = config.output.overwrite or config.source.path is None  # the demo may run again and again
     if config.stage is Stage.all:
         refuse_existing(final, overwrite)
@@ -47,6 +45,17 @@ def resolve(config: PackConfig) -> Places:
     if config.stage is Stage.all:
         refuse_unwritable("output.dir", output_dir)
     return Places(source, processor, cache_dir, output_dir, final, overwrite)
+
+
+def final_folder(config: PackConfig) -> Path:
+    """Where the dataset of a run is to be.
+
+    Raises:
+        PackError: it has no name.
+    """
+    if config.output.name is None:
+        raise PackError("output.name must be set")
+    return Path(config.output.dir).expanduser() / config.output.name
 
 
 def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:

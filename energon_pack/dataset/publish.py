@@ -89,14 +89,17 @@ def refuse_unwritable(knob: str, folder: Path) -> None:
         raise PackError(f"{knob}={folder}: {there} can't be written: {error.strerror}; choose another {knob}") from None
 
 
-def foresee(why: str | None) -> None:
+def foresee(why: str | None, page: Path) -> None:
     """End a run that writes no dataset as one that does would end.
+
+    Args:
+        page: that shows what there is.
 
     Raises:
         SamplesLost: there is a reason, of `losses` or `bad_data`.
     """
     if why is not None:
-        raise SamplesLost(f"{why}: stage=all would publish nothing")
+        raise SamplesLost(f"{why}: stage=all would publish nothing", str(page))
 
 
 def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
@@ -110,7 +113,8 @@ def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
     """
     kept, page = kept_ledger(final), page_beside(final, PAGE)
     shutil.move(skipped, kept)
-    raise SamplesLost(f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is")
+    text = f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is"
+    raise SamplesLost(text, str(page))
 
 
 @contextmanager

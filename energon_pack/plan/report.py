@@ -87,7 +87,9 @@ class Report:
     packs_lower_bound: int  # no plan has fewer
     packs_without_window: int | None  # None, and not in the file: there is no packing.window
     fill: float
+    max_token_len: int
     tokens: int  # in packs
+    tokens_left_out: int  # of samples that were measured and are in no pack
     num_supervised: int  # those of them that are trained on
     samples_with_control_tokens: int  # spelled out in their messages
     samples_with_placeholders_put_in: int
@@ -99,6 +101,7 @@ class Report:
     token_len: dict[str, int]  # of samples that were measured, cut or not
     visual_tokens_per_pack: dict[str, int]
     attention_cost: dict[str, Any]  # Σ len² of a pack: mean, max, cv
+    flops: dict[str, Any]  # forward, of all packs: weights and attention of the language model, vision encoder; source
     steps: dict[str, Any] | None  # None, and not in the file: a step has one pack
     run: RunFacts | None = None  # in the file its facts stand beside the figures
 
@@ -167,7 +170,9 @@ def summarize(
         packs_lower_bound=plan.lower_bound,
         packs_without_window=without_window(items, packing, lengths.seed) if packing.window else None,
         fill=_fill(tokens.sum(), plan.num_packs, capacity),
+        max_token_len=capacity,
         tokens=int(tokens.sum()),
+        tokens_left_out=int(lengths.sample_lens[:num_samples][left_out > 0].sum()),
         num_supervised=int(items.num_supervised[plan.items].sum()),
         samples_with_control_tokens=lengths.notes["control_tokens"],
         samples_with_placeholders_put_in=lengths.notes["placeholders_put_in"],
@@ -189,8 +194,16 @@ def summarize(
         token_len=spread(lengths.sample_lens[lengths.sample_lens > 0]),
         visual_tokens_per_pack=spread(features["visual_tokens"]),
         attention_cost=_evenness(features["attention_cost"]),
+        flops=_flops(items, plan, cost),
         steps=_steps(items, plan, packing.topology, cost),
     )
+
+
+def _flops(items: Items, plan: PackPlan, cost: CostModel) -> dict[str, Any]:
+    """What one forward pass over all packs costs, and what says so."""
+    lm, vision = costs_of_packs(items, plan, cost).sum(axis=1).tolist()
+    weights = cost.lm_token * float(items.lens[plan.items].sum(dtype=np.int64))
+    return {"weights": weights, "attention": max(0.0, lm - weights), "vision": vision, "source": cost.source}
 
 
 def _steps(items: Items, plan: PackPlan, topology: Topology, cost: CostModel) -> dict[str, Any] | None:

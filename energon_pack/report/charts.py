@@ -1,6 +1,6 @@
 """The charts of the page: lengths, what other lengths would do, packs, and what training reads over time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack.pages.html import Html, clipped, section, table, tag
@@ -8,7 +8,6 @@ from energon_pack.pages.svg import Mark, curves, histogram, short
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.report.figures import Figures
 from energon_pack.report.lens import RULE, recommended
-from energon_pack.report.packs import PackFigures
 from energon_pack.report.shapes import Histogram
 
 _FEW = 4  # packs, which a table tells better
@@ -70,8 +69,8 @@ def other_lens(figures: Figures) -> Html:
 
 def packs(figures: Figures) -> Html | None:
     """What packs hold."""
-    of = figures.packs
-    if of is None or of.fill is None:
+    of, report = figures.packs, figures.report
+    if of is None or report is None or of.fill is None:
         return None
     says = (
         "How full are packs, and how even? Each pack costs a training step about what its tokens and their squares say."
@@ -90,8 +89,8 @@ def packs(figures: Figures) -> Html | None:
         for name, shape, x in charts
         if shape and not _is_nothing(shape)
     ]
-    charts_ = tag("div", *drawn, class_="pair") if figures.report and figures.report.packs >= _FEW else None
-    return section("Packs", spreads, charts_, _cost(of), says=says)
+    charts_ = tag("div", *drawn, class_="pair") if report.packs >= _FEW else None
+    return section("Packs", spreads, charts_, _cost(report.flops), says=says)
 
 
 def _is_nothing(shape: Histogram) -> bool:
@@ -99,12 +98,14 @@ def _is_nothing(shape: Histogram) -> bool:
     return shape.edges[0] == 0 and shape.edges[-1] == 1
 
 
-def _cost(of: PackFigures) -> Html:
-    total = of.flops.total or 1.0
-    parts = {"weights of the language model": of.flops.weights, "its attention": of.flops.attention,
-             "vision encoder": of.flops.vision}  # fmt: skip
-    shares = ", ".join(f"{name} {value / total:.1%}" for name, value in parts.items())
-    said = f"One forward pass over all packs is {total:.3g} FLOPs: {shares}. Counted by {clipped(of.cost_source, 200)}."
+def _cost(flops: Mapping[str, Any]) -> Html:
+    """Of all packs."""
+    parts = {"weights of the language model": "weights", "its attention": "attention", "vision encoder": "vision"}
+    total = sum(flops[key] for key in parts.values())
+    shares = ", ".join(f"{name} {flops[key] / (total or 1.0):.1%}" for name, key in parts.items())
+    said = (
+        f"One forward pass over all packs is {total:.3g} FLOPs: {shares}. Counted by {clipped(flops['source'], 200)}."
+    )
     return tag("p", said, class_="faint")
 
 

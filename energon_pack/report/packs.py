@@ -30,19 +30,6 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Flops:
-    """Forward FLOPs of all packs."""
-
-    weights: float  # of the language model, by token
-    attention: float  # of the language model
-    vision: float  # of the vision encoder
-
-    @property
-    def total(self) -> float:
-        return self.weights + self.attention + self.vision
-
-
-@dataclass(frozen=True)
 class PackFigures:
     """Packs of a plan; histograms are by the medium of the packs, and None where there is nothing."""
 
@@ -51,8 +38,6 @@ class PackFigures:
     visual_tokens: Histogram | None
     attention_cost: Histogram | None
     spreads: dict[str, dict[str, int]]  # of the same: min, p50, p90, p99, max
-    flops: Flops
-    cost_source: str  # what costs are counted by
     split: str | None  # that the stretches are of
     stretches: list[Stretch]
     waits: dict[str, list[float]]  # percent that ranks wait in each stretch, `planned` and `by chance`; of a topology
@@ -64,9 +49,7 @@ def figures_of_packs(
     """What the packs of a plan hold, and how training reads them."""
     kind = media_of_packs(items, plan)
     features, tokens = features_of_packs(items, plan), plan.per_pack(items.lens)
-    flops = costs_of_packs(items, plan, cost)
-    weights = cost.lm_token * float(tokens.sum())
-    split, stretches, waits = _over_time(items, plan, flops, topology)
+    split, stretches, waits = _over_time(items, plan, costs_of_packs(items, plan, cost), topology)
 
     def by_kind(values: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         return {name: values[kind == code] for code, name in enumerate(MEDIA_TYPES) if (kind == code).any()}
@@ -83,8 +66,6 @@ def figures_of_packs(
             "visual tokens": spread(features["visual_tokens"]),
             "attention cost, Σ len²": spread(features["attention_cost"]),
         },
-        flops=Flops(weights, max(0.0, float(flops[0].sum()) - weights), float(flops[1].sum())),
-        cost_source=cost.source,
         split=split,
         stretches=stretches,
         waits=waits,

@@ -13,7 +13,7 @@ from energon_pack.errors import SamplesLost
 from energon_pack.pack import pack
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import FolderIn
-from energon_pack.report.packs import Flops, PackFigures, Stretch
+from energon_pack.report.packs import PackFigures, Stretch
 from energon_pack.report.page import About, run_page
 from energon_pack.report.shapes import linear_histogram, log_histogram
 from energon_pack.samples.skip import Reason
@@ -108,9 +108,9 @@ def worst() -> tuple[Any, About]:
     shape = linear_histogram(many)
     stretch = Stretch({kind: 123_456_789 for kind in kinds}, 1.234, 0.987)
     waits = {"planned": [1.5] * 40, "chance": [10.5] * 40}
-    flops = Flops(1e20, 1e19, 1e18)
-    packs = PackFigures(shape, shape, shape, shape, {}, flops, HOSTILE, "train", [stretch] * 40, waits)
+    packs = PackFigures(shape, shape, shape, shape, {}, "train", [stretch] * 40, waits)
     text = HOSTILE * 100
+    flops = {"weights": 1e20, "attention": 1e19, "vision": 0.0, "source": text}
     entry = {"sample_id": text, "detail": text}
     config = PackConfig(seed=7)
     config.model.name = config.model.template = text
@@ -119,7 +119,11 @@ def worst() -> tuple[Any, About]:
     reasons = {reason.value: 10 for reason in Reason}
     of = figures(
         {"token_len": log_histogram(many)},
-        {"skipped_by_reason": reasons, "packs": 9000},
+        {
+            "skipped_by_reason": reasons,
+            "packs": 9000,
+            "flops": flops,
+        },
         packs=packs,
         folders=[FolderIn(text, 1000, 800, 100, 5)] * 500,
         examples={reason: [{**entry, "reason": reason}] * 3 for reason in reasons},

@@ -1,0 +1,158 @@
+"""What the jobs of a sweep came to, side by side, and which is the best by rules that are stated."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from energon_pack.plan.compare_lens import Choice
+from energon_pack.report.lens import MOST_DROPPED, recommended
+from energon_pack.report.sweep_folder import jobs_of
+
+_NEAR = 1.01  # times the least cost of a token
+
+
+@dataclass(frozen=True)
+class Row:
+    """A job that ended well; None: its stage does not tell."""
+
+    number: int
+    settings: dict[str, str]  # those that differ between the jobs
+    page: str | None
+    max_token_len: int
+    samples: int  # that went in
+    dropped: int
+    dropped_tokens_share: float
+    packs: int
+    fill: float
+    tokens: int  # in packs
+    attention_cost: float | None  # Σ len², of all packs
+    flops: float | None  # of an epoch, forward, waiting counted
+    cost_source: str | None
+    num_bytes: int | None  # that were written
+    time: float | None = None  # of an epoch, relative to the shortest
+    time_of_token: float | None = None  # in packs, relative to the shortest
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A job that did not."""
+
+    number: int
+    settings: dict[str, str]
+    error: str
+    page: str | None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All jobs."""
+
+    keys: list[str]  # settings that differ between the jobs
+    rows: list[Row]
+    failed: list[Failed]
+
+    @property
+    def best(self) -> Row | None:
+        """The job that `BEST` takes."""
+        keeping = [row for row in self.rows if row.packs and row.dropped_tokens_share <= MOST_DROPPED]
+        if not keeping:
+            packed = [row for row in self.rows if row.packs]
+            return min(packed, key=lambda row: row.dropped_tokens_share, default=None)
+        least = min(row.time_of_token or 1.0 for row in keeping)
+        return max((row for row in keeping if (row.time_of_token or 1.0) <= _NEAR * least), key=lambda row: row.fill)
+
+    def best_of(self) -> dict[str, int]:
+        """By column the number of the job that is alone the best of those that are packed."""
+        rows = [row for row in self.rows if row.packs]
+        found: dict[str, int] = {}
+        for name, sign in (("dropped_tokens_share", 1), ("fill", -1), ("time", 1), ("time_of_token", 1)):
+            values = sorted((sign * getattr(row, name), row.number) for row in rows if getattr(row, name) is not None)
+            if len(values) > 1 and values[0][0] < values[1][0]:
+                found[name] = values[0][1]
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of sweep.json."""
+        best = self.best
+        return {"format": 1, "best": best.number if best else None, **asdict(self)}
+
+
+BEST = (
+    f"of the jobs that drop at most {MOST_DROPPED:.0%} of the tokens, those whose time a token is within 1% of the"
+    " least, and of these the fullest; where none drops so little, the one that drops least"
+)
+
+
+def sweep_of(folder: Path) -> Sweep:
+    """What the jobs left in the folder of a sweep."""
+    jobs = jobs_of(folder)
+    keys = sorted({key for job in jobs for key in job["settings"]})
+    keys = [key for key in keys if len({job["settings"].get(key) for job in jobs}) > 1]
+    failed, rows = [], []
+    for job in jobs:
+        settings = {key: job["settings"].get(key, "") for key in keys}
+        if job["error"] is None:
+            rows.append(_row(job, settings))
+        else:
+            failed.append(Failed(job["number"], settings, job["error"], job.get("page")))
+    return Sweep(keys, _timed(rows), failed)
+
+
+def _row(job: Mapping[str, Any], settings: dict[str, str]) -> Row:
+    figures, number, page = job["figures"], job["number"], job["page"]
+    if "lens" in figures:
+        return _of_lengths(figures, number, settings, page)
+    out = figures["tokens_left_out"]
+    flops, steps = figures["flops"], figures.get("steps")
+    waiting = steps["in_order"]["both"]["epoch"] if steps and steps["in_order"]["steps"] else 1.0
+    return Row(
+        number=number,
+        settings=settings,
+        page=page,
+        max_token_len=figures["max_token_len"],
+        samples=figures["samples_in"],
+        dropped=figures["samples_skipped"],
+        dropped_tokens_share=out / max(1, out + figures["tokens"]),
+        packs=figures["packs"],
+        fill=figures["fill"],
+        tokens=figures["tokens"],
+        attention_cost=figures["attention_cost"]["mean"] * figures["packs"],
+        flops=(flops["weights"] + flops["attention"] + flops["vision"]) * waiting,
+        cost_source=flops["source"],
+        num_bytes=figures.get("bytes_written"),
+    )
+
+
+def _of_lengths(figures: Mapping[str, Any], number: int, settings: dict[str, str], page: str) -> Row:
+    """Of `stage=lengths`: the length that is recommended."""
+    choices = [Choice(**choice) for choice in figures["lens"]]
+    best = recommended(choices) or Choice(0, 0, 0.0, 0.0, 0, 0.0)
+    return Row(
+        number=number,
+        settings=settings,
+        page=page,
+        max_token_len=best.max_token_len,
+        samples=figures["samples_in"],
+        dropped=best.dropped + figures["samples_in"] - figures["samples_measured"],
+        dropped_tokens_share=best.dropped_tokens_share,
+        packs=best.packs,
+        fill=best.fill,
+        tokens=round(figures["tokens"] * (1 - best.dropped_tokens_share)),
+        attention_cost=None,
+        flops=None,
+        cost_source=None,
+        num_bytes=None,
+    )
+
+
+def _timed(rows: Sequence[Row]) -> list[Row]:
+    """With times relative to the shortest."""
+    flops = [row.flops for row in rows if row.flops]
+    of_token = [row.flops / row.tokens for row in rows if row.flops and row.tokens]
+    return [
+        replace(row, time=row.flops / min(flops), time_of_token=row.flops / row.tokens / min(of_token))
+        if row.flops and row.tokens
+        else row
+        for row in rows
+    ]

@@ -1,0 +1,154 @@
+"""The page of a sweep, its table on a terminal, and sweep.json."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+from rich.table import Table
+
+from energon_pack.pages.html import Html, clipped, page, section, table, tag
+from energon_pack.pages.svg import curves, short
+from energon_pack.report.lens import RULE
+from energon_pack.report.sweep import BEST, Row, Sweep, sweep_of
+from energon_pack.run.console import console, say
+from energon_pack.run.files import write_whole
+
+_VALUE, _ERROR = 80, 400  # characters
+_TIME = (
+    "Time is estimated, and 1 is the shortest: FLOPs of a forward pass over all packs, by the sizes in the model's"
+    " config.json (a backward pass takes twice as much again of each part): language model, weights × tokens and"
+    " attention Σ len² of each member; vision encoder, by the visual tokens of each image or frame; times what ranks"
+    " wait, where packing.topology is set. Not counted: padding, loading, communication, how well kernels use short"
+    " or long rows."
+)
+#: columns: their name, how they are told, and the field
+_COLUMNS: list[tuple[str, Callable[[Row], str], str]] = [
+    ("packs", lambda row: f"{row.packs:,}", "packs"),
+    ("fill", lambda row: f"{row.fill:.2%}", "fill"),
+    ("dropped", lambda row: f"{row.dropped:,}", "dropped"),
+    ("of tokens", lambda row: f"{row.dropped_tokens_share:.2%}", "dropped_tokens_share"),
+    ("tokens", lambda row: f"{row.tokens:,}", "tokens"),
+    ("Σ len²", lambda row: short(row.attention_cost or 0.0), "attention_cost"),
+    ("time of an epoch", lambda row: f"{row.time or 0.0:.3f}", "time"),
+    ("of a token", lambda row: f"{row.time_of_token or 0.0:.3f}", "time_of_token"),
+    ("MB", lambda row: f"{(row.num_bytes or 0) / 1e6:,.1f}", "num_bytes"),
+]
+
+
+def end_sweep(folder: Path) -> None:
+    """Write sweep.html and sweep.json, and print the table."""
+    sweep = sweep_of(folder)
+    if not sweep.rows and not sweep.failed:
+        return
+    write_whole(folder / "sweep.json", json.dumps(sweep.to_json(), indent=1).encode())
+    write_whole(folder / "sweep.html", sweep_html(sweep, folder).encode())
+    _print(sweep)
+    say(f"see it: {folder / 'sweep.html'}")
+
+
+def sweep_html(sweep: Sweep, folder: Path) -> str:
+    """The page.
+
+    Args:
+        folder: in which it is: links are relative to it.
+    """
+    best = sweep.best
+    done, failed = len(sweep.rows), len(sweep.failed)
+    said = f"{done} jobs done" + (f", {failed} failed" if failed else "")
+    verdict = tag("p", "No job packed anything.", class_="verdict")
+    if best:
+        named = (
+            ", ".join(f"{key}={clipped(value, _VALUE)}" for key, value in best.settings.items()) or f"job {best.number}"
+        )
+        verdict = tag("p", tag("b", "Best: "), tag("b", named, class_="good"), f" — {BEST}.", class_="verdict")
+    return page(
+        "Sweep · energon_pack",
+        tag("h1", f"Sweep over {clipped(', '.join(sweep.keys), 3 * _VALUE) or 'nothing'}"),
+        tag("p", said, class_="faint"),
+        verdict,
+        _jobs(sweep, folder),
+        _over_key(sweep),
+        _failures(sweep, folder) if sweep.failed else None,
+    )
+
+
+def _jobs(sweep: Sweep, folder: Path) -> Html:
+    columns, best, of_column = _columns(sweep), sweep.best, sweep.best_of()
+    rows = []
+    for row in sweep.rows:
+        cells: list[object] = [_link(str(row.number), row.page, folder)]
+        cells += [clipped(row.settings[key], _VALUE) for key in sweep.keys]
+        for _, told, field in columns:
+            is_best = of_column.get(field) == row.number
+            cells.append(tag("b", told(row), " ★", class_="good") if is_best else told(row))
+        rows.append([tag("b", cell) if row is best else cell for cell in cells])
+    header = ["job", *sweep.keys, *(name for name, _, _ in columns)]
+    notes = [tag("p", "★ the best of a column, where one is; bold: the best job.", class_="faint")]
+    if any(row.flops for row in sweep.rows):
+        sources = sorted({row.cost_source for row in sweep.rows if row.cost_source})
+        notes.append(tag("p", f"{_TIME} Counted by: {clipped('; '.join(sources), _ERROR)}.", class_="faint"))
+    else:
+        notes.append(tag("p", f"stage=lengths: each row has the length that is recommended: {RULE}.", class_="faint"))
+    whole = table(header, rows, 1 + len(sweep.keys)) if rows else tag("p", "None.")
+    return section("Jobs", whole, *notes, says="What did each job come to?")
+
+
+def _columns(sweep: Sweep) -> list[tuple[str, Callable[[Row], str], str]]:
+    """Those that some job has something of; the length, where it is no setting of the sweep."""
+    columns = [column for column in _COLUMNS if any(getattr(row, column[2]) is not None for row in sweep.rows)]
+    if "packing.max_token_len" not in sweep.keys:
+        columns.insert(0, ("max_token_len", lambda row: f"{row.max_token_len:,}", "max_token_len"))
+    return columns
+
+
+def _over_key(sweep: Sweep) -> Html | None:
+    """Curves, where the sweep is over one number."""
+    if len(sweep.keys) != 1:
+        return None
+    (key,) = sweep.keys
+    try:
+        at = sorted(((float(row.settings[key]), row) for row in sweep.rows), key=lambda pair: pair[0])
+    except ValueError:  # not over numbers
+        return None
+    if len(at) < 2:
+        return None
+    drawn = {"fill": [(x, 100 * row.fill) for x, row in at],
+             "dropped": [(x, 100 * row.dropped_tokens_share) for x, row in at]}  # fmt: skip
+    chart = curves(drawn, key, "% of places, of tokens", is_log=at[0][0] > 0)
+    return section("Over the sweep", chart, says=f"What does {key} change?")
+
+
+def _failures(sweep: Sweep, folder: Path) -> Html:
+    rows = [
+        [_link(str(job.number), job.page, folder), *(clipped(job.settings[key], _VALUE) for key in sweep.keys),
+         clipped(job.error, _ERROR)]
+        for job in sweep.failed
+    ]  # fmt: skip
+    made = table(["job", *sweep.keys, "why"], rows, 2 + len(sweep.keys))
+    return section("Failed", made, says="Which jobs came to nothing, and why?")
+
+
+def _link(text: str, target: str | None, folder: Path) -> Html | str:
+    if target is None:
+        return text
+    return tag("a", text, href=quote(os.path.relpath(target, folder)))
+
+
+def _print(sweep: Sweep) -> None:
+    columns, best = _columns(sweep), sweep.best
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("job", *sweep.keys):
+        shown.add_column(name)
+    for name, _, _ in columns:
+        shown.add_column(name, justify="right")
+    for row in sweep.rows:
+        values = (clipped(row.settings[key], _VALUE) for key in sweep.keys)
+        mark = "★" if row is best else ""
+        shown.add_row(f"{row.number}{mark}", *values, *(told(row) for _, told, _ in columns))
+    out = console()
+    if sweep.rows:
+        out.print(shown)
+    for job in sweep.failed:
+        say(f"job {job.number} failed: {job.error}")

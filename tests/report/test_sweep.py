@@ -1,0 +1,136 @@
+"""A sweep says which job is the best by its rules, whatever was swept, wherever its jobs ran, and whichever failed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_pack.errors import PackError, SamplesLost
+from energon_pack.report.sweep import sweep_of
+from energon_pack.report.sweep_folder import SweepJob
+from energon_pack.report.sweep_page import end_sweep, sweep_html
+from support.html_page import check_page
+
+
+def outcome(
+    tokens: int = 1000, left_out: int = 0, fill: float = 0.9, flops: float = 1e12, **more: Any
+) -> dict[str, Any]:
+    return {
+        "samples_in": 100, "samples_skipped": 10, "tokens": tokens, "tokens_left_out": left_out,
+        "packs": 5, "fill": fill, "max_token_len": 8192, "attention_cost": {"mean": 10.0},
+        "flops": {"weights": flops, "attention": 0.0, "vision": 0.0, "source": "config.json"}, **more,
+    }  # fmt: skip
+
+
+def leave(folder: Path, number: int, overrides: list[str], left: dict[str, Any] | PackError | None) -> None:
+    job = SweepJob(folder, number, ["+model=qwen2_5_vl", *overrides])
+    if isinstance(left, PackError):
+        job.failed(left)
+    elif left:
+        job.done(folder.parent / f"run {number}" / "report.html", left)
+
+
+def test_the_best_keeps_the_tokens_then_is_quick_then_full(tmp_path: Path) -> None:
+    """Time a token: 0.5 (drops too much), 1.0, 1.005 (fuller), 1.2 (the fullest)."""
+    for number, left in enumerate((
+        outcome(left_out=100, flops=0.5e12), outcome(fill=0.9), outcome(fill=0.95, flops=1.005e12),
+        outcome(fill=0.99, flops=1.2e12),
+    )):  # fmt: skip
+        leave(tmp_path, number, [f"packing.max_token_len={number}"], left)
+    sweep = sweep_of(tmp_path)
+    assert sweep.best is not None
+    assert sweep.best.number == 2
+    assert [row.time for row in sweep.rows] == pytest.approx([1.0, 2.0, 2.01, 2.4])
+    assert sweep.best_of() == {"fill": 3, "time": 0, "time_of_token": 0}
+
+
+def test_where_all_drop_much_the_least_is_best(tmp_path: Path) -> None:
+    for number, left_out in enumerate((500, 100, 300)):
+        leave(tmp_path, number, [f"seed={number}"], outcome(left_out=left_out))
+    best = sweep_of(tmp_path).best
+    assert best is not None
+    assert best.number == 1
+
+
+def test_an_epoch_takes_as_long_as_ranks_wait(tmp_path: Path) -> None:
+    steps = {"in_order": {"steps": 4, "both": {"epoch": 1.5}}}
+    leave(tmp_path, 0, ["seed=1"], outcome())
+    leave(tmp_path, 1, ["seed=2"], outcome(steps=steps))
+    assert [row.time for row in sweep_of(tmp_path).rows] == pytest.approx([1.0, 1.5])
+
+
+def test_columns_are_what_differs(tmp_path: Path) -> None:
+    """Several dimensions, groups and keys that are given to some jobs alone."""
+    leave(tmp_path, 0, ["packing=neat", "seed=0", "source.limit=5"], outcome())
+    leave(tmp_path, 1, ["packing=thd", "seed=0", "source.limit=5", "+extra=1"], outcome())
+    sweep = sweep_of(tmp_path)
+    assert sweep.keys == ["extra", "packing"]
+    assert [row.settings for row in sweep.rows] == [{"extra": "", "packing": "neat"}, {"extra": "1", "packing": "thd"}]
+
+
+def test_jobs_that_failed_are_listed_with_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / ".runs" / "sweep"
+    leave(folder, 0, ["seed=0"], PackError("source.path=/nope: no such <folder>"))
+    leave(folder, 1, ["seed=1"], SamplesLost("all are lost", str(tmp_path / "1.report.html")))
+    leave(folder, 2, ["seed=2"], None)  # killed
+    leave(folder, 10, ["seed=10"], outcome())
+    end_sweep(folder)
+    said = check_page((folder / "sweep.html").read_text())
+    for text in ("1 jobs done, 3 failed", "no such <folder>", "all are lost", "it did not end", "seed=10"):
+        assert text in said
+    made = json.loads((folder / "sweep.json").read_text())
+    assert (made["best"], [job["number"] for job in made["failed"]]) == (10, [0, 1, 2])
+    out = capsys.readouterr().out
+    assert "10★" in out
+    assert "job 0 failed: source.path=/nope" in out
+    assert f"see it: {folder / 'sweep.html'}" in out.splitlines()
+
+
+def test_links_lead_to_the_pages(tmp_path: Path) -> None:
+    folder = tmp_path / ".runs" / "sweep"
+    leave(folder, 0, ["seed=0"], outcome())
+    assert 'href="../run%200/report.html"' in sweep_html(sweep_of(folder), folder)
+
+
+def test_a_sweep_of_lengths(tmp_path: Path) -> None:
+    """Each job has a table of lengths: the one that is recommended stands for it."""
+    lens = [
+        {
+            "max_token_len": 2048,
+            "dropped": 50,
+            "dropped_share": 0.5,
+            "dropped_tokens_share": 0.5,
+            "packs": 9,
+            "fill": 0.9,
+        },
+        {
+            "max_token_len": 4096,
+            "dropped": 1,
+            "dropped_share": 0.01,
+            "dropped_tokens_share": 0.0,
+            "packs": 5,
+            "fill": 0.97,
+        },
+    ]
+    left = {"samples_in": 100, "samples_measured": 98, "tokens": 1000, "lens": lens}
+    leave(tmp_path, 0, ["model.max_pixels=1"], left)
+    leave(tmp_path, 1, ["model.max_pixels=2"], left)
+    sweep = sweep_of(tmp_path)
+    assert [(row.max_token_len, row.packs, row.dropped, row.time) for row in sweep.rows] == [(4096, 5, 3, None)] * 2
+    assert "4,096" in check_page(sweep_html(sweep, tmp_path))
+
+
+def test_a_sweep_without_jobs_leaves_nothing(tmp_path: Path) -> None:
+    end_sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_that_mean_harm_are_text(tmp_path: Path) -> None:
+    harm = "<script>alert(1)</script>" * 1000
+    for number in range(200):
+        leave(tmp_path, number, [f"source.path={number}{harm}", f"seed={number}"], outcome())
+        leave(tmp_path, 1000 + number, [f"source.path={number}{harm}"], PackError(harm))
+    page = sweep_html(sweep_of(tmp_path), tmp_path)
+    check_page(page)
+    assert "<script" not in page
