@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from energon_pack.config import conf_dir
+from support.html_page import check_page
 from support.running import ROOT, command, run_alone, run_here
 from support.samples import chat, write_tar
 
@@ -100,6 +101,25 @@ def test_a_failing_job_of_a_sweep_does_not_stop_the_others(tmp_path: Path, share
     assert code == 3
     assert "every text sample was skipped" in errors
     assert (tmp_path / "packed/demo-qwen2_5_vl-neat-2048").is_dir()
+    assert swept(tmp_path / "packed") == ([1], [0])
+
+
+def swept(folder: Path) -> tuple[list[int], list[int]]:
+    """The jobs of a sweep that its page shows as done, and as failed."""
+    (made,) = folder.glob(".runs/*-sweep/sweep.json")
+    check_page(made.with_name("sweep.html").read_text())
+    sweep = json.loads(made.read_text())
+    return [row["number"] for row in sweep["rows"]], [job["number"] for job in sweep["failed"]]
+
+
+def test_a_sweep_over_folders_has_one_page(tmp_path: Path, shared: str) -> None:
+    """Each job's own folder of Hydra's is elsewhere then."""
+    folders, stage = "output.dir=a,b", "stage=plan,lengths"
+    code, out, errors = run_here("-m", "+model=qwen2_5_vl", shared, folders, stage, cwd=tmp_path)
+    assert code == 0, errors
+    assert swept(tmp_path / "packed") == ([0, 1, 2, 3], [])
+    assert "see it: " in out.splitlines()[-1]
+    assert out.splitlines()[-1].endswith("sweep.html")
 
 
 def test_jobs_of_a_parallel_launcher_fail_and_are_named_as_others(
@@ -117,6 +137,7 @@ def test_jobs_of_a_parallel_launcher_fail_and_are_named_as_others(
     names = sorted(path.name for path in (tmp_path / "packed").iterdir() if not path.name.startswith("."))
     assert len(names) == 2
     assert all(name.startswith("wds-qwen2_5_vl-neat-8192-") for name in names)
+    assert swept(tmp_path / "packed") == ([1, 2], [0])
 
 
 def test_paths_may_hold_an_equals_sign(tmp_path: Path, demo: tuple[Path, Path], shared: str) -> None:

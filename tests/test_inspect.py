@@ -246,7 +246,7 @@ def test_a_sample_is_shown_before_it_is_packed(how: list[str], shown: Show, tmp_
     assert "image 56×84, 6 tokens  jpg" in text
     assert "[image 56×84, 6 tokens]" in text
     assert "«A cat.<|im_end|>»" in text
-    assert f"next: python -m energon_pack.inspect {' '.join(how)} 1 " in text
+    assert f"next: python -m energon_pack.inspect {' '.join(how)} 1\n" in text
     assert "b.tar/last\nsample 0 of b.tar" in shown(*how, "6")
     assert "b.tar/last" in shown(*how, "b.tar/last")
     assert "b.tar/last" in shown(*how, "last")

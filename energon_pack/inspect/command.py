@@ -8,26 +8,24 @@ import random
 import shlex
 from pathlib import Path
 
-from rich.text import Text
-
 from energon_pack.errors import PackError, printable
 from energon_pack.inspect.dataset import Opened, about, open_dataset
 from energon_pack.inspect.overrides import is_override
 from energon_pack.run.command import count, parser
 from energon_pack.run.console import console, say
 from energon_pack.run.files import write_whole
-from energon_pack.views.terminal import print_notes, print_pack, spell_out
+from energon_pack.views.terminal import print_next, print_notes, print_pack, spell_out
 
 _MOST_HITS = 20
 _MOST_THUMBNAILS = 24
 _EXAMPLES = (
     "packed/demo-qwen2_5_vl-neat-8192",
-    "packed/demo-qwen2_5_vl-neat-8192 3",
-    "packed/demo-qwen2_5_vl-neat-8192 --search demo",
-    "packed/demo-qwen2_5_vl-neat-8192 3 --tokens",
-    "packed/demo-qwen2_5_vl-neat-8192 3 --html pack.html",
-    "--source data/*.tar +model=qwen2_5_vl model.processor=FOLDER 12",
+    "packed/demo-qwen2_5_vl-neat-8192 7 --tokens",
+    "packed/demo-qwen2_5_vl-neat-8192 -1 --html pack.html",
+    "packed/demo-qwen2_5_vl-neat-8192 --search demo_0001",
+    "--source FOLDER +model=qwen2_5_vl model.processor=FOLDER 12",
 )
+_CODES = {1: "nothing is called so; or refused, in one line"}
 
 
 def main() -> int:
@@ -77,16 +75,14 @@ def _show_pack(given: argparse.Namespace) -> int:
             page = pack_page(opened, found, view, processor_of(opened, given.processor), how)
             write_whole(Path(given.html), page.encode(errors="replace"))
             say(f"\nwritten: {given.html} ({len(page) / 1000:,.0f} kB)")
-        to.print()
-        to.print(Text(_next(given, number, len(opened.packs)), "dim"), soft_wrap=True)
+        following = min(number + 1, len(opened.packs) - 1)
+        print_next(f"python -m energon_pack.inspect {shlex.quote(given.given[0])} {following}", _others(given), to)
     return 0
 
 
-def _next(given: argparse.Namespace, number: int, num_packs: int) -> str:
+def _others(given: argparse.Namespace) -> list[str]:
     """What else there is to see."""
-    shown = f"python -m energon_pack.inspect {shlex.quote(given.given[0])}"
-    more = ["--search TEXT", "--random", *["--tokens"] * (not given.tokens), *["--html OUT"] * (not given.html)]
-    return f"next: {shown} {min(number + 1, num_packs - 1)}  (or {', '.join(more)})"
+    return ["--search TEXT", "--random", *["--tokens"] * (not given.tokens), *["--html OUT"] * (not given.html)]
 
 
 def _search(opened: Opened, given: argparse.Namespace) -> int:
@@ -113,24 +109,19 @@ def _search(opened: Opened, given: argparse.Namespace) -> int:
 
 def _arguments() -> argparse.Namespace:
     takes = "DIR [PACK] | --source PATH +model=MODEL [OVERRIDES] [SAMPLE]"
-    made = parser(
-        "inspect", takes, "Look at a pack of a dataset, or at a sample of a source before it is packed.", _EXAMPLES
-    )
+    what = "Look at a pack of a dataset, or at a sample of a source before it is packed."
+    made = parser("inspect", takes, what, _EXAMPLES, _CODES)
     made.add_argument(
         "given", nargs="*", metavar="DIR [PACK]", help="a packed dataset, and the number or key of a pack"
     )
-    which = made.add_argument_group("which pack")
-    which.add_argument("--search", metavar="TEXT", help="packs and members whose ids hold it, exact ones first")
-    which.add_argument("--limit", type=count, default=_MOST_HITS, metavar="N", help="hits to show (default: 20)")
-    which.add_argument("--random", nargs="?", type=count, const=0, metavar="SEED", help="any pack, or any sample")
-    shown = made.add_argument_group("what is shown")
-    shown.add_argument("--full", action="store_true", help="all members, all text")
-    shown.add_argument("--tokens", action="store_true", help="the text as tokens; needs the processor")
-    shown.add_argument("--html", metavar="OUT", help="write a page: pictures, tokens, what training gets")
-    how = made.add_argument_group("the processor of --tokens and --html")
-    how.add_argument("--processor", metavar="FOLDER", help="another than when it was packed")
-    how.add_argument("--as", dest="packs_as", metavar="MODEL", help="of another tool's packs: +model=MODEL of packing")
-    how.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
-    source = made.add_argument_group("before packing")
-    source.add_argument("--source", metavar="PATH", help="a sample of it; overrides as of `energon-pack` say how")
+    made.add_argument("--search", metavar="TEXT", help="packs and members whose ids hold it, exact ones first")
+    made.add_argument("--limit", type=count, default=_MOST_HITS, metavar="N", help="hits to show (default 20)")
+    made.add_argument("--random", nargs="?", type=count, const=0, metavar="SEED", help="any pack, or any sample")
+    made.add_argument("--full", action="store_true", help="all members, all text")
+    made.add_argument("--tokens", action="store_true", help="the text as tokens; needs the processor")
+    made.add_argument("--html", metavar="OUT", help="write a page: pictures, tokens, what training gets")
+    made.add_argument("--processor", metavar="FOLDER", help="for --tokens, --html (default: as when it was packed)")
+    made.add_argument("--as", dest="packs_as", metavar="MODEL", help="of another tool's packs: +model=MODEL of packing")
+    made.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
+    made.add_argument("--source", metavar="PATH", help="look at a source: overrides as of `energon-pack`, and a sample")
     return made.parse_args()

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
 from energon_pack.config import Format, PackConfig
 from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError
@@ -38,7 +36,7 @@ from energon_pack.templates.processor import load_template
 from energon_pack.templates.settings import TemplateSettings
 from energon_pack.templates.template import Sample, Template
 from energon_pack.views.sampled import sample_view
-from energon_pack.views.terminal import print_notes, print_sample
+from energon_pack.views.terminal import print_next, print_notes, print_sample
 from energon_pack.views.view import MemberView
 
 _MOST_CHARS = 400  # of a string of the raw JSON
@@ -84,9 +82,7 @@ def show_sample(given: argparse.Namespace) -> int:
         say(f"\nwritten: {given.html} ({len(page) / 1000:,.0f} kB)")
     words = " ".join(map(shlex.quote, ["--source", given.source, *overrides]))
     following = number + 1 if given.random is None else "--random"
-    hint = f"next: python -m energon_pack.inspect {words} {following}  (or an id, --random, --html OUT)"
-    to.print()
-    to.print(Text(hint, "dim"), soft_wrap=True)
+    print_next(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random", "--html OUT"], to)
     return 0
 
 
