@@ -150,7 +150,7 @@ def _steps(figures: Figures) -> Iterator[Html]:
     rows = [(what, f"{ordered[name]['epoch']:.3f}", f"{chance[name]['epoch']:.3f}", f"{ordered[name]['bound']:.3f}",
              f"{ordered[name]['worst']:.3f}") for name, what in STEP_COSTS.items()]  # fmt: skip
     yield table(("time of an epoch, 1 without waiting", "as planned", "by chance", "at least", "worst step"), rows)
-    yield tag("p", f"{ordered['steps']:,} steps of {steps['split']}, {ordered['left_over']:,} packs left over.")
+    yield tag("p", f"{ordered['steps']:,} steps of {steps['split']}; packs left over: {ordered['left_over']:,}.")
 
 
 def _bars(shape: Histogram, x: str, y: str, marks: Sequence[Mark] = (), **how: Any) -> Html:
