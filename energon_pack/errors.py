@@ -1,5 +1,6 @@
 """Errors a user can mend. The command line shows their text as one line and exits with `exit_code`."""
 
+from numbers import Integral
 from typing import Any
 
 _LONGEST = 80  # characters of a value
@@ -23,6 +24,19 @@ class SamplesLost(PackError):
     def __init__(self, text: str, page: str | None = None):
         super().__init__(text)
         self.page = page
+
+
+def check_buffer_size(name: str, value: int) -> None:
+    """Refuse a number of samples that is none.
+
+    Args:
+        name: what the caller calls it.
+
+    Raises:
+        ValueError: it is no whole number, or less than 1.
+    """
+    if not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name}={value}: a whole number of samples, at least 1")
 
 
 def short(value: Any) -> str:

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from energon_pack.config import PackConfig
+from energon_pack.config.compose import config_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.errors import PackError
 from energon_pack.online.epochs import NO_LENGTHS, EpochPlans
@@ -33,7 +34,7 @@ from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.skip import Skip
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, Unread
+from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, Unread, check_options
 
 __all__ = ["LazyPackedDataset"]
 
@@ -68,6 +69,8 @@ class LazyPackedDataset(Dataset[Pack]):
             raise PackError(f"split={split}: one of {', '.join(SPLITS)}")
         if max_packs is not None and max_packs < 1:
             raise PackError(f"max_packs={max_packs}: at least 1")
+        config = config_of(config)
+        check_options(options, config.packing.layout.value)  # measuring may take hours
         prepared = prepare(config, conversations, fingerprint)
         #: packs of each rank in a step
         self.micro_batches = prepared.micro_batches

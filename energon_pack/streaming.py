@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from energon_pack.config import PackConfig
+from energon_pack.errors import check_buffer_size
 from energon_pack.online.begin import SourceOf, begin
 from energon_pack.online.counted import Counted
 from energon_pack.online.packs import OnlinePacks
@@ -62,6 +63,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):
         world_size: int | None = None,
         **options: Any,
     ):
+        check_buffer_size("buffer_size", buffer_size)
         begun = begin(config, sources)
         #: every setting
         self.config = begun.config

@@ -25,7 +25,7 @@ from megatron.energon.errors import FatalSampleError
 from megatron.energon.wrappers import PackingDataset
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.loading import cookers, manifest_of, pack_encoder
 from energon_pack.pooling.measuring import Measured, Measuring, measuring_of
 from energon_pack.reading import PacksInOrder, positions_of
@@ -96,8 +96,8 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         self.mask, self.max_token_len = self.encoder.mask, self.encoder.max_token_len
         content = manifest_of(dataset, model)["content"]
         read = content["source"]
-        if packing_buffer_size is not None and packing_buffer_size < 1:
-            raise ValueError(f"packing_buffer_size={packing_buffer_size}: at least 1 sample")
+        if packing_buffer_size is not None:
+            check_buffer_size("packing_buffer_size", packing_buffer_size)
         self.packing_buffer_size = packing_buffer_size
         self._measuring: Measuring | None = None
         if packing_buffer_size is not None:

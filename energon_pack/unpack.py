@@ -75,25 +75,27 @@ def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
     progress = Progress()
     with staging_folder(out, "unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
         spill = _Spill(file)
-        with progress.stage("read", len(paths), "shards") as advance:
+        with progress.stage("read", plan.num_members(), "samples") as advance:
             for path in paths:
                 for pack, members in _packs(path, flavor, plan):
                     spill.add_pack(path.name, pack, members, messages_key)
-                advance(1)
+                    progress.add(len(members))
+                    advance(len(members))
             spill.deal()
         if spill.num_rows != plan.num_members():
             raise PackError(f"{folder} has {spill.num_rows} of the {plan.num_members()} members in {PLAN}; {_VERIFY}")
         tars = staging / "tars"
         taken = set(spill.places)
         packed = {path.name: shard_of(path.name, str(path)) for path in paths}
-        with progress.stage("write", len(spill.places), "shards") as advance, Reader() as reader:
+        with progress.stage("write", spill.num_rows, "samples") as advance, Reader() as reader:
             for shard in sorted(spill.places):
                 rows = spill.rows_of(shard)
                 names = _tar_names(shard, -(-len(rows) // max_shard_samples), taken)
                 for number, name in enumerate(names):
                     some = rows[number * max_shard_samples : (number + 1) * max_shard_samples]
                     _write_tar(tars / name, some, packed, reader, spill)
-                advance(1)
+                    progress.add(len(some))
+                    advance(len(some))
         sync_file_system(staging)
         os.rename(tars, out)  # in the place of an empty folder, too
     return spill.num_rows

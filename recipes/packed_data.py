@@ -1,5 +1,6 @@
 """Batches of one pack each, for training and for validation: what the recipes beside this file share."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ import yaml
 from megatron.energon import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 
 from energon_pack.loading import Journal, train_arguments
+
+# Energon's loader asks for pinned memory whatever the machine; without an accelerator there is nothing to pin for.
+warnings.filterwarnings("ignore", "'pin_memory' argument is set as true but no accelerator")
 
 
 def train_loader(

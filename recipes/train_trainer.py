@@ -56,6 +56,9 @@ class PackedTrainer(transformers.Trainer):
     def get_train_dataloader(self) -> Any:
         return self.loader
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Nothing: the model was loaded from it. The Trainer takes the names in the file for those in the model."""
+
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[PackedBatch], Any]:
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         total = torch.stack([total_weight(batch) for batch in batches]).sum()
@@ -98,6 +101,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, help="(1e-5; 2e-3 for the tiny model)")
     parser.add_argument("--num-workers", type=int, default=0, help="of each rank (0)")
     arguments = parser.parse_args()
+    transformers.logging.disable_progress_bar()  # of weights that are read or written in no time
     online = arguments.lazy or arguments.streaming
     if [arguments.dataset, arguments.lazy, arguments.streaming].count(None) != 2:
         parser.error("the folder of a packed dataset, or --lazy with settings, or --streaming with settings")
@@ -124,7 +128,6 @@ def main() -> None:
         encoder = packs.encoder
     else:
         encoder = PackedTaskEncoder(arguments.dataset, arguments.processor, **options)
-    # Also to go on: the Trainer loads weights under the names in the checkpoint, which Qwen-VL's are not in the model.
     found = arguments.resume or arguments.model
     model: Any = transformers.AutoModelForImageTextToText.from_pretrained(found) if found else tiny_model(encoder)
     guard(model, encoder)  # a model or a batch in which samples would see each other is an error

@@ -101,6 +101,22 @@ def test_overrides_are_those_of_the_command_line(
         LazyPackedDataset("+model=qwen2_5_vl")
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"layout": "flat"}, ValueError, "layout=flat: one of neat"),
+        ({"layout": "mlm", "loss_weight": "token"}, ValueError, "loss_weight=token: layout=mlm has none"),
+        ({"dummy_imag": True}, TypeError, "dummy_imag=True: no such option; there are: layout, pad_to"),
+    ],
+)
+def test_options_are_refused_before_anything_is_measured(
+    options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    """They were refused after it, which may be hours later."""
+    with pytest.raises(error, match=said):
+        LazyPackedDataset(["+model=qwen2_5_vl", "source.path=/nowhere"], **options)
+
+
 def test_every_epoch_has_each_sample_once_in_as_many_packs(packs: LazyPackedDataset, config: Config) -> None:
     """A later epoch that loses samples, or has another number of packs, would shift a schedule made by `len`."""
     plans = [packs.plan_of(epoch) for epoch in range(3)]

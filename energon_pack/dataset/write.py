@@ -42,7 +42,8 @@ def write_shards(
         for number, (items, split) in enumerate(zip(members, shards.splits.tolist(), strict=True))
     )
     written = []
-    with run.progress.stage("write", plan.num_packs, "packs", shards.num_bytes) as advance:
+    unit = f"packs in {len(members):,} shards"
+    with run.progress.stage("write", plan.num_packs, unit, shards.num_bytes) as advance:
         for shard in run.executor.map(write_shard, jobs):
             written.append(shard)
             if not shard.was_there:

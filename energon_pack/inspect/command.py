@@ -5,30 +5,27 @@ A pack is read by its place: what shows it imports no tokenizer, and no other pa
 
 import argparse
 import random
-import re
 import shlex
 from pathlib import Path
 
-from rich.text import Text
-
 from energon_pack.errors import PackError, printable
 from energon_pack.inspect.dataset import Opened, about, open_dataset
+from energon_pack.inspect.overrides import is_override
 from energon_pack.run.command import count, parser
 from energon_pack.run.console import console, say
 from energon_pack.run.files import write_whole
-from energon_pack.views.terminal import print_notes, print_pack, spell_out
+from energon_pack.views.terminal import print_next, print_notes, print_pack, spell_out
 
-_OVERRIDE = re.compile(r"(\+\+?|~)?[A-Za-z_][\w.@]*=|~[A-Za-z_]")
 _MOST_HITS = 20
 _MOST_THUMBNAILS = 24
-_EXAMPLES = """examples:
-  inspect packed/my_set               what the dataset is, and its first pack
-  inspect packed/my_set 1234          pack 1234 in the order of the plan; -1 is the last
-  inspect packed/my_set --search cat  packs and members whose ids hold "cat"
-  inspect packed/my_set 7 --tokens    with its tokens: special ones, and those that are trained on
-  inspect packed/my_set 7 --html pack.html
-  inspect --source data/*.tar +model=qwen2_5_vl model.processor=FOLDER 12
-"""
+_EXAMPLES = (
+    "packed/demo-qwen2_5_vl-neat-8192",
+    "packed/demo-qwen2_5_vl-neat-8192 7 --tokens",
+    "packed/demo-qwen2_5_vl-neat-8192 -1 --html pack.html",
+    "packed/demo-qwen2_5_vl-neat-8192 --search demo_0001",
+    "--source FOLDER +model=qwen2_5_vl model.processor=FOLDER 12",
+)
+_CODES = {1: "nothing is called so; or refused, in one line"}
 
 
 def main() -> int:
@@ -45,7 +42,7 @@ def main() -> int:
 def _show_pack(given: argparse.Namespace) -> int:
     if not given.given:
         raise PackError("a folder of a packed dataset, or --source PATH +model=MODEL; --help says more")
-    if len(given.given) > 2 or any(map(_OVERRIDE.match, given.given[1:])):
+    if len(given.given) > 2 or any(map(is_override, given.given[1:])):
         raise PackError(f"{' '.join(given.given[1:])}: one number or key of a pack; overrides are for --source")
     opened = open_dataset(Path(given.given[0]))
     with opened.packs:
@@ -78,16 +75,14 @@ def _show_pack(given: argparse.Namespace) -> int:
             page = pack_page(opened, found, view, processor_of(opened, given.processor), how)
             write_whole(Path(given.html), page.encode(errors="replace"))
             say(f"\nwritten: {given.html} ({len(page) / 1000:,.0f} kB)")
-        to.print()
-        to.print(Text(_next(given, number, len(opened.packs)), "dim"), soft_wrap=True)
+        following = min(number + 1, len(opened.packs) - 1)
+        print_next(f"python -m energon_pack.inspect {shlex.quote(given.given[0])} {following}", _others(given), to)
     return 0
 
 
-def _next(given: argparse.Namespace, number: int, num_packs: int) -> str:
+def _others(given: argparse.Namespace) -> list[str]:
     """What else there is to see."""
-    shown = f"python -m energon_pack.inspect {shlex.quote(given.given[0])}"
-    more = ["--search TEXT", "--random", *["--tokens"] * (not given.tokens), *["--html OUT"] * (not given.html)]
-    return f"next: {shown} {min(number + 1, num_packs - 1)}  (or {', '.join(more)})"
+    return ["--search TEXT", "--random", *["--tokens"] * (not given.tokens), *["--html OUT"] * (not given.html)]
 
 
 def _search(opened: Opened, given: argparse.Namespace) -> int:
@@ -114,9 +109,8 @@ def _search(opened: Opened, given: argparse.Namespace) -> int:
 
 def _arguments() -> argparse.Namespace:
     takes = "DIR [PACK] | --source PATH +model=MODEL [OVERRIDES] [SAMPLE]"
-    made = parser("inspect", takes, "Look at a pack of a dataset, or at a sample of a source before it is packed.")
-    made.formatter_class = argparse.RawDescriptionHelpFormatter
-    made.epilog = _EXAMPLES.replace("  inspect", "  python -m energon_pack.inspect")
+    what = "Look at a pack of a dataset, or at a sample of a source before it is packed."
+    made = parser("inspect", takes, what, _EXAMPLES, _CODES)
     made.add_argument(
         "given", nargs="*", metavar="DIR [PACK]", help="a packed dataset, and the number or key of a pack"
     )

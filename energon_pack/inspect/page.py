@@ -60,12 +60,13 @@ def training_sections(opened: Opened, found: Found, processor: str | None, how: 
 def batch_of(opened: Opened, found: Found, layout: str, processor: str | None, how: Mapping[str, Any]) -> "PackedBatch":
     """The batch of one pack; raises as `loading.pack_encoder` and `PackEncoder`."""
     from energon_pack.loading import pack_encoder
+    from energon_pack.templates.quiet import errors_only
 
-    encoder = pack_encoder(opened.folder, processor, **how, layout=layout, rope_rows=True)
-    pack = encoder.encode(found.pack.files.key, inputs_of(found))
-    if pack is None:
-        raise PackError("all of its members were left out")
-    return encoder.batch([pack])
+    with errors_only():
+        encoder = pack_encoder(opened.folder, processor, **how, layout=layout, rope_rows=True)
+        pack = encoder.encode(found.pack.files.key, inputs_of(found))
+        assert pack is not None, "on_bad_member=raise"
+        return encoder.batch([pack])
 
 
 def inputs_of(found: Found) -> Iterator[MemberInput]:

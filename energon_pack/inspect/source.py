@@ -6,18 +6,16 @@ Nothing is measured but this sample. What packing would do with it is asked of p
 import argparse
 import json
 import random
-import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
 from energon_pack.config import Format, PackConfig
 from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError
+from energon_pack.inspect.overrides import is_override
 from energon_pack.inspect.source_page import sample_page
 from energon_pack.lengths.counts import counts_of
 from energon_pack.plan import caps
@@ -33,14 +31,14 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.shard import Shard, Source
+from energon_pack.sources.wds import damage_of
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.settings import TemplateSettings
 from energon_pack.templates.template import Sample, Template
 from energon_pack.views.sampled import sample_view
-from energon_pack.views.terminal import print_notes, print_sample
+from energon_pack.views.terminal import print_next, print_notes, print_sample
 from energon_pack.views.view import MemberView
 
-_OVERRIDE = re.compile(r"((\+\+?|~)?[A-Za-z_][\w.@]*=|~[A-Za-z_])")
 _MOST_CHARS = 400  # of a string of the raw JSON
 _MOST_THUMBNAILS = 24
 
@@ -57,33 +55,34 @@ class Looked:
 
 def show_sample(given: argparse.Namespace) -> int:
     """The tool's second way: `--source`; the exit code."""
-    overrides = [text for text in given.given if _OVERRIDE.match(text)]
-    named = [text for text in given.given if not _OVERRIDE.match(text)]
+    overrides = list(filter(is_override, given.given))
+    named = [text for text in given.given if not is_override(text)]
     if len(named) > 1:
         raise PackError(f"{' '.join(named)}: one number or id of a sample")
     config = compose_config(overrides)
     if given.processor:
         config = replace(config, model=replace(config.model, processor=given.processor))
     source = source_of(config, given.source)
-    shard, row, number = _chosen(source, named[0] if named else None, given.random)
+    indexed, place, number = _chosen(source, named[0] if named else None, given.random)
+    shard = indexed.shard
     template, missing = _template(config)
     with Reader() as reader:
-        looked = look(config, reader, shard, row, template, _MOST_THUMBNAILS if given.html else 0)
+        looked = look(config, reader, shard, indexed.rows[place], template, _MOST_THUMBNAILS if given.html else 0)
     num_files = len(source.shards)
-    place = f"sample {number:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
+    where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
+    remarks = [*indexed.damage, *looked.remarks]
     to = console()
     print_notes([missing] if missing else [], to)
     shown = looked.whole if looked.view.refused else looked.raw
-    print_sample(looked.view, place, shown, looked.remarks, to, given.full)
+    print_sample(looked.view, where, shown, remarks, to, given.full)
     if given.html:
-        remarks = [*looked.remarks, *([missing] if missing else [])]
-        page = sample_page(looked.view, place, looked.raw, looked.whole, remarks)
+        remarks += [missing] if missing else []
+        page = sample_page(looked.view, where, looked.raw, looked.whole, remarks)
         write_whole(Path(given.html), page.encode(errors="replace"))
         say(f"\nwritten: {given.html} ({len(page) / 1000:,.0f} kB)")
     words = " ".join(map(shlex.quote, ["--source", given.source, *overrides]))
-    hint = f"next: python -m energon_pack.inspect {words} {number + 1}  (or an id, --random, --html OUT)"
-    to.print()
-    to.print(Text(hint, "dim"), soft_wrap=True)
+    following = number + 1 if given.random is None else "--random"
+    print_next(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random", "--html OUT"], to)
     return 0
 
 
@@ -152,45 +151,65 @@ def _template(config: PackConfig) -> tuple[Template | None, str | None]:
         return None, f"no tokens: {' '.join(str(error).split())[:300]}"
 
 
-def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[Shard, IndexRow, int]:
-    """A sample by its number, its id or its key; by default the first. Shards are indexed up to where it is.
+@dataclass(frozen=True)
+class _Indexed:
+    """A file of a source, and where its samples are."""
+
+    shard: Shard
+    rows: list[IndexRow]
+    damage: list[str]
+
+
+def _indexed(source: Source, shard: Shard) -> _Indexed:
+    table = shard.index()
+    excluded = source.excluded.get(shard.name, frozenset())
+    about = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
+    damage = [f"{shard.name} is damaged: {what} at byte {offset}" for offset, what in damage_of(about)]
+    return _Indexed(shard, [row for row in rows_of(table, IndexRow) if row.key not in excluded], damage)
+
+
+def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[_Indexed, int, int]:
+    """A file, the place of a sample in it, and its number in the source; by default the first.
+
+    Files are indexed up to where it is.
+
+    Args:
+        named: a number, an id or a key.
+        seed: any sample; 0: by chance.
 
     Raises:
         PackError: there is none.
     """
     if seed is not None:
         chance = random.Random(seed or None)
-        shard = chance.choice(source.shards)
-        rows = list(_rows(source, shard))
-        if rows:
-            number = chance.randrange(len(rows))
-            return shard, rows[number], number
-        raise PackError(f"{shard.path} holds no sample")
-    number = int(named) if named is not None and named.isdecimal() else 0
-    left, total = number, 0
+        indexed = _indexed(source, chance.choice(source.shards))
+        if not indexed.rows:
+            raise PackError(f"{indexed.shard.path} holds no sample")
+        place = chance.randrange(len(indexed.rows))
+        return indexed, place, place
+    number = int(named) if named is not None and named.isdecimal() else None if named else 0
+    before = 0
     for shard in _likely(source.shards, named):
-        rows = list(_rows(source, shard))
-        total += len(rows)
-        if named is None or named.isdecimal():
-            if left < len(rows):
-                return shard, rows[left], number
-            left -= len(rows)
-            continue
-        for index, row in enumerate(rows):
-            if named in (row.key, shard.sample_id(row.key)):
-                return shard, row, index
-    raise PackError(f"{named or 0}: no such sample; there are {total:,} in the files that were looked at")
+        indexed = _indexed(source, shard)
+        found = _place(indexed, named, None if number is None else number - before)
+        if found is not None:
+            return indexed, found, before + found
+        before += len(indexed.rows)
+    raise PackError(f"{named or 0}: no such sample among the {before:,} that were looked at")
+
+
+def _place(indexed: _Indexed, named: str | None, number: int | None) -> int | None:
+    """Where a sample is in a file; None: elsewhere."""
+    if number is not None:
+        return number if number < len(indexed.rows) else None
+    ids = (row.key == named or indexed.shard.sample_id(row.key) == named for row in indexed.rows)
+    return next((place for place, is_it in enumerate(ids) if is_it), None)
 
 
 def _likely(shards: Sequence[Shard], named: str | None) -> Sequence[Shard]:
     """The shards that may hold a sample: the one that an id names, else all."""
     by_id = [shard for shard in shards if named is not None and named.startswith(f"{shard.name}{shard.mark}")]
     return by_id or shards
-
-
-def _rows(source: Source, shard: Shard) -> Iterator[IndexRow]:
-    excluded = source.excluded.get(shard.name, frozenset())
-    return (row for row in rows_of(shard.index(), IndexRow) if row.key not in excluded)
 
 
 def _json(raw: bytes, most: int | None = _MOST_CHARS) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_pack.errors import check_buffer_size
 from energon_pack.plan import caps
 from energon_pack.plan.bins import pack_bins
 from energon_pack.plan.settings import PackingConfig
@@ -64,8 +65,7 @@ class Pool:
     """
 
     def __init__(self, packing: PackingConfig, buffer_size: int, seed: int = 0):
-        if buffer_size < 1:
-            raise ValueError(f"buffer_size={buffer_size}: at least 1 sample")
+        check_buffer_size("buffer_size", buffer_size)
         self._limits = tuple(limit for _, limit in caps.limits(packing))
         self._alone = (packing.longest[1], *self._limits[1:])
         self._algorithm, self._buffer_size, self._seed = packing.algorithm, buffer_size, seed

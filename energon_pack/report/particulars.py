@@ -54,21 +54,35 @@ def _examples(entries: Sequence[Mapping[str, Any]]) -> Html:
 def time(facts: RunFacts) -> Html:
     """Where the time went."""
     total = sum(facts.seconds.values()) or 1.0
+    header = ("stage", "seconds", "of all", "samples", "from the cache", "samples/s", "MB/s", "peak memory, MB")
     rows = [
-        (name, f"{seconds:,.1f}", f"{seconds / total:.0%}", f"{facts.peak_rss_bytes_by_stage.get(name, 0) / 1e6:,.0f}")
+        (
+            name,
+            f"{seconds:,.1f}",
+            f"{seconds / total:.0%}",
+            *_pace(facts.throughput.get(name), seconds),
+            _peak(facts, name),
+        )
         for name, seconds in facts.seconds.items()
     ]
-    made = [table(("stage", "seconds", "of all", "peak memory, MB"), rows)]
-    made.append(table(("stage", "samples", "from the cache", "samples/s", "MB/s"), _pace(facts)))
-    return section("Time", *made, *_beside(facts), says="Where did the time go?")
+    return section("Time", table(header, rows), *_beside(facts), says="Where did the time go?")
 
 
-def _pace(facts: RunFacts) -> Iterator[tuple[str, ...]]:
-    for name, of in facts.throughput.items():
-        seconds = facts.seconds.get(name) or 0.0
-        samples, cached, num_bytes = (of.get(key, 0) for key in ("samples", "cached", "bytes"))
-        rates = (short((samples - cached) / seconds), f"{num_bytes / seconds / 1e6:,.1f}") if seconds else ("", "")
-        yield name, f"{samples:,}", f"{cached:,}", *rates
+def _pace(done: Mapping[str, int] | None, seconds: float) -> tuple[str, ...]:
+    """What a stage did in its seconds; nothing of those that count nothing, nor a rate where nothing was to be done."""
+    if done is None:
+        return ("",) * 4
+    samples, cached, num_bytes = (done.get(key, 0) for key in ("samples", "cached", "bytes"))
+    rates = (_rate(samples, seconds), _rate(num_bytes / 1e6, seconds))
+    return short(samples) if samples else "", short(cached) if cached else "", *rates
+
+
+def _rate(number: float, seconds: float) -> str:
+    return short(float(f"{number / seconds:.3g}")) if number and seconds else ""
+
+
+def _peak(facts: RunFacts, name: str) -> str:
+    return f"{facts.peak_rss_bytes_by_stage.get(name, 0) / 1e6:,.0f}"
 
 
 def _beside(facts: RunFacts) -> Iterator[Html]:
@@ -81,7 +95,7 @@ def _beside(facts: RunFacts) -> Iterator[Html]:
     )
     checked, not_checked = facts.samples_verified, facts.samples_not_verified
     left = f"; {not_checked:,} could not be" if not_checked else ""
-    yield tag("p", f"Verified in the full processor, or as it agreed before: {checked:,} samples{left}.")
+    yield tag("p", f"Samples verified in the full processor, or as it agreed before: {checked:,}{left}.")
 
 
 def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder: Path | None) -> Html:

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -70,6 +71,28 @@ class Pack:
     dropped: list[str]
 
 
+def check_options(options: Mapping[str, Any], layout: str) -> None:
+    """Refuse options of `PackEncoder` before there is anything to encode.
+
+    Args:
+        layout: that of the packs.
+
+    Raises:
+        TypeError: there is no such option.
+        ValueError: a value that is none of those there are, or for which the layout has no place.
+    """
+    names = [*signature(PackEncoder).parameters][2:]
+    if unknown := next((name for name in options if name not in names), None):
+        raise TypeError(f"{unknown}={options[unknown]}: no such option; there are: {', '.join(names)}")
+    for name, choices in _CHOICES.items():
+        if name in options and options[name] not in (*choices, *[None] * (name == "layout")):
+            raise ValueError(f"{name}={options[name]}: one of {', '.join(map(str, choices))}")
+    layout = options.get("layout") or layout
+    for name, (default, served) in _SERVED.items():
+        if options.get(name, default) != default and layout not in served:
+            raise ValueError(f"{name}={options[name]}: layout={layout} has none; for {', '.join(served)}")
+
+
 class PackEncoder:
     """Encodes packs for one model.
 
@@ -116,12 +139,7 @@ class PackEncoder:
         self.layout, self.template = layout or made["layout"], template
         given: dict[str, Any] = {"layout": self.layout, "pad_to": pad_to, "labels": labels, "loss_weight": loss_weight}
         given |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member, "rope_rows": rope_rows}
-        for name, choices in _CHOICES.items():
-            if given[name] not in choices:
-                raise ValueError(f"{name}={given[name]}: one of {', '.join(map(str, choices))}")
-        for name, (default, served) in _SERVED.items():
-            if given[name] != default and self.layout not in served:
-                raise ValueError(f"{name}={given[name]}: layout={self.layout} has none; for {', '.join(served)}")
+        check_options(given, self.layout)
         given |= {"pad_to_multiple_of": pad_to_multiple_of, "dummy_image": dummy_image}
         self._given = made, template, given | {"tokens_per_second": tokens_per_second}
         #: what keeps members apart

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.template import Template
 from energon_pack.training import noise
 from energon_pack.training.calls import Calls, Given, TokenRow, merged
@@ -107,6 +108,7 @@ class Pixels:
             self._tried[kind] = self._try(kind) if kind in self._call.kinds else _Tried()
         return self._tried[kind]
 
+    @errors_only()  # what processors warn of noise says nothing of the data: lengths were measured with their settings
     def _try(self, kind: str) -> _Tried:
         name = self._call.name
         given = list(noise.members(self._template, kind))

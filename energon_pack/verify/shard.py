@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
 from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import open_file
+from energon_pack.sources.storage import counted, open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.verify import packs as checks
 from energon_pack.verify.findings import Findings, hashed
@@ -101,11 +102,14 @@ class VerifiedShard:
 def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> list[VerifiedShard]:
     """Verify shards; what is wrong with them joins the findings."""
     shards = []
-    with run.progress.stage("verify", len(jobs), "shards") as advance:
-        for shard in run.executor.map(verify_shard, jobs):
+    sizes = [job.path.stat().st_size if job.path.is_file() else 0 for job in jobs]
+    with run.progress.stage("verify", len(jobs), "shards", sum(sizes)) as advance:
+        results = run.executor.map(partial(counted, verify_shard), jobs)
+        for (shard, num_bytes), size in zip(results, sizes, strict=True):
             findings.merge(shard.findings)
             shards.append(shard)
-            advance(1)
+            run.progress.add(shard.num_members, num_bytes)
+            advance(1, size)
     return shards
 
 

@@ -111,7 +111,8 @@ def unaccounted(
     jobs = [_Job(shard, source.excluded.get(shard.name, frozenset()), drawn.seed) for shard in source.shards]
     number, num_slices = drawn.slice_of
     start = 0  # of this shard, among all that are drawn
-    with run.progress.stage("source", len(jobs), "shards") as advance:
+    size = sum(job.shard.size for job in jobs)
+    with run.progress.stage("source", len(jobs), "shards", size) as advance:
         for job, values in zip(jobs, run.executor.map(_samples_of, jobs), strict=True):
             if isinstance(values, str):
                 yield 0, [values]
@@ -121,7 +122,8 @@ def unaccounted(
             mine = mine[~np.isin(mine, hashes(map(job.shard.sample_id, job.excluded)))]
             found.append(mine[: None if drawn.limit is None else drawn.limit - sum(map(len, found))])
             yield len(found[-1]), []
-            advance(1)
+            run.progress.add(len(found[-1]))
+            advance(1, job.shard.size)
     wanted, num_wanted = np.unique(joined(found), return_counts=True)
     ours, num_ours = np.unique(joined([packed, skipped]), return_counts=True)
     there = np.searchsorted(ours, wanted).clip(0, max(len(ours) - 1, 0))

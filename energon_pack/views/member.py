@@ -6,27 +6,29 @@ from dataclasses import replace
 from energon_pack.samples.media.probe import Media
 from energon_pack.templates.template import Sample, Template
 from energon_pack.views.spans import spans_of
-from energon_pack.views.view import Medium, MemberView
+from energon_pack.views.view import MemberView
 
 
 def encoded(view: MemberView, template: Template, sample: Sample) -> MemberView:
     """A member with its tokens; raises Skip where it has none.
 
     Args:
-        view: of the same media, in the order of the sample's.
+        view: of the same media; those of a kind are in the order of the sample's.
     """
-    media = list(map(_seen, view.media, seen_by(template, sample.media)))
     rendered = template.render(sample)
+    seen = seen_by(template, sample.media)
     spans = spans_of(template, sample, rendered)
-    counts = iter([span.num_tokens for span in spans if span.kind in ("image", "video")])
-    in_order = sorted(range(len(media)), key=lambda i: rendered.media[i])
-    num_tokens = {i: next(counts, 0) for i in in_order}
+    counts = [span.num_tokens for span in spans if span.kind in ("image", "video")]
+    in_text = sorted(range(len(sample.media)), key=rendered.media.__getitem__)
+    num_tokens = dict(zip(in_text, counts, strict=True))
+    of_kind = {kind: iter([i for i, m in enumerate(sample.media) if m.kind == kind]) for kind in ("image", "video")}
+    places = [next(of_kind[medium.kind]) for medium in view.media]
     return replace(
         view,
         token_len=sum(span.num_tokens for span in spans),
         num_supervised=sum(span.num_tokens for span in spans if span.is_trained),
         num_visual_tokens=rendered.num_visual_tokens,
-        media=[replace(medium, num_tokens=num_tokens[i]) for i, medium in enumerate(media)],
+        media=[replace(m, num_tokens=num_tokens[i], seen=seen[i]) for m, i in zip(view.media, places, strict=True)],
         spans=spans,
     )
 
@@ -41,7 +43,3 @@ def seen_by(template: Template, media: Sequence[Media]) -> list[str | None]:
         changes += [f"{len(frames):,} frames"] * (medium.kind == "video")
         seen.append(", ".join(changes) or None)
     return seen
-
-
-def _seen(medium: Medium, seen: str | None) -> Medium:
-    return replace(medium, seen=seen)

@@ -45,7 +45,7 @@ def print_pack(view: PackView, to: Console, full: bool = False) -> None:
         full: all members and all of their text.
     """
     to.print(Text.assemble(f"pack {view.number:,} of {view.num_packs:,}  ", (view.key, "bold")))
-    to.print(pack_facts(view), soft_wrap=True)
+    to.print(pack_facts(view))
     print_notes(view.notes, to)
     print_strip(view, to)
     if not view.members:
@@ -79,10 +79,17 @@ def pack_facts(view: PackView) -> str:
     return " · ".join([*facts, view.shard or "not written yet"])
 
 
+def print_next(command: str, others: Sequence[str], to: Console) -> None:
+    """What may be typed next."""
+    to.print()
+    to.print(Text(f"next: {command}", "dim"), soft_wrap=True)
+    to.print(Text(f"or:   {', '.join(others)}", "dim"))
+
+
 def print_notes(notes: Iterable[str], to: Console) -> None:
     """What is wrong, or can't be told."""
     for note in notes:
-        to.print(Text(f"! {printable(note)}", "red"), soft_wrap=True)
+        to.print(Text(f"! {printable(note)}", "red"))
 
 
 def print_strip(view: PackView, to: Console) -> None:
@@ -170,6 +177,8 @@ def print_member(member: MemberView, to: Console, most: int | None) -> int:
             to.print(Text(f"! {medium.name}: {printable(medium.problem)}", "red"), soft_wrap=True)
     if member.spans is not None:
         lines = tokens_text(member.spans, to).wrap(to, to.width)
+        while lines and not lines[-1].plain.strip():
+            lines.pop()
         shown = lines if most is None else lines[:most]
         for tokens in shown:
             to.print(tokens, no_wrap=True, overflow="crop")

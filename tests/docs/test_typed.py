@@ -61,6 +61,7 @@ def _tests(line: str) -> bool:
 NOT_RUN: dict[str, tuple[str, Callable[[str], bool]]] = {
     r"python recipes/train_trainer.py": ("Accelerate is not installed; tests/training/test_trainer.py", _a_script),
     r"(\S+/)?pip install ": ("it changes the environment that the tests run in", _an_extra),
+    r"\. \.venv/bin/activate": ("the tests have an environment of their own", lambda line: True),
     r"make ": ("it makes an environment, and runs what is tested here by itself", _a_target),
     r"python benchmarks/": ("it takes minutes", _a_script),
     r"pytest ": ("these are tests themselves", _tests),

@@ -62,6 +62,13 @@ def ids(packs: Any) -> list[list[str]]:
     return [[member.sample_id for member in pack.members] for pack in packs]
 
 
+@pytest.mark.parametrize("buffer_size", [0.5, 2.0, 0])
+def test_a_buffer_is_a_whole_number_of_samples(buffer_size: Any) -> None:
+    """A fraction was taken, and compared with numbers of samples."""
+    with pytest.raises(ValueError, match=f"buffer_size={buffer_size}: a whole number of samples"):
+        StreamingPackedDataset(["+model=qwen2_5_vl", "source.path=/nowhere"], buffer_size=buffer_size)
+
+
 SOURCES = [Conversations("a", 90), Conversations("b", 40, with_images=True)]
 
 

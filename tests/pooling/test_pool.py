@@ -144,5 +144,5 @@ def test_a_sample_that_fits_no_pack_is_refused() -> None:
     pool = Pool(PackingConfig(max_token_len=10, max_images=1), 8)
     with pytest.raises(ValueError, match=r"a takes \(3, 2\), a pack holds \(10, 1\)"):
         pool.add("a", (3, 2))
-    with pytest.raises(ValueError, match="buffer_size=0: at least 1 sample"):
+    with pytest.raises(ValueError, match="buffer_size=0: a whole number of samples, at least 1"):
         Pool(PackingConfig(), 0)

@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from energon_pack.pack import pack
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor, Job, Result
 from energon_pack.run.progress import Progress
+from energon_pack.sources.storage import counted
 from support.packed import files
 
 
@@ -43,7 +45,8 @@ class Elsewhere:
 
     def _sent(self, function: Callable[[Job], Result], job: Job) -> Result:
         run, sent = pickle.loads(pickle.dumps((function, job)))
-        self.names.add(getattr(run, "__name__", "partial"))
+        of = run.args[0] if isinstance(run, partial) and run.func is counted else run
+        self.names.add(getattr(of, "__name__", "partial"))
         result: Result = pickle.loads(pickle.dumps(run(sent)))
         return result
 

@@ -51,8 +51,8 @@ def test_every_stage_is_shown_on_a_terminal(tmp_path: Path) -> None:
     """Seconds of nothing look like a run that hangs; and a line of each stage stays, once."""
     seen = on_a_terminal(*RUN, cwd=tmp_path)
     kept = re.findall(r"✓ \x1b\[0m(\w+) +[\d.]+ s", seen)
-    assert kept == ["index", "processor", "lengths", "plan", "write", "verify", "check", "publish"]
-    assert "plan · write · verify · check · publish" in seen
+    assert kept == ["index", "processor", "lengths", "plan", "write", "verify", "check", "report", "publish"]
+    assert "plan · write · verify · check · report · publish" in seen
     assert "320 samples" in seen
     again = on_a_terminal(*RUN, "output.overwrite=true", cwd=tmp_path)
     assert "320 samples from the cache" in again

@@ -8,16 +8,51 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import yaml
 
+from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
 from energon_pack.dataset.files import packs_in
 from energon_pack.dataset.tar_writer import TarWriter
+from energon_pack.pack import pack
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.verify import Options, verify
 from energon_pack.verify.findings import Findings
+from support.samples import chat, picture, write_tar
 
 Members = list[tuple[str, bytes]]
+WORDS = "one two three four five six seven eight nine ten " * 8
+
+
+def packed_to_damage(demo: tuple[Path, Path], cache: Path, folder: Path) -> Path:
+    """Two source shards in four packed ones: text and images, one sample cut in parts, three in the ledger."""
+    talk = [text for i in range(9) for text in (f"<image>question {i}", f"{i} {WORDS}")]
+    long = {"talk.json": chat(*talk), **{f"talk.{i}.png": picture(28 * (i + 2), 56, "PNG") for i in range(9)}}
+    texts = {f"t{i:02d}.json": chat(f"question {i} <image>", f"answer {i} {WORDS[:150]}", id=i) for i in range(20)}
+    images: dict[str, bytes] = {}
+    for i in range(12):
+        images |= {f"i{i:02d}.b.jpg": picture(40 + i, 30), f"i{i:02d}.a.png": picture(28, 50 + i, "PNG")}
+        images |= {f"i{i:02d}.json": chat("<image> or <image>?", f"the {i}th", name=["b.jpg", "a.png"])}
+    bad = {"bad.json": b"{", "word.json": chat(WORDS * 30, "no")}
+    write_tar(folder / "source" / "a.tar", [*texts.items(), ("t00.json", chat("again", "a duplicate")), *long.items()])
+    write_tar(folder / "source" / "sub" / "b.tar", {**images, **bad})
+    run = PackConfig(
+        model=ModelConfig("qwen2_5_vl", "qwen_vl", "Qwen/Qwen2.5-VL-7B-Instruct", str(demo[1])),
+        source=SourceConfig(path=str(folder / "source")),
+        output=OutputConfig(dir=str(folder / "out"), name="packed", max_shard_packs=3),
+        cache_dir=str(cache),
+        max_skipped=0.5,
+    )
+    run.packing.max_token_len, run.packing.overlong = 512, Overlong.split_turns
+    run.executor.num_workers, run.measure.verify = 1, 0.0
+    with pytest.MonkeyPatch.context() as patch:  # Energon's own look is tested elsewhere, and slow to start
+        patch.setattr("energon_pack.pack.check", lambda *_: None)
+        figures = pack(run)
+    assert figures["samples_cut"] == 1
+    assert set(figures["skipped_by_reason"]) == {"duplicate_key", "invalid_json", "overlong"}
+    assert len(list((folder / "out" / "packed").glob("*.tar"))) >= 4
+    return folder / "out" / "packed"
 
 
 def read_shard(path: Path) -> Members:

@@ -16,11 +16,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, SourceConfig
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PackFiles
 from energon_pack.errors import PackError, printable, short
-from energon_pack.pack import pack
 from energon_pack.verify.command import Options, main, verify
 from energon_pack.verify.findings import CHECKS, Findings
 from energon_pack.verify.packs import capacity
@@ -32,6 +30,7 @@ from support.damage import (
     found,
     grown,
     lines,
+    packed_to_damage,
     places,
     read_shard,
     set_at,
@@ -39,7 +38,7 @@ from support.damage import (
 )
 from support.packed import json_lines
 from support.running import ROOT, command
-from support.samples import chat, picture, write_tar
+from support.samples import chat, write_tar
 
 Members = list[tuple[str, bytes]]
 WORDS = "one two three four five six seven eight nine ten " * 8
@@ -47,34 +46,7 @@ WORDS = "one two three four five six seven eight nine ten " * 8
 
 @pytest.fixture(scope="module")
 def packed(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two source shards in four packed ones: text and images, one sample cut in parts, three in the ledger."""
-    folder = tmp_path_factory.mktemp("verify")
-    talk = [text for i in range(9) for text in (f"<image>question {i}", f"{i} {WORDS}")]
-    long = {"talk.json": chat(*talk), **{f"talk.{i}.png": picture(28 * (i + 2), 56, "PNG") for i in range(9)}}
-    texts = {f"t{i:02d}.json": chat(f"question {i} <image>", f"answer {i} {WORDS[:150]}", id=i) for i in range(20)}
-    images: dict[str, bytes] = {}
-    for i in range(12):
-        images |= {f"i{i:02d}.b.jpg": picture(40 + i, 30), f"i{i:02d}.a.png": picture(28, 50 + i, "PNG")}
-        images |= {f"i{i:02d}.json": chat("<image> or <image>?", f"the {i}th", name=["b.jpg", "a.png"])}
-    bad = {"bad.json": b"{", "word.json": chat(WORDS * 30, "no")}
-    write_tar(folder / "source" / "a.tar", [*texts.items(), ("t00.json", chat("again", "a duplicate")), *long.items()])
-    write_tar(folder / "source" / "sub" / "b.tar", {**images, **bad})
-    run = PackConfig(
-        model=ModelConfig("qwen2_5_vl", "qwen_vl", "Qwen/Qwen2.5-VL-7B-Instruct", str(demo[1])),
-        source=SourceConfig(path=str(folder / "source")),
-        output=OutputConfig(dir=str(folder / "out"), name="packed", max_shard_packs=3),
-        cache_dir=str(cache),
-        max_skipped=0.5,
-    )
-    run.packing.max_token_len, run.packing.overlong = 512, Overlong.split_turns
-    run.executor.num_workers, run.measure.verify = 1, 0.0
-    with pytest.MonkeyPatch.context() as patch:  # Energon's own look is tested elsewhere, and slow to start
-        patch.setattr("energon_pack.pack.check", lambda *_: None)
-        figures = pack(run)
-    assert figures["samples_cut"] == 1
-    assert set(figures["skipped_by_reason"]) == {"duplicate_key", "invalid_json", "overlong"}
-    assert len(list((folder / "out" / "packed").glob("*.tar"))) >= 4
-    return folder / "out" / "packed"
+    return packed_to_damage(demo, cache, tmp_path_factory.mktemp("verify"))
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What is said of a stage: pure text, cut to the width there is."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
@@ -84,7 +84,7 @@ def running_lines(
     counts = [f"{what}{work.done:,} of {work.total:,} {work.unit}", *_rates(work.pace.rates), *_cached(done)]
     return [
         "  ".join([head, *bar, *filter(None, ends)]),
-        *_folded([*counts, *_skipped(done)], width, len(head) + 2),
+        *_folded(["", *counts, *_skipped(done)], width, len(head) + 2)[1:],
     ]
 
 
@@ -95,8 +95,7 @@ def finished_lines(name: str, seconds: float, done: Done, width: int) -> list[st
         said += _rates((done.samples / seconds, done.bytes / seconds))
     said += [*_cached(done), *_skipped(done)]
     head = f"{name:<{_NAME}}  {_seconds(seconds):>8}"
-    first, *others = _folded(said, width, len(head) + 2) or [""]
-    return [head, first, *others] if first and width < _NARROW else [f"{head}  {first.strip()}".rstrip(), *others]
+    return _folded([head, *said], width, len(head) + 2)
 
 
 def log_line(work: Work, done: Done, now: float) -> str:
@@ -151,15 +150,14 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else _clock(seconds)
 
 
-def _folded(pieces: Iterable[str], width: int, indent: int) -> list[str]:
-    """Pieces on as few lines as hold them, below each other; none is broken."""
-    lines: list[str] = []
-    indent = indent if width >= _NARROW else 0
-    for piece in pieces:
-        if lines and len(lines[-1]) + 2 + len(piece) <= width:
+def _folded(pieces: Sequence[str], width: int, indent: int) -> list[str]:
+    """Pieces on as few lines as hold them, all but the first line below each other; none is broken."""
+    lines = [*pieces[:1]]
+    for piece in pieces[1:]:
+        if lines[-1] and len(lines[-1]) + 2 + len(piece) <= width:
             lines[-1] += f"  {piece}"
         else:
-            lines.append(f"{'':{indent}}{piece}")
+            lines.append(f"{'':{indent if width >= _NARROW else 0}}{piece}")
     return lines
 
 

@@ -1,0 +1,298 @@
+"""What a person sees of a dataset and of a source: all of it that can be seen, and a line where something can't."""
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from energon_pack.dataset.files import PLAN, PlanFile
+from energon_pack.errors import PackError
+from energon_pack.inspect.dataset import open_dataset
+from energon_pack.inspect.search import search
+from energon_pack.views.html import pack_section
+from support.corruptions import CORRUPTIONS
+from support.damage import HOSTILE, packed_to_damage, places, read_shard, set_at, write_shard
+from support.peers import NAMES, write_llava_onevision, write_loongforge
+from support.running import command, command_here, need_torchvision
+from support.samples import chat, picture, write_tar
+
+Show = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed_to_damage(demo, cache, tmp_path_factory.mktemp("inspect"))
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Show:
+    """What the tool prints."""
+
+    def show(*arguments: str | Path) -> str:
+        result = command_here("energon_pack.inspect", *arguments, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return show
+
+
+def refusal(folder: Path, *arguments: str | Path) -> str:
+    """The one line by which the tool refuses."""
+    result = command_here("energon_pack.inspect", *arguments, cwd=folder)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+# --------------------------------------------------------------------------------------------------------- a pack
+
+
+def test_a_dataset_says_what_it_is_and_shows_its_first_pack(dataset: Path, shown: Show) -> None:
+    text = shown(dataset)
+    with open_dataset(dataset).packs as packs:
+        num_packs, first = len(packs), packs[0].pack
+    assert f"{dataset}: packed_multi_mix_qa, for qwen2_5_vl, layout neat" in text
+    assert f"{num_packs} packs in" in text
+    assert f"pack 0 of {num_packs}  {first.files.key}" in text
+    for sample_id in first.ids:
+        assert f"#{first.ids.index(sample_id)} {sample_id}\n" in text
+    assert f"next: python -m energon_pack.inspect {dataset} 1" in text
+    assert max(map(len, text.splitlines()[:-1])) <= 120
+
+
+def test_a_pack_is_named_by_number_key_or_from_the_end(dataset: Path, shown: Show, tmp_path: Path) -> None:
+    (*_, last), num_packs = [key for (keys,) in PlanFile(dataset / PLAN).columns("pack") for key in keys], 0
+    with open_dataset(dataset).packs as packs:
+        num_packs = len(packs)
+    for name in (str(num_packs - 1), last, "-1"):
+        assert f"pack {num_packs - 1} of {num_packs}  {last}" in shown(dataset, name)
+    assert shown(dataset, "--random", "7") == shown(dataset, "--random", "7")
+    assert f"there are {num_packs}, from 0 on" in refusal(tmp_path, dataset, str(num_packs))
+    assert "no such key; --search nothing looks in ids" in refusal(tmp_path, dataset, "nothing")
+    assert "overrides are for --source" in refusal(tmp_path, dataset, "model.processor=x")
+
+
+def test_a_search_finds_exact_names_first(dataset: Path, shown: Show, tmp_path: Path) -> None:
+    opened = open_dataset(dataset)
+    ids = [name for found in opened.packs.all() for name in found.pack.ids]
+    for text in ("a.tar/t0", "t0", "i1", "b.tar/i01", "talk", "_0000000", "tar", "1of"):
+        found, number = search(opened, text, 500)
+        wanted = [name for name in ids if text in re.sub("#.*", "", name)]
+        if text != "_0000000":
+            assert sorted(hit.sample_id for hit in found) == sorted(wanted)
+        assert number == len(found)
+        for hit in found:
+            assert opened.packs[hit.number].pack.ids[hit.member] == hit.sample_id
+            assert opened.packs[hit.number].pack.files.key == hit.key
+    assert [hit.sample_id for hit in search(opened, "i1", 3)[0]] == ["sub/b.tar/i10", "sub/b.tar/i11"]
+    assert search(opened, "t01", 1)[0][0].sample_id == "a.tar/t01"
+    assert "sub/b.tar/i10" in shown(dataset, "--search", "i10")
+    result = command_here("energon_pack.inspect", dataset, "--search", "nowhere", cwd=tmp_path)
+    assert (result.returncode, result.stdout[:10]) == (1, "nowhere: i")
+
+
+def test_a_search_without_a_plan_looks_into_the_packs(dataset: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
+    (copy / PLAN).unlink()
+    for text in ("t0", "i1", "talk"):
+        with_plan, without = (search(open_dataset(folder), text, 500)[0] for folder in (dataset, copy))
+        assert sorted(hit[1:] for hit in with_plan) == sorted(hit[1:] for hit in without)
+
+
+def test_tokens_are_shown_with_the_processor_it_was_packed_with(dataset: Path, shown: Show) -> None:
+    text = shown(dataset, "--tokens", "--full")
+    assert "<|im_start|>user" in text
+    assert re.search(r"«[^«»]*<\|im_end\|>»", text)  # what is trained on, without colours
+    assert "no tokens" not in text
+
+
+def test_without_a_processor_the_rest_is_shown(dataset: Path, shown: Show) -> None:
+    text = shown(dataset, "--tokens", "--processor", "/no/such/folder")
+    assert "! no tokens: " in text
+    assert "user       " in text
+
+
+@pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "ascii"}, {"NO_COLOR": "1", "COLUMNS": "40"}])
+def test_any_terminal_will_do(dataset: Path, tmp_path: Path, variables: dict[str, str]) -> None:
+    """A pipe, an ASCII locale: no traceback, and signs become letters; no tokenizer is imported."""
+    script = (
+        "import sys; from energon_pack.inspect.command import main; sys.argv[1:] = [sys.argv[1]]; main();"
+        "print(sorted({'torch', 'transformers', 'tokenizers', 'hydra', 'pandas'} & set(sys.modules)))"
+    )
+    result = command("-c", script, dataset, cwd=tmp_path, **variables)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("[]\n")
+    assert ("×" in result.stdout) == ("NO_COLOR" in variables)
+
+
+def test_the_page_of_a_pack_shows_what_training_gets(dataset: Path, shown: Show, tmp_path: Path) -> None:
+    need_torchvision()
+    number = next(found.number for found in open_dataset(dataset).packs.all() if found.pack.media_type == "image")
+    shown(dataset, str(number), "--html", "pack.html")
+    page = (tmp_path / "pack.html").read_text()
+    assert len(page) < 300_000
+    assert "data:image/webp;base64," in page
+    assert '<span class="special">&lt;|im_start|&gt;</span>' in page
+    assert "No batch" not in page
+    for key in ("cu_seq_lens_q", "cu_seqlens_q", "pixel_values", "visual_inputs.image_grid_thw", "doc_ids"):
+        assert f"<code>{key}</code>" in page
+    assert "around the first medium" in page
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+    assert "<script" not in page
+
+
+def test_a_page_says_what_could_not_be_made(dataset: Path, shown: Show, tmp_path: Path) -> None:
+    text = shown(dataset, "--html", "pack.html", "--processor", "/no/such/folder")
+    page = (tmp_path / "pack.html").read_text()
+    assert "! no tokens" in text
+    assert page.count("No batch: ") == 2
+
+
+# ------------------------------------------------------------------------------------------- others', and damaged
+
+
+@pytest.mark.parametrize("theirs", ["llava", *NAMES])
+def test_packs_of_other_tools_are_shown(tmp_path: Path, shown: Show, theirs: str) -> None:
+    folder = tmp_path / "theirs"
+    folder = write_llava_onevision(folder) if theirs == "llava" else write_loongforge(folder, NAMES[theirs])
+    text = shown(folder, "--full", "--tokens")
+    assert "packed by another tool" in text
+    assert "no tokens: --as MODEL and --processor FOLDER" in text
+    assert "assistant  " in text
+
+
+def test_a_metadataset_names_the_datasets_to_look_at(dataset: Path, tmp_path: Path) -> None:
+    blend = {"splits": {"train": {"blend": [{"path": str(dataset), "weight": 1}]}}}
+    (tmp_path / "blend.yaml").write_text(yaml.safe_dump(blend))
+    assert f"is a Metadataset, not a folder: give one of {dataset}" in refusal(tmp_path, tmp_path / "blend.yaml")
+    assert "packed datasets in it" in refusal(tmp_path, dataset.parent)
+    assert "no such folder" in refusal(tmp_path, tmp_path / "nothing")
+    write_tar(tmp_path / "source" / "a.tar", {"a.json": chat("q", "a")})
+    assert "of a source: --source" in refusal(tmp_path, tmp_path / "source")
+    assert "a folder of a packed dataset, or --source" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_of_a_damaged_dataset_the_rest_is_shown(dataset: Path, tmp_path: Path, name: str) -> None:
+    """Whatever is wrong, each pack is either shown or refused in a line."""
+    copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
+    CORRUPTIONS[name][0](copy)
+    opened, num_shown = open_dataset(copy), 0
+    for number in range(len(opened.packs)):
+        try:
+            view = opened.view(opened.packs[number], max_thumbnails=2)
+        except PackError:
+            continue
+        num_shown += 1
+        assert view.key in pack_section(view)
+    assert num_shown >= len(opened.packs) - 4
+
+
+def test_no_value_in_a_packs_json_ends_the_view(dataset: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
+    path = sorted(copy.glob("*.tar"))[-1]
+    good = read_shard(path)
+    value = json.loads(good[0][1])
+    chance = random.Random(0)
+    for place in [*chance.sample(list(places(value)), 40), ("messages",), ("media_files",), ("_meta",)]:
+        changed = json.loads(good[0][1])
+        set_at(*place, to=chance.choice(HOSTILE))(changed)
+        write_shard(path, [(good[0][0], json.dumps(changed).encode()), *good[1:]])
+        opened = open_dataset(copy)
+        number = opened.number_of(good[0][0].removesuffix(".json"))
+        assert pack_section(opened.view(opened.packs[number]))
+
+
+# ------------------------------------------------------------------------------------------------------- a source
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    long = chat("q", "word " * 9_000)
+    samples: dict[str, Any] = {
+        "put_in.json": chat("What is it?", "A cat."),
+        "put_in.jpg": picture(56, 84),
+        "named.json": chat("<image> here", "<b>Yes</b>"),
+        "named.jpg": picture(28, 28),
+        "two.json": chat("<image> and <image>", "No"),
+        "two.jpg": picture(28, 28),
+        "role.json": json.dumps({"messages": [{"role": "robot", "content": "x" * 900}]}).encode(),
+        "cut.json": b'{"messages": [',
+        "long.json": long,
+    }
+    write_tar(folder / "a.tar", samples)
+    write_tar(folder / "b.tar", {"last.json": chat("q", "a")})
+    return folder
+
+
+@pytest.fixture
+def how(source: Path, demo: tuple[Path, Path]) -> list[str]:
+    """What is looked at, and for which model."""
+    return ["--source", str(source), "+model=qwen2_5_vl", f"model.processor={demo[1]}"]
+
+
+def test_a_sample_is_shown_before_it_is_packed(how: list[str], shown: Show, tmp_path: Path) -> None:
+    text = shown(*how)
+    assert "a.tar/put_in\nsample 0 of a.tar, a file of 2 in the source" in text
+    assert "were put before the first user turn" in text
+    assert "user       <image>What is it?" in text
+    assert "image 56×84, 6 tokens  jpg" in text
+    assert "[image 56×84, 6 tokens]" in text
+    assert "«A cat.<|im_end|>»" in text
+    assert f"next: python -m energon_pack.inspect {' '.join(how)} 1\n" in text
+    assert "b.tar/last\nsample 0 of b.tar" in shown(*how, "6")
+    assert "b.tar/last" in shown(*how, "b.tar/last")
+    assert "b.tar/last" in shown(*how, "last")
+    assert shown(*how, "--random", "3") == shown(*how, "--random", "3")
+    shown(*how, "named", "--html", "sample.html")
+    page = (tmp_path / "sample.html").read_text()
+    assert "<mark" in page
+    assert "&lt;b&gt;Yes&lt;/b&gt;" in page
+    assert "<b>Yes" not in page
+    assert "data:image/webp" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "around"),
+    [
+        ("two", "placeholder_mismatch: 2 image in the text for 1 image", '"<image> and <image>"'),
+        ("role", "bad_message: message 0 has the role 'robot'", "x" * 119),
+        ("cut", "invalid_json", '{"messages": ['),
+    ],
+)
+def test_why_a_sample_would_be_in_no_pack(how: list[str], shown: Show, name: str, reason: str, around: str) -> None:
+    """The reason is the ledger's, and all of the JSON is there, in which the fault is to be found."""
+    text = shown(*how, name)
+    assert f"It would be in no pack: {reason}" in text
+    assert around in text
+
+
+def test_overrides_mean_what_they_mean_to_packing(how: list[str], shown: Show, tmp_path: Path) -> None:
+    assert "> packing.max_token_len=4096: packing.overlong=split_turns says" in shown(
+        *how, "packing.max_token_len=4096", "packing.overlong=split_turns", "long"
+    )
+    seen = shown(*how, "media=resize_longest_side", "media.longest_side=28", "put_in")
+    assert re.search(r"image 56×84 → \d+×28", seen)
+    assert "unknown key modle" in refusal(tmp_path, *how, "modle.processor=x")
+    assert "! no tokens: " in shown(*how[:3], "model.processor=/no/such", "last")
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(
+        json.dumps({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})
+    )
+    assert "lines.jsonl:1" in shown("--source", lines, *how[2:], "source=jsonl")
+    assert "source=jsonl reads JSONL" in refusal(tmp_path, "--source", lines, *how[2:])
+
+
+def test_overrides_are_told_from_samples() -> None:
+    """An id may hold a `=` after a slash."""
+    from energon_pack.inspect.overrides import is_override
+
+    assert all(map(is_override, ("+model=x", "++a.b=c", "~media", "source=jsonl", "model.processor=/a=b")))
+    assert not any(map(is_override, ("12", "a.tar/key=1", "a.jsonl:7", "key", "-1")))
