@@ -155,7 +155,7 @@ def short(value: float) -> str:
 
 def _whole(value: float) -> str:
     """A size that is known by all its digits, as 16,384."""
-    return f"{value:,.0f}" if value < 1e6 else short(value)
+    return f"{value:,.0f}" if value < 1e5 else short(value)
 
 
 class _Up:
@@ -224,5 +224,5 @@ def _text(x: float, y: float, text: str, anchor: str) -> Html:
 
 def _chart(height: int, width: int, label: str, *drawn: Html) -> Html:
     inner = tag("svg", *drawn, viewBox=f"0 0 {width} {height}", role="img", aria_label=f"Chart: {label}",
-                style=f"min-width:{width * 3 // 4}px")  # fmt: skip
+                style=f"min-width:{width * 5 // 8}px")  # fmt: skip
     return tag("div", inner, class_="chart")

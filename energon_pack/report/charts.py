@@ -112,18 +112,20 @@ def _cost(flops: Mapping[str, Any]) -> Html:
 def over_time(figures: Figures) -> Html | None:
     """What training reads from the first pack to the last."""
     of = figures.packs
-    if of is None or not of.stretches:
+    if of is None or len(of.stretches) < 2:
         return None
     says = "What do ranks see over an epoch? Every stretch should look like the whole."
     edges = [100 * i / len(of.stretches) for i in range(len(of.stretches) + 1)]
     tokens = {name: [stretch.tokens[name] for stretch in of.stretches] for name in of.stretches[0].tokens}
-    chart = [tag("h3", "Media"), histogram(edges, tokens, "% of the epoch", "tokens", height=170)]
-    if len(of.stretches) > 1:
-        middle = [100 * (i + 0.5) / len(of.stretches) for i in range(len(of.stretches))]
-        cost = [(at, stretch.cost) for at, stretch in zip(middle, of.stretches, strict=True)]
-        trained = [(at, stretch.trained) for at, stretch in zip(middle, of.stretches, strict=True)]
-        both = curves({"cost": cost, "trained": trained}, "% of the epoch", "of the mean pack", height=170)
-        chart += [tag("h3", "Cost and trained tokens of a pack"), both]
+    middle = [100 * (i + 0.5) / len(of.stretches) for i in range(len(of.stretches))]
+    cost = [(at, stretch.cost) for at, stretch in zip(middle, of.stretches, strict=True)]
+    trained = [(at, stretch.trained) for at, stretch in zip(middle, of.stretches, strict=True)]
+    chart = (
+        tag("h3", "Media"),
+        histogram(edges, tokens, "% of the epoch", "tokens of a pack", height=170),
+        tag("h3", "Cost and trained tokens of a pack"),
+        curves({"cost": cost, "trained": trained}, "% of the epoch", "of the mean pack", height=170),
+    )
     return section("Over time", *chart, *_steps(figures), says=says)
 
 
@@ -148,7 +150,7 @@ def _steps(figures: Figures) -> Iterator[Html]:
     rows = [(what, f"{ordered[name]['epoch']:.3f}", f"{chance[name]['epoch']:.3f}", f"{ordered[name]['bound']:.3f}",
              f"{ordered[name]['worst']:.3f}") for name, what in STEP_COSTS.items()]  # fmt: skip
     yield table(("time of an epoch, 1 without waiting", "as planned", "by chance", "at least", "worst step"), rows)
-    yield tag("p", f"{ordered['steps']:,} steps of {steps['split']}, {ordered['left_over']:,} packs left over.")
+    yield tag("p", f"{ordered['steps']:,} steps of {steps['split']}; packs left over: {ordered['left_over']:,}.")
 
 
 def _bars(shape: Histogram, x: str, y: str, marks: Sequence[Mark] = (), **how: Any) -> Html:
@@ -156,4 +158,4 @@ def _bars(shape: Histogram, x: str, y: str, marks: Sequence[Mark] = (), **how: A
 
 
 def _n(number: int) -> str:
-    return f"{number:,}" if number < 1e9 else short(number)
+    return f"{number:,}" if number < 1e7 else short(number)

@@ -1,5 +1,6 @@
 """Whether images are as large as the model sees any, or as small: then its size settings say what they come to."""
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from energon_pack.templates.families.rules import MediaRules
 #: width and height of the smallest images and of the largest, some of them flat: rules of tiles like these best
 _SMALLEST = ((16, 16), (32, 32), (64, 64))
 _LARGEST = ((16_000, 16_000), (16_000, 8_000), (8_000, 16_000), (16_000, 5_000))
-_NEAR = 0.1  # of the bound: sizes are rounded to patches
+_NEAR = 0.1  # of the bound
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ def tokens_of_images(rules: MediaRules | None, visual: AnyInts, num_images: AnyI
         return None
     least, most = bounds
     each = visual / np.maximum(num_images, 1)
-    near_least, near_most = least * (1 + _NEAR), most * (1 - _NEAR)
+    # Each side is rounded to whole tokens, which is felt where there are few.
+    near_least = max(least * (1 + _NEAR), (math.sqrt(least) + 1) ** 2)
+    near_most = min(most * (1 - _NEAR), (math.sqrt(most) - 1) ** 2)
     return TokensOfImages(
         least, most, float(np.median(each)), len(each), int((each <= near_least).sum()), int((each >= near_most).sum())
     )

@@ -10,7 +10,7 @@ from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.settings import PackingConfig
 
 #: samples that are planned with each length; of more a seeded draw stands for all
-_MOST_TRIED = 100_000
+_MOST_TRIED = 50_000
 #: share of the tokens that may be dropped, and of packs that has to be filled
 MOST_DROPPED, FILLED = 0.01, 0.95
 RULE = (

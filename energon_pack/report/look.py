@@ -37,9 +37,11 @@ def packs_to_look_at(items: Items, plan: PackPlan) -> dict[int, str]:
     kind, tokens = media_of_packs(items, plan), plan.per_pack(items.lens)
     members = features_of_packs(items, plan)["members"]
     found = {int(np.argmax(kind == code)): f"the first {MEDIA_TYPES[code]} pack" for code in np.unique(kind).tolist()}
+    if plan.num_packs == 1:
+        return {0: "the only one"}
     edges = {"the fullest": tokens.argmax(), "the emptiest": tokens.argmin(), "the most members": members.argmax()}
     for why, number in edges.items():
-        found[int(number)] = f"{found[int(number)]}, and {why}" if int(number) in found else why
+        found[int(number)] = f"{found[int(number)]}, {why}" if int(number) in found else why
     return dict(list(found.items())[:_MOST])
 
 
@@ -58,4 +60,4 @@ def _sections(job: LookJob) -> Iterator[Html]:
             place = Place(number, len(packs), found.shard, job.max_token_len)
             rows = plan.members({key}).get(key)
             view = pack_view(found.file, found.pack, place, rows, template, _THUMBNAILS, found.defects)
-            yield details(f"{why} of {len(packs):,}", pack_section(view, _CHARS, _MEMBERS), is_open=number == first)
+            yield details(f"Pack {number:,}: {why}", pack_section(view, _CHARS, _MEMBERS), is_open=number == first)

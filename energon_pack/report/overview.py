@@ -45,7 +45,8 @@ def verdict(found: Sequence[Remark], is_published: bool) -> Html:
     if look:
         what = "1 thing" if len(look) == 1 else f"{len(look)} things"
         return tag("p", tag("b", f"{what} to look at: "), look[0].what, ".", class_="verdict")
-    done = "Packed, and nothing stands out." if is_published else "Nothing stands out."
+    fine = "nothing looks wrong" if found else "nothing stands out"
+    done = f"Packed, and {fine}." if is_published else f"{fine.capitalize()}."
     return tag("p", tag("b", done, class_="good"), class_="verdict")
 
 

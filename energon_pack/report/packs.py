@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 class Stretch:
     """Packs that training reads in a row."""
 
-    tokens: dict[str, int]  # by medium of the samples
+    tokens: dict[str, int]  # of a pack, by medium of the samples
     cost: float  # of a pack, relative to the mean of all
     trained: float  # tokens of a pack that are trained on, relative to the mean of all
 
@@ -95,9 +95,9 @@ def _over_time(
         mean = float(values.mean()) or 1.0
         return [float(value) for value in np.add.reduceat(values, bounds) / sizes / mean]
 
-    sums = {name: np.add.reduceat(values, bounds).tolist() for name, values in of_kinds.items()}
+    means = {name: (np.add.reduceat(values, bounds) // sizes).tolist() for name, values in of_kinds.items()}
     stretches = [
-        Stretch({name: sums[name][i] for name in sums}, *both)
+        Stretch({name: means[name][i] for name in means}, *both)
         for i, both in enumerate(zip(relative(cost), relative(trained), strict=True))
     ]
     chance = cost[np.argsort(random_keys(num, 0), kind="stable")]

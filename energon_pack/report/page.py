@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from energon_pack.config import PackConfig
-from energon_pack.pages.html import Html, clipped, page, tag
+from energon_pack.pages.html import Html, clipped, page, section, tag
 from energon_pack.plan.report import RunFacts
 from energon_pack.report import charts, overview, particulars
 from energon_pack.report.figures import Figures
@@ -42,9 +42,7 @@ def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = ()) -> 
         if about.failed
         else None
     )
-    packs = [
-        tag("section", tag("h2", "A few packs"), tag("p", "What does training see?", class_="says"), *looked_at)
-    ] if looked_at else []  # fmt: skip
+    packs = section("A few packs", tag("div", *looked_at, class_="aside"), says="What does training see?")
     return page(
         f"{title} · energon_pack",
         tag("h1", title),
@@ -59,7 +57,7 @@ def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = ()) -> 
         charts.packs(figures),
         charts.over_time(figures),
         particulars.skipped(figures, about.ledger),
-        *packs,
+        packs if looked_at else None,
         particulars.time(about.facts) if about.facts else None,
         particulars.settings(about.config, about.facts, about.processor, about.folder),
     )

@@ -23,7 +23,7 @@ def test_each_medium_and_the_edges() -> None:
     plan = PackPlan(np.array([0, 1, 4, 5, 6]), np.arange(6), np.zeros(6, np.int8), 4)
     assert packs_to_look_at(of, plan) == {
         0: "the first text pack",
-        2: "the first image pack, and the fullest",
+        2: "the first image pack, the fullest",
         3: "the emptiest",
         1: "the most members",
     }
