@@ -1,5 +1,6 @@
 """Packs that are built while they are loaded, as the recipes beside this file take them."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from energon_pack.lazy import LazyPackedDataset
 from energon_pack.online.ranks import ranks_here
 from energon_pack.samplers import PackSampler
 from energon_pack.streaming import StreamingPackedDataset
+
+# torchdata's loader calls what torch no longer wants: nothing that its user could change.
+warnings.filterwarnings("ignore", "'set_vital' is deprecated")
 
 
 class LazyLoader(Endless):

@@ -1,7 +1,10 @@
 """Each program has a page of help whose examples work, and says its version; exit codes stand in one place."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,14 @@ def test_exit_codes_are_those_of_the_code(tmp_path: Path) -> None:
         assert re.search(rf"^ +{code} +{re.escape(what.replace('`', ''))}$", shown, re.MULTILINE)
     for tool, what in TOOLS.items():
         assert re.search(rf"python -m energon_pack\.{tool} +{what}$", shown, re.MULTILINE)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    """`… --help | head -1` ended with lines about a broken pipe."""
+    script = f"{shlex.quote(sys.executable)} -m energon_pack.verify --help | true"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("", "")
 
 
 def test_how_to_complete_stands_in_the_help(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ def test_the_wheel_is_the_same_with_and_without_the_source_distribution(
     assert held == contents(build(clone, tmp_path, "--wheel"))
     modules = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
     settings = {f"energon_pack/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
-    typed = {"energon_pack/py.typed"}
-    assert {name for name in held if name.startswith("energon_pack/")} == modules | settings | typed
+    beside = {"energon_pack/py.typed", "energon_pack/pages/style.css"}
+    assert {name for name in held if name.startswith("energon_pack/")} == modules | settings | beside
 
 
 def test_the_source_distribution_holds_what_is_checked_out(clone: Path, wheel: Path) -> None:

@@ -1,6 +1,7 @@
 """A batch as a person wants to see it: its positions drawn, where members begin, what each key holds."""
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from types import SimpleNamespace
@@ -67,7 +68,7 @@ def positions_charts(batch: PackedBatch) -> Html:
     charts = [_chart({"text": first})] if first is not None else []
     if named:
         kinds = batch["mm_token_type_ids"].flatten()
-        start, end = _first_medium(kinds)
+        start, end = _first_medium(kinds, boundaries(batch))
         around = {name: row[start:end] for name, row in named.items()}
         charts += [
             tag("p", f"{', '.join(named)}, around the first medium: tokens {start:,} to {end:,}", class_="faint"),
@@ -88,13 +89,13 @@ def _chart(rows: Mapping[str, Tensor], first: int = 0) -> Html:
     return curves(points, "token", "position", height=150)
 
 
-def _first_medium(kinds: Tensor) -> tuple[int, int]:
-    """The tokens of the first stretch that is no text, and some around it; without one, the first tokens."""
-    places = (kinds != 0).nonzero().flatten().tolist()
-    start = places[0] if places else 0
+def _first_medium(kinds: Tensor, bounds: Sequence[int]) -> tuple[int, int]:
+    """The tokens of the first stretch that is no text, and some around it in its member; the first, without one."""
+    start = next(iter((kinds != 0).nonzero().flatten().tolist()), 0)
     later = (kinds[start:] == 0).nonzero().flatten().tolist()
-    end = start + (later[0] if later else len(kinds))
-    return max(0, start - _AROUND), min(len(kinds), min(end, start + _MOST_POINTS) + _AROUND)
+    end = start + min([*later[:1], len(kinds) - start, _MOST_POINTS]) + _AROUND
+    member = bisect_right(bounds, start)
+    return max(bounds[member - 1], start - _AROUND), min(bounds[member], end)
 
 
 def _where(rows: Tensor) -> list[int]:

@@ -1,6 +1,6 @@
 """A sample of a source as a page."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from energon_pack.pages.html import Html, details, page, section, tag
 from energon_pack.views.html import member_facts, pictures, tokens_text, turns_table
@@ -27,8 +27,7 @@ def sample_page(view: MemberView, place: str, raw: str, whole: str, remarks: Seq
         facts,
         tag("p", f"It would be in no pack: {view.refused}", class_="bad") if view.refused else None,
         *(tag("p", remark, class_="bad") for remark in (*remarks, *view.notes)),
-        section("Tokens", _tokens(view), says=_MARKED),
-        section("The conversation as it was understood", pictures(view.media), turns_table(view, _MAX_CHARS)),
+        *_understood(view),
         section(
             "As it was read",
             tag("pre", _cut(raw)),
@@ -37,10 +36,12 @@ def sample_page(view: MemberView, place: str, raw: str, whole: str, remarks: Seq
     )
 
 
-def _tokens(view: MemberView) -> Html:
-    if view.spans is None:
-        return tag("p", "none: see above", class_="faint")
-    return tokens_text(view.spans, _MAX_CHARS)
+def _understood(view: MemberView) -> Iterator[Html]:
+    """What was made of it, as far as that went."""
+    if view.spans is not None:
+        yield section("Tokens", tokens_text(view.spans, _MAX_CHARS), says=_MARKED)
+    if view.turns:
+        yield section("The conversation as it was understood", pictures(view.media), turns_table(view, _MAX_CHARS))
 
 
 def _cut(text: str) -> str:

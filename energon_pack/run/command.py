@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import os
 import shutil
 import signal
 import sys
@@ -99,7 +100,13 @@ def run(name: str, work: Callable[[], int]) -> NoReturn:
     """Do a tool's work and exit: with its result, 1 after a user's error, 130 where it is interrupted."""
     prepare_process()
     try:
-        sys.exit(work())
+        try:
+            sys.exit(work())
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough, as `| head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except PackError as error:
         text, code = str(error), error.exit_code
     except OSError as error:

@@ -34,10 +34,14 @@ def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24)
         pack_strip(view),
         tag("p", _MARKED, class_="says") if any(member.spans for member in shown) else None,
         *blocks[:_OPEN],
-        details(f"{len(blocks) - _OPEN} more members", *blocks[_OPEN:]) if blocks[_OPEN:] else None,
-        tag("p", f"and {rest:,} more members", class_="faint") if rest else None,
+        details(_more(len(blocks) - _OPEN), *blocks[_OPEN:]) if blocks[_OPEN:] else None,
+        tag("p", f"and {_more(rest)}", class_="faint") if rest else None,
         class_="pack",
     )
+
+
+def _more(number: int) -> str:
+    return f"{number:,} more member{'s' * (number != 1)}"
 
 
 def pack_facts(view: PackView) -> str:

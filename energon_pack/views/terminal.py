@@ -5,7 +5,6 @@ import io
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from textwrap import wrap
 
 from rich.console import Console
 from rich.table import Table
@@ -19,9 +18,10 @@ from energon_pack.views.view import Medium, MemberView, PackView, Span
 _LETTERS = {"text": "t", "image": "i", "video": "v", "mix": "m", "unknown": "u", "padding": "."}
 _COLOURS = {"text": "blue", "image": "yellow", "video": "green", "mix": "magenta", "unknown": "white", "padding": "dim"}
 _BLOCK = "█"
-_ROWS = 24  # of the table of members
+_HEIGHT = 84  # lines, where no terminal says its own
+_LEAST = 12  # members in the table, and lines of their text
+_AROUND = 20  # lines that are neither
 _TURN_LINES = 6
-_ALL_LINES = 60
 #: One letter for one, so that columns stay where they are.
 _SPELLED = {"×": "x", "·": "-", "…": "~", "→": ">", "█": "#", "«": "{", "»": "}", "─": "-"}
 
@@ -51,11 +51,12 @@ def print_pack(view: PackView, to: Console, full: bool = False) -> None:
     if not view.members:
         return
     to.print()
-    shown = view.members if full else view.members[:_ROWS]
+    height = to.height if to.is_terminal else _HEIGHT
+    shown = view.members if full else view.members[: max(_LEAST, height // 3)]
     to.print(members_table(shown, to.width))
     if len(shown) < len(view.members):
         to.print(Text(f"and {len(view.members) - len(shown):,} more members (--full)", "dim"))
-    left = None if full else _ALL_LINES
+    left = None if full else max(_LEAST, height - len(shown) - _AROUND)
     for number, member in enumerate(view.members):
         if left is not None and left <= 0:
             to.print(Text(f"\n… the text of {len(view.members) - number:,} more members (--full)", "dim"))
@@ -176,24 +177,20 @@ def print_member(member: MemberView, to: Console, most: int | None) -> int:
         if medium.problem:
             to.print(Text(f"! {medium.name}: {printable(medium.problem)}", "red"), soft_wrap=True)
     if member.spans is not None:
-        lines = tokens_text(member.spans, to).wrap(to, to.width)
-        while lines and not lines[-1].plain.strip():
-            lines.pop()
-        shown = lines if most is None else lines[:most]
-        for tokens in shown:
-            to.print(tokens, no_wrap=True, overflow="crop")
-        if len(shown) < len(lines):
-            to.print(Text(f"… {len(lines) - len(shown):,} more lines (--full)", "dim"))
-        return len(shown) + 1
+        lines, rest = _wrapped(tokens_text(member.spans, to), to, to.width, most)
+        for line in lines:
+            to.print(line, no_wrap=True, overflow="crop")
+        if rest:
+            to.print(Text(f"… {rest:,} more characters (--full)", "dim"))
+        return len(lines) + 1
     for turn in member.turns:
-        body = _wrapped(turn.text, to.width - 11)
-        each = body if most is None else body[:_TURN_LINES]
-        for number, line in enumerate(each):
+        lines, rest = _wrapped(_plain(turn.text), to, to.width - 11, None if most is None else _TURN_LINES)
+        for number, line in enumerate(lines):
             role = f"{turn.role[:9]:9}  " if number == 0 else " " * 11
             to.print(Text.assemble((role, "cyan"), line), no_wrap=True, overflow="crop")
-        if len(each) < len(body):
-            to.print(Text(f"{'':11}… {len(body) - len(each):,} more lines", "dim"))
-        num_lines += len(each)
+        if rest:
+            to.print(Text(f"{'':11}… {rest:,} more characters", "dim"))
+        num_lines += len(lines) + bool(rest)
         if most is not None and num_lines >= most:
             break
     return num_lines
@@ -208,7 +205,7 @@ def tokens_text(spans: Sequence[Span], to: Console) -> Text:
             text.append("«" if span.is_trained else "»")
         was_trained = span.is_trained
         style = {"text": "", "special": "dim", "image": "yellow", "video": "green"}[span.kind]
-        words = "\n".join(map(printable, span.text.expandtabs(4).split("\n")))
+        words = _plain(span.text).plain
         if span.kind in ("image", "video"):
             words = f"[{words}, {span.num_tokens:,} tokens]"
         text.append(words, "green" if span.is_trained else style)
@@ -217,9 +214,26 @@ def tokens_text(spans: Sequence[Span], to: Console) -> Text:
     return text
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    lines = [printable(line.expandtabs(4)) for line in text.split("\n")]
-    return [part for line in lines for part in wrap(line, max(20, width), drop_whitespace=False) or [""]]
+def _plain(text: str) -> Text:
+    """Text that a terminal shows as it is."""
+    return Text("\n".join(map(printable, text.expandtabs(4).split("\n"))))
+
+
+def _wrapped(text: Text, to: Console, width: int, most: int | None) -> tuple[list[Text], int]:
+    """Lines, and how many characters are in none of them.
+
+    Args:
+        most: lines; None: all.
+    """
+    width = max(20, width)
+    head = text if most is None else text[: 2 * most * width]
+    lines = list(head.wrap(to, width))
+    while lines and not lines[-1].plain.strip():
+        lines.pop()
+    shown = lines[:most]
+    if len(shown) == len(lines) and len(head) == len(text):
+        return shown, 0
+    return shown, len(text) - sum(len(line) for line in shown)
 
 
 def _media(media: Sequence[Medium], most: int) -> str:
@@ -253,9 +267,13 @@ def print_sample(
     if view.refused:
         to.print(Text(f"It would be in no pack: {printable(view.refused)}", "red"), soft_wrap=True)
     print_notes([*remarks, *view.notes], to)
-    most = None if full else _ALL_LINES // 2
+    most = None if full else (to.height if to.is_terminal else _HEIGHT) // 3
     _heading("as it was read", to)
-    _print_lines(_wrapped(raw, to.width), None if view.refused else most, to)
+    lines, rest = _wrapped(_plain(raw), to, to.width, None if view.refused else most)
+    for line in lines:
+        to.print(line, no_wrap=True, overflow="crop")
+    if rest:
+        to.print(Text(f"… {rest:,} more characters (--full)", "dim"))
     if not view.turns:
         return
     _heading("as it was understood", to)
@@ -274,10 +292,3 @@ def print_sample(
 def _heading(text: str, to: Console) -> None:
     to.print()
     to.print(Text(f"── {text}", "bold"))
-
-
-def _print_lines(lines: Sequence[str], most: int | None, to: Console) -> None:
-    for line in lines[:most]:
-        to.print(line, no_wrap=True, overflow="crop")
-    if most is not None and len(lines) > most:
-        to.print(Text(f"… {len(lines) - most:,} more lines (--full)", "dim"))
