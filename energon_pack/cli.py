@@ -23,7 +23,7 @@ from energon_pack.config.compose import one_line
 from energon_pack.config.naming import output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError
-from energon_pack.report.sweep_folder import SweepJob, sweep_folder
+from energon_pack.report.sweep_folder import SweepJob, forget_sweep, sweep_folder
 from energon_pack.run.command import EXIT_CODES, EXIT_INTERRUPTED, exit_code_lines, prepare_process, tool_lines
 from energon_pack.run.console import in_one_piece
 from energon_pack.templates.models import packaged_models, read_model
@@ -100,6 +100,7 @@ def main() -> NoReturn:
         print(f"energon-pack {__version__}")
         sys.exit(0)
     prepare_process()
+    forget_sweep()
     if {"-sc", "--shell-completion"} & set(sys.argv):
         from energon_pack.config import completion
 
@@ -117,7 +118,10 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         print("energon-pack: interrupted; the same command goes on from the lengths it has", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
-    _end_sweep()
+    try:
+        _end_sweep()
+    except OSError as error:
+        refusals.add(_of_system(error))
     sys.exit(refusals.exit_code)
 
 

@@ -35,6 +35,11 @@ def sweep_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
+def forget_sweep() -> None:
+    """A command that is called by a job of a sweep is none of its jobs."""
+    os.environ.pop(_FOLDER, None)
+
+
 class SweepJob:
     """A job leaves what it is at its start, and what it came to at its end.
 
