@@ -65,16 +65,16 @@ def _show_pack(given: argparse.Namespace) -> int:
             template, missing = template_of(opened, given.processor, given.trust_remote_code, given.packs_as)
         found = opened.packs[number]
         view = opened.view(found, template, _MOST_THUMBNAILS if given.html else 0)
-        print_notes([*opened.notes, *([missing] if missing else [])], to)
-        print_pack(view, to, given.full)
-        if given.html:
+        if given.html:  # before anything is printed: `| head` ends the process
             from energon_pack.inspect.page import pack_page
             from energon_pack.inspect.tokens import processor_of
 
             how = {"trust_remote_code": given.trust_remote_code, "model": given.packs_as}
             page = pack_page(opened, found, view, processor_of(opened, given.processor), how)
             write_whole(Path(given.html), page.encode(errors="replace"))
-            say(f"\nwritten: {given.html} ({len(page) / 1000:,.0f} kB)")
+            say(f"written: {given.html} ({len(page) / 1000:,.0f} kB)\n")
+        print_notes([*opened.notes, *([missing] if missing else [])], to)
+        print_pack(view, to, given.full)
         following = min(number + 1, len(opened.packs) - 1)
         print_next(f"python -m energon_pack.inspect {shlex.quote(given.given[0])} {following}", _others(given), to)
     return 0

@@ -36,7 +36,7 @@ from energon_pack.templates.processor import load_template
 from energon_pack.templates.settings import TemplateSettings
 from energon_pack.templates.template import Sample, Template
 from energon_pack.views.sampled import sample_view
-from energon_pack.views.terminal import print_next, print_notes, print_sample
+from energon_pack.views.terminal import print_next, print_sample
 from energon_pack.views.view import MemberView
 
 _MOST_CHARS = 400  # of a string of the raw JSON
@@ -72,14 +72,13 @@ def show_sample(given: argparse.Namespace) -> int:
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
     remarks = [*indexed.damage, *looked.remarks]
     to = console()
-    print_notes([missing] if missing else [], to)
-    shown = looked.whole if looked.view.refused else looked.raw
-    print_sample(looked.view, where, shown, remarks, to, given.full)
-    if given.html:
-        remarks += [missing] if missing else []
+    remarks += [missing] if missing else []
+    if given.html:  # before anything is printed: `| head` ends the process
         page = sample_page(looked.view, where, looked.raw, looked.whole, remarks)
         write_whole(Path(given.html), page.encode(errors="replace"))
-        say(f"\nwritten: {given.html} ({len(page) / 1000:,.0f} kB)")
+        say(f"written: {given.html} ({len(page) / 1000:,.0f} kB)\n")
+    shown = looked.whole if looked.view.refused else looked.raw
+    print_sample(looked.view, where, shown, remarks, to, given.full)
     words = " ".join(map(shlex.quote, ["--source", given.source, *overrides]))
     following = number + 1 if given.random is None else "--random"
     print_next(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random", "--html OUT"], to)
