@@ -121,6 +121,11 @@ def test_files_and_fields_are_those_on_disk(dataset: Path) -> None:
     assert set(replay) | set(replay["versions"]) | set(replay["samples"][0]) <= told
 
 
+def test_headings_of_the_page_of_a_run_are_those_of_the_table(dataset: Path) -> None:
+    written = re.findall(r"<h2[^>]*>([^<]+)", (dataset / "report.html").read_text())
+    assert [row[0] for row in table("report.md", "heading | question")] == written
+
+
 @pytest.mark.parametrize("layout", ["neat", "thd"])
 def test_keys_of_a_batch_are_those_of_the_table(typed_demo: Path, dataset: Path, layout: str) -> None:
     """With all that may be asked for; media have the names of their model."""

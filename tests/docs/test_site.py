@@ -37,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
     pytest.importorskip("mkdocs", reason="the site needs mkdocs-material")
     folder = tmp_path_factory.mktemp("site").resolve()
     arguments = ("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder)
-    result = command(*arguments, cwd=ROOT, NO_MKDOCS_2_WARNING="1", DISABLE_MKDOCS_2_WARNING="true")
+    result = command(*arguments, cwd=ROOT, NO_MKDOCS_2_WARNING="1")
     assert result.returncode == 0, result.stdout + result.stderr
     return {path: Page(path) for path in folder.rglob("*.html")}
 
