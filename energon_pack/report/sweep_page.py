@@ -140,7 +140,7 @@ def _failures(sweep: Sweep, folder: Path) -> Html:
 def _link(text: str, target: str | None, folder: Path) -> Html | str:
     if target is None:
         return text
-    return tag("a", text, href=quote(os.path.relpath(target, folder)))
+    return tag("a", text, href=quote(os.fsencode(os.path.relpath(target, folder))))
 
 
 def _print(sweep: Sweep) -> None:

@@ -1,6 +1,7 @@
 """A sweep says which job is the best by its rules, whatever was swept, wherever its jobs ran, and whichever failed."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,8 @@ def test_links_lead_to_the_pages(tmp_path: Path) -> None:
     folder = tmp_path / ".runs" / "sweep"
     leave(folder, 0, ["seed=0"], outcome())
     assert 'href="../run%200/report.html"' in sweep_html(sweep_of(folder), folder)
+    SweepJob(folder, 1, ["seed=1"]).done(tmp_path / os.fsdecode(b"caf\xe9 #1%"), outcome())
+    assert 'href="../../caf%E9%20%231%25"' in sweep_html(sweep_of(folder), folder), "any name that a folder can have"
 
 
 def test_a_sweep_of_lengths(tmp_path: Path) -> None:
