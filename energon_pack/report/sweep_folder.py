@@ -15,7 +15,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.run.files import write_whole
+from energon_pack.run.files import naming_place, write_whole
 
 _FOLDER = "ENERGON_PACK_SWEEP"
 _JOBS = "sweep_jobs"  # nothing else is in it: it is emptied
@@ -57,7 +57,6 @@ class SweepJob:
         pairs = (override.partition("=") for override in overrides)
         settings = {key.lstrip("+"): value for key, _, value in pairs}
         self._about: dict[str, Any] = {"number": number, "settings": settings, "error": _UNFINISHED, "page": None}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._leave()
 
     def done(self, page: Path, figures: Mapping[str, Any]) -> None:
@@ -72,7 +71,10 @@ class SweepJob:
         self._leave()
 
     def _leave(self) -> None:
-        write_whole(self._path, json.dumps(self._about).encode(), sync=False)
+        folder = self._path.parent
+        with naming_place("hydra.sweep.dir", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path, json.dumps(self._about).encode(), sync=False)
 
 
 def jobs_of(folder: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """A sweep says which job is the best by its rules, whatever was swept, wherever its jobs ran, and whichever failed."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -145,6 +146,17 @@ def test_a_sweep_shows_no_job_of_the_one_before(tmp_path: Path) -> None:
         SweepFolder().on_multirun_start(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
     leave(tmp_path, 0, ["seed=7"], outcome())
     assert [row.number for row in sweep_of(tmp_path).rows] == [0]
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system names no file: "writing failed" did not say which of a sweep's folders it was."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("energon_pack.report.sweep_folder.write_whole", full)
+    with pytest.raises(PackError, match=f"^{tmp_path}/.* No space left on device; .* another hydra.sweep.dir"):
+        leave(tmp_path, 0, ["seed=0"], None)
 
 
 def test_a_sweep_without_jobs_leaves_nothing(tmp_path: Path) -> None:
