@@ -127,7 +127,8 @@ def _row(job: Mapping[str, Any], settings: dict[str, str]) -> Row:
 def _of_lengths(figures: Mapping[str, Any], number: int, settings: dict[str, str], page: str) -> Row:
     """Of `stage=lengths`: the length that is recommended."""
     choices = [Choice(**choice) for choice in figures["lens"]]
-    best = recommended(choices) or Choice(0, 0, 0.0, 0.0, 0, 0.0)
+    found = recommended(choices)
+    best = found.choice if found else Choice(0, 0, 0.0, 0.0, 0, 0.0)
     return Row(
         number=number,
         settings=settings,

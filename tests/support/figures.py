@@ -5,15 +5,16 @@ from typing import Any
 
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.report import MediaFigures, Report
-from energon_pack.report.figures import Figures, FolderIn, Loss, MediumIn, Source, Tries
+from energon_pack.report.figures import Figures, Loss, MediumIn, Origin, Source, Tries
 from energon_pack.report.shapes import Histogram
 
 LENS = {"min": 100, "p50": 1000, "p90": 2000, "p99": 4000, "max": 5000}
 #: 1,000 samples of images, all in 128 packs
 SOURCE = Source(
     samples=1000, measured=1000, tokens=1_000_000, skipped_by_reason={}, notes={},
-    by_medium={"image": MediumIn(1000, 1000, 1_000_000, LENS)},
-    token_len=Histogram([64, 1024, 8192], {"image": [500, 500]}), lens=LENS, num_supervised=400_000, untrained=0,
+    by_medium={"image": MediumIn(1000, 1000, 1_000_000, 400_000, LENS)},
+    token_len=Histogram([64, 1024, 8192], {"image": [500, 500]}), lens=LENS, num_supervised=400_000,
+    visual_tokens=0, untrained=0,
     alike=0, without_visual=0, images=None, sees_media=True,
 )  # fmt: skip
 REPORT = Report(
@@ -30,7 +31,7 @@ FIGURES = Figures(
     max_token_len=8192,
     source=SOURCE,
     tries=Tries(TRIES, 1000, 1000),
-    folders=[FolderIn(".", 1000, 0, 0, 1_000_000)],
+    origins=[Origin(".", 1000, 0, 0, 1_000_000)],
     loss=Loss(0, 0, "text", 0),
     report=REPORT,
 )
