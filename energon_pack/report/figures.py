@@ -171,14 +171,14 @@ def loss_of(lengths: Lengths, plan: PackPlan) -> Loss:
 
 
 def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[Origin]:
-    """What became of the samples of each folder, or of each file where there is one folder: the most lost first."""
+    """What became of the samples of each folder, the most lost first; of each file, where one folder lost some."""
     num, items = lengths.num_samples, lengths.items
     lens = lengths.sample_lens[:num]
+    left_out = plan.left_out[:num] if plan else np.zeros(num, np.int8)
     names, of_sample = sorted({name.rpartition("/")[0] for name in lengths.shard_names}), items.dataset
-    if len(names) == 1:
+    if len(names) == 1 and ((lens == 0) | (left_out > 0)).any():
         names, of_sample = lengths.shard_names, items.shard
     of_sample = of_sample[:num]
-    left_out = plan.left_out[:num] if plan else np.zeros(num, np.int8)
 
     def count(of: npt.NDArray[np.bool_], weights: AnyInts | None = None) -> list[int]:
         counted = np.bincount(of_sample[of], None if weights is None else weights[of], minlength=len(names))

@@ -63,16 +63,26 @@ def length(figures: Figures, found: Sequence[Remark] = ()) -> Html | None:
     if best is None:
         return None
     link = tag("a", "which length", href="#which-length")
-    first = "Once that is mended, other lengths are right; as it is: " if any(it.changes_lens for it in found) else ""
+    first = "Mend that first, for lengths change with it. As it is: " if any(it.changes_lens for it in found) else ""
     own = next((choice for choice in figures.tries.choices if choice.max_token_len == mine), None)
     if own and does(own):
         said = f" is right: it drops {own.dropped_tokens_share:.2%} of the tokens and fills {own.fill:.2%} of its packs"
         shorter = "" if own is best.choice else f"; {best.choice.max_token_len:,}, shorter, does as well"
-        return tag("p", first, "This run's ", tag("b", f"max_token_len={mine:,}"), said, shorter, "; see ", link, ".")
-    taken = best.choice
-    said = f" (this run: {mine:,}) drops {taken.dropped_tokens_share:.2%} of the tokens and fills {taken.fill:.2%}"
-    return tag("p", first, "Length to take: ", tag("b", f"max_token_len={taken.max_token_len:,}"), said,
-               f" of its packs. It is {best.rule}; see ", link, ".")  # fmt: skip
+        return tag(
+            "p",
+            first,
+            "this run's " if first else "This run's ",
+            tag("b", f"max_token_len={mine:,}"),
+            said,
+            shorter,
+            "; see ",
+            link,
+            ".",
+        )
+    taken, what = best.choice, "length to take: " if first else "Length to take: "
+    drops = f" (this run: {mine:,}) drops {taken.dropped_tokens_share:.2%} of the tokens and fills {taken.fill:.2%}"
+    said = f"{drops} of its packs. It is {best.rule}; see "
+    return tag("p", first, what, tag("b", f"max_token_len={taken.max_token_len:,}"), said, link, ".")
 
 
 def to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:

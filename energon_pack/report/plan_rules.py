@@ -10,6 +10,7 @@ from energon_pack.report.lens import MOST_DROPPED, recommended
 from energon_pack.report.remark import Grade, Remark, part, percent
 from energon_pack.samples.skip import Reason
 
+_MANY_DROPPED = 0.25  # share of the tokens
 _LITTLE_FILL = 0.9
 _ABOVE_BOUND = 1.02  # times the fewest packs
 _WAITS = 1.05  # time of an epoch, 1 without waiting
@@ -31,7 +32,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
         is_longer = longer > figures.max_token_len
         knobs = [f"packing.max_token_len={longer}" if is_longer else "packing.overlong"]
         knobs += _SMALLER.get(loss.overlong_medium, [])
-        most = loss.overlong_tokens > tokens / 2 or loss.overlong > figures.source.samples / 2
+        most = loss.overlong_tokens > _MANY_DROPPED * tokens or loss.overlong > figures.source.samples / 2
         yield Remark(
             Grade.wrong if most else Grade.look,
             f"{what}: {loss.overlong:,} samples are longer than {figures.max_token_len:,}",
