@@ -131,6 +131,11 @@ def notes(figures: Figures) -> Iterator[Remark]:
             "media may have been lost on the way",
             "the media of these samples",
         ),
+        "media_unread": (
+            "name an image or a video in a field that is not read, and are packed as text",
+            "the model never sees these media",
+            "the field's name: name and media_files are read, of JSONL also image, images, video, videos",
+        ),
         "control_tokens": (
             "spell out control tokens of the model in their text",
             "such text can end a turn or pretend to be another role",
