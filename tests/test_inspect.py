@@ -154,6 +154,18 @@ def test_a_page_says_what_could_not_be_made(dataset: Path, shown: Show, tmp_path
     assert page.count("No batch: ") == 2
 
 
+def test_a_page_is_written_into_what_is_there(dataset: Path, shown: Show, tmp_path: Path) -> None:
+    """Renamed into place it would be put where `/dev/stdout` is; and a refusal names what was typed."""
+    (tmp_path / "link.html").symlink_to("pack.html")
+    shown(dataset, "--html", "link.html", "--processor", "/no/such/folder")
+    assert (tmp_path / "link.html").is_symlink()
+    assert "No batch: " in (tmp_path / "pack.html").read_text()
+    (tmp_path / "folder").mkdir()
+    for out, why in (("folder", "Is a directory"), ("none/pack.html", "No such file or directory")):
+        said = refusal(tmp_path, dataset, "--html", out, "--processor", "/no/such/folder")
+        assert said == f"energon_pack.inspect: --html {out}: {why}"
+
+
 # ------------------------------------------------------------------------------------------- others', and damaged
 
 

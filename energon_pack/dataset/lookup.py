@@ -70,7 +70,9 @@ class Packs:
         """Where a pack stands; None: there is no such pack. One that is not called as ours is looked for."""
         match = _KEY.fullmatch(key)
         if match and int(match[1]) < len(self):
-            return int(match[1])
+            with suppress(PackError):  # a damaged shard; its key may stand elsewhere
+                if self[int(match[1])].pack.files.key == key:  # and no key of another dataset
+                    return int(match[1])
         keys = (files.key for name in self.counts for files in packs_in(TarScan(self._file(name))))
         return next((number for number, found in enumerate(keys) if found == key), None)
 

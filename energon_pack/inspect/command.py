@@ -11,9 +11,9 @@ from pathlib import Path
 from energon_pack.errors import PackError, printable
 from energon_pack.inspect.dataset import Opened, about, open_dataset
 from energon_pack.inspect.overrides import is_override
+from energon_pack.inspect.written import write_page
 from energon_pack.run.command import count, parser
 from energon_pack.run.console import console, say
-from energon_pack.run.files import write_whole
 from energon_pack.views.terminal import print_next, print_notes, print_pack, spell_out
 
 _MOST_HITS = 20
@@ -70,9 +70,7 @@ def _show_pack(given: argparse.Namespace) -> int:
             from energon_pack.inspect.tokens import processor_of
 
             how = {"trust_remote_code": given.trust_remote_code, "model": given.packs_as}
-            page = pack_page(opened, found, view, processor_of(opened, given.processor), how)
-            write_whole(Path(given.html), page.encode(errors="replace"))
-            say(f"written: {given.html} ({len(page) / 1000:,.0f} kB)\n")
+            write_page(given.html, pack_page(opened, found, view, processor_of(opened, given.processor), how))
         print_notes([*opened.notes, *([missing] if missing else [])], to)
         print_pack(view, to, given.full)
         following = min(number + 1, len(opened.packs) - 1)

@@ -9,7 +9,6 @@ import random
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from energon_pack.config import Format, PackConfig
@@ -17,10 +16,10 @@ from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError
 from energon_pack.inspect.overrides import is_override
 from energon_pack.inspect.source_page import sample_page
+from energon_pack.inspect.written import write_page
 from energon_pack.lengths.counts import counts_of
 from energon_pack.plan import caps
-from energon_pack.run.console import console, say
-from energon_pack.run.files import write_whole
+from energon_pack.run.console import console
 from energon_pack.samples.flavors import do_not_fit
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.settings import ControlTokens
@@ -74,9 +73,7 @@ def show_sample(given: argparse.Namespace) -> int:
     to = console()
     remarks += [missing] if missing else []
     if given.html:  # before anything is printed: `| head` ends the process
-        page = sample_page(looked.view, where, looked.raw, looked.whole, remarks)
-        write_whole(Path(given.html), page.encode(errors="replace"))
-        say(f"written: {given.html} ({len(page) / 1000:,.0f} kB)\n")
+        write_page(given.html, sample_page(looked.view, where, looked.raw, looked.whole, remarks))
     shown = looked.whole if looked.view.refused else looked.raw
     print_sample(looked.view, where, shown, remarks, to, given.full)
     words = " ".join(map(shlex.quote, ["--source", given.source, *overrides]))

@@ -12,6 +12,7 @@ from typing import Any
 
 _EMPTY = {"br", "hr", "img", "meta"}  # elements that hold nothing and have no end
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_CONTROLS |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD)  # of names that are no UTF-8
 _STYLE = Path(__file__).with_name("style.css")
 
 
@@ -53,7 +54,7 @@ def clipped(text: str, most: int) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Text, with control characters as pictures of them: HTML has no place for them."""
+    """Text, with pictures in place of control characters and halves of characters: HTML has no place for them."""
     return str(value).translate(_CONTROLS)
 
 

@@ -13,6 +13,7 @@ from energon_pack.pages.html import Html, join, tag
 _WIDTH = 720
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 28, 34
 _TICKS = 5  # about so many on an axis
+_ROUNDED_UP = 0.9995  # of a unit: in three digits it is one
 
 
 class Mark(NamedTuple):
@@ -147,7 +148,7 @@ def short(value: float) -> str:
     if value != value or math.isinf(value):
         return str(value)
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
+        if abs(value) >= size * (1 if unit == "k" else _ROUNDED_UP):
             size = 1e3 if unit == "k" else size
             return f"{value / size:.3g}{unit}"
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"

@@ -18,7 +18,7 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.files import write_whole
 
 _FOLDER = "ENERGON_PACK_SWEEP"
-_JOBS = "jobs"
+_JOBS = "sweep_jobs"  # nothing else is in it: it is emptied
 _UNFINISHED = "it did not end: it was killed, or is still at work"
 
 
@@ -26,7 +26,10 @@ class SweepFolder(Callback):
     """Tells the jobs of a sweep where its folder is: theirs may be elsewhere, where the sweep is over output.dir."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        os.environ[_FOLDER] = os.path.abspath(str(config.hydra.sweep.dir))
+        folder = Path(os.path.abspath(str(config.hydra.sweep.dir)))
+        for path in _left_in(folder):  # by an earlier sweep that was given the same folder
+            path.unlink(missing_ok=True)
+        os.environ[_FOLDER] = str(folder)
 
 
 def sweep_folder() -> Path | None:
@@ -74,5 +77,8 @@ class SweepJob:
 
 def jobs_of(folder: Path) -> list[dict[str, Any]]:
     """What the jobs left, by their numbers."""
-    found = [json.loads(path.read_bytes()) for path in (folder / _JOBS).glob("*.json")]
-    return sorted(found, key=lambda job: int(job["number"]))
+    return sorted((json.loads(path.read_bytes()) for path in _left_in(folder)), key=lambda job: int(job["number"]))
+
+
+def _left_in(folder: Path) -> list[Path]:
+    return list((folder / _JOBS).glob("*.json"))

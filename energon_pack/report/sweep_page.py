@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from rich.table import Table
@@ -23,17 +24,17 @@ _TIME = (
     " wait, where packing.topology is set. Not counted: padding, loading, communication, how well kernels use short"
     " or long rows."
 )
-#: columns: their name, how they are told, and the field
-_COLUMNS: list[tuple[str, Callable[[Row], str], str]] = [
-    ("packs", lambda row: f"{row.packs:,}", "packs"),
-    ("fill", lambda row: f"{row.fill:.2%}", "fill"),
-    ("dropped", lambda row: f"{row.dropped:,}", "dropped"),
-    ("of tokens", lambda row: f"{row.dropped_tokens_share:.2%}", "dropped_tokens_share"),
-    ("tokens", lambda row: f"{row.tokens:,}", "tokens"),
-    ("Σ len²", lambda row: short(row.attention_cost or 0.0), "attention_cost"),
-    ("time of an epoch", lambda row: f"{row.time or 0.0:.3f}", "time"),
-    ("of a token", lambda row: f"{row.time_of_token or 0.0:.3f}", "time_of_token"),
-    ("MB", lambda row: f"{(row.num_bytes or 0) / 1e6:,.1f}", "num_bytes"),
+#: columns: their name, how their values are told, and the field
+_COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
+    ("packs", "{:,}".format, "packs"),
+    ("fill", "{:.2%}".format, "fill"),
+    ("dropped", "{:,}".format, "dropped"),
+    ("of tokens", "{:.2%}".format, "dropped_tokens_share"),
+    ("tokens", "{:,}".format, "tokens"),
+    ("Σ len²", short, "attention_cost"),
+    ("time of an epoch", "{:.3f}".format, "time"),
+    ("of a token", "{:.3f}".format, "time_of_token"),
+    ("MB", lambda num_bytes: f"{num_bytes / 1e6:,.1f}", "num_bytes"),
 ]
 
 
@@ -81,8 +82,8 @@ def _jobs(sweep: Sweep, folder: Path) -> Html:
         cells: list[object] = [_link(str(row.number), row.page, folder)]
         cells += [clipped(row.settings[key], _VALUE) for key in sweep.keys]
         for _, told, field in columns:
-            is_best = of_column.get(field) == row.number
-            cells.append(tag("b", told(row), " ★", class_="good") if is_best else told(row))
+            cell, is_best = _cell(row, told, field), of_column.get(field) == row.number
+            cells.append(tag("b", cell, " ★", class_="good") if is_best else cell)
         rows.append([tag("b", cell) if row is best else cell for cell in cells])
     header = ["job", *sweep.keys, *(name for name, _, _ in columns)]
     notes = [tag("p", "★ the best of a column, where one is; bold: the best job.", class_="faint")]
@@ -95,11 +96,17 @@ def _jobs(sweep: Sweep, folder: Path) -> Html:
     return section("Jobs", whole, *notes, says="What did each job come to?")
 
 
-def _columns(sweep: Sweep) -> list[tuple[str, Callable[[Row], str], str]]:
+def _cell(row: Row, told: Callable[[Any], str], field: str) -> str:
+    """Nothing, where the stage of a job does not tell."""
+    value = getattr(row, field)
+    return "" if value is None else told(value)
+
+
+def _columns(sweep: Sweep) -> list[tuple[str, Callable[[Any], str], str]]:
     """Those that some job has something of; the length, where it is no setting of the sweep."""
     columns = [column for column in _COLUMNS if any(getattr(row, column[2]) is not None for row in sweep.rows)]
     if "packing.max_token_len" not in sweep.keys:
-        columns.insert(0, ("max_token_len", lambda row: f"{row.max_token_len:,}", "max_token_len"))
+        columns.insert(0, ("max_token_len", "{:,}".format, "max_token_len"))
     return columns
 
 
@@ -133,7 +140,7 @@ def _failures(sweep: Sweep, folder: Path) -> Html:
 def _link(text: str, target: str | None, folder: Path) -> Html | str:
     if target is None:
         return text
-    return tag("a", text, href=quote(os.path.relpath(target, folder)))
+    return tag("a", text, href=quote(os.fsencode(os.path.relpath(target, folder))))
 
 
 def _print(sweep: Sweep) -> None:
@@ -146,7 +153,7 @@ def _print(sweep: Sweep) -> None:
     for row in sweep.rows:
         values = (clipped(row.settings[key], _VALUE) for key in sweep.keys)
         mark = "★" if row is best else ""
-        shown.add_row(f"{row.number}{mark}", *values, *(told(row) for _, told, _ in columns))
+        shown.add_row(f"{row.number}{mark}", *values, *(_cell(row, told, field) for _, told, field in columns))
     out = console()
     if sweep.rows:
         out.print(shown)

@@ -9,6 +9,11 @@ def test_what_is_not_markup_is_escaped() -> None:
     assert tag("a", href='"><script>', title=None, hidden=True) == '<a href="&quot;&gt;&lt;script&gt;" hidden></a>'
 
 
+def test_any_text_can_be_written() -> None:
+    """Of a name that is no UTF-8 a lone half of a character is left: encoding it ended a run after all its work."""
+    assert tag("p", "a\udcff\x9b31m\x00b").encode() == "<p>a\ufffd\ufffd31m\u2400b</p>".encode()
+
+
 def test_names_of_attributes() -> None:
     assert tag("td", class_="number") == '<td class="number"></td>'
     assert tag("text", "x", text_anchor="end") == '<text text-anchor="end">x</text>'

@@ -45,6 +45,8 @@ def test_numbers_are_short() -> None:
     assert [short(value) for value in (0, 950, 0.25, 8192, 12_345, 4_100_000, 2.5e9, float("inf"))] == [
         "0", "950", "0.25", "8,192", "12.3k", "4.1M", "2.5G", "inf",
     ]  # fmt: skip
+    near = (9_999.6, 999_499, 999_500, 999_999, 999_600_000)  # none is "1e+03" of the unit below
+    assert [short(value) for value in near] == ["10,000", "999k", "1M", "1M", "1G"]
 
 
 numbers = st.floats(0, 1e15) | st.just(0.0) | st.integers(0, 10**12).map(float)

@@ -1,5 +1,6 @@
 """A page is whole, small and safe whatever a run came to, and says what its ledger and its dataset say."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,12 @@ def test_a_run_of_nearly_nothing(config: Make, tmp_path: Path, members: dict[str
         assert not all(key.startswith("a.") for key in members) or not members
     for path in Path(run.output.dir).rglob("*.html"):
         seen(path)
+
+
+def test_a_path_may_be_no_utf_8(config: Make, tmp_path: Path) -> None:
+    run = config(write_tar(tmp_path / os.fsdecode(b"caf\xe9") / "x.tar", {"a.json": chat("a", "b")}))
+    pack(run)
+    assert "caf\ufffd" in seen(Path(run.output.dir) / "packed" / "report.html")
 
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x00\x1b[31m"

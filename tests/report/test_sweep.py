@@ -1,14 +1,16 @@
 """A sweep says which job is the best by its rules, whatever was swept, wherever its jobs ran, and whichever failed."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.report.sweep import sweep_of
-from energon_pack.report.sweep_folder import SweepJob
+from energon_pack.report.sweep_folder import SweepFolder, SweepJob
 from energon_pack.report.sweep_page import end_sweep, sweep_html
 from support.html_page import check_page
 
@@ -91,6 +93,8 @@ def test_links_lead_to_the_pages(tmp_path: Path) -> None:
     folder = tmp_path / ".runs" / "sweep"
     leave(folder, 0, ["seed=0"], outcome())
     assert 'href="../run%200/report.html"' in sweep_html(sweep_of(folder), folder)
+    SweepJob(folder, 1, ["seed=1"]).done(tmp_path / os.fsdecode(b"caf\xe9 #1%"), outcome())
+    assert 'href="../../caf%E9%20%231%25"' in sweep_html(sweep_of(folder), folder), "any name that a folder can have"
 
 
 def test_a_sweep_of_lengths(tmp_path: Path) -> None:
@@ -119,6 +123,28 @@ def test_a_sweep_of_lengths(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path)
     assert [(row.max_token_len, row.packs, row.dropped, row.time) for row in sweep.rows] == [(4096, 5, 3, None)] * 2
     assert "4,096" in check_page(sweep_html(sweep, tmp_path))
+
+
+def test_what_a_stage_does_not_tell_is_no_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over `stage`: 0.000 would be the least time of all."""
+    choice = {"max_token_len": 64, "dropped": 0, "dropped_share": 0, "dropped_tokens_share": 0, "packs": 9, "fill": 0.9}
+    lengths = {"samples_in": 100, "samples_measured": 100, "tokens": 1000, "lens": [choice]}
+    leave(tmp_path, 0, ["stage=lengths"], lengths)
+    leave(tmp_path, 1, ["stage=plan"], outcome())
+    end_sweep(tmp_path)
+    assert "0.000" not in check_page((tmp_path / "sweep.html").read_text())
+    assert "0.000" not in capsys.readouterr().out
+
+
+def test_a_sweep_shows_no_job_of_the_one_before(tmp_path: Path) -> None:
+    """Given the same folder, one of fewer jobs showed the rest of the earlier one as its own."""
+    for number in range(3):
+        leave(tmp_path, number, [f"seed={number}"], outcome())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENERGON_PACK_SWEEP", "")  # as it was, when the test is over
+        SweepFolder().on_multirun_start(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+    leave(tmp_path, 0, ["seed=7"], outcome())
+    assert [row.number for row in sweep_of(tmp_path).rows] == [0]
 
 
 def test_a_sweep_without_jobs_leaves_nothing(tmp_path: Path) -> None:

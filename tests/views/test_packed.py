@@ -42,6 +42,7 @@ def test_every_pack_is_found_by_number_and_by_key(dataset: Path) -> None:
         assert [packs[i].pack.files.key for i in range(len(packs))] == keys
         assert [packs.number_of(key) for key in keys] == list(range(len(keys)))
         assert packs.number_of("nothing") is None
+        assert packs.number_of(f"{'0' * 8}{keys[1][8:]}") is None, "the key of another dataset is none of this one"
         with pytest.raises(PackError, match=f"pack {len(keys)} of .* there are {len(keys)}, from 0 on"):
             packs[len(keys)]
 

@@ -1,0 +1,19 @@
+"""The page that is asked for."""
+
+from pathlib import Path
+
+from energon_pack.errors import PackError
+from energon_pack.run.console import say
+
+
+def write_page(out: str, page: str) -> None:
+    """Write it, and say so; into what is there, which may be a link or a device.
+
+    Raises:
+        PackError: it can't be written there.
+    """
+    try:
+        Path(out).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise PackError(f"--html {out}: {error.strerror}") from None
+    say(f"written: {out} ({len(page) / 1000:,.0f} kB)\n")
