@@ -73,8 +73,12 @@ def num_tried(num_samples: int) -> int:
 TryJob = tuple[Items, PackingConfig, list[int], int, float]
 
 
-def job_of(lengths: Lengths, packing: PackingConfig, lens: Sequence[int]) -> TryJob:
-    """What `try_some` takes: all samples of a small run, or a draw of a large one."""
+def job_of(lengths: Lengths, packing: PackingConfig, lens: Sequence[int], is_planned: bool = True) -> TryJob:
+    """What `try_some` takes: all samples of a small run, or a draw of a large one.
+
+    Args:
+        is_planned: the length of the settings is tried, too, and one that holds every sample.
+    """
     items, scale = lengths.items, 1.0
     packing = replace(packing, need_image=False)  # with some lengths there would be too few of them
     there = np.flatnonzero(items.lens > 0)
@@ -83,7 +87,8 @@ def job_of(lengths: Lengths, packing: PackingConfig, lens: Sequence[int]) -> Try
         scale = len(there) / _MOST_TRIED
         there = np.sort(rng.choice(there, _MOST_TRIED, replace=False))
         packing = replace(packing, window=None)  # a draw has fewer samples of each shard
-    return items.take(there), packing, lens_to_try(lens, packing, int(items.lens.max(initial=0))), lengths.seed, scale
+    tried = lens_to_try(lens, packing, int(items.lens.max(initial=0))) if is_planned else list(lens)
+    return items.take(there), packing, tried, lengths.seed, scale
 
 
 def try_some(job: TryJob) -> list[Choice]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_pack.config import PackConfig
+from energon_pack.config import PackConfig, Stage
 from energon_pack.pages.html import Html, clipped, page, section, tag
 from energon_pack.plan.report import RunFacts
 from energon_pack.report import charts, overview, particulars
@@ -37,11 +37,8 @@ def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = ()) -> 
     found = remarks(figures, about.facts, about.config.max_skipped)
     model = about.config.model
     said = f"stage={about.config.stage.value}, model {model.name}, processor {about.processor}"
-    failed = (
-        tag("p", tag("b", "Nothing is published: ", class_="bad"), f"{clipped(about.failed, 3 * _TITLE)}.")
-        if about.failed
-        else None
-    )
+    why = "Nothing is published: " if about.config.stage is Stage.all else "stage=all would publish nothing: "
+    failed = tag("p", tag("b", why, class_="bad"), f"{clipped(about.failed, 3 * _TITLE)}.") if about.failed else None
     packs = section(
         "A few packs",
         tag("div", *looked_at, class_="aside"),

@@ -35,7 +35,8 @@ def overlong(figures: Figures) -> Iterator[Remark]:
         most = loss.overlong_tokens > _MANY_DROPPED * tokens or loss.overlong > figures.source.samples / 2
         yield Remark(
             Grade.wrong if most else Grade.look,
-            f"{what}: {loss.overlong:,} samples are longer than {figures.max_token_len:,}",
+            f"{what}: {loss.overlong:,} {'sample is' if loss.overlong == 1 else 'samples are'} longer than"
+            f" {figures.max_token_len:,}",
             f"training never sees these samples, whose tokens are mostly of {loss.overlong_medium} samples",
             ", or ".join([*knobs, "packing.overlong=split_turns"] if is_longer else knobs),
         )

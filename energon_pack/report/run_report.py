@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from energon_pack.config import PackConfig
+from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.method import Method
 from energon_pack.pages.html import Html
 from energon_pack.plan.compare_lens import Choice
@@ -40,7 +40,8 @@ class RunReport:
     ):
         self._config, self._processor, self._run = config, processor, run
         self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
-        self._tries = run.executor.start(try_some, job_of(lengths, config.packing, config.report.lens))
+        is_planned = config.stage is not Stage.lengths
+        self._tries = run.executor.start(try_some, job_of(lengths, config.packing, config.report.lens, is_planned))
         self._method = method
         self._packs: dict[int, str] = {}
         self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
