@@ -1,0 +1,168 @@
+"""Figures of a page, counted again by other means: from the plan, the ledger and report.json."""
+
+import html
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from energon_pack.config import PackConfig, Stage
+from energon_pack.pack import pack
+from energon_pack.plan.settings import Layout
+from support.samples import chat, picture, write_tar
+
+Make = Callable[..., PackConfig]
+_BAR = re.compile(r"<title>([\d,.]+) to ([\d,.]+) ([^<]+), (\w+): ([\d,]+) \w+</title>")
+
+
+class Shown:
+    """What a page shows, by the titles of its sections."""
+
+    def __init__(self, page: str):
+        self.cards = re.findall(r'class="card"><b>([^<]*)</b><span>([^<]*)', page)
+        self._parts = dict(re.findall(r'<section><h2 id="[^"]*">([^<]*)</h2>(.*?)</section>', page, re.DOTALL))
+
+    def tables(self, title: str) -> Iterator[list[list[str]]]:
+        """Rows of each table, without its header; numbers without commas."""
+        for table in re.findall(r"<tbody>(.*?)</tbody>", self._parts[title], re.DOTALL):
+            rows = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in table.split("</tr>")[:-1]]
+            cells = [[html.unescape(re.sub("<[^>]*>", "", cell)) for cell in row] for row in rows]
+            yield [[cell if re.search(r"[a-zA-Z]", cell) else cell.replace(",", "") for cell in row] for row in cells]
+
+    def bars(self, title: str, x: str) -> list[tuple[float, float, str, int]]:
+        """From, to, kind and count of each bar of a histogram, by its tooltips."""
+        found = _BAR.findall(self._parts[title])
+        low_high = [(float(low.replace(",", "")), float(high.replace(",", "")), *rest) for low, high, *rest in found]
+        return [(low, high, kind, int(number)) for low, high, of, kind, number in low_high if of == x]
+
+
+def random_source(folder: Path) -> list[str]:
+    """Two folders: texts of any length, images, samples that are damaged, that are too long, that are twice there."""
+    chance = random.Random(7)
+    for name in ("left", "right"):
+        members = {}
+        for number in range(60):
+            words = "word " * int(chance.expovariate(1 / 60))
+            members[f"{number:03}.json"] = chat(f"a{words}", f"b {words}") if number % 9 else b"{"
+            if number % 3 == 0 and number % 9:
+                members[f"{number:03}.json"] = chat(f"<image>{words}", "c", name=["0.png"])
+                members[f"{number:03}.0.png"] = picture(chance.randrange(28, 300), chance.randrange(28, 300), "PNG")
+        write_tar(folder / name / "x.tar", members)
+    return [str(folder / "left"), str(folder / "right")]
+
+
+@pytest.mark.parametrize("how", ["the demo", "neat", "thd"])
+def test_every_figure(config: Make, tmp_path: Path, how: str) -> None:
+    run = config() if how == "the demo" else config(random_source(tmp_path / "s"), max_skipped=1.0)
+    if how != "the demo":
+        run.packing.max_token_len = 512
+    if how == "thd":
+        run.packing.layout, run.packing.pad_to_multiple_of = Layout.thd, 16
+        run.output.splits.val = 0.25
+    pack(run)
+    folder = Path(run.output.dir) / "packed"
+    shown = Shown((folder / "report.html").read_text())
+    plan = pq.read_table(folder / "pack_plan.parquet").to_pylist()
+    lost = [json.loads(line) for line in (folder / "skipped.jsonl").read_text().splitlines()]
+    report = json.loads((folder / "report.json").read_text())
+    most = run.packing.max_token_len
+    packs: dict[str, list[dict[str, Any]]] = {}
+    for row in plan:
+        packs.setdefault(row["pack"], []).append(row)
+    check_whole(shown, plan, lost, packs, most)
+    check_media(shown, plan, lost, packs, most)
+    check_lens(shown, plan, lost)
+    check_packs(shown, packs, most)
+    check_skipped(shown, lost, len(plan) + len(lost))
+    assert (report["samples_packed"], report["samples_skipped"]) == (len(plan), len(lost))
+    check_choices(shown, pack(replace(run, stage=Stage.lengths))["lens"])
+
+
+def check_whole(shown: Shown, plan: list[Any], lost: list[Any], packs: dict[str, Any], most: int) -> None:
+    tokens, samples = sum(row["token_len"] for row in plan), len(plan) + len(lost)
+    values = {what.partition(",")[0].partition(":")[0]: value for value, what in shown.cards}
+    assert values["samples in"] == str(samples)
+    assert values["packed"] == str(len(plan))
+    assert values["skipped"] == str(len(lost))
+    assert f"skipped, {len(lost) / samples:.2%}" in [what for _, what in shown.cards]
+    assert values["packs"] == str(len(packs))
+    assert values["fill"] == f"{tokens / len(packs) / most:.2%}"
+    assert values["trained on"] == f"{sum(row['num_supervised'] for row in plan) / tokens:.1%}"
+    assert f"tokens: {tokens:,}" in [what for _, what in shown.cards]
+
+
+def check_media(shown: Shown, plan: list[Any], lost: list[Any], packs: dict[str, Any], most: int) -> None:
+    """Of each medium, of all, of each split and of each folder."""
+    media, *others = shown.tables("In and out")
+    for name, *numbers in media:
+        mine = [row for row in plan if name in (row["media_type"], "total")]
+        gone = [entry for entry in lost if name in (entry["media_type"] or "unknown", "total")]
+        num_packs = sum(name in ("total", *(row["media_type"] for row in rows)) for rows in packs.values())
+        tokens = sum(row["token_len"] for row in mine)
+        fill = f"{tokens / max(1, num_packs) / most:.2%}"
+        assert numbers == [*map(str, (len(mine) + len(gone), len(mine), len(gone), num_packs)), fill, str(tokens)]
+    for table in others:
+        assert sum(int(row[1]) for row in table) in (len(plan), len(plan) + len(lost))
+        assert sum(int(row[-1]) for row in table) == sum(row["token_len"] for row in plan)
+        for name, samples, *_, tokens in table:
+            if (inside := [row for row in plan if row["shard"].startswith(f"{name}/")]) and name in ("left", "right"):
+                assert int(tokens) == sum(row["token_len"] for row in inside)
+                assert int(samples) == 60
+
+
+def check_lens(shown: Shown, plan: list[Any], lost: list[Any]) -> None:
+    """The table, and each bar of the chart; lengths are those of samples, without padding of their members."""
+    (table,) = shown.tables("Token lengths")
+    bars = shown.bars("Token lengths", "tokens of a sample")
+    for name, samples, least, *_, longest, tokens in table:
+        lens = [row["token_len"] for row in [*plan, *lost] if row["token_len"] and row["media_type"] == name]
+        assert list(map(int, (samples, least, longest, tokens))) == [len(lens), min(lens), max(lens), sum(lens)]
+        mine = [(low, high, number) for low, high, kind, number in bars if kind == name]
+        assert [number for *_, number in mine] == [sum(low <= n < high for n in lens) for low, high, _ in mine]
+        assert sum(number for *_, number in mine) == len(lens)
+
+
+def check_packs(shown: Shown, packs: dict[str, list[Any]], most: int) -> None:
+    by_name = {
+        "tokens": [sum(row["token_len"] for row in rows) for rows in packs.values()],
+        "members": [len(rows) for rows in packs.values()],
+        "visual tokens": [sum(row["num_visual_tokens"] for row in rows) for rows in packs.values()],
+        "attention cost, Σ len²": [sum(row["token_len"] ** 2 for row in rows) for rows in packs.values()],
+    }
+    (table,) = shown.tables("Packs")
+    for name, least, *_, largest in table:
+        assert [least, largest] == [str(min(by_name[name])), str(max(by_name[name]))]
+    charts = {"samples in a pack": "members", "% of max_token_len": "tokens"}
+    for x, name in charts.items():
+        bars = shown.bars("Packs", x)
+        assert sum(number for *_, number in bars) == len(packs)
+        middle = mean(100 * value / most if name == "tokens" else value for value in by_name[name])
+        lows, highs = ([bar[end] * bar[3] / len(packs) for bar in bars] for end in (0, 1))
+        assert sum(lows) <= middle <= sum(highs)
+
+
+def check_skipped(shown: Shown, lost: list[Any], samples: int) -> None:
+    tables = list(shown.tables("Skipped samples"))
+    reasons = Counter(entry["reason"] for entry in lost)
+    rows = {name: [number, share] for name, _, number, share in (tables[0] if tables else ())}
+    assert rows == {name: [str(number), f"{number / samples:.2%}"] for name, number in reasons.items()}
+    entries = {(entry["sample_id"], entry["detail"] or "") for entry in lost}
+    assert {(name, detail) for table in tables[1:] for name, detail in table} <= entries
+
+
+def check_choices(shown: Shown, choices: list[dict[str, Any]]) -> None:
+    """`stage=lengths` says the same of each length that both try."""
+    (table,) = shown.tables("Which length")
+    rows = {int(name): numbers for name, _, *numbers in table}
+    for choice in choices:
+        shares = (f"{choice['dropped_share']:.2%}", f"{choice['dropped_tokens_share']:.2%}")
+        expected = [str(choice["dropped"]), *shares, str(choice["packs"]), f"{choice['fill']:.2%}"]
+        assert rows[choice["max_token_len"]] == expected
