@@ -32,6 +32,9 @@ from energon_pack.templates.models import packaged_models, read_model
 _SWEPT = "ENERGON_PACK_SWEPT"
 
 
+_MULTIRUN = ("-m", "--multirun")
+
+
 class _Refusals:
     """The errors of a run, or of the jobs of a sweep, of which the others go on."""
 
@@ -99,6 +102,7 @@ def main() -> NoReturn:
     if sys.argv[1:] in (["--version"], ["-V"]):
         print(f"energon-pack {__version__}")
         sys.exit(0)
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)  # argparse wants it before overrides
     prepare_process()
     forget_sweep()
     if {"-sc", "--shell-completion"} & set(sys.argv):

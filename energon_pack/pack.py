@@ -206,7 +206,7 @@ def _write_page(page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: 
     path = page_of(config)
     with naming_place("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        page.write(path, skipped, failed=why_not and f"{why_not}: stage=all would publish nothing")
+        page.write(path, skipped, failed=why_not)
     say(f"see it: {path}")
 
 

@@ -124,7 +124,7 @@ def test_the_ledger_names_the_line(config: Make, tmp_path: Path) -> None:
         ("s.jsonl:12", "bad_message"),
     ]
     assert (figures["samples_in"], figures["samples_packed"], figures["samples_with_placeholders_put_in"]) == (11, 3, 1)
-    assert figures["by_media"]["image"]["samples_in"] == 5
+    assert figures["by_media"]["image"]["samples_in"] == 7
 
 
 def test_losing_all_images_is_losing_a_modality(config: Make, tmp_path: Path) -> None:

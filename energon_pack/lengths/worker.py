@@ -13,6 +13,7 @@ from energon_pack.lengths.counts import counts_of
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.samples.flavors import do_not_fit
+from energon_pack.samples.named import named_media
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.sample import AnyPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ControlTokens, ReadSettings
@@ -32,7 +33,7 @@ _BATCH_CHARACTERS = 4_000_000
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raised when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 11
+LENGTHS_VERSION = 12
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class LengthsRow(MeasuredRow):
     num_control_tokens: int = 0
     placeholders_put_in: bool = False
     placeholders_as_text: bool = False
+    media_unread: bool = False
     does_not_fit: dict[str, str | None] | None = None
     tools_left_out: bool = False
     checksum: int = 0
@@ -118,6 +120,7 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
         row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
         row.placeholders_put_in = sample.placeholders_put_in
         row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
+        row.media_unread = not sample.media and any(named_media(sample.fields))
         row.checksum = reader.checksum(shard, sample.raw, sample.parts)
         row.num_bytes = num_tar_bytes([row.record_size, *(part.size for part in parts)])
         yield row, sample
@@ -156,7 +159,7 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
     if row.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:
         row.media_type = "text"
     row.parts, row.positions, row.num_bytes, row.checksum = [], [], 0, 0
-    row.placeholders_put_in = row.placeholders_as_text = False
+    row.placeholders_put_in = row.placeholders_as_text = row.media_unread = False
 
 
 def _count(template: Template, waiting: list[tuple[LengthsRow, Rendered]], engine: str) -> None:

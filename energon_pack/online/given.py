@@ -21,8 +21,9 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.image import upright, upright_size
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import Media, probe, with_frames
+from energon_pack.samples.named import named_media
 from energon_pack.samples.record import MESSAGE_KEYS, Record, parse_record
-from energon_pack.samples.sample import MediaPart
+from energon_pack.samples.sample import MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import state_of
@@ -99,10 +100,14 @@ class Given:
         return [{"name": name, "size": size, "version": version} for name, (size, version) in states]
 
     def _read(self, item: Any) -> tuple[ReadSample, list[bytes | Image.Image]]:
-        record, media = self._record(item)
-        opened = [self._open(medium) for medium in media]
-        found = with_frames([_probe(medium) for _, medium in opened], record.fields.get("video_frames"))
-        placed = place(record, [medium.kind for medium in found])
+        try:
+            record, media = self._record(item)
+            opened = [self._open(medium) for medium in media]
+            found = with_frames([_probe(medium) for _, medium in opened], record.fields.get("video_frames"))
+            placed = place(record, [medium.kind for medium in found])
+        except Skip as skip:
+            skip.media_type = _seems(item)
+            raise
         found, data = [found[i] for i in placed.order], [opened[i][1] for i in placed.order]
         names = [opened[i][0] for i in placed.order]
         parts = [MediaPart(name, 0, 0, of.kind, of.extension) for name, of in zip(names, found, strict=True)]
@@ -146,6 +151,14 @@ class Given:
             raise Skip(Reason.MISSING_MEDIA, f"{name!r} is not there (source.media_root)") from None
         except OSError as error:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r}: {error.strerror}") from None
+
+
+def _seems(item: Any) -> str | None:
+    """The medium of an item that can't be read, by its fields and the names in them; None: it has none."""
+    if not isinstance(item, Mapping):
+        return None
+    kinds = ["video" if "video" in key else "image" for key in _MEDIA_KEYS if _holds_media(item.get(key))]
+    return media_type(kinds) if kinds else media_type_by_name(list(named_media(item)))
 
 
 @contextmanager

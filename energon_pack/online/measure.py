@@ -18,6 +18,7 @@ from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, me
 from energon_pack.online.given import NAME, Given
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
+from energon_pack.samples.named import named_media
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Skip
@@ -103,4 +104,5 @@ class _Slices(Dataset[pa.Table]):
             row.media_type, row.files = media_type(sample.kinds), self._given.files(sample)
             row.placeholders_put_in = sample.placeholders_put_in
             row.placeholders_as_text = not media and num_placeholders(sample.messages) > 0
+            row.media_unread = not media and any(named_media(sample.fields))
             yield row, sample

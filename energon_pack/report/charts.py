@@ -7,7 +7,7 @@ from energon_pack.pages.html import Html, clipped, section, table, tag
 from energon_pack.pages.svg import Mark, curves, histogram, short
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.report.figures import Figures
-from energon_pack.report.lens import RULE, recommended
+from energon_pack.report.lens import recommended
 from energon_pack.report.shapes import Histogram
 
 _FEW = 4  # packs, which a table tells better
@@ -19,7 +19,7 @@ def token_lens(figures: Figures) -> Html:
     says = f"How long are samples, and where does packing.max_token_len={most:,} cut?"
     if source.token_len is None:
         return section("Token lengths", tag("p", "No sample was measured."), says=says)
-    chart = _bars(source.token_len, "tokens of a sample", "samples", [Mark(most, f"max_token_len {most:,}")],
+    chart = _bars(source.token_len, "tokens of a sample, log scale", "samples", [Mark(most, f"max_token_len {most:,}")],
                   labelled=source.token_len.octaves)  # fmt: skip
     rows = [
         (
@@ -27,11 +27,12 @@ def token_lens(figures: Figures) -> Html:
             _n(of.measured),
             *(_n(of.token_len[rank]) for rank in ("min", "p50", "p90", "p99", "max")),
             _n(of.tokens),
+            f"{of.num_supervised / max(1, of.tokens):.1%}",
         )
         for name, of in source.by_medium.items()
         if of.measured
     ]
-    header = ("medium", "samples", "shortest", "median", "90 %", "99 %", "longest", "tokens")
+    header = ("medium", "measured", "shortest", "median", "90 %", "99 %", "longest", "tokens", "trained on")
     return section("Token lengths", chart, table(header, rows), says=says)
 
 
@@ -39,9 +40,10 @@ def other_lens(figures: Figures) -> Html:
     """What other pack lengths would drop and fill."""
     says = "Which packing.max_token_len to take?"
     tries, chosen = figures.tries, figures.max_token_len
-    best = recommended(tries.choices)
-    if best is None:
+    found = recommended(tries.choices)
+    if found is None:
         return section("Which length", tag("p", "There is nothing to pack."), says=says)
+    best = found.choice
     rows = []
     for choice in tries.choices:
         name = f"{choice.max_token_len:,}"
@@ -55,11 +57,13 @@ def other_lens(figures: Figures) -> Html:
     marks_.append(Mark(best.max_token_len, f"recommended: {best.max_token_len:,}"))
     if len(marks_) == 2 and min(chosen, best.max_token_len) * 4 > max(chosen, best.max_token_len):
         marks_ = marks_[1:]  # labels would lie over each other
-    chart = curves({"fill": fill, "dropped": dropped}, "packing.max_token_len", "% of places, of tokens", marks_,
+    chart = curves({"fill": fill, "dropped": dropped}, "packing.max_token_len", "% filled, % of tokens dropped", marks_,
                    is_log=True)  # fmt: skip
     header = ("max_token_len", "", "samples dropped", "of samples", "of tokens", "packs", "fill")
     said = "this run has it" if best.max_token_len == chosen else f"this run has {chosen:,}"
-    verdict = tag("p", "Recommended: ", tag("b", f"packing.max_token_len={best.max_token_len}"), f" ({said}): {RULE}.")
+    verdict = tag(
+        "p", "Recommended: ", tag("b", f"packing.max_token_len={best.max_token_len}"), f" ({said}): {found.rule}."
+    )
     whole = f"Planned with {tries.num_samples:,} samples" + (
         f", a seeded draw of {tries.of:,}, and scaled" if tries.num_samples < tries.of else ""
     )
@@ -87,9 +91,9 @@ def packs(figures: Figures) -> Html | None:
     drawn = [
         tag("div", tag("h3", name), _bars(shape, x, "packs", height=190, width=440))
         for name, shape, x in charts
-        if shape and not _is_nothing(shape)
+        if shape and not _is_nothing(shape) and sum(map(sum, shape.counts.values())) >= _FEW
     ]
-    charts_ = tag("div", *drawn, class_="pair") if report.packs >= _FEW else None
+    charts_ = tag("div", *drawn, class_="pair") if drawn else None
     return section("Packs", spreads, charts_, _cost(report.flops), says=says)
 
 
@@ -103,9 +107,8 @@ def _cost(flops: Mapping[str, Any]) -> Html:
     parts = {"weights of the language model": "weights", "its attention": "attention", "vision encoder": "vision"}
     total = sum(flops[key] for key in parts.values())
     shares = ", ".join(f"{name} {flops[key] / (total or 1.0):.1%}" for name, key in parts.items())
-    said = (
-        f"One forward pass over all packs is {total:.3g} FLOPs: {shares}. Counted by {clipped(flops['source'], 200)}."
-    )
+    sizes = clipped(flops["source"], 200)
+    said = f"One forward pass over all packs is {total:.3g} FLOPs: {shares}. Sizes of the model: {sizes}."
     return tag("p", said, class_="faint")
 
 

@@ -12,6 +12,8 @@ _FEW_TRAINED, _MANY_TRAINED = 0.02, 0.95  # shares of all tokens
 _UNTRAINED = 0.001  # share of the samples
 _AT_BOUND = 0.8  # share of the samples whose images are as small, or as large, as any
 _OF_FOLDER = 0.5  # share of a folder's samples
+_OF_MEDIUM = 0.1  # share of the samples of a medium
+_FEW_TOKENS = 64  # an image of so many shows no small print
 _FOLDERS, _NAME = 5, 120  # that are named, characters
 _ALIKE = 0.01  # share of the samples
 #: what helps against samples that are lost for a reason
@@ -56,13 +58,24 @@ def bad_data(figures: Figures, max_skipped: float) -> Iterator[Remark]:
 
 
 def modalities(figures: Figures) -> Iterator[Remark]:
-    """Media types that are in the source and in no pack."""
+    """Media types that are in the source and in no pack, or of which much is in none."""
     for name in figures.report.lost_modalities if figures.report else ():
         num = figures.source.by_medium[name].samples
         why = "a model that is trained on these packs never sees one"
         yield Remark(
             Grade.wrong, f"all {num:,} {name} samples are skipped", why, "see the reasons under skipped samples"
         )
+
+    for name, of in figures.report.by_media.items() if figures.report else ():
+        skipped, all_skipped = of.samples_in - of.samples, figures.report.samples_skipped if figures.report else 0
+        if of.samples and skipped > _OF_MEDIUM * of.samples_in and skipped < all_skipped:
+            why = "the mixture that is trained on is not the one of the source"
+            yield Remark(
+                Grade.look,
+                f"{part(skipped, of.samples_in, name)} are skipped",
+                why,
+                "see the reasons under skipped samples",
+            )
 
 
 def no_media(figures: Figures) -> Iterator[Remark]:
@@ -74,9 +87,9 @@ def no_media(figures: Figures) -> Iterator[Remark]:
 
 
 def folders(figures: Figures) -> Iterator[Remark]:
-    """Folders of the source of which most is lost."""
-    folders = [folder for folder in figures.folders if folder.lost + folder.left_out > _OF_FOLDER * folder.samples]
-    for folder in folders[:_FOLDERS] if len(figures.folders) > 1 else ():
+    """Folders of the source, or files, of which most is lost."""
+    folders = [folder for folder in figures.origins if folder.lost + folder.left_out > _OF_FOLDER * folder.samples]
+    for folder in folders[:_FOLDERS] if len(figures.origins) > 1 else ():
         num = folder.lost + folder.left_out
         why = f"{folder.lost:,} to bad data and {folder.left_out:,} by the settings: the mixture is not what was meant"
         knob = "source.path: what is wrong with this one" if folder.lost > folder.left_out else "packing.max_token_len"
@@ -90,11 +103,9 @@ def trained(figures: Figures) -> Iterator[Remark]:
     source = figures.source
     if not source.measured:
         return
-    report = figures.report
-    packed = report if report and report.packs else None
-    trained, tokens = (packed.num_supervised, packed.tokens) if packed else (source.num_supervised, source.tokens)
+    trained, tokens = source.num_supervised, source.tokens - source.visual_tokens
     share = trained / max(1, tokens)
-    what = f"{percent(trained, tokens)} of the tokens are trained on"
+    what = f"{percent(trained, tokens)} of the tokens of texts are trained on"
     knob = "model.mask, labels.train_on, the roles of the turns"
     if not trained:
         yield Remark(Grade.wrong, "no token is trained on", "the loss would be of nothing", knob)
@@ -120,6 +131,11 @@ def notes(figures: Figures) -> Iterator[Remark]:
             "media may have been lost on the way",
             "the media of these samples",
         ),
+        "media_unread": (
+            "name an image or a video in a field that is not read, and are packed as text",
+            "the model never sees these media",
+            "the field's name: name and media_files are read, of JSONL also image, images, video, videos",
+        ),
         "control_tokens": (
             "spell out control tokens of the model in their text",
             "such text can end a turn or pretend to be another role",
@@ -140,24 +156,29 @@ def images(figures: Figures) -> Iterator[Remark]:
     """Images that are all as small, or as large, as the model sees any."""
     if num := figures.source.without_visual:
         why = "the model is shown nothing of their media"
-        yield Remark(Grade.wrong, f"{num:,} samples with media have no visual token", why, "model.processor, media=…")
+        knob = "model.processor, media=…"
+        yield Remark(Grade.wrong, f"{num:,} samples with media have no visual token", why, knob, changes_lens=True)
     images = figures.source.images
     if images is None or images.most <= 1.5 * images.least:
         return
-    bounds = f"the least is {images.least:,} visual tokens an image, the most {images.most:,}"
     if images.at_most > _AT_BOUND * images.samples:
         yield Remark(
-            Grade.look,
-            f"{percent(images.at_most, images.samples)} of the image samples are at the most an image may have",
-            f"{bounds}: images are shrunk to that, and small print is lost where it is low",
-            "model.max_pixels, or media.…",
+            Grade.wrong if images.most <= _FEW_TOKENS else Grade.look,
+            f"{percent(images.at_most, images.samples)} of the image samples are shrunk to the most tokens that an"
+            f" image may have, {images.most:,}",
+            "details are lost for the model"
+            + (": of so few tokens no text can be read" if images.most <= _FEW_TOKENS else ""),
+            "a larger model.max_pixels, or none; media.image",
+            changes_lens=True,
         )
     if images.at_least > _AT_BOUND * images.samples:
         yield Remark(
             Grade.look,
-            f"{percent(images.at_least, images.samples)} of the image samples are at the least an image may have",
-            f"{bounds}: the images are tiny, or were shrunk on the way",
-            "model.min_pixels, media.…, the source's images",
+            f"{percent(images.at_least, images.samples)} of the image samples have the least tokens that an image may"
+            f" have, {images.least:,}",
+            "the images are tiny, or were shrunk on the way",
+            "model.min_pixels, media.image, the source's images",
+            changes_lens=True,
         )
 
 

@@ -29,12 +29,13 @@ class MediumIn:
     samples: int
     measured: int
     tokens: int  # of those that were measured
+    num_supervised: int  # tokens of these that are trained on
     token_len: dict[str, int]  # min, p50, p90, p99, max
 
 
 @dataclass(frozen=True)
-class FolderIn:
-    """Samples of one folder of the source."""
+class Origin:
+    """Samples of one folder of the source, or of one file where there is one folder."""
 
     name: str
     samples: int
@@ -56,6 +57,7 @@ class Source:
     token_len: Histogram | None  # None: no sample was measured
     lens: dict[str, int]  # of all media: min, p50, p90, p99, max
     num_supervised: int  # tokens that are trained on
+    visual_tokens: int
     untrained: int  # samples without any of these
     alike: int  # samples that are, byte for byte, another one
     without_visual: int  # samples with media that hold no visual token
@@ -90,7 +92,7 @@ class Figures:
     max_token_len: int
     source: Source
     tries: Tries
-    folders: list[FolderIn]
+    origins: list[Origin]
     loss: Loss | None = None  # this and the next two are None where nothing was planned
     report: Report | None = None
     packs: PackFigures | None = None
@@ -126,13 +128,20 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         skipped_by_reason=dict(sorted(lengths.reasons.items())),
         notes={note: lengths.notes[note] for note in NOTES},
         by_medium={
-            name: MediumIn(int(of.sum()), len(of_kinds[name]), int(of_kinds[name].sum()), spread(of_kinds[name]))
+            name: MediumIn(
+                samples=int(of.sum()),
+                measured=len(of_kinds[name]),
+                tokens=int(of_kinds[name].sum()),
+                num_supervised=int(items.num_supervised[:num][there & of].sum()),
+                token_len=spread(of_kinds[name]),
+            )
             for name, of in kinds.items()
             if of.any()
         },
         token_len=log_histogram({name: values for name, values in of_kinds.items() if len(values)}, max_token_len),
         lens=spread(lens[there]),
         num_supervised=int(trained.sum()),
+        visual_tokens=int(visual[there].sum()),
         untrained=int((trained == 0).sum()),
         alike=_num_alike(lengths, there) if not num_repeated else 0,
         without_visual=int((there & (media > 0) & (visual == 0)).sum()),
@@ -161,15 +170,18 @@ def loss_of(lengths: Lengths, plan: PackPlan) -> Loss:
     return Loss(int(overlong.sum()), int(tokens.sum()), MEDIA_TYPES[int(tokens.argmax())], over_cap)
 
 
-def folders_of(lengths: Lengths, plan: PackPlan | None) -> list[FolderIn]:
-    """What became of the samples of each folder of the source, the largest first."""
+def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[Origin]:
+    """What became of the samples of each folder, the most lost first; of each file, where one folder lost some."""
     num, items = lengths.num_samples, lengths.items
-    dataset, lens = items.dataset[:num], lengths.sample_lens[:num]
-    names = sorted({name.rpartition("/")[0] for name in lengths.shard_names})
+    lens = lengths.sample_lens[:num]
     left_out = plan.left_out[:num] if plan else np.zeros(num, np.int8)
+    names, of_sample = sorted({name.rpartition("/")[0] for name in lengths.shard_names}), items.dataset
+    if len(names) == 1 and ((lens == 0) | (left_out > 0)).any():
+        names, of_sample = lengths.shard_names, items.shard
+    of_sample = of_sample[:num]
 
     def count(of: npt.NDArray[np.bool_], weights: AnyInts | None = None) -> list[int]:
-        counted = np.bincount(dataset[of], None if weights is None else weights[of], minlength=len(names))
+        counted = np.bincount(of_sample[of], None if weights is None else weights[of], minlength=len(names))
         return [int(value) for value in counted]
 
     not_there = lens == 0
@@ -178,8 +190,8 @@ def folders_of(lengths: Lengths, plan: PackPlan | None) -> list[FolderIn]:
         count(np.ones(num, np.bool_)), count(not_there & ~policy), count(policy | (left_out > 0)),
         count((lens > 0) & (left_out == 0), lens),
     )  # fmt: skip
-    found = [FolderIn(name or ".", *values) for name, *values in zip(names, *columns, strict=True) if values[0]]
-    return sorted(found, key=lambda folder: -folder.samples)
+    found = [Origin(name or ".", *values) for name, *values in zip(names, *columns, strict=True) if values[0]]
+    return sorted(found, key=lambda origin: (-origin.lost - origin.left_out, -origin.samples))
 
 
 def _by_policy(lengths: Lengths) -> npt.NDArray[np.bool_]:
@@ -198,7 +210,7 @@ def planned_figures(
     """What a plan adds to the figures of a source: fields of `Figures`."""
     return {
         "loss": loss_of(lengths, plan),
-        "folders": folders_of(lengths, plan),
+        "origins": origins_of(lengths, plan),
         "report": report,
         "packs": figures_of_packs(lengths.items, plan, cost, packing.topology, packing.max_token_len),
     }

@@ -1,7 +1,9 @@
 """Which `packing.max_token_len` to take: what others would drop and fill, and which one a stated rule takes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,27 +15,54 @@ from energon_pack.plan.settings import PackingConfig
 _MOST_TRIED = 50_000
 #: share of the tokens that may be dropped, and of packs that has to be filled
 MOST_DROPPED, FILLED = 0.01, 0.95
-RULE = (
-    f"the shortest length that drops at most {MOST_DROPPED:.0%} of the tokens and fills {FILLED:.0%} of its packs;"
-    " where none does both, the fullest of those that drop so little; where none drops so little, the longest"
-)
+_KEEPS = f"drops at most {MOST_DROPPED:.0%} of the tokens"
+RULE = f"the shortest length that {_KEEPS} and fills {FILLED:.0%} of its packs, or has no pack too many"
+_STEP = 1024  # of a length that holds every sample
 
 
-def recommended(choices: Sequence[Choice]) -> Choice | None:
-    """The length that `RULE` takes; None: there is nothing to pack."""
-    keeping = [choice for choice in choices if choice.packs and choice.dropped_tokens_share <= MOST_DROPPED]
-    if not keeping:
-        return max(
-            (choice for choice in choices if choice.packs), key=lambda choice: choice.max_token_len, default=None
-        )
-    filling = [choice for choice in keeping if choice.fill >= FILLED]
-    return min(filling, key=lambda choice: choice.max_token_len) if filling else max(keeping, key=lambda c: c.fill)
+class Recommended(NamedTuple):
+    """The length that a stated rule takes."""
+
+    choice: Choice
+    rule: str
 
 
-def lens_to_try(lens: Sequence[int], packing: PackingConfig) -> list[int]:
-    """Those of the settings, and the one that is planned."""
-    whole = {length - length % packing.pad_to_multiple_of for length in lens}
-    return sorted({*whole, packing.max_token_len})
+def recommended(choices: Sequence[Choice]) -> Recommended | None:
+    """The length by `RULE`, or by what takes its place where none is such; None: there is nothing to pack."""
+    some = [choice for choice in choices if choice.packs]
+    keeping = [choice for choice in some if choice.dropped_tokens_share <= MOST_DROPPED]
+    filling = [choice for choice in keeping if fills(choice)]
+    if filling:
+        return Recommended(min(filling, key=_length), RULE)
+    if keeping:
+        fullest = max(keeping, key=lambda choice: choice.fill)
+        return Recommended(fullest, f"the fullest that {_KEEPS}; none of these fills {FILLED:.0%} of its packs")
+    if some:
+        return Recommended(max(some, key=_length), f"the longest that was tried, for none {_KEEPS}")
+    return None
+
+
+def does(choice: Choice) -> bool:
+    """Whether nothing is to be said against a length: it drops little, and fills its packs."""
+    return choice.dropped_tokens_share <= MOST_DROPPED and fills(choice)
+
+
+def fills(choice: Choice) -> bool:
+    """Whether packs are as full as a rule wants them; or as few as their tokens need, where there are only a few."""
+    return choice.fill >= FILLED or choice.packs == math.ceil(choice.fill * choice.packs)
+
+
+def _length(choice: Choice) -> int:
+    return choice.max_token_len
+
+
+def lens_to_try(lens: Sequence[int], packing: PackingConfig, longest: int = 0) -> list[int]:
+    """Those of the settings, the one that is planned, and one that holds the longest sample where all are shorter."""
+    whole = {length - length % packing.pad_to_multiple_of for length in lens} | {packing.max_token_len}
+    if longest > packing.max_token_len:
+        step = math.lcm(_STEP, packing.pad_to_multiple_of)
+        whole.add(-(-longest // step) * step)
+    return sorted(whole)
 
 
 def num_tried(num_samples: int) -> int:
@@ -44,8 +73,12 @@ def num_tried(num_samples: int) -> int:
 TryJob = tuple[Items, PackingConfig, list[int], int, float]
 
 
-def job_of(lengths: Lengths, packing: PackingConfig, lens: Sequence[int]) -> TryJob:
-    """What `try_some` takes: all samples of a small run, or a draw of a large one."""
+def job_of(lengths: Lengths, packing: PackingConfig, lens: Sequence[int], is_planned: bool = True) -> TryJob:
+    """What `try_some` takes: all samples of a small run, or a draw of a large one.
+
+    Args:
+        is_planned: the length of the settings is tried, too, and one that holds every sample.
+    """
     items, scale = lengths.items, 1.0
     packing = replace(packing, need_image=False)  # with some lengths there would be too few of them
     there = np.flatnonzero(items.lens > 0)
@@ -54,7 +87,8 @@ def job_of(lengths: Lengths, packing: PackingConfig, lens: Sequence[int]) -> Try
         scale = len(there) / _MOST_TRIED
         there = np.sort(rng.choice(there, _MOST_TRIED, replace=False))
         packing = replace(packing, window=None)  # a draw has fewer samples of each shard
-    return items.take(there), packing, lens_to_try(lens, packing), lengths.seed, scale
+    tried = lens_to_try(lens, packing, int(items.lens.max(initial=0))) if is_planned else list(lens)
+    return items.take(there), packing, tried, lengths.seed, scale
 
 
 def try_some(job: TryJob) -> list[Choice]:

@@ -1,16 +1,22 @@
 """The top of the page: the figures in short, what to look at, what went in and came out."""
 
+import re
 from collections.abc import Iterator, Sequence
 
+from omegaconf import DictConfig, OmegaConf
+
+from energon_pack.config import PackConfig, plain
 from energon_pack.pages.html import Html, clipped, section, table, tag
 from energon_pack.pages.svg import short
 from energon_pack.plan.report import Report
 from energon_pack.report.figures import Figures
-from energon_pack.report.lens import MOST_DROPPED, recommended
+from energon_pack.report.lens import does, recommended
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import CHECKED
 
-_FOLDERS, _NAME = 20, 120  # rows, characters
+_FOLDERS, _NAME, _VALUE = 20, 120, 60  # rows, characters
+_LARGE = 10_000_000  # number that is told in short
+_SETTING = re.compile(r"\b(?:model|media|source|labels|packing|output|measure)\.[a-z_.]*[a-z_]\b(?![=…])")
 
 
 def cards(figures: Figures) -> Html:
@@ -23,11 +29,12 @@ def cards(figures: Figures) -> Html:
             made[0],
             _card(f"{report.samples_packed:,}", "packed"),
             _card(f"{report.samples_skipped:,}", f"skipped, {share}"),
-            _card(f"{report.packs:,}", f"packs, at least {report.packs_lower_bound:,}"),
+            _card(f"{report.packs:,}", f"packs; {report.packs_lower_bound:,} is the least"),
             _card(f"{report.fill:.2%}", "fill"),
         ]
     tokens, trained = (report.tokens, report.num_supervised) if report else (source.tokens, source.num_supervised)
-    made += [_card(short(tokens), f"tokens: {tokens:,}"), _card(f"{trained / max(1, tokens):.1%}", "trained on")]
+    shown = (f"{tokens:,}", "tokens") if tokens < _LARGE else (short(tokens), f"tokens: {tokens:,}")
+    made += [_card(*shown), _card(f"{trained / max(1, tokens):.1%}", "of them trained on")]
     return tag("div", *made, class_="cards")
 
 
@@ -50,23 +57,40 @@ def verdict(found: Sequence[Remark], is_published: bool) -> Html:
     return tag("p", tag("b", done, class_="good"), class_="verdict")
 
 
-def length(figures: Figures) -> Html | None:
+def length(figures: Figures, found: Sequence[Remark] = ()) -> Html | None:
     """One line: which length to take."""
     best, mine = recommended(figures.tries.choices), figures.max_token_len
     if best is None:
         return None
     link = tag("a", "which length", href="#which-length")
-    drops = f"{best.dropped_tokens_share:.2%} of the tokens"
-    if best.dropped_tokens_share > MOST_DROPPED:
-        keeps = tag("b", f"No length that was tried keeps {1 - MOST_DROPPED:.0%} of the tokens: ")
-        return tag("p", keeps, f"{best.max_token_len:,}, the longest, drops {drops} (this run: {mine:,}); see ", link)
-    took = "as this run has it" if best.max_token_len == mine else f"this run: {mine:,}"
-    said = f" ({took}) drops {drops} and fills {best.fill:.1%}; see "
-    return tag("p", "Length to take: ", tag("b", f"max_token_len={best.max_token_len:,}"), said, link, ".")
+    first = "Mend that first, for lengths change with it. As it is: " if any(it.changes_lens for it in found) else ""
+    own = next((choice for choice in figures.tries.choices if choice.max_token_len == mine), None)
+    if own and does(own):
+        said = f" is right: it drops {own.dropped_tokens_share:.2%} of the tokens and fills {own.fill:.2%} of its packs"
+        shorter = "" if own is best.choice else f"; {best.choice.max_token_len:,}, shorter, does as well"
+        return tag(
+            "p",
+            first,
+            "this run's " if first else "This run's ",
+            tag("b", f"max_token_len={mine:,}"),
+            said,
+            shorter,
+            "; see ",
+            link,
+            ".",
+        )
+    taken, what = best.choice, "length to take: " if first else "Length to take: "
+    drops = f" (this run: {mine:,}) drops {taken.dropped_tokens_share:.2%} of the tokens and fills {taken.fill:.2%}"
+    said = f"{drops} of its packs. It is {best.rule}; see "
+    return tag("p", first, what, tag("b", f"max_token_len={taken.max_token_len:,}"), said, link, ".")
 
 
-def to_look_at(found: Sequence[Remark]) -> Html:
-    """The remarks, or what was checked where there is none."""
+def to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:
+    """The remarks, or what was checked where there is none.
+
+    Args:
+        config: whose settings are told where a remark names them.
+    """
     says = "Is anything wrong, and which setting would change it?"
     if not found:
         return section("What to look at", tag("p", f"Nothing stands out. Looked at: {', '.join(CHECKED)}."), says=says)
@@ -78,12 +102,24 @@ def to_look_at(found: Sequence[Remark]) -> Html:
                 "div",
                 tag("b", remark.what),
                 tag("p", f"{remark.why[0].upper()}{remark.why[1:]}."),
-                tag("p", "→ ", remark.knob, class_="knob"),
+                tag("p", "→ ", _with_values(remark.knob, config), class_="knob"),
             ),
         )
         for remark in found
     ]
     return section("What to look at", tag("ul", *made, class_="remarks"), says=says)
+
+
+def _with_values(knob: str, config: PackConfig) -> str:
+    """Settings with what they are now."""
+
+    def told(match: re.Match[str]) -> str:
+        value = OmegaConf.select(OmegaConf.create(plain(config)), match[0])
+        if isinstance(value, DictConfig) or value is None:
+            return match[0]
+        return f"{match[0]} (now {clipped(str(value), _VALUE)})"
+
+    return _SETTING.sub(told, knob)
 
 
 def in_and_out(figures: Figures) -> Html:
@@ -109,16 +145,16 @@ def _in_and_out(figures: Figures) -> Iterator[Html]:
     if report and len(report.by_split) > 1:
         splits = [(name, *map(_n, (of["samples"], of["packs"], of["tokens"]))) for name, of in report.by_split.items()]
         yield table(("split", "samples", "packs", "tokens"), splits)
-    folders = figures.folders
+    folders = figures.origins
     if len(folders) > 1:
-        header = ("folder of the source", "samples", "bad data", "left out", "tokens packed")
+        header = ("of the source", "samples", "bad data", "left out by settings", "tokens packed")
         some = [
             (clipped(of.name, _NAME), *map(_n, (of.samples, of.lost, of.left_out, of.tokens)))
             for of in folders[:_FOLDERS]
         ]
         yield table(header, some)
         if len(folders) > _FOLDERS:
-            yield tag("p", f"and {len(folders) - _FOLDERS:,} folders with fewer samples", class_="faint")
+            yield tag("p", f"and {len(folders) - _FOLDERS:,} that lost less", class_="faint")
 
 
 def _besides(report: Report) -> Iterator[Html]:

@@ -56,7 +56,7 @@ def figures_of_packs(
 
     visual = {name: values for name, values in by_kind(features["visual_tokens"]).items() if name != "text"}
     return PackFigures(
-        fill=linear_histogram(by_kind(100 * tokens / max_token_len)),
+        fill=linear_histogram(by_kind(100 * tokens / max_token_len), most=100),
         members=linear_histogram(by_kind(features["members"])),
         visual_tokens=linear_histogram(visual),
         attention_cost=linear_histogram(by_kind(features["attention_cost"])),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_pack.config import PackConfig
+from energon_pack.config import PackConfig, Stage
 from energon_pack.pages.html import Html, clipped, page, section, tag
 from energon_pack.plan.report import RunFacts
 from energon_pack.report import charts, overview, particulars
@@ -36,21 +36,22 @@ def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = ()) -> 
     title = clipped(about.title, _TITLE)
     found = remarks(figures, about.facts, about.config.max_skipped)
     model = about.config.model
-    said = f"{about.config.stage.value}: {model.name}, processor {about.processor}"
-    failed = (
-        tag("p", tag("b", "Nothing is published: ", class_="bad"), f"{clipped(about.failed, 3 * _TITLE)}.")
-        if about.failed
-        else None
+    said = f"stage={about.config.stage.value}, model {model.name}, processor {about.processor}"
+    why = "Nothing is published: " if about.config.stage is Stage.all else "stage=all would publish nothing: "
+    failed = tag("p", tag("b", why, class_="bad"), f"{clipped(about.failed, 3 * _TITLE)}.") if about.failed else None
+    packs = section(
+        "A few packs",
+        tag("div", *looked_at, class_="aside"),
+        says="What is in a pack, and what of it is trained on? Pictures are as they are stored.",
     )
-    packs = section("A few packs", tag("div", *looked_at, class_="aside"), says="What does training see?")
     return page(
         f"{title} · energon_pack",
         tag("h1", title),
         tag("p", clipped(said, 3 * _TITLE), class_="faint"),
         failed or overview.verdict(found, about.folder is not None),
-        overview.length(figures),
+        overview.length(figures, found),
         overview.cards(figures),
-        overview.to_look_at(found),
+        overview.to_look_at(found, about.config),
         overview.in_and_out(figures),
         charts.token_lens(figures),
         charts.other_lens(figures),

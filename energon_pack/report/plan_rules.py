@@ -10,6 +10,7 @@ from energon_pack.report.lens import MOST_DROPPED, recommended
 from energon_pack.report.remark import Grade, Remark, part, percent
 from energon_pack.samples.skip import Reason
 
+_MANY_DROPPED = 0.25  # share of the tokens
 _LITTLE_FILL = 0.9
 _ABOVE_BOUND = 1.02  # times the fewest packs
 _WAITS = 1.05  # time of an epoch, 1 without waiting
@@ -27,14 +28,16 @@ def overlong(figures: Figures) -> Iterator[Remark]:
     if loss and loss.overlong and loss.overlong_tokens > MOST_DROPPED * tokens:
         what = f"{short(loss.overlong_tokens)} tokens ({percent(loss.overlong_tokens, tokens)}) are dropped"
         best = recommended(figures.tries.choices)
-        is_longer = best is not None and best.max_token_len > figures.max_token_len
-        knobs = [f"packing.max_token_len={best.max_token_len}" if best and is_longer else "packing.overlong"]
+        longer = best.choice.max_token_len if best else 0
+        is_longer = longer > figures.max_token_len
+        knobs = [f"packing.max_token_len={longer}" if is_longer else "packing.overlong"]
         knobs += _SMALLER.get(loss.overlong_medium, [])
-        most = loss.overlong_tokens > tokens / 2 or loss.overlong > figures.source.samples / 2
+        most = loss.overlong_tokens > _MANY_DROPPED * tokens or loss.overlong > figures.source.samples / 2
         yield Remark(
             Grade.wrong if most else Grade.look,
-            f"{what}: {loss.overlong:,} samples are longer than {figures.max_token_len:,}",
-            f"most of these tokens are of {loss.overlong_medium} samples, which are missing in training",
+            f"{what}: {loss.overlong:,} {'sample is' if loss.overlong == 1 else 'samples are'} longer than"
+            f" {figures.max_token_len:,}",
+            f"training never sees these samples, whose tokens are mostly of {loss.overlong_medium} samples",
             ", or ".join([*knobs, "packing.overlong=split_turns"] if is_longer else knobs),
         )
 
@@ -68,7 +71,11 @@ def fill(figures: Figures) -> Iterator[Remark]:
         could_do = math.ceil(medium.fill * medium.packs)  # full ones, and a last one
         if medium.fill < _LITTLE_FILL and medium.packs > _ABOVE_BOUND * could_do:
             half = lens and lens.token_len and lens.token_len["p50"] > figures.max_token_len / 2
-            why = "most of its samples are longer than half a pack" if half else "its packs end before they are full"
+            why = (
+                "most of its samples are longer than half a pack"
+                if half
+                else "no sample is left that fits into what is free in them"
+            )
             knob = "packing.group_by=none lets shorter samples fill them" if len(report.by_media) > 1 else ""
             what = f"packs of {name} are {medium.fill:.0%} full"
             yield Remark(Grade.look, what, why, knob or "packing.max_token_len")

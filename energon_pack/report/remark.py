@@ -20,11 +20,12 @@ class Remark:
     what: str  # with its number
     why: str
     knob: str
+    changes_lens: bool = False  # what is to be done against it makes samples longer or shorter
 
 
-def part(number: int, of: int) -> str:
-    """As `3 of 20 samples (15%)`."""
-    return f"{number:,} of {of:,} samples ({percent(number, of)})"
+def part(number: int, of: int, medium: str = "") -> str:
+    """As `3 of 20 samples (15%)`, or `3 of 20 image samples (15%)`."""
+    return f"{number:,} of {of:,} {medium + ' ' if medium else ''}samples ({percent(number, of)})"
 
 
 def percent(number: float, of: float) -> str:

@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from energon_pack.config import PackConfig
+from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.method import Method
 from energon_pack.pages.html import Html
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import PackPlan
 from energon_pack.plan.report import Report, RunFacts
-from energon_pack.report.figures import Figures, Tries, folders_of, planned_figures, source_figures
+from energon_pack.report.figures import Figures, Tries, origins_of, planned_figures, source_figures
 from energon_pack.report.lens import job_of, num_tried, try_some
 from energon_pack.report.look import LookJob, look, packs_to_look_at
 from energon_pack.report.page import About, run_page
@@ -40,10 +40,11 @@ class RunReport:
     ):
         self._config, self._processor, self._run = config, processor, run
         self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
-        self._tries = run.executor.start(try_some, job_of(lengths, config.packing, config.report.lens))
+        is_planned = config.stage is not Stage.lengths
+        self._tries = run.executor.start(try_some, job_of(lengths, config.packing, config.report.lens, is_planned))
         self._method = method
         self._packs: dict[int, str] = {}
-        self._of_plan: dict[str, Any] = {"folders": folders_of(lengths, None)}
+        self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
 
     def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel) -> None:
         """What became of the samples."""

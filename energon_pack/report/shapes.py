@@ -44,17 +44,23 @@ def log_histogram(values: Mapping[str, Numbers], upto: float = 0.0) -> Histogram
     return _counted(whole, values)
 
 
-def linear_histogram(values: Mapping[str, Numbers]) -> Histogram | None:
-    """Bars of a round width, whole numbers where the values are. None: there is no value."""
+def linear_histogram(values: Mapping[str, Numbers], most: float = math.inf) -> Histogram | None:
+    """Bars of a round width, whole numbers where the values are. None: there is no value.
+
+    Args:
+        values: by kind.
+        most: that a value may be, and the last edge.
+    """
     if not any(map(len, values.values())):
         return None
-    least, most = _range(values)
+    bound, (least, most) = most, _range(values)
     is_whole = all(np.issubdtype(some.dtype, np.integer) for some in values.values())
     num_bars = min(_BARS, 6 + math.isqrt(sum(map(len, values.values()))))
     width = _round_up((most - least) / num_bars or most / num_bars or 1.0)
     width = max(1.0, width) if is_whole else width
-    first = math.floor(least / width)
-    num = math.floor(most / width) - first + 1
+    end = math.floor(most / width) + (most < bound)
+    first = min(math.floor(least / width), end - 1)
+    num = end - first
     return _counted([(first + i) * width for i in range(num + 1)], values)
 
 

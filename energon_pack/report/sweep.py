@@ -66,7 +66,7 @@ class Sweep:
         """By column the number of the job that is alone the best of those that are packed."""
         rows = [row for row in self.rows if row.packs]
         found: dict[str, int] = {}
-        for name, sign in (("dropped_tokens_share", 1), ("fill", -1), ("time", 1), ("time_of_token", 1)):
+        for name, sign in (("dropped_tokens_share", 1), ("fill", -1), ("time_of_token", 1)):
             values = sorted((sign * getattr(row, name), row.number) for row in rows if getattr(row, name) is not None)
             if len(values) > 1 and values[0][0] < values[1][0]:
                 found[name] = values[0][1]
@@ -127,7 +127,8 @@ def _row(job: Mapping[str, Any], settings: dict[str, str]) -> Row:
 def _of_lengths(figures: Mapping[str, Any], number: int, settings: dict[str, str], page: str) -> Row:
     """Of `stage=lengths`: the length that is recommended."""
     choices = [Choice(**choice) for choice in figures["lens"]]
-    best = recommended(choices) or Choice(0, 0, 0.0, 0.0, 0, 0.0)
+    found = recommended(choices)
+    best = found.choice if found else Choice(0, 0, 0.0, 0.0, 0, 0.0)
     return Row(
         number=number,
         settings=settings,

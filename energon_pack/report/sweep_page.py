@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from rich.table import Table
 
-from energon_pack.pages.html import Html, clipped, page, section, table, tag
+from energon_pack.pages.html import Html, clipped, join, page, section, table, tag
 from energon_pack.pages.svg import curves, short
 from energon_pack.report.lens import RULE
 from energon_pack.report.sweep import BEST, Row, Sweep, sweep_of
@@ -28,8 +28,8 @@ _TIME = (
 _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
     ("packs", "{:,}".format, "packs"),
     ("fill", "{:.2%}".format, "fill"),
-    ("dropped", "{:,}".format, "dropped"),
-    ("of tokens", "{:.2%}".format, "dropped_tokens_share"),
+    ("skipped", "{:,}".format, "dropped"),
+    ("tokens dropped", "{:.2%}".format, "dropped_tokens_share"),
     ("tokens", "{:,}".format, "tokens"),
     ("Σ len²", short, "attention_cost"),
     ("time of an epoch", "{:.3f}".format, "time"),
@@ -79,14 +79,15 @@ def _jobs(sweep: Sweep, folder: Path) -> Html:
     columns, best, of_column = _columns(sweep), sweep.best, sweep.best_of()
     rows = []
     for row in sweep.rows:
-        cells: list[object] = [_link(str(row.number), row.page, folder)]
+        link = _link(str(row.number), row.page, folder)
+        cells: list[object] = [join((link, "★")) if row is best else link]
         cells += [clipped(row.settings[key], _VALUE) for key in sweep.keys]
         for _, told, field in columns:
             cell, is_best = _cell(row, told, field), of_column.get(field) == row.number
-            cells.append(tag("b", cell, " ★", class_="good") if is_best else cell)
+            cells.append(tag("b", cell, class_="good") if is_best else cell)
         rows.append([tag("b", cell) if row is best else cell for cell in cells])
     header = ["job", *sweep.keys, *(name for name, _, _ in columns)]
-    notes = [tag("p", "★ the best of a column, where one is; bold: the best job.", class_="faint")]
+    notes = [tag("p", "★ the best job; green: the best of a column, where one is alone.", class_="faint")]
     if any(row.flops for row in sweep.rows):
         sources = sorted({row.cost_source for row in sweep.rows if row.cost_source})
         notes.append(tag("p", f"{_TIME} Counted by: {clipped('; '.join(sources), _ERROR)}.", class_="faint"))

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from energon_pack.samples.conversation import Placed, place
 from energon_pack.samples.cut import Cut, fields_of_part, media_of_part, messages_of
 from energon_pack.samples.media.probe import Media, probe_part, with_frames
+from energon_pack.samples.named import named_media
+from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import AnyPart, MediaPart, Message, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -49,7 +51,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         Skip: it can't be packed; its `media_type` says what the sample seems to be.
         PackError: the shard changed.
     """
-    seems = media_type_by_name([part.name for part in row.parts])
+    seems, raw = media_type_by_name([part.name for part in row.parts]), b""
     try:
         raw = reader.raw(shard, row)
         record = shard.record(raw, row.record_part, seems is not None, settings)
@@ -61,13 +63,22 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         placed = place(record, kinds)
         positions, timed = _timed(reader, shard, placed, row.key, row.parts)
     except Skip as skip:
-        skip.media_type = seems
+        skip.media_type = seems or _seems(raw)
         raise
     parts = [MediaPart(*listed[i], media[i].kind, media[i].extension) for i in placed.order]
     media, is_timed = [media[i] for i in placed.order], timed != placed.messages
     return ReadSample(
         raw, placed.messages, timed, record.tools, record.fields, parts, positions, is_timed, media, placed.were_put_in
     )
+
+
+def _seems(raw: bytes) -> str | None:
+    """The medium of a sample that could not be read, by the names in its JSON; None: it names none."""
+    try:
+        value = load_json(raw)
+    except Skip:
+        return None
+    return media_type_by_name(list(named_media(value))) if isinstance(value, dict) else None
 
 
 def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings) -> ReadSample:

@@ -5,7 +5,7 @@ import pytest
 
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.report.lens import lens_to_try, recommended
+from energon_pack.report.lens import does, lens_to_try, recommended
 
 
 def choice(max_token_len: int, dropped: float, fill: float, packs: int = 10) -> Choice:
@@ -25,11 +25,33 @@ def choice(max_token_len: int, dropped: float, fill: float, packs: int = 10) -> 
 )
 def test_what_is_recommended(choices: list[Choice], expected: int | None) -> None:
     best = recommended(choices)
-    assert (best and best.max_token_len) == expected
+    assert (best and best.choice.max_token_len) == expected
+
+
+def test_what_is_said_of_the_rule() -> None:
+    """The rule that holds, and not all that might: a reader had to read three clauses to find out which did."""
+    some = [choice(2048, 0.0, 0.90, packs=99), choice(4096, 0.0, 0.94, packs=99)]
+    assert [best.rule if (best := recommended(of)) else None for of in (some, [choice(64, 0.9, 1.0)])] == [
+        "the fullest that drops at most 1% of the tokens; none of these fills 95% of its packs",
+        "the longest that was tried, for none drops at most 1% of the tokens",
+    ]
+
+
+def test_few_packs_need_not_be_full() -> None:
+    """Twelve packs where twelve are the least are as good as a fuller plan: the last one is never full."""
+    assert does(choice(8192, 0.0, 0.935, packs=12))
+    assert not does(choice(8192, 0.0, 0.90, packs=12))
+    assert not does(choice(8192, 0.02, 0.99, packs=12))
 
 
 def test_the_planned_length_is_tried_too() -> None:
     assert lens_to_try([4096, 1000], PackingConfig(max_token_len=2560, pad_to_multiple_of=64)) == [960, 2560, 4096]
+
+
+def test_a_length_for_all_samples_is_tried() -> None:
+    """With the longest sample of 16,569 tokens doublings offer 32,768, and 17,408 would do."""
+    assert lens_to_try([4096, 32768], PackingConfig(max_token_len=4096), 16569) == [4096, 17408, 32768]
+    assert lens_to_try([4096], PackingConfig(max_token_len=8192), 5000) == [4096, 8192]
 
 
 def test_a_draw_stands_for_all() -> None:

@@ -13,7 +13,7 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import SamplesLost
 from energon_pack.pack import pack
 from energon_pack.plan.report import RunFacts
-from energon_pack.report.figures import FolderIn
+from energon_pack.report.figures import Origin
 from energon_pack.report.packs import PackFigures, Stretch
 from energon_pack.report.page import About, run_page
 from energon_pack.report.shapes import linear_histogram, log_histogram
@@ -36,7 +36,7 @@ def test_the_demo(config: Make) -> None:
     run = config()
     figures = pack(run)
     said = seen(Path(run.output.dir) / "packed" / "report.html")
-    for text in ("320", f"{figures['tokens']:,}", "91.32%", "Length to take:", "trained on", "get_train_dataset"):
+    for text in ("320", f"{figures['tokens']:,}", "91.32%", "max_token_len=8,192", "trained on", "get_train_dataset"):
         assert text in said
     for title in (
         "What to look at",
@@ -132,7 +132,7 @@ def worst() -> tuple[Any, About]:
             "flops": flops,
         },
         packs=packs,
-        folders=[FolderIn(text, 1000, 800, 100, 5)] * 500,
+        origins=[Origin(text, 1000, 800, 100, 5)] * 500,
         examples={reason: [{**entry, "reason": reason}] * 3 for reason in reasons},
     )
     names = ("processor", "lengths", "plan", "write", "verify", "check")

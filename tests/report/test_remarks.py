@@ -6,7 +6,7 @@ import pytest
 
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.report import MediaFigures
-from energon_pack.report.figures import Figures, FolderIn, Loss, MediumIn, Tries
+from energon_pack.report.figures import Figures, Loss, MediumIn, Origin, Tries
 from energon_pack.report.image_tokens import TokensOfImages
 from energon_pack.report.remark import Grade
 from energon_pack.report.remarks import remarks
@@ -29,10 +29,11 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         ("wrong", "all 1,000 image samples are skipped"),
     ),
     "no media for a model that sees": (
-        figures({"by_medium": {"text": MediumIn(1000, 1000, 1_000_000, LENS)}}), ("note", "all samples are text alone"),
+        figures({"by_medium": {"text": MediumIn(1000, 1000, 1_000_000, 400_000, LENS)}}),
+        ("note", "all samples are text alone"),
     ),
     "a folder that is lost": (
-        figures(folders=[FolderIn("a", 900, 0, 0, 9), FolderIn("b", 100, 60, 20, 1)]),
+        figures(origins=[Origin("a", 900, 0, 0, 9), Origin("b", 100, 60, 20, 1)]),
         ("look", "80 of 100 samples (80%) of b are in no pack"),
     ),
     "overlong samples": (
@@ -50,12 +51,12 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         figures(report={"skipped_by_reason": {"not_in_flavor": 5}}),
         ("look", "5 of 1,000 samples (0.50%) have no place in packs of this flavour"),
     ),
-    "no token is trained on": (figures(report={"num_supervised": 0}), ("wrong", "no token is trained on")),
+    "no token is trained on": (figures({"num_supervised": 0}), ("wrong", "no token is trained on")),
     "few tokens are trained on": (
-        figures(report={"num_supervised": 10_000}), ("look", "1.00% of the tokens are trained on"),
+        figures({"num_supervised": 10_000}), ("look", "1.00% of the tokens of texts are trained on"),
     ),
     "nearly all tokens are trained on": (
-        figures(report={"num_supervised": 990_000}), ("look", "99% of the tokens are trained on"),
+        figures({"num_supervised": 990_000}), ("look", "99% of the tokens of texts are trained on"),
     ),
     "samples that teach nothing": (
         figures({"untrained": 50}), ("look", "50 of 1,000 samples (5.00%) have no token that is trained on"),
@@ -71,12 +72,25 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
     ),
     "no visual token": (figures({"without_visual": 3}), ("wrong", "3 samples with media have no visual token")),
     "images at the most": (
-        figures({"images": TokensOfImages(4, 64, 60.0, 1000, 0, 970)}),
-        ("look", "97% of the image samples are at the most an image may have"),
+        figures({"images": TokensOfImages(4, 1024, 1000.0, 1000, 0, 970)}),
+        ("look", "97% of the image samples are shrunk to the most tokens that an image may have, 1,024"),
+    ),
+    "images in which nothing can be read": (
+        figures({"images": TokensOfImages(4, 16, 12.0, 1000, 0, 970)}),
+        ("wrong", "97% of the image samples are shrunk to the most tokens that an image may have, 16"),
+    ),
+    "much of a medium": (
+        figures(
+            report={
+                "by_media": {"text": MediaFigures(958, 950, 99, 9, 0.99), "image": MediaFigures(42, 23, 9, 9, 0.99)},
+                "samples_skipped": 27,
+            }
+        ),
+        ("look", "19 of 42 image samples (45%) are skipped"),
     ),
     "images at the least": (
         figures({"images": TokensOfImages(4, 16384, 4.0, 1000, 900, 0)}),
-        ("look", "90% of the image samples are at the least an image may have"),
+        ("look", "90% of the image samples have the least tokens that an image may have, 4"),
     ),
     "more packs than are needed": (
         figures(report={"packs": 150}), ("look", "150 packs where 127 could do"),
@@ -124,7 +138,7 @@ def test_few_of_something_is_no_remark() -> None:
     of = figures(
         {"untrained": 1, "alike": 10, "images": TokensOfImages(4, 16384, 900.0, 1000, 300, 300)},
         loss=Loss(1, 9000, "image", 0),
-        folders=[FolderIn("a", 900, 0, 0, 9), FolderIn("b", 100, 40, 0, 1)],
+        origins=[Origin("a", 900, 0, 0, 9), Origin("b", 100, 40, 0, 1)],
     )
     assert said(of) == []
 

@@ -5,15 +5,16 @@ from typing import Any
 
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.report import MediaFigures, Report
-from energon_pack.report.figures import Figures, FolderIn, Loss, MediumIn, Source, Tries
+from energon_pack.report.figures import Figures, Loss, MediumIn, Origin, Source, Tries
 from energon_pack.report.shapes import Histogram
 
 LENS = {"min": 100, "p50": 1000, "p90": 2000, "p99": 4000, "max": 5000}
 #: 1,000 samples of images, all in 128 packs
 SOURCE = Source(
     samples=1000, measured=1000, tokens=1_000_000, skipped_by_reason={}, notes={},
-    by_medium={"image": MediumIn(1000, 1000, 1_000_000, LENS)},
-    token_len=Histogram([64, 1024, 8192], {"image": [500, 500]}), lens=LENS, num_supervised=400_000, untrained=0,
+    by_medium={"image": MediumIn(1000, 1000, 1_000_000, 400_000, LENS)},
+    token_len=Histogram([64, 1024, 8192], {"image": [500, 500]}), lens=LENS, num_supervised=400_000,
+    visual_tokens=0, untrained=0,
     alike=0, without_visual=0, images=None, sees_media=True,
 )  # fmt: skip
 REPORT = Report(
@@ -21,7 +22,7 @@ REPORT = Report(
     parts=1000, skipped_by_reason={}, packs=128, packs_lower_bound=127, packs_without_window=None, fill=0.95,
     max_token_len=8192, tokens=1_000_000, tokens_left_out=0, num_supervised=400_000, samples_with_control_tokens=0,
     samples_with_placeholders_put_in=0,
-    samples_with_placeholders_as_text=0, samples_with_tools_left_out=0,
+    samples_with_placeholders_as_text=0, samples_with_media_unread=0, samples_with_tools_left_out=0,
     by_media={"image": MediaFigures(1000, 1000, 128, 1_000_000, 0.95)}, by_split={}, members_per_pack={},
     token_len=LENS, visual_tokens_per_pack={}, attention_cost={}, flops={}, steps=None,
 )  # fmt: skip
@@ -30,7 +31,7 @@ FIGURES = Figures(
     max_token_len=8192,
     source=SOURCE,
     tries=Tries(TRIES, 1000, 1000),
-    folders=[FolderIn(".", 1000, 0, 0, 1_000_000)],
+    origins=[Origin(".", 1000, 0, 0, 1_000_000)],
     loss=Loss(0, 0, "text", 0),
     report=REPORT,
 )
