@@ -5,6 +5,8 @@ Nothing here imports torch or transformers, so that `--help` and completion answ
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, NoReturn
 
 import hydra
@@ -24,7 +26,14 @@ from energon_pack.config.naming import output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError
 from energon_pack.report.sweep_folder import SweepJob, forget_sweep, sweep_folder
-from energon_pack.run.command import EXIT_CODES, EXIT_INTERRUPTED, exit_code_lines, prepare_process, tool_lines
+from energon_pack.run.command import (
+    EXIT_CODES,
+    EXIT_INTERRUPTED,
+    end_quietly,
+    exit_code_lines,
+    prepare_process,
+    tool_lines,
+)
 from energon_pack.run.console import in_one_piece
 from energon_pack.templates.models import packaged_models, read_model
 
@@ -67,6 +76,8 @@ def _run(composed: DictConfig, refusals: _Refusals) -> None:
         config = to_config(composed, _options("model"))
         config.output.name = config.output.name or output_name(config, _defaults(composed), _swept(config))
         _pack(config, sweep, refusals.are_here)
+    except BrokenPipeError:
+        raise
     except (PackError, OSError) as error:
         refusals.add(refused := error if isinstance(error, PackError) else _of_system(error))
         if sweep:
@@ -109,24 +120,28 @@ def main() -> NoReturn:
         from energon_pack.config import completion
 
         completion.install()
+    is_interrupted = False
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
+        _refuse_dashes(sys.argv[1:])
         os.environ[_SWEPT] = " ".join(_swept_keys(get_args_parser().parse_known_args()[0].overrides))
         run()
     except PackError as error:  # of a job in another process
         refusals.add(error)
     except (HydraException, OmegaConfBaseException) as error:
         refusals.add(PackError(one_line(error, sys.argv)))
+    except BrokenPipeError:
+        end_quietly()
     except OSError as error:
         refusals.add(_of_system(error))
     except KeyboardInterrupt:
         print("energon-pack: interrupted; the same command goes on from the lengths it has", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+        is_interrupted = True
     try:
         _end_sweep()
     except OSError as error:
         refusals.add(_of_system(error))
-    sys.exit(refusals.exit_code)
+    sys.exit(EXIT_INTERRUPTED if is_interrupted else refusals.exit_code)
 
 
 def _sweep_job() -> SweepJob | None:
@@ -149,6 +164,17 @@ def _end_of_help() -> str:
     """What `--help` says of the other programs and of exit codes."""
     tools = "each with a page of its own (--help)"
     return "\n".join([f"Beside it, {tools}:", *tool_lines(), "", "Exit codes:", *exit_code_lines(EXIT_CODES)])
+
+
+def _refuse_dashes(words: Sequence[str]) -> None:
+    """Raises PackError for a setting that is written as an option: Hydra's usage names none of ours."""
+    names = {field.name for field in fields(PackConfig)}
+    for word in words:
+        name, equals, value = word.partition("=")
+        key = name.lstrip("-").replace("-", "_")
+        if name.startswith("--") and key.partition(".")[0] in names:
+            plus = "+" if key == "model" else ""
+            raise PackError(f"{word}: settings have no dashes: {plus}{key}={value if equals else '…'}")
 
 
 def _of_system(error: OSError) -> PackError:

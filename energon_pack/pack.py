@@ -8,7 +8,7 @@ dataset appears under its name at the end, whole.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,7 +38,7 @@ from energon_pack.dataset.publish import (
 from energon_pack.dataset.replay import start_replay
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.dataset.write import write_shards
-from energon_pack.errors import SamplesLost
+from energon_pack.errors import SamplesLost, printable
 from energon_pack.lengths.audit import Audit, finish, start
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples, index_shards
@@ -191,7 +191,7 @@ def _leave_page(page: RunReport, why_not: str, report: Report, skipped: Path, fi
     if not report.samples_in:
         raise SamplesLost(f"{why_not}: nothing is published")
     kept = kept_ledger(final)
-    page.write(page_beside(final, PAGE), entries_of(skipped), ledger_name=kept.name, failed=why_not)
+    _say_first(page.write(page_beside(final, PAGE), entries_of(skipped), ledger_name=kept.name, failed=why_not))
     refuse_losses(why_not, skipped, final)
 
 
@@ -206,8 +206,14 @@ def _write_page(page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: 
     path = page_of(config)
     with naming_place("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        page.write(path, skipped, failed=why_not)
+        _say_first(page.write(path, skipped, failed=why_not))
     say(f"see it: {path}")
+
+
+def _say_first(examples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """The first sample of each reason, where no dataset has a ledger of them."""
+    for reason, entries in examples.items():
+        say(printable(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}"))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from energon_pack.samples.named import named_media
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from support.packed import json_lines
-from support.samples import picture
+from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
 
@@ -63,3 +63,14 @@ def test_a_name_that_is_not_read_is_told(config: Make, tmp_path: Path, capsys: p
     figures = pack(config(lines_of(tmp_path, *lines), source__format=Format.jsonl))
     assert (figures["samples_packed"], figures["samples_with_media_unread"]) == (2, 1)
     assert "noted: 1 samples with media unread" in capsys.readouterr().out
+
+
+def test_a_picture_under_a_name_of_no_medium_is_told(config: Make, tmp_path: Path) -> None:
+    """In a tar, as `a0.img`; a part that is something else is none of it."""
+    answer = chat("What?", "Red.")
+    tar = write_tar(
+        tmp_path / "s" / "0.tar",
+        {"a.json": answer, "a.img": picture(), "b.json": answer, "b.cls": b"7", "c.json": answer},
+    )
+    figures = pack(config(tar.parent))
+    assert (figures["samples_packed"], figures["samples_with_media_unread"]) == (3, 1)

@@ -13,9 +13,10 @@ from energon_pack.lengths.counts import counts_of
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.samples.flavors import do_not_fit
+from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.named import named_media
 from energon_pack.samples.placeholders import num_placeholders
-from energon_pack.samples.sample import AnyPart, media_type, media_type_by_name
+from energon_pack.samples.sample import AnyPart, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
@@ -120,10 +121,25 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
         row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
         row.placeholders_put_in = sample.placeholders_put_in
         row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
-        row.media_unread = not sample.media and any(named_media(sample.fields))
+        row.media_unread = not sample.media and _leaves_media(reader, shard, index_row, sample)
         row.checksum = reader.checksum(shard, sample.raw, sample.parts)
         row.num_bytes = num_tar_bytes([row.record_size, *(part.size for part in parts)])
         yield row, sample
+
+
+def _leaves_media(reader: Reader, shard: Shard, row: IndexRow, sample: ReadSample) -> bool:
+    """Whether a sample without media names some in a field, or has a part that is one under a name of no medium."""
+    return any(named_media(sample.fields)) or any(
+        _is_medium(reader, shard, part) for part in row.parts if part.name != row.record_part
+    )
+
+
+def _is_medium(reader: Reader, shard: Shard, part: Part) -> bool:
+    try:
+        probe_part(reader.part_file(shard, part), part)
+    except Skip:
+        return False
+    return True
 
 
 def _with_foresight(

@@ -4,6 +4,7 @@ config ──► index ──► measure ──► plan ──► <cache>/lazy/<
 """
 
 import atexit
+import json
 import os
 import shutil
 import tempfile
@@ -116,8 +117,24 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
         with run.timed("rows"):
             make_once(folder / "once", lambda made: _write(made, planned, config))
     if why := losses(planned.report, config.max_skipped):
-        raise SamplesLost(f"{why}; {folder / 'once' / LEDGER} names each with its reason")
+        raise SamplesLost(f"{why}; {_where(folder / 'once' / LEDGER, conversations is not None, known)}")
     return Prepared(config, planned, method, members, folder, packing.topology.micro_batches)
+
+
+def _where(skipped: Path, is_given: bool, known: str | None) -> str:
+    """Which samples are skipped, as far as an error has room for it.
+
+    Args:
+        is_given: conversations, not files.
+        known: by which fingerprint; None: the ledger goes with this process.
+    """
+    with open(skipped, encoding="utf-8") as file:
+        entry = json.loads(file.readline())
+    first = f"the first: {entry['sample_id']}: {entry['reason']}: {entry['detail']}"
+    if is_given and known is None:
+        return first
+    kept = f" (this is known of fingerprint={known!r}: give another one where items were changed)" if is_given else ""
+    return f"{first}; {skipped} names each{kept}"
 
 
 def in_memory(config: PackConfig) -> Places:

@@ -60,8 +60,8 @@ class RunReport:
         ledger_name: str | None = None,
         failed: str | None = None,
         written: Path | None = None,
-    ) -> None:
-        """Write the page.
+    ) -> dict[str, list[Mapping[str, Any]]]:
+        """Write the page; of each reason some entries of the ledger.
 
         Args:
             ledger: skipped samples.
@@ -88,6 +88,7 @@ class RunReport:
             about = About(self._config, title, self._processor, facts, folder, ledger_name, failed)
             room = MOST_BYTES - len(run_page(figures, about).encode())
             write_whole(path, run_page(figures, about, fitting(looked_at, room)).encode())
+            return figures.examples
 
     def _look(self, folder: Path) -> list[Html]:
         flavor, most = self._config.output.flavor.value, self._config.packing.max_token_len

@@ -96,6 +96,12 @@ def prepare_process() -> None:
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
 
 
+def end_quietly() -> NoReturn:
+    """Whoever reads what is printed has seen enough, as `| head` has."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
+
+
 def run(name: str, work: Callable[[], int]) -> NoReturn:
     """Do a tool's work and exit: with its result, 1 after a user's error, 130 where it is interrupted."""
     prepare_process()
@@ -104,9 +110,8 @@ def run(name: str, work: Callable[[], int]) -> NoReturn:
             sys.exit(work())
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough, as `| head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except BrokenPipeError:
+        end_quietly()
     except PackError as error:
         text, code = str(error), error.exit_code
     except OSError as error:

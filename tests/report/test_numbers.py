@@ -41,7 +41,7 @@ class Shown:
         """From, to, kind and count of each bar of a histogram, by its tooltips."""
         found = _BAR.findall(self._parts[title])
         low_high = [(float(low.replace(",", "")), float(high.replace(",", "")), *rest) for low, high, *rest in found]
-        return [(low, high, kind, int(number)) for low, high, of, kind, number in low_high if of.startswith(x)]
+        return [(low, high, kind, int(number)) for low, high, of, kind, number in low_high if of == x]
 
 
 def random_source(folder: Path) -> list[str]:
@@ -88,19 +88,15 @@ def test_every_figure(config: Make, tmp_path: Path, how: str) -> None:
 
 def check_whole(shown: Shown, plan: list[Any], lost: list[Any], packs: dict[str, Any], most: int) -> None:
     tokens, samples = sum(row["token_len"] for row in plan), len(plan) + len(lost)
-    values = {re.split("[,:;]", what)[0]: value for value, what in shown.cards}
-    trained = sum(row["num_supervised"] for row in plan) / tokens
-    expected = {
-        "samples in": f"{samples:,}",
-        "packed": f"{len(plan):,}",
-        "skipped": f"{len(lost):,}",
-        "packs": f"{len(packs):,}",
-        "fill": f"{tokens / len(packs) / most:.2%}",
-        "of them trained on": f"{trained:.1%}",
-    }
-    assert expected.items() <= values.items()
+    values = {what.partition(",")[0].partition(";")[0]: value for value, what in shown.cards}
+    assert values["samples in"] == str(samples)
+    assert values["packed"] == str(len(plan))
+    assert values["skipped"] == str(len(lost))
     assert f"skipped, {len(lost) / samples:.2%}" in [what for _, what in shown.cards]
-    assert any(f"{tokens:,}" in card for card in map(" ".join, shown.cards))
+    assert values["packs"] == str(len(packs))
+    assert values["fill"] == f"{tokens / len(packs) / most:.2%}"
+    assert values["of them trained on"] == f"{sum(row['num_supervised'] for row in plan) / tokens:.1%}"
+    assert values["tokens"] == f"{tokens:,}"
 
 
 def check_media(shown: Shown, plan: list[Any], lost: list[Any], packs: dict[str, Any], most: int) -> None:
@@ -125,17 +121,16 @@ def check_media(shown: Shown, plan: list[Any], lost: list[Any], packs: dict[str,
 def check_lens(shown: Shown, plan: list[Any], lost: list[Any]) -> None:
     """The table, and each bar of the chart; lengths are those of samples, without padding of their members."""
     (table,) = shown.tables("Token lengths")
-    bars = shown.bars("Token lengths", "tokens of a sample")
+    bars = shown.bars("Token lengths", "tokens of a sample, log scale")
     for name, samples, least, *_, longest, tokens, trained in table:
-        if name not in {entry["media_type"] for entry in lost}:
-            mine = [row for row in plan if row["media_type"] == name]
-            share = sum(row["num_supervised"] for row in mine) / sum(row["token_len"] for row in mine)
-            assert trained == f"{share:.1%}"
+        if name not in {entry["media_type"] for entry in lost}:  # the ledger says nothing of labels
+            packed = [row for row in plan if row["media_type"] == name]
+            assert trained == f"{sum(row['num_supervised'] for row in packed) / int(tokens):.1%}"
         lens = [row["token_len"] for row in [*plan, *lost] if row["token_len"] and row["media_type"] == name]
         assert list(map(int, (samples, least, longest, tokens))) == [len(lens), min(lens), max(lens), sum(lens)]
-        drawn = [(low, high, number) for low, high, kind, number in bars if kind == name]
-        assert [number for *_, number in drawn] == [sum(low <= n < high for n in lens) for low, high, _ in drawn]
-        assert sum(number for *_, number in drawn) == len(lens)
+        mine = [(low, high, number) for low, high, kind, number in bars if kind == name]
+        assert [number for *_, number in mine] == [sum(low <= n < high for n in lens) for low, high, _ in mine]
+        assert sum(number for *_, number in mine) == len(lens)
 
 
 def check_packs(shown: Shown, packs: dict[str, list[Any]], most: int) -> None:
@@ -153,7 +148,10 @@ def check_packs(shown: Shown, packs: dict[str, list[Any]], most: int) -> None:
         bars = shown.bars("Packs", x)
         assert sum(number for *_, number in bars) == len(packs)
         middle = mean(100 * value / most if name == "tokens" else value for value in by_name[name])
-        lows, highs = (sum(bar[:2][end] * bar[3] for bar in bars) / len(packs) for end in (0, 1))
+        lows, highs = (
+            sum(bar[0] * bar[3] for bar in bars) / len(packs),
+            sum(bar[1] * bar[3] for bar in bars) / len(packs),
+        )
         assert lows <= middle <= highs
 
 
