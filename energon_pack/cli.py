@@ -120,6 +120,7 @@ def main() -> NoReturn:
         from energon_pack.config import completion
 
         completion.install()
+    is_interrupted = False
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
         _refuse_dashes(sys.argv[1:])
@@ -135,12 +136,12 @@ def main() -> NoReturn:
         refusals.add(_of_system(error))
     except KeyboardInterrupt:
         print("energon-pack: interrupted; the same command goes on from the lengths it has", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+        is_interrupted = True
     try:
         _end_sweep()
     except OSError as error:
         refusals.add(_of_system(error))
-    sys.exit(refusals.exit_code)
+    sys.exit(EXIT_INTERRUPTED if is_interrupted else refusals.exit_code)
 
 
 def _sweep_job() -> SweepJob | None:

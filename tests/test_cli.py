@@ -7,10 +7,12 @@ import shutil
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from energon_pack.config import conf_dir
+from energon_pack.config import PackConfig, conf_dir
+from energon_pack.pack import pack
 from support.html_page import check_page
 from support.running import ROOT, command, run_alone, run_here
 from support.samples import chat, write_tar
@@ -120,6 +122,23 @@ def test_a_sweep_over_folders_has_one_page(tmp_path: Path, shared: str) -> None:
     assert swept(tmp_path / "packed") == ([0, 1, 2, 3], [])
     assert "see it: " in out.splitlines()[-1]
     assert out.splitlines()[-1].endswith("sweep.html")
+
+
+def test_an_interrupted_sweep_shows_what_is_done(tmp_path: Path, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hours of jobs were done, and no page said what they came to."""
+    jobs = []
+
+    def pack_once(config: PackConfig) -> dict[str, Any]:
+        jobs.append(config)
+        if len(jobs) > 1:
+            raise KeyboardInterrupt
+        return pack(config)
+
+    monkeypatch.setattr("energon_pack.pack.pack", pack_once)
+    code, _, errors = run_here("-m", "+model=qwen2_5_vl", shared, "stage=plan", "seed=1,2,3", cwd=tmp_path)
+    assert code == 130
+    assert "interrupted" in errors
+    assert swept(tmp_path / "packed") == ([0], [1])
 
 
 def test_jobs_of_a_parallel_launcher_fail_and_are_named_as_others(

@@ -122,7 +122,10 @@ def check_lens(shown: Shown, plan: list[Any], lost: list[Any]) -> None:
     """The table, and each bar of the chart; lengths are those of samples, without padding of their members."""
     (table,) = shown.tables("Token lengths")
     bars = shown.bars("Token lengths", "tokens of a sample, log scale")
-    for name, samples, least, *_, longest, tokens, _ in table:
+    for name, samples, least, *_, longest, tokens, trained in table:
+        if name not in {entry["media_type"] for entry in lost}:  # the ledger says nothing of labels
+            packed = [row for row in plan if row["media_type"] == name]
+            assert trained == f"{sum(row['num_supervised'] for row in packed) / int(tokens):.1%}"
         lens = [row["token_len"] for row in [*plan, *lost] if row["token_len"] and row["media_type"] == name]
         assert list(map(int, (samples, least, longest, tokens))) == [len(lens), min(lens), max(lens), sum(lens)]
         mine = [(low, high, number) for low, high, kind, number in bars if kind == name]
