@@ -97,6 +97,13 @@ def test_a_search_finds_exact_names_first(dataset: Path, shown: Show, tmp_path: 
     assert (result.returncode, result.stdout[:10]) == (1, "nowhere: i")
 
 
+def test_a_search_finds_what_is_in_no_pack(dataset: Path, shown: Show, tmp_path: Path) -> None:
+    """Whoever looks for a sample that was skipped saw other members with a like number, or that there is none."""
+    copy = shutil.copytree(dataset, tmp_path / "copy")
+    (copy / "skipped.jsonl").write_text('{"sample_id": "a.tar/gone7", "reason": "overlong", "detail": "9 tokens"}\n[\n')
+    assert shown(copy, "--search", "gone7").splitlines() == ["in no pack: a.tar/gone7: overlong: 9 tokens"]
+
+
 def test_a_search_without_a_plan_looks_into_the_packs(dataset: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
     (copy / PLAN).unlink()

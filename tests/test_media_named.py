@@ -65,6 +65,14 @@ def test_a_name_that_is_not_read_is_told(config: Make, tmp_path: Path, capsys: p
     assert "noted: 1 samples with media unread" in capsys.readouterr().out
 
 
+def test_roles_that_have_changed_places_are_told(config: Make, tmp_path: Path) -> None:
+    """Questions were trained on and answers were not, and nothing said so; a greeting first is told with them."""
+    asked, answered = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}
+    lines = [{"messages": turns} for turns in ([asked, answered], [answered, asked], [answered])]
+    figures = pack(config(lines_of(tmp_path, *lines), source__format=Format.jsonl))
+    assert (figures["samples_packed"], figures["samples_with_assistant_first"]) == (3, 1)
+
+
 def test_a_picture_under_a_name_of_no_medium_is_told(config: Make, tmp_path: Path) -> None:
     """In a tar, as `a0.img`; a part that is something else is none of it."""
     answer = chat("What?", "Red.")

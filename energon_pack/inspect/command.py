@@ -86,9 +86,14 @@ def _others(given: argparse.Namespace) -> list[str]:
 def _search(opened: Opened, given: argparse.Namespace) -> int:
     from rich.table import Table
 
-    from energon_pack.inspect.search import search
+    from energon_pack.inspect.search import search, skipped
 
     hits, num_hits = search(opened, given.search, given.limit)
+    lost = list(skipped(opened, given.search, given.limit))
+    for line in lost:
+        say(printable(f"in no pack: {line}"))
+    if lost and not hits:
+        return 0
     if not hits:
         say(f"{given.search}: in no id of a member, and in no key of the {len(opened.packs):,} packs")
         return 1

@@ -1,15 +1,17 @@
 """Packs and members by a piece of their names."""
 
+import json
 from collections.abc import Iterator, Sequence
 from heapq import nsmallest
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.dataset.files import PlanFile
+from energon_pack.dataset.files import LEDGER, PlanFile
 from energon_pack.inspect.dataset import Opened
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.shard import JsonlShard, TarShard
@@ -41,6 +43,25 @@ def search(opened: Opened, text: str, most: int) -> tuple[list[Hit], int]:
 
     found = nsmallest(most, counted())
     return found if opened.plan is None else _named(found, opened.plan), num_hits
+
+
+def skipped(opened: Opened, text: str, most: int) -> Iterator[str]:
+    """The first so many samples that are in no pack, and why, by the ledger; lines of it that are none are left out."""
+    path = opened.folder / LEDGER
+    if not path.is_file():
+        return
+    with open(path, encoding="utf-8", errors="replace") as file:
+        found = (entry for entry in map(_entry, file) if text in str(entry.get("sample_id", "")))
+        for entry in islice(found, most):
+            yield f"{entry['sample_id']}: {entry.get('reason')}: {entry.get('detail')}"
+
+
+def _entry(line: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def _of_plan(plan: PlanFile, text: str, most: int) -> Iterator[tuple[int, list[Hit]]]:

@@ -38,6 +38,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("placeholders_put_in", pa.bool_()),
         ("placeholders_as_text", pa.bool_()),  # placeholders, but no media
         ("media_unread", pa.bool_()),  # a field names an image or a video, but no medium was read
+        ("assistant_first", pa.bool_()),  # nobody asks before the first answer
         ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what of it has no place in packs of a flavour; null: all has one
         ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools
         ("checksum", pa.uint32()),  # of its JSON and the ends of its media: `reader.checksum`

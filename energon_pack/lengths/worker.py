@@ -16,6 +16,7 @@ from energon_pack.samples.flavors import do_not_fit
 from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.named import named_media
 from energon_pack.samples.placeholders import num_placeholders
+from energon_pack.samples.record import begins_with_assistant
 from energon_pack.samples.sample import AnyPart, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -58,6 +59,7 @@ class LengthsRow(MeasuredRow):
     placeholders_put_in: bool = False
     placeholders_as_text: bool = False
     media_unread: bool = False
+    assistant_first: bool = False
     does_not_fit: dict[str, str | None] | None = None
     tools_left_out: bool = False
     checksum: int = 0
@@ -122,6 +124,7 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
         row.placeholders_put_in = sample.placeholders_put_in
         row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
         row.media_unread = not sample.media and _leaves_media(reader, shard, index_row, sample)
+        row.assistant_first = begins_with_assistant(sample.messages)
         row.checksum = reader.checksum(shard, sample.raw, sample.parts)
         row.num_bytes = num_tar_bytes([row.record_size, *(part.size for part in parts)])
         yield row, sample
@@ -175,7 +178,7 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
     if row.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:
         row.media_type = "text"
     row.parts, row.positions, row.num_bytes, row.checksum = [], [], 0, 0
-    row.placeholders_put_in = row.placeholders_as_text = row.media_unread = False
+    row.placeholders_put_in = row.placeholders_as_text = row.media_unread = row.assistant_first = False
 
 
 def _count(template: Template, waiting: list[tuple[LengthsRow, Rendered]], engine: str) -> None:

@@ -20,6 +20,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.named import named_media
 from energon_pack.samples.placeholders import num_placeholders
+from energon_pack.samples.record import begins_with_assistant
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.sample import ReadSample
@@ -105,4 +106,5 @@ class _Slices(Dataset[pa.Table]):
             row.placeholders_put_in = sample.placeholders_put_in
             row.placeholders_as_text = not media and num_placeholders(sample.messages) > 0
             row.media_unread = not media and any(named_media(sample.fields))
+            row.assistant_first = begins_with_assistant(sample.messages)
             yield row, sample

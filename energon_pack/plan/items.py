@@ -27,7 +27,14 @@ from energon_pack.samples.skip import Reason
 MEDIA_TYPES = ("text", "image", "video", "mix")
 
 #: What the report counts of samples that were measured.
-NOTES = ("control_tokens", "placeholders_put_in", "placeholders_as_text", "media_unread", "tools_left_out")
+NOTES = (
+    "control_tokens",
+    "placeholders_put_in",
+    "placeholders_as_text",
+    "media_unread",
+    "assistant_first",
+    "tools_left_out",
+)
 
 _NUMBERS = ("num_supervised", "num_bytes", "checksum")
 _COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", "num_control_tokens", *NOTES[1:])

@@ -94,6 +94,7 @@ class Report:
     samples_with_control_tokens: int  # spelled out in their messages
     samples_with_placeholders_put_in: int
     samples_with_placeholders_as_text: int
+    samples_with_assistant_first: int  # nobody asks before the first answer
     samples_with_media_unread: int  # a field of theirs names an image or a video, and they are packed as text
     samples_with_tools_left_out: int  # the chat template writes nothing of them
     by_media: dict[str, MediaFigures]
@@ -178,6 +179,7 @@ def summarize(
         samples_with_control_tokens=lengths.notes["control_tokens"],
         samples_with_placeholders_put_in=lengths.notes["placeholders_put_in"],
         samples_with_placeholders_as_text=lengths.notes["placeholders_as_text"],
+        samples_with_assistant_first=lengths.notes["assistant_first"],
         samples_with_media_unread=lengths.notes["media_unread"],
         samples_with_tools_left_out=lengths.notes["tools_left_out"],
         by_media={

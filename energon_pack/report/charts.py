@@ -7,7 +7,7 @@ from energon_pack.pages.html import Html, clipped, section, table, tag
 from energon_pack.pages.svg import Mark, curves, histogram, short
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.report.figures import Figures
-from energon_pack.report.lens import recommended
+from energon_pack.report.lens import does, recommended
 from energon_pack.report.shapes import Histogram
 
 _FEW = 4  # packs, which a table tells better
@@ -60,7 +60,9 @@ def other_lens(figures: Figures) -> Html:
     chart = curves({"fill": fill, "dropped": dropped}, "packing.max_token_len", "% filled, % of tokens dropped", marks_,
                    is_log=True)  # fmt: skip
     header = ("max_token_len", "", "samples dropped", "of samples", "of tokens", "packs", "fill")
-    said = "this run has it" if best.max_token_len == chosen else f"this run has {chosen:,}"
+    own = next((choice for choice in tries.choices if choice.max_token_len == chosen), None)
+    said = "this run has it" if best is own else f"this run's {chosen:,} does, too" if own and does(own) else ""
+    said = said or f"this run has {chosen:,}"
     verdict = tag(
         "p", "Recommended: ", tag("b", f"packing.max_token_len={best.max_token_len}"), f" ({said}): {found.rule}."
     )

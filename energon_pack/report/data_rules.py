@@ -13,6 +13,7 @@ _UNTRAINED = 0.001  # share of the samples
 _AT_BOUND = 0.8  # share of the samples whose images are as small, or as large, as any
 _OF_FOLDER = 0.5  # share of a folder's samples
 _OF_MEDIUM = 0.1  # share of the samples of a medium
+_MANY_NOTED = {"media_unread": 0.1, "assistant_first": 0.5}  # shares of the samples
 _FEW_TOKENS = 64  # an image of so many shows no small print
 _FOLDERS, _NAME = 5, 120  # that are named, characters
 _ALIKE = 0.01  # share of the samples
@@ -136,6 +137,11 @@ def notes(figures: Figures) -> Iterator[Remark]:
             "the model never sees these media",
             "the field's name: name and media_files are read, of JSONL also image, images, video, videos",
         ),
+        "assistant_first": (
+            "begin with a turn of the assistant",
+            "where roles have changed places, questions are trained on, and answers are not",
+            "the roles in the source (inspect --source shows what is trained on)",
+        ),
         "control_tokens": (
             "spell out control tokens of the model in their text",
             "such text can end a turn or pretend to be another role",
@@ -149,9 +155,10 @@ def notes(figures: Figures) -> Iterator[Remark]:
     }
     for name, (what, why, knob) in said.items():
         if num := figures.source.notes.get(name):
-            is_lost = name == "media_unread"  # with their media these samples would be longer
-            grade = Grade.wrong if is_lost and num > _OF_MEDIUM * figures.source.samples else Grade.look
-            yield Remark(grade, f"{part(num, figures.source.samples)} {what}", why, knob, changes_lens=is_lost)
+            most = _MANY_NOTED.get(name, 1.0) * figures.source.samples
+            grade = Grade.wrong if num > most else Grade.look
+            is_longer = name == "media_unread"  # with their media
+            yield Remark(grade, f"{part(num, figures.source.samples)} {what}", why, knob, changes_lens=is_longer)
 
 
 def images(figures: Figures) -> Iterator[Remark]:

@@ -37,7 +37,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
             Grade.wrong if most else Grade.look,
             f"{what}: {loss.overlong:,} {'sample is' if loss.overlong == 1 else 'samples are'} longer than"
             f" {figures.max_token_len:,}",
-            f"training never sees these samples, whose tokens are mostly of {loss.overlong_medium} samples",
+            f"training never sees what is longer than a pack; by tokens it is mostly of {loss.overlong_medium} samples",
             ", or ".join([*knobs, "packing.overlong=split_turns"] if is_longer else knobs),
         )
 

@@ -5,7 +5,7 @@
 Pure functions. Measuring, writing and training all call them, so that a sample means the same in each of the three.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +89,12 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
 def caption_record(caption: str, settings: ReadSettings) -> Record:
     """The conversation of a caption: `settings.caption_prompt` asks, the caption answers."""
     return Record([_turn("user", settings.caption_prompt), _turn("assistant", caption.strip())])
+
+
+def begins_with_assistant(messages: Sequence[Message]) -> bool:
+    """Whether nobody asks before the first answer: roles may have changed places."""
+    first = next((message["role"] for message in messages if message["role"] != "system"), None)
+    return first == "assistant" and len(messages) > 1
 
 
 def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[list[Message], set[str]]:

@@ -99,6 +99,10 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
             "500 of 1,000 samples (50%) name an image or a video in a field that is not read, and are packed as text",
         ),
     ),
+    "roles that have changed places": (
+        figures({"notes": {"assistant_first": 990}}),
+        ("wrong", "990 of 1,000 samples (99%) begin with a turn of the assistant"),
+    ),
     "more packs than are needed": (
         figures(report={"packs": 150}), ("look", "150 packs where 127 could do"),
     ),
