@@ -47,7 +47,7 @@ def test_every_pack_is_found_by_number_and_by_key(dataset: Path) -> None:
             packs[len(keys)]
 
 
-@pytest.mark.parametrize("index", [b"", b"\1" * 8 * 4, None])
+@pytest.mark.parametrize("index", [b"", b"\1" * 8 * 4, b"garbage", None])
 def test_a_pack_is_found_without_its_index(dataset: Path, tmp_path: Path, index: bytes | None) -> None:
     """An index of a copy that was cut would show another pack than was asked for."""
     path = sorted(dataset.glob("*.tar"))[1]
