@@ -149,7 +149,9 @@ def notes(figures: Figures) -> Iterator[Remark]:
     }
     for name, (what, why, knob) in said.items():
         if num := figures.source.notes.get(name):
-            yield Remark(Grade.look, f"{part(num, figures.source.samples)} {what}", why, knob)
+            is_lost = name == "media_unread"  # with their media these samples would be longer
+            grade = Grade.wrong if is_lost and num > _OF_MEDIUM * figures.source.samples else Grade.look
+            yield Remark(grade, f"{part(num, figures.source.samples)} {what}", why, knob, changes_lens=is_lost)
 
 
 def images(figures: Figures) -> Iterator[Remark]:
