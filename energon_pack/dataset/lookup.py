@@ -57,7 +57,7 @@ class Packs:
             stated = at(read_object(self.folder / META_FOLDER / ".info.json"), "shard_counts")
         known = stated if isinstance(stated, dict) else {}
         names = (path.name for path in shard_paths(self.folder))
-        return {name: known[name] if type(known.get(name)) is int else self._count(name) for name in names}
+        return {name: known[name] if _is_count(known.get(name)) else self._count(name) for name in names}
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -73,11 +73,11 @@ class Packs:
             PackError: it would be in a shard that can't be read.
         """
         match = _KEY.fullmatch(key)
-        if match and int(match[1]) < len(self):
-            if self[int(match[1])].pack.files.key == key:  # and no key of another dataset
-                return int(match[1])
+        number = int(match[1]) if match else len(self)
+        if number < len(self) and self[number].pack.files.key == key:  # else of another dataset
+            return number
         keys = (files.key for name in self.counts for files in packs_in(TarScan(self._file(name))))
-        return next((number for number, found in enumerate(keys) if found == key), None)
+        return next((place for place, found in enumerate(keys) if found == key), None)
 
     def __getitem__(self, number: int) -> Found:
         """Read a pack.
@@ -140,3 +140,8 @@ class Packs:
     def __exit__(self, *_: object) -> None:
         while self._opened:
             self._opened.popitem()[1].close()
+
+
+def _is_count(value: object) -> bool:
+    """Whether it may be a number of packs: those of all shards have to add up to what `len` can say."""
+    return type(value) is int and 0 <= value < 1 << 40
