@@ -57,7 +57,7 @@ class Packs:
             stated = at(read_object(self.folder / META_FOLDER / ".info.json"), "shard_counts")
         known = stated if isinstance(stated, dict) else {}
         names = (path.name for path in shard_paths(self.folder))
-        return {name: known[name] if type(known.get(name)) is int else self._count(name) for name in names}
+        return {name: known[name] if _is_count(known.get(name)) else self._count(name) for name in names}
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -67,14 +67,17 @@ class Packs:
         return self._ends[-1] if self._ends else 0
 
     def number_of(self, key: str) -> int | None:
-        """Where a pack stands; None: there is no such pack. One that is not called as ours is looked for."""
+        """Where a pack stands; None: there is no such pack. One that is not called as ours is looked for.
+
+        Raises:
+            PackError: it would be in a shard that can't be read.
+        """
         match = _KEY.fullmatch(key)
-        if match and int(match[1]) < len(self):
-            with suppress(PackError):  # a damaged shard; its key may stand elsewhere
-                if self[int(match[1])].pack.files.key == key:  # and no key of another dataset
-                    return int(match[1])
+        number = int(match[1]) if match else len(self)
+        if number < len(self) and self[number].pack.files.key == key:  # else of another dataset
+            return number
         keys = (files.key for name in self.counts for files in packs_in(TarScan(self._file(name))))
-        return next((number for number, found in enumerate(keys) if found == key), None)
+        return next((place for place, found in enumerate(keys) if found == key), None)
 
     def __getitem__(self, number: int) -> Found:
         """Read a pack.
@@ -107,7 +110,8 @@ class Packs:
         """The files of a pack by the index of its shard; where that is wrong or not there, by the shard itself."""
         file = self._file(name)
         with suppress(OSError), open_file(self.folder / f"{name}.idx") as index:
-            ends = np.frombuffer(index.read(8 * place, 16), "<u8")
+            data = index.read(8 * place, 16)
+            ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
             if len(ends) == 2 and ends[0] < ends[1] <= file.size:
                 its_bytes = Range(file, int(ends[0]), int(ends[1] - ends[0]))
                 found = list(packs_in(TarScan(its_bytes)))
@@ -136,3 +140,8 @@ class Packs:
     def __exit__(self, *_: object) -> None:
         while self._opened:
             self._opened.popitem()[1].close()
+
+
+def _is_count(value: object) -> bool:
+    """Whether it may be a number of packs: those of all shards have to add up to what `len` can say."""
+    return type(value) is int and 0 <= value < 1 << 40

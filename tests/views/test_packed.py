@@ -47,7 +47,7 @@ def test_every_pack_is_found_by_number_and_by_key(dataset: Path) -> None:
             packs[len(keys)]
 
 
-@pytest.mark.parametrize("index", [b"", b"\1" * 8 * 4, None])
+@pytest.mark.parametrize("index", [b"", b"\1" * 8 * 4, b"garbage", None])
 def test_a_pack_is_found_without_its_index(dataset: Path, tmp_path: Path, index: bytes | None) -> None:
     """An index of a copy that was cut would show another pack than was asked for."""
     path = sorted(dataset.glob("*.tar"))[1]
@@ -58,6 +58,17 @@ def test_a_pack_is_found_without_its_index(dataset: Path, tmp_path: Path, index:
     (tmp_path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {path.name: 3}}))
     with Packs(dataset, DEFAULT) as packs, Packs(tmp_path, DEFAULT) as copied:
         assert [copied[i].pack.files.key for i in range(3)] == [packs[i].pack.files.key for i in range(3, 6)]
+
+
+@pytest.mark.parametrize("stated", [10**30, -1, None, True, "3"])
+def test_a_count_that_is_none_is_counted(dataset: Path, tmp_path: Path, stated: object) -> None:
+    """Of a damaged `.info.json`; a number beyond `len` ended in a traceback."""
+    path = min(dataset.glob("*.tar"))
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / ".nv-meta").mkdir()
+    (tmp_path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {path.name: stated}}))
+    with Packs(tmp_path, DEFAULT) as packs:
+        assert len(packs) == 3
 
 
 def test_a_view_has_what_the_plan_and_the_tokenizer_say(dataset: Path, template: Template) -> None:
