@@ -48,5 +48,5 @@ def query(self: CompletionPlugin, config_name: str | None, line: str) -> list[st
 
 def install() -> None:
     """Have Hydra ask these; it has no place to say so."""
-    setattr(CompletionPlugin, "_get_matches", staticmethod(matches))  # noqa: B010 (mypy)
-    setattr(CompletionPlugin, "_query", query)  # noqa: B010 (mypy)
+    for name, function in (("_get_matches", staticmethod(matches)), ("_query", query)):
+        setattr(CompletionPlugin, name, function)

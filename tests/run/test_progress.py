@@ -150,12 +150,12 @@ def test_a_stage_that_is_done() -> None:
 def test_no_line_is_wider_than_the_terminal(working: Work, width: int) -> None:
     """What a terminal breaks is not drawn over: each time it would leave a line behind."""
     progress = Progress(("lengths", "plan", "write", "verify", "check", "publish"))
-    progress._console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    progress._console = Console(file=(file := io.StringIO()), width=width, force_terminal=True, color_system=None)
     progress._stage, progress._work, progress.done["lengths"] = "lengths", working, DONE
     progress._console.print(progress._drawn(), no_wrap=True, overflow="crop")
     progress.seconds["lengths"] = 20.0
     progress._keep("lengths", True)
-    lines = progress._console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
 
 
@@ -168,11 +168,11 @@ def test_a_locale_without_these_signs_gets_others(working: Work) -> None:
 def test_a_stage_that_is_interrupted_keeps_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("energon_pack.run.progress._can_draw", lambda: True)
     progress = Progress(("lengths",))
-    progress._console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    progress._console = Console(file=(file := io.StringIO()), width=80, force_terminal=True, color_system=None)
     with suppress(KeyboardInterrupt), progress.timed("lengths"):
         progress.add(12)
         raise KeyboardInterrupt
-    assert "✗ lengths       0.0 s  12 samples" in progress._console.file.getvalue()  # type: ignore[attr-defined]
+    assert "✗ lengths       0.0 s  12 samples" in file.getvalue()
 
 
 @pytest.fixture
@@ -184,12 +184,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_log_says_the_time_left_when_it_is_known(clock: None) -> None:
     """Of several jobs at once, each line says whose it is."""
     log = Progress(job="job 1 seed=1")
-    log._console, log._stage = Console(file=io.StringIO(), width=120), "lengths"
+    log._console, log._stage = Console(file=(file := io.StringIO()), width=120), "lengths"
     with log.stage("measure", 10_000, "samples") as advance:
         for _ in range(4):
             log.add(100, 5_900_000, skipped={"bad_message": 1})
             advance(100)
-    assert log._console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+    assert file.getvalue().splitlines() == [
         "job 1 seed=1: measure: 100 of 10,000 samples, 1 skipped (bad_message)",
         "job 1 seed=1: measure: 300 of 10,000 samples, 1.7 samples/s, 0.098 MB/s, 3 skipped (bad_message),"
         " about 1:37:00 left",
