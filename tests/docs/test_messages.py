@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from support.pages import PAGES, code
+from energon_pack.plan.items import NOTES
+from support.pages import PAGES, code, table
 from support.running import ROOT
 
 PAGE = "troubleshooting.md"
@@ -52,3 +53,8 @@ def test_messages_have_a_cause_or_something_to_do() -> None:
     assert len(QUOTED) > 80
     assert len({message for message, _ in QUOTED}) == len(QUOTED)
     assert [message for message, row in QUOTED if len(row) < 3 or not row[2].strip(" —")] == []
+
+
+def test_every_note_is_explained() -> None:
+    rows = table(PAGE, "samples with | what it means")
+    assert [row[0] for row in rows] == [note.replace("_", " ") for note in NOTES]
