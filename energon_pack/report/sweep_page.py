@@ -38,6 +38,10 @@ _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
 ]
 
 
+#: columns of a terminal for all of these, and what narrower ones do without
+_WIDE, _OF_WIDE = 110, ("tokens", "attention_cost")
+
+
 def end_sweep(folder: Path) -> None:
     """Write sweep.html and sweep.json, and print the table."""
     sweep = sweep_of(folder)
@@ -145,17 +149,20 @@ def _link(text: str, target: str | None, folder: Path) -> Html | str:
 
 
 def _print(sweep: Sweep) -> None:
-    columns, best = _columns(sweep), sweep.best
+    out, columns, best = console(), _columns(sweep), sweep.best
+    names = sweep.keys
+    if out.width < _WIDE:
+        columns = [column for column in columns if column[2] not in _OF_WIDE]
+        names = [key.rpartition(".")[2] for key in names]
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("job", *sweep.keys):
-        shown.add_column(name)
+    for name in ("job", *names):
+        shown.add_column(name, overflow="fold")
     for name, _, _ in columns:
         shown.add_column(name, justify="right")
     for row in sweep.rows:
         values = (clipped(row.settings[key], _VALUE) for key in sweep.keys)
         mark = "★" if row is best else ""
         shown.add_row(f"{row.number}{mark}", *values, *(_cell(row, told, field) for _, told, field in columns))
-    out = console()
     if sweep.rows:
         out.print(shown)
     for job in sweep.failed:
