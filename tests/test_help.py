@@ -61,9 +61,10 @@ def test_exit_codes_are_those_of_the_code(tmp_path: Path) -> None:
         assert re.search(rf"python -m energon_pack\.{tool} +{what}$", shown, re.MULTILINE)
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["energon_pack.verify --help", "energon_pack +model=qwen2_5_vl --cfg job"])
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, program: str) -> None:
     """`… --help | head -1` ended with lines about a broken pipe."""
-    script = f"{shlex.quote(sys.executable)} -m energon_pack.verify --help | true"
+    script = f"{shlex.quote(sys.executable)} -m {program} | true"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (result.stdout, result.stderr) == ("", "")

@@ -208,6 +208,18 @@ def test_stages_before_writing_leave_no_dataset(config: Make) -> None:
     assert not output(run).exists()
 
 
+def test_a_stage_without_a_ledger_names_the_first_sample_of_each_reason(
+    config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`skipped: 5 bad_message` said neither which nor why, where no page can be opened."""
+    turns = json.dumps({"messages": [{"role": "USER", "content": "a"}]}).encode()
+    write_tar(tmp_path / "s" / "0.tar", {"a.json": turns, "b.json": turns, "c.json": b"{", "d.json": chat("a", "b")})
+    pack(config(tmp_path / "s", stage=Stage.plan, max_skipped=1.0))
+    message, damaged = [line for line in capsys.readouterr().out.splitlines() if line.startswith("first ")]
+    assert message == "first bad_message: 0.tar/a: message 0 has the role 'USER'"
+    assert damaged.startswith("first invalid_json: 0.tar/c: Expecting property name")
+
+
 def test_a_finished_dataset_is_not_overwritten(config: Make) -> None:
     pack(config())
     with pytest.raises(PackError, match=r"output\.overwrite=true"):

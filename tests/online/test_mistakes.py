@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+from energon_pack.errors import SamplesLost
 from energon_pack.lazy import LazyPackedDataset
 from energon_pack.samplers import LengthGroupedSampler, PackSampler
 from energon_pack.streaming import StreamingPackedDataset
@@ -41,6 +42,15 @@ def test_a_stream_of_other_data_than_was_meant(settings: list[str], sources: Any
     """An empty source was the built-in demo, a string was the whole disk, a validation part was trained on."""
     with pytest.raises(ValueError, match=said):
         StreamingPackedDataset([*settings, *more], sources)
+
+
+@pytest.mark.parametrize("fingerprint", [None, "mended"])
+def test_items_of_which_too_much_is_lost_are_named(settings: list[str], fingerprint: str | None) -> None:
+    """The error named a file that was gone; mended items were refused without a word of the fingerprint."""
+    with pytest.raises(SamplesLost, match=r"the first: .*0: no_assistant_turn") as told:
+        LazyPackedDataset(settings, [{"messages": TALK[:1]}, *HELD], fingerprint=fingerprint)
+    assert ("known of fingerprint='mended'" in str(told.value)) == (fingerprint is not None)
+    assert ("skipped.jsonl" in str(told.value)) == (fingerprint is not None)
 
 
 def test_a_source_and_conversations(settings: list[str]) -> None:
