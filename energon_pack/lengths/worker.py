@@ -35,7 +35,7 @@ _BATCH_CHARACTERS = 4_000_000
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raised when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 12
+LENGTHS_VERSION = 13
 
 
 @dataclass(frozen=True)
