@@ -16,9 +16,7 @@ _MOST_TRIED = 50_000
 #: share of the tokens that may be dropped, and of packs that has to be filled
 MOST_DROPPED, FILLED = 0.01, 0.95
 _KEEPS = f"drops at most {MOST_DROPPED:.0%} of the tokens"
-RULE = (
-    f"the shortest length that {_KEEPS} and fills {FILLED:.0%} of its packs, or needs as many packs as any plan would"
-)
+RULE = f"the shortest length that {_KEEPS} and fills {FILLED:.0%} of its packs, or has as few packs as any plan"
 _STEP = 1024  # of a length that holds every sample
 
 
