@@ -1,5 +1,6 @@
 """Where a run reads and where it writes: all that a config says of places, looked at before any work."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from energon_pack.run.files import naming_place
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.jsonl.find import find_lines
+from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Source
 from energon_pack.templates.folder import named_processor
 
@@ -61,8 +63,7 @@ def final_folder(config: PackConfig) -> Path:
 def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
     """The files of the source, and the folder or hub id of the processor."""
     path = config.source.path
-    is_jsonl = config.source.format is Format.jsonl
-    if path is None and is_jsonl:
+    if path is None and config.source.format is Format.jsonl:
         raise PackError(
             "source=jsonl needs source.path: a *.jsonl file, a folder, a glob, a meta file, or a list of these"
         )
@@ -70,8 +71,14 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
         path, processor = _demo(config, cache_dir)
     else:
         processor = named_processor(config.model)
-    source = find_lines(path, config.source.media_root) if is_jsonl else find_shards(path, config.source.split)
-    return source, processor
+    return source_of(config.source, path), processor
+
+
+def source_of(settings: SourceConfig, path: str | Sequence[str]) -> Source:
+    """The files of a source at some place, as the settings have them read; raises as `find_lines`, `find_shards`."""
+    if settings.format is Format.jsonl:
+        return find_lines(path, settings.media_root)
+    return find_shards(path, settings.split)
 
 
 def _demo(config: PackConfig, cache_dir: Path) -> tuple[str, str]:

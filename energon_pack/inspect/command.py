@@ -92,11 +92,10 @@ def _search(opened: Opened, given: argparse.Namespace) -> int:
     lost = list(skipped(opened, given.search, given.limit))
     for line in lost:
         say(printable(f"in no pack: {line}"))
-    if lost and not hits:
-        return 0
     if not hits:
-        say(f"{given.search}: in no id of a member, and in no key of the {len(opened.packs):,} packs")
-        return 1
+        if not lost:
+            say(f"{given.search}: in no id of a member, and in no key of the {len(opened.packs):,} packs")
+        return 0 if lost else 1
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("pack", "member"):
         table.add_column(name, justify="right")

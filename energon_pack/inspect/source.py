@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from energon_pack.config import Format, PackConfig
+from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
+from energon_pack.config.resolve import source_of
 from energon_pack.errors import PackError
 from energon_pack.inspect.overrides import is_override
 from energon_pack.inspect.source_page import sample_page
@@ -24,8 +25,6 @@ from energon_pack.samples.flavors import do_not_fit
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.find import find_shards
-from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample
@@ -61,7 +60,7 @@ def show_sample(given: argparse.Namespace) -> int:
     config = compose_config(overrides)
     if given.processor:
         config = replace(config, model=replace(config.model, processor=given.processor))
-    source = source_of(config, given.source)
+    source = source_of(config.source, given.source)
     indexed, place, number = _chosen(source, named[0] if named else None, given.random)
     shard = indexed.shard
     template, missing = _template(config)
@@ -80,13 +79,6 @@ def show_sample(given: argparse.Namespace) -> int:
     following = number + 1 if given.random is None else "--random"
     print_next(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random", "--html OUT"], to)
     return 0
-
-
-def source_of(config: PackConfig, path: str) -> Source:
-    """The files of a source, as packing finds them."""
-    if config.source.format is Format.jsonl:
-        return find_lines(path, config.source.media_root)
-    return find_shards(path, config.source.split)
 
 
 def look(

@@ -121,20 +121,21 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
             continue
         row.parts = sample.parts
         row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
-        row.placeholders_put_in = sample.placeholders_put_in
-        row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
-        row.media_unread = not sample.media and _leaves_media(reader, shard, index_row, sample)
-        row.assistant_first = begins_with_assistant(sample.messages)
+        note(row, sample)
+        if not sample.media and not row.media_unread:  # a part that is one, under a name of no medium
+            parts_left = (part for part in index_row.parts if part.name != row.record_part)
+            row.media_unread = any(_is_medium(reader, shard, part) for part in parts_left)
         row.checksum = reader.checksum(shard, sample.raw, sample.parts)
         row.num_bytes = num_tar_bytes([row.record_size, *(part.size for part in parts)])
         yield row, sample
 
 
-def _leaves_media(reader: Reader, shard: Shard, row: IndexRow, sample: ReadSample) -> bool:
-    """Whether a sample without media names some in a field, or has a part that is one under a name of no medium."""
-    return any(named_media(sample.fields)) or any(
-        _is_medium(reader, shard, part) for part in row.parts if part.name != row.record_part
-    )
+def note(row: LengthsRow, sample: ReadSample) -> None:
+    """Say in its row what a sample is packed with that may not have been meant."""
+    row.placeholders_put_in = sample.placeholders_put_in
+    row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
+    row.media_unread = not sample.media and any(named_media(sample.fields))
+    row.assistant_first = begins_with_assistant(sample.messages)
 
 
 def _is_medium(reader: Reader, shard: Shard, part: Part) -> bool:

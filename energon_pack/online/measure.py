@@ -14,13 +14,10 @@ from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.measure import MeasuredShard, add_news, lengths_cache
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
-from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured
+from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured, note
 from energon_pack.online.given import NAME, Given
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.named import named_media
-from energon_pack.samples.placeholders import num_placeholders
-from energon_pack.samples.record import begins_with_assistant
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.sample import ReadSample
@@ -97,14 +94,11 @@ class _Slices(Dataset[pa.Table]):
         for number in numbers.tolist():
             row = LengthsRow(str(number), "", 0, 0, [], [], None, 0, 0, 0)
             try:
-                sample, media = self._given.read(number)
+                sample, _ = self._given.read(number)
             except Skip as skip:
                 leave_out(row, skip)
                 yield row, None
                 continue
             row.media_type, row.files = media_type(sample.kinds), self._given.files(sample)
-            row.placeholders_put_in = sample.placeholders_put_in
-            row.placeholders_as_text = not media and num_placeholders(sample.messages) > 0
-            row.media_unread = not media and any(named_media(sample.fields))
-            row.assistant_first = begins_with_assistant(sample.messages)
+            note(row, sample)
             yield row, sample

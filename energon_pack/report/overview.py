@@ -3,9 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from omegaconf import DictConfig, OmegaConf
-
 from energon_pack.config import PackConfig, plain
+from energon_pack.dataset.files import at
 from energon_pack.pages.html import Html, clipped, section, table, tag
 from energon_pack.pages.svg import short
 from energon_pack.plan.report import Report
@@ -113,9 +112,11 @@ def to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:
 def _with_values(knob: str, config: PackConfig) -> str:
     """Settings with what they are now."""
 
+    values = plain(config)
+
     def told(match: re.Match[str]) -> str:
-        value = OmegaConf.select(OmegaConf.create(plain(config)), match[0])
-        if isinstance(value, DictConfig) or value is None:
+        value = at(values, *match[0].split("."))
+        if isinstance(value, dict) or value is None:
             return match[0]
         return f"{match[0]} (now {clipped(str(value), _VALUE)})"
 
