@@ -53,7 +53,7 @@ from energon_pack.plan.splits import split_shares
 from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
-from energon_pack.run.executors.local import LocalExecutor
+from energon_pack.run.executors.choose import executor_of
 from energon_pack.run.files import META_FOLDER, naming_place, write_whole
 from energon_pack.run.progress import Progress
 from energon_pack.samples.flavors import PACKED
@@ -84,7 +84,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
     places = resolve(config)
     if config.stage is not Stage.all:
         refuse_unwritable("output.dir", places.output_dir)  # their page lies there
-    with LocalExecutor(config.executor.num_workers) as executor:
+    with executor_of(config.executor) as executor:
         run = Run(executor, Progress(STAGES[config.stage], job), places.cache_dir)
         indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
         method, cost = prepare_method(config, places, run)
