@@ -84,7 +84,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
     places = resolve(config)
     if config.stage is not Stage.all:
         refuse_unwritable("output.dir", places.output_dir)  # their page lies there
-    with executor_of(config.executor) as executor:
+    with executor_of(config.executor, places.folders) as executor:
         run = Run(executor, Progress(STAGES[config.stage], job), places.cache_dir)
         indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
         method, cost = prepare_method(config, places, run)
