@@ -11,22 +11,14 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import NamedTuple
 
 from energon_pack import __version__
+from energon_pack.run.executors import Folder
 from energon_pack.run.user_cache import version_of
 
 #: Packages on which lengths or bytes of packs may depend.
 _PACKAGES = ("transformers", "tokenizers", "pyarrow", "pillow", "av")
 _APPEARS_SECONDS = 5.0  # a network file system may show a new file late
-
-
-class Folder(NamedTuple):
-    """A folder that all machines of a run have to see."""
-
-    knob: str
-    path: Path
-    is_written: bool  # by the run; a source never is
 
 
 @dataclass(frozen=True)

@@ -35,17 +35,16 @@ from ray.exceptions import (
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.run.executors.admission import Folder, terms_of
-from energon_pack.run.executors.local import LocalExecutor, begin_here
+from energon_pack.run.executors import Folder
+from energon_pack.run.executors.admission import terms_of
+from energon_pack.run.executors.local import LocalExecutor, at_once
 from energon_pack.run.executors.ray_worker import Ticket
 from energon_pack.run.executors.settings import ExecutorConfig
-from energon_pack.run.executors.workers import INTERRUPTS, ONE_THREAD, environment
+from energon_pack.run.executors.workers import INTERRUPTS, ONE_THREAD, RAY_IS_QUIET, environment
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-#: What Ray reads when it is imported and when it starts: it reports nothing, and prints no event of its cluster.
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 _LOST = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError, OutOfMemoryError, ObjectLostError)
 _JOBS_PER_SLOT = 2  # one at work, one waiting
 _LOOK_SECONDS = 10.0  # how often the size of the cluster is asked for, and signs of life
@@ -65,12 +64,11 @@ class RayExecutor:
     """Tasks of a Ray cluster, as many at once as it has room for; Ray is left as it was found.
 
     Args:
-        folders: what all of its nodes have to see.
         patience: seconds without a read or any work to speak of after which a worker counts as stuck.
     """
 
-    def __init__(self, settings: ExecutorConfig, folders: Sequence[Folder], patience: float = 600.0):
-        self._settings, self._folders, self._patience = settings, folders, patience
+    def __init__(self, settings: ExecutorConfig, patience: float = 600.0):
+        self._settings, self._patience = settings, patience
         self._here = LocalExecutor(2)  # the process beside, and this one
         self._stack = ExitStack()
         self._at_work: set[_Task] = set()
@@ -79,11 +77,16 @@ class RayExecutor:
         self._remote: Any = None
         self._room, self._next_look = 0, 0.0
 
+    def share(self, folders: Sequence[Folder]) -> None:
+        """As `Executor.share`: each worker looks for them before its first job."""
+        terms = self._stack.enter_context(terms_of(folders))
+        self._ticket = pickle.dumps(Ticket(terms, self._run, self._patience, self._settings.give_up_after / 4))
+
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
         """As `Executor.map`; jobs that are short run here until they have taken as long as starting a process."""
         jobs = iter(jobs)
         if are_short:
-            yield from begin_here(function, jobs)
+            yield from at_once(function, jobs)
         first_two = list(islice(jobs, 2))
         if len(first_two) < 2:
             yield from self._here.map(function, first_two)
@@ -117,7 +120,7 @@ class RayExecutor:
 
     def _first(self, waiting: deque[_Task], ended: "SimpleQueue[_Task]") -> Any:
         """The result of the first job that waits; those that are lost meanwhile are begun again."""
-        seconds, quiet, sign = min(_LOOK_SECONDS, self._settings.wait / 4), 0.0, self._sign_of_life()
+        seconds, quiet, sign = min(_LOOK_SECONDS, self._settings.give_up_after / 4), 0.0, self._sign_of_life()
         while waiting[0] in self._at_work or not ended.empty():
             try:
                 task = ended.get(timeout=seconds)
@@ -125,7 +128,7 @@ class RayExecutor:
                 quiet += seconds
                 if (seen := self._sign_of_life()) != sign:
                     quiet, sign = 0.0, seen
-                if quiet >= self._settings.wait:
+                if quiet >= self._settings.give_up_after:
                     raise PackError(self._why_idle()) from None
                 continue
             quiet = 0.0
@@ -168,10 +171,10 @@ class RayExecutor:
         free, total = ray.available_resources(), ray.cluster_resources()
         memory = "" if self._settings.memory is None else f" and executor.memory={self._settings.memory:g}"
         return (
-            f"for {self._settings.wait:,.0f} s no node of the Ray cluster has worked on this run:"
+            f"for {self._settings.give_up_after:,.0f} s no node of the Ray cluster has worked on this run:"
             f" {free.get('CPU', 0.0):g} of its {total.get('CPU', 0.0):g} CPUs are free, and a task takes"
-            f" executor.num_cpus={self._settings.num_cpus:g}{memory}; executor.wait waits for longer, and the same"
-            " command goes on from what is there"
+            f" executor.num_cpus={self._settings.num_cpus:g}{memory}; executor.give_up_after waits for longer, and the"
+            " same command goes on from what is there"
         )
 
     def _drop(self, tasks: Iterable[_Task]) -> None:
@@ -184,11 +187,9 @@ class RayExecutor:
     def __enter__(self) -> "RayExecutor":
         with ExitStack() as stack:
             stack.enter_context(self._here)
-            terms = stack.enter_context(terms_of(self._folders))
             stack.enter_context(_ray(self._settings))
             stack.callback(_internal_kv_del, self._run.encode())
             stack.callback(lambda: self._drop(list(self._at_work)))
-            self._ticket = pickle.dumps(Ticket(terms, self._run, self._patience, self._settings.wait / 4))
             self._remote = ray.remote(
                 num_cpus=self._settings.num_cpus,
                 memory=self._settings.memory or 0,
@@ -196,6 +197,7 @@ class RayExecutor:
                 runtime_env={"env_vars": ONE_THREAD},
             )(_by_value())
             self._stack = stack.pop_all()
+        self.share([])
         return self
 
     def __exit__(
@@ -217,7 +219,7 @@ def _ray(settings: ExecutorConfig) -> Iterator[None]:
     own: dict[str, Any] = {"address": "local", "num_cpus": settings.num_workers, "include_dashboard": False}
     handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
     try:
-        with environment(QUIET):
+        with environment(RAY_IS_QUIET):
             where = own if settings.address is None else {"address": settings.address}
             ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:

@@ -17,6 +17,8 @@ import psutil
 
 #: One thread a worker; the processes are the parallelism, and threads that wait for each other use the cores, too.
 ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+#: What Ray reads when it is imported, and when it starts: it prints no event of its cluster, and reports nothing.
+RAY_IS_QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_USAGE_STATS_ENABLED": "0"}
 #: what ends a run; workers leave it to their parent
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
