@@ -75,7 +75,7 @@ def final_folder(config: PackConfig) -> Path:
 
 
 def meeting_of(config: PackConfig) -> Meeting:
-    """Where machines meet that pack the same dataset."""
+    """Where machines meet that pack the same dataset; raises PackError where it has no name."""
     final = final_folder(config).absolute()
     told = f"{final.name}-{config.stage.value}-{hashlib.sha256(str(final).encode()).hexdigest()[:8]}"
     settings = {name: node for name, node in plain(config).items() if name != "executor"}

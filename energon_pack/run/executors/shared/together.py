@@ -18,7 +18,8 @@ from energon_pack.run.executors.shared.terms import Term, claim_term, latest_ter
 from energon_pack.run.progress import Progress
 
 _FOLLOW_SECONDS = 0.5  # between two looks at the one who drives
-_LEFT = "left"
+#: in an outcome: its driver was interrupted, and another may go on
+LEFT = "left"
 _MOST_STARTS = 20  # of the process that does jobs
 Figures = dict[str, Any]
 
@@ -55,7 +56,7 @@ class Together:
                 latest = latest_term(self._folder)
                 outcome = self._follow(latest) if latest else None
                 if outcome is not None:
-                    return _figures(outcome)
+                    return figures_of(outcome)
                 mine = claim_term(self._folder, latest, self._about)
                 if mine is not None:
                     try:
@@ -67,7 +68,7 @@ class Together:
         for old in (self._folder / "runs").iterdir():
             if old != term.run.path:
                 shutil.rmtree(old, ignore_errors=True)
-        outcome: Mapping[str, Any] = {_LEFT: True}  # interrupted: another may go on
+        outcome: Mapping[str, Any] = {LEFT: True}  # interrupted: another may go on
         try:
             with SharedExecutor(term, self._lost_after, self._node.keep) as executor:
 
@@ -101,7 +102,7 @@ class Together:
             if outcome is not None:
                 launch = self._about["launch"]
                 is_mine = term.number in self._joined or (launch is not None and launch == term.about.get("launch"))
-                return outcome if is_mine and not outcome.get(_LEFT) else None
+                return outcome if is_mine and not outcome.get(LEFT) else None
             latest = latest_term(self._folder)
             if latest is None or latest.number != term.number or is_dead(term.about) or watched.is_lost():
                 return None
@@ -157,11 +158,12 @@ class _NodeProcess:
             self._process.wait()
 
 
-def _figures(outcome: Mapping[str, Any]) -> Figures:
+def figures_of(outcome: Mapping[str, Any]) -> Figures:
     """What the run came to elsewhere; raises as it did there."""
     code, text = outcome.get("exit_code", 1), f"{outcome.get('text')} (on {outcome.get('host')})"
     if code == SamplesLost.exit_code:
         raise SamplesLost(text, outcome.get("page"))
     if code:
         raise PackError(text)
+    say(f"done, by {outcome.get('host')}")
     return dict(outcome["figures"])
