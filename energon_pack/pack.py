@@ -91,6 +91,7 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
     places = resolve(config)
     if config.stage is not Stage.all:
         refuse_unwritable("output.dir", places.output_dir)  # their page lies there
+    executor.share(places.folders)
     run = Run(executor, progress, places.cache_dir)
     indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
     method, cost = prepare_method(config, places, run)

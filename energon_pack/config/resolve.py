@@ -10,6 +10,7 @@ from energon_pack.config import Format, PackConfig, Stage, plain
 from energon_pack.dataset.publish import refuse_existing, refuse_source, refuse_unwritable
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
+from energon_pack.run.executors import Folder
 from energon_pack.run.executors.choose import Meeting
 from energon_pack.run.files import naming_place
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
@@ -18,6 +19,8 @@ from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Source
 from energon_pack.templates.folder import named_processor
+
+_MOST_FOLDERS = 32  # of the source, at which each worker looks
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,14 @@ class Places:
     output_dir: Path
     final: Path  # in `output_dir`: the dataset, once it is published
     overwrite: bool
+
+    @property
+    def folders(self) -> list[Folder]:
+        """What every machine that works for the run has to see."""
+        media = {Path(shard.media_root) for shard in self.source.shards if shard.media_root is not None}
+        read = sorted(self.source.folders | self.source.beside | media)[:_MOST_FOLDERS]
+        written = [Folder("cache_dir", self.cache_dir, True), Folder("output.dir", self.output_dir, True)]
+        return [*written, *(Folder("source.path", folder, False) for folder in read)]
 
 
 def resolve(config: PackConfig) -> Places:

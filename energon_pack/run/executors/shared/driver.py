@@ -3,13 +3,14 @@
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
 from energon_pack.errors import PackError
+from energon_pack.run.executors import Folder
 from energon_pack.run.executors.local import LocalExecutor, at_once
 from energon_pack.run.executors.shared.beats import Watched, is_dead
 from energon_pack.run.executors.shared.folder import names_in, read, read_object, refresh, remove, write
@@ -80,6 +81,9 @@ class SharedExecutor:
         self._nodes: dict[str, _NodeSeen] = {}
         self._orphans: set[int] = set()  # tasks of machines that were lost
         self._looked = self._heard = time.monotonic()
+
+    def share(self, folders: Sequence[Folder]) -> None:
+        """As `Executor.share`: each machine looks for itself, as it is started with the same command."""
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
         """As `Executor.map`; jobs that are short run here until they have taken as long as handing them out."""
