@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from energon_pack.config import ExecutorKind, OnDamaged, PackConfig, Stage, plain
+from energon_pack.config import ExecutorKind, MediaIn, OnDamaged, PackConfig, Stage, plain
 from energon_pack.config.naming import content_settings, shards_identity
 from energon_pack.config.resolve import Places, final_folder, meeting_of, resolve
 from energon_pack.dataset.check import check, get_ready, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
-from energon_pack.dataset.files import LEDGER, PAGE, REPORT
-from energon_pack.dataset.manifest import REPLAY
+from energon_pack.dataset.files import LEDGER, PAGE
+from energon_pack.dataset.manifest import REPLAY, REPORT
 from energon_pack.dataset.plan_file import ShardPlan, entries_of, ledger, plan_shards, write_ledger
 from energon_pack.dataset.publish import (
     bad_data,
@@ -89,6 +89,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
 
 def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[str, Any]:
     places = resolve(config)
+    root = places.source.root if config.output.media is MediaIn.reference else None
     if config.stage is not Stage.all:
         refuse_unwritable("output.dir", places.output_dir)  # their page lies there
     executor.share(places.folders)
@@ -122,15 +123,16 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
         write_ledger(staging / LEDGER, planned.lengths, planned.plan, config.packing)
         if why_not:
             _leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
-        refuse_little_space(staging, planned.shards.num_bytes)
+        if root is None:  # without media, packs are small
+            refuse_little_space(staging, planned.shards.num_bytes)
         auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run)
         replaying = start_replay(planned.lengths, planned.plan.items, method, config.seed, run)
-        written = _write(config, planned, method, staging, run)
+        written = _write(config, planned, method, staging, run, root)
         with run.progress.timed("verify"):
             audit = finish(auditing, run)
             write_whole(staging / META_FOLDER / REPLAY, run.executor.result(replaying))
-        _check(planned, written, staging, run)
-        report = replace(planned.report, run=_facts(given, planned, method, written, audit, run))
+        _check(planned, written, staging, run, root)
+        report = replace(planned.report, run=_facts(given, planned, method, written, audit, run, root))
         write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
         page.write(staging / PAGE, entries_of(staging / LEDGER), report.run, places.final, LEDGER, written=staging)
         with run.progress.timed("publish"):
@@ -252,27 +254,35 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
     return Planned(lengths, plan, cost, shards, identity, report)
 
 
-def _write(config: PackConfig, planned: Planned, method: Method, staging: Path, run: Run) -> list[WrittenShard]:
+def _write(
+    config: PackConfig, planned: Planned, method: Method, staging: Path, run: Run, root: str | None
+) -> list[WrittenShard]:
     lengths, plan, output = planned.lengths, planned.plan, config.output
     with run.progress.timed("write"):
         check_unchanged(lengths.shards, run)
-        written = write_shards(staging / output.shard_prefix, lengths, plan, planned.shards, method, run)
+        written = write_shards(staging / output.shard_prefix, lengths, plan, planned.shards, method, run, root)
         manifest = manifest_of(lengths, plan, method.identity, planned.cost, content_settings(config))
         yaml, sqlite = output.dataset_yaml.value, output.sqlite
         write_metadata(staging, written, lengths.flavor, yaml, sqlite, manifest, output.sample_type)
     return written
 
 
-def _check(planned: Planned, written: list[WrittenShard], staging: Path, run: Run) -> None:
+def _check(planned: Planned, written: list[WrittenShard], staging: Path, run: Run, root: str | None) -> None:
     measured = planned.lengths.shards
     with run.progress.timed("check"), discarding_shards(staging):
         check_media([item.shard for item in measured], [item.pieces for item in measured], run)
         reconcile(written, planned.plan.num_packs, len(planned.plan.items))
-        run.executor.result(run.executor.start(check, check_job(staging, planned.lengths.flavor, written)))
+        run.executor.result(run.executor.start(check, check_job(staging, planned.lengths.flavor, written, root)))
 
 
 def _facts(
-    config: PackConfig, planned: Planned, method: Method, written: list[WrittenShard], audit: Audit, run: Run
+    config: PackConfig,
+    planned: Planned,
+    method: Method,
+    written: list[WrittenShard],
+    audit: Audit,
+    run: Run,
+    root: str | None,
 ) -> RunFacts:
     num_cached = sum(item.was_cached for item in planned.lengths.shards)
     return RunFacts(
@@ -280,6 +290,7 @@ def _facts(
         config=plain(config),
         media_rules=asdict(method.choice),
         cwd=os.getcwd(),
+        source_root=root,
         fingerprint=method.identity.fingerprint,
         seconds=run.progress.seconds,
         throughput=run.progress.throughput,

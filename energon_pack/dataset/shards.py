@@ -21,13 +21,15 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
-from energon_pack.samples.flavors.base import Conversation, MemberInput, PackedFlavor
+from energon_pack.samples.flavors.base import Conversation, Fields, MemberInput, PackedFlavor
+from energon_pack.samples.flavors.references import Reference, with_references
 from energon_pack.samples.flavors.schema import FORMAT
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.reader import END, Reader, SourceChanged
+from energon_pack.sources.reader import Reader, SourceChanged
+from energon_pack.sources.referenced import END, Ends, ends_of
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import ReadSample, read_but_media
 from energon_pack.sources.shard import Shard
@@ -48,6 +50,7 @@ class ShardJob:
     flavor: PackedFlavor
     split: str
     checksums: npt.NDArray[np.uint32]  # of each row of the row group: its sample as it was measured
+    root: str | None = None  # of the source: packs refer to media in it; None: media are copied
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ def write_shard(job: ShardJob) -> WrittenShard:
     if not was_there:
         _write_tar(job, table, index)
     sizes = pc.struct_field(pc.list_flatten(table["parts"]), "size")
+    if job.root is not None:
+        sizes = pc.min_element_wise(sizes, 2 * END)
     num_bytes_read = sum(pc.sum(column, min_count=0).as_py() for column in (table["record_size"], sizes))
     num_packs, num_bytes = index.stat().st_size // 8 - 1, job.path.stat().st_size
     return WrittenShard(job.path.name, num_packs, table.num_rows, num_bytes, num_bytes_read, job.split, was_there)
@@ -127,6 +132,10 @@ def _write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
 # ------------------------------------------------------------------------------------------------------- a pack
 
 
+#: Name and place of the parts of each member.
+_Named = list[list[tuple[str, AnyPart]]]
+
+
 def _write_pack(tar: TarWriter, key: str, rows: list[tuple[PlanRow, int]], sources: "Sources", job: ShardJob) -> None:
     members = [member for member, _ in rows]
     samples = [sources.read(member, job.settings) for member in members]
@@ -142,15 +151,44 @@ def _write_pack(tar: TarWriter, key: str, rows: list[tuple[PlanRow, int]], sourc
         "source_parts": [[part.name for part in member.parts] for member in members],
     }
     value = job.flavor.write(conversations, meta)
-    tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
-    all_names = job.flavor.parts(value)
-    for (member, checksum), sample, own, names in zip(rows, samples, conversations, all_names, strict=True):
-        found, num_media = crc32(sample.raw), len(member.parts)
-        for number, (name, part) in enumerate(zip(names, parts_beside(sample, own), strict=True)):
-            ends = sources.copy(tar, f"{key}.{name}", member, part)
-            found = crc32(ends, found) if number < num_media else found  # as `Reader.checksum`
+    parts = map(parts_beside, samples, conversations)
+    named = [list(zip(*both, strict=True)) for both in zip(job.flavor.parts(value), parts, strict=True)]
+    put = _copied if job.root is None else _referred
+    for (member, checksum), sample, ends in zip(
+        rows, samples, put(tar, key, value, members, named, sources, job), strict=True
+    ):
+        found = crc32(sample.raw)
+        for end in ends[: len(member.parts)]:
+            found = crc32(end, found)  # as `Reader.checksum`
         if found != checksum:
             raise sources.changed(member)
+
+
+def _copied(
+    tar: TarWriter, key: str, value: Fields, members: list[PlanRow], parts: _Named, sources: "Sources", job: ShardJob
+) -> list[list[bytes]]:
+    """Write a pack with its media; the ends of these."""
+    _add_json(tar, key, value)
+    return [
+        [sources.copy(tar, f"{key}.{name}", member, part) for name, part in its]
+        for member, its in zip(members, parts, strict=True)
+    ]
+
+
+def _referred(
+    tar: TarWriter, key: str, value: Fields, members: list[PlanRow], parts: _Named, sources: "Sources", job: ShardJob
+) -> list[list[bytes]]:
+    """Write a pack that says where its media lie; the ends of these."""
+    found = [
+        [sources.refer(name, member, part, job.root or "") for name, part in its]
+        for member, its in zip(members, parts, strict=True)
+    ]
+    _add_json(tar, key, with_references(value, job.flavor, [[reference for reference, _ in its] for its in found]))
+    return [[ends.first + ends.last for _, ends in its] for its in found]
+
+
+def _add_json(tar: TarWriter, key: str, value: Fields) -> None:
+    tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def conversation(sample: ReadSample, flavor: PackedFlavor) -> Conversation:
@@ -218,6 +256,18 @@ class Sources:
         header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._lead(row), END)
         self._check_header(header, row, part.name, part.size)
         return ends
+
+    def refer(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
+        """Where a part of a sample lies, and the bytes at both its ends; raises as `copy`.
+
+        Args:
+            name: that a copy would have.
+            root: of the source.
+        """
+        ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
+        self._check_header(ends.header, row, part.name, part.size)
+        place = self._shards[row.shard].place(part, root)
+        return Reference(name, place, part.size, ends.checksum, row.sample_id), ends
 
     def checked_file(self, row: PlanRow, part: AnyPart) -> File:
         """The file in which a part of a sample lies at its offset.

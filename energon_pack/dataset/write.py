@@ -15,9 +15,18 @@ from energon_pack.run.context import Run
 
 
 def write_shards(
-    prefix: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, method: Method, run: Run
+    prefix: Path,
+    lengths: Lengths,
+    plan: PackPlan,
+    shards: ShardPlan,
+    method: Method,
+    run: Run,
+    root: str | None = None,
 ) -> list[WrittenShard]:
     """Write `<prefix>-000000.tar` and those after it, and pack_plan.parquet beside them.
+
+    Args:
+        root: of the source, where packs refer to media in it; None: media are copied.
 
     Raises:
         SourceChanged: a source shard is not what was measured.
@@ -38,15 +47,17 @@ def write_shards(
             flavor=lengths.flavor,
             split=SPLITS[split],
             checksums=lengths.checksums[items],
+            root=root,
         )
         for number, (items, split) in enumerate(zip(members, shards.splits.tolist(), strict=True))
     )
     written = []
     unit = f"packs in {len(members):,} shards"
-    with run.progress.stage("write", plan.num_packs, unit, shards.num_bytes) as advance:
+    with run.progress.stage("write", plan.num_packs, unit, shards.num_bytes if root is None else None) as advance:
         for shard in run.executor.map(write_shard, jobs):
             written.append(shard)
             if not shard.was_there:
                 run.progress.add(shard.num_samples, shard.num_bytes)
-            advance(shard.num_packs, shard.num_bytes, is_new=not shard.was_there)
+            cost = shard.num_bytes if root is None else None
+            advance(shard.num_packs, cost, is_new=not shard.was_there)
     return written

@@ -56,6 +56,7 @@ class RunFacts:
     config: dict[str, Any]  # as it was composed
     media_rules: dict[str, Any]  # whose rules counted the media, and what they were compared with: `Choice`
     cwd: str  # what relative paths of the config are relative to
+    source_root: str | None  # where the media lie that packs refer to; None: packs have them
     fingerprint: str  # of the template
     seconds: dict[str, float]  # by stage
     throughput: dict[str, dict[str, int]]  # by stage: samples, cached (the cache knew them), bytes read or written
