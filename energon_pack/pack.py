@@ -58,6 +58,7 @@ from energon_pack.run.executors import Executor
 from energon_pack.run.executors.choose import drive
 from energon_pack.run.files import META_FOLDER, naming_place, write_whole
 from energon_pack.run.progress import Progress
+from energon_pack.run.scratch import Scratch
 from energon_pack.samples.flavors import PACKED
 from energon_pack.sources.draws import parse_slice
 from energon_pack.steps.cost import CostModel, cost_model
@@ -126,7 +127,7 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
         if root is None:  # without media, packs are small
             refuse_little_space(staging, planned.shards.num_bytes)
         auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run)
-        replaying = start_replay(planned.lengths, planned.plan.items, method, config.seed, run)
+        replaying = start_replay(planned.lengths, planned.plan, method, config.seed, run)
         written = _write(config, planned, method, staging, run, root)
         with run.progress.timed("verify"):
             audit = finish(auditing, run)
@@ -177,7 +178,7 @@ def measure_source(
         measured = measure_shards(first_samples(drawn, limit, num_excluded), method, run)
         flavor, shares = PACKED[config.output.flavor.value], split_shares(plain(config.output.splits))
         return Measured(
-            lengths=Lengths(measured, source.excluded, limit, flavor, shares, config.seed),
+            lengths=Lengths(measured, source.excluded, limit, flavor, shares, config.seed, Scratch(run.cache())),
             num_found=sum(item.num_rows for item in indexed) + source.num_left_out,
             num_repeated=sum(item.num_repeated for item in drawn),
         )
@@ -243,7 +244,7 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
         if packing.overlong in CUTTING:
             with forgetting_wrong(lengths.shards, method, run):
                 lengths = cut_overlong(lengths, method, packing, run)
-        plan = plan_packs(lengths.items, packing, config.seed, cost)
+        plan = plan_packs(lengths.items, packing, config.seed, cost, lengths.scratch)
         check_overlong(lengths, plan, packing)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         run.progress.add(len(lengths.items))
