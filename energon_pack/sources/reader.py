@@ -109,7 +109,7 @@ class Reader:
             PackError: it changed, or can't be opened.
         """
         try:
-            file = self._opened(shard.path)
+            file = self._opened(shard.path, State(shard.size, shard.version))
         except OSError as error:
             raise PackError(f"{shard.path}: {error.strerror}") from None
         if (file.size, file.version) != (shard.size, shard.version):
@@ -127,12 +127,12 @@ class Reader:
         except OSError as error:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r}: {error.strerror}") from None
 
-    def _opened(self, path: str) -> File:
+    def _opened(self, path: str, expected: State | None = None) -> File:
         file = self._open.pop(path, None)
         if file is None:
             while len(self._open) >= _MOST_OPEN:
                 self._open.pop(next(iter(self._open))).close()
-            file = _open(path)
+            file = _open(path, expected)
         self._open[path] = file
         return file
 
@@ -167,7 +167,7 @@ class SourceChanged(PackError):
         return SourceChanged, (self.path, self.what)
 
 
-def _open(path: str) -> File:
+def _open(path: str, expected: State | None = None) -> File:
     """A file for reading, or an image of an LMDB as if it were one."""
     database, key = split_name(path)
-    return open_file(path) if key is None else open_value(database, key)
+    return open_file(path, expected) if key is None else open_value(database, key)
