@@ -10,12 +10,13 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from energon_pack.config import OnDamaged, PackConfig, Stage, plain
+from energon_pack.config import ExecutorKind, OnDamaged, PackConfig, Stage, plain
 from energon_pack.config.naming import content_settings, shards_identity
-from energon_pack.config.resolve import Places, final_folder, resolve
+from energon_pack.config.resolve import Places, final_folder, meeting_of, resolve
 from energon_pack.dataset.check import check, get_ready, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
@@ -53,7 +54,8 @@ from energon_pack.plan.splits import split_shares
 from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
-from energon_pack.run.executors.local import LocalExecutor
+from energon_pack.run.executors import Executor
+from energon_pack.run.executors.choose import drive
 from energon_pack.run.files import META_FOLDER, naming_place, write_whole
 from energon_pack.run.progress import Progress
 from energon_pack.samples.flavors import PACKED
@@ -81,53 +83,57 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         PackError: refused or wrong input. Nothing is published.
         SamplesLost: bad data cost more than `max_skipped`, or a whole modality. Nothing is published.
     """
+    progress = Progress(STAGES[config.stage], job)
+    return drive(config.executor, meeting_of(config), progress, partial(_pack, config, progress))
+
+
+def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[str, Any]:
     places = resolve(config)
     if config.stage is not Stage.all:
         refuse_unwritable("output.dir", places.output_dir)  # their page lies there
-    with LocalExecutor(config.executor.num_workers) as executor:
-        run = Run(executor, Progress(STAGES[config.stage], job), places.cache_dir)
-        indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
-        method, cost = prepare_method(config, places, run)
-        for line in method.choice.lines(config.model.template):
-            say(line)
-        given, config = config, replace(config, model=replace(config.model, template=method.choice.template))
-        measured = measure_source(config, places, indexed, method, run)
-        page = RunReport(given, places.processor, measured.lengths, measured.num_repeated, method, run)
-        if config.stage is Stage.lengths:
-            return _choose(config, measured, page, run)
-        if config.stage is Stage.all:
-            executor.start(get_ready, None)  # the imports of the check, while this process plans
-        planned = plan_source(config, measured, method, cost, run)
-        print_plan(planned.report)
-        page.add_plan(planned.lengths, planned.plan, planned.report, cost)
-        why_not = losses(planned.report, config.max_skipped)
-        if config.stage is Stage.plan:
-            skipped = ledger(planned.lengths, planned.plan, config.packing)
-            _write_page(page, skipped, why_not, config)
-            print_stages(run.progress)
-            foresee(why_not, page_of(config))
-            return planned.report.to_json()
-        with (
-            naming_place("output.dir", places.output_dir),
-            staging_folder(places.final, planned.identity) as staging,
-            forgetting_wrong(planned.lengths.shards, method, run),
-        ):
-            write_ledger(staging / LEDGER, planned.lengths, planned.plan, config.packing)
-            if why_not:
-                _leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
-            refuse_little_space(staging, planned.shards.num_bytes)
-            auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run)
-            replaying = start_replay(planned.lengths, planned.plan.items, method, config.seed, run)
-            written = _write(config, planned, method, staging, run)
-            with run.progress.timed("verify"):
-                audit = finish(auditing, run)
-                write_whole(staging / META_FOLDER / REPLAY, run.executor.result(replaying))
-            _check(planned, written, staging, run)
-            report = replace(planned.report, run=_facts(given, planned, method, written, audit, run))
-            write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
-            page.write(staging / PAGE, entries_of(staging / LEDGER), report.run, places.final, LEDGER, written=staging)
-            with run.progress.timed("publish"):
-                publish(staging, places.final, places.overwrite)
+    run = Run(executor, progress, places.cache_dir)
+    indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
+    method, cost = prepare_method(config, places, run)
+    for line in method.choice.lines(config.model.template):
+        say(line)
+    given, config = config, replace(config, model=replace(config.model, template=method.choice.template))
+    measured = measure_source(config, places, indexed, method, run)
+    page = RunReport(given, places.processor, measured.lengths, measured.num_repeated, method, run)
+    if config.stage is Stage.lengths:
+        return _choose(config, measured, page, run)
+    if config.stage is Stage.all:
+        executor.start(get_ready, None)  # the imports of the check, while this process plans
+    planned = plan_source(config, measured, method, cost, run)
+    print_plan(planned.report)
+    page.add_plan(planned.lengths, planned.plan, planned.report, cost)
+    why_not = losses(planned.report, config.max_skipped)
+    if config.stage is Stage.plan:
+        skipped = ledger(planned.lengths, planned.plan, config.packing)
+        _write_page(page, skipped, why_not, config)
+        print_stages(run.progress)
+        foresee(why_not, page_of(config))
+        return planned.report.to_json()
+    with (
+        naming_place("output.dir", places.output_dir),
+        staging_folder(places.final, planned.identity, config.executor.kind is not ExecutorKind.slurm) as staging,
+        forgetting_wrong(planned.lengths.shards, method, run),
+    ):
+        write_ledger(staging / LEDGER, planned.lengths, planned.plan, config.packing)
+        if why_not:
+            _leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
+        refuse_little_space(staging, planned.shards.num_bytes)
+        auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run)
+        replaying = start_replay(planned.lengths, planned.plan.items, method, config.seed, run)
+        written = _write(config, planned, method, staging, run)
+        with run.progress.timed("verify"):
+            audit = finish(auditing, run)
+            write_whole(staging / META_FOLDER / REPLAY, run.executor.result(replaying))
+        _check(planned, written, staging, run)
+        report = replace(planned.report, run=_facts(given, planned, method, written, audit, run))
+        write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
+        page.write(staging / PAGE, entries_of(staging / LEDGER), report.run, places.final, LEDGER, written=staging)
+        with run.progress.timed("publish"):
+            publish(staging, places.final, places.overwrite)
     print_stages(run.progress)
     load = f'load it with megatron.energon.get_train_dataset("{places.final}", ...)'
     seen = f"see it: {places.final / PAGE}"

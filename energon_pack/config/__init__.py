@@ -3,7 +3,6 @@
 from energon_pack.config.schema import (
     DatasetYaml,
     Engine,
-    ExecutorConfig,
     Flavor,
     MeasureConfig,
     OutputConfig,
@@ -13,6 +12,7 @@ from energon_pack.config.schema import (
     Stage,
 )
 from energon_pack.plan.settings import Algorithm, GroupBy, Layout, Overlong, PackingConfig
+from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
 from energon_pack.run.json_nodes import plain
 from energon_pack.samples.settings import ControlTokens, SampleType
 from energon_pack.sources.settings import Format, OnDamaged, SourceConfig
@@ -25,6 +25,7 @@ __all__ = [
     "DatasetYaml",
     "Engine",
     "ExecutorConfig",
+    "ExecutorKind",
     "Flavor",
     "Format",
     "GroupBy",

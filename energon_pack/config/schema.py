@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from energon_pack.errors import PackError
 from energon_pack.plan.settings import PackingConfig
+from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig
 
@@ -124,14 +125,6 @@ class ReportConfig:
 
     #: tokens of a pack
     lens: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384, 32768, 65536])
-
-
-@dataclass
-class ExecutorConfig:
-    """Processes on this machine."""
-
-    #: None: all cores
-    num_workers: int | None = None
 
 
 @dataclass

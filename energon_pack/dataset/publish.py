@@ -5,12 +5,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, NoReturn
 
 from energon_pack.dataset.files import LEDGER, PAGE
 from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.shards import parts_folder
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.plan.compare_lens import Choices
 from energon_pack.plan.report import Report, num_lost_to_bad_data
@@ -118,7 +119,7 @@ def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
 
 
 @contextmanager
-def staging_folder(final: Path, identity: str) -> Iterator[Path]:
+def staging_folder(final: Path, identity: str, is_locked: bool = True) -> Iterator[Path]:
     """A folder on the output's file system for this run alone, with the shards that a killed run left finished.
 
     It goes once the dataset is published, or when nothing in it is of use; after a kill or an error it stays, for the
@@ -126,6 +127,8 @@ def staging_folder(final: Path, identity: str) -> Iterator[Path]:
 
     Args:
         identity: of all that the bytes of the shards depend on. What was left under another one is removed.
+        is_locked: by a lock of the file system; else the caller knows that nobody else writes there, or writes the
+            same: then an error leaves the folder to whoever goes on.
 
     Raises:
         PackError: another run is at work on the same dataset.
@@ -133,17 +136,22 @@ def staging_folder(final: Path, identity: str) -> Iterator[Path]:
     folder = final.parent / ".staging"
     folder.mkdir(parents=True, exist_ok=True)
     staging, old, lock_file = (folder / f"{final.name}{end}" for end in ("", ".old", ".lock"))
-    with _locked(lock_file, final):
+    parts = parts_folder(staging)
+    with _locked(lock_file, final) if is_locked else nullcontext():
         if old.exists() and not final.exists():  # a run was killed between the two renames of `publish`
             os.rename(old, final)
-        shutil.rmtree(old, ignore_errors=True)
+        for leftover in (old, parts):
+            shutil.rmtree(leftover, ignore_errors=True)
         _keep_shards(staging, identity)
+        is_done = False
         try:
             yield staging
+            is_done = True
         finally:
-            if not any(staging.glob("*.tar.idx")):
+            if (is_locked or is_done) and not any(staging.glob("*.tar.idx")):
                 shutil.rmtree(staging, ignore_errors=True)
-            lock_file.unlink()
+            shutil.rmtree(parts, ignore_errors=True)
+            lock_file.unlink(missing_ok=True)
             with suppress(OSError):  # a staging folder is there
                 folder.rmdir()
 

@@ -7,6 +7,7 @@ source alone: no time, owner or machine is in them.
 
 import json
 import os
+import uuid
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +21,6 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
-from energon_pack.run.files import write_whole
 from energon_pack.run.stores import is_address
 from energon_pack.samples.flavors.base import Conversation, MemberInput, PackedFlavor
 from energon_pack.samples.flavors.schema import FORMAT
@@ -80,11 +80,19 @@ def write_shard(job: ShardJob) -> WrittenShard:
 
 
 def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
-    temporary = job.path.with_suffix(".tmp")
+    parts = parts_folder(job.path.parent)
+    parts.mkdir(exist_ok=True)
+    temporary = parts / f"{job.path.name}.{uuid.uuid4().hex}"
     with open(temporary, "wb", buffering=0) as file:
         starts = _write_packs(TarWriter(file.fileno()), job, table)
     os.replace(temporary, job.path)
-    write_whole(index, starts, sync=False)
+    temporary.write_bytes(starts)
+    os.replace(temporary, index)
+
+
+def parts_folder(staging: Path) -> Path:
+    """Where files of a staging folder are written: two machines may write the same one, and one of them may be late."""
+    return staging.with_name(f"{staging.name}.parts")
 
 
 def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
