@@ -94,7 +94,7 @@ class SourceMedia:
 
     def _file(self, place: _Place, reference: Reference) -> File:
         try:
-            file = self._files[place.path]
+            file = self._files.open(place.path)
         except (OSError, KeyError, ValueError, Skip) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise PackError(
