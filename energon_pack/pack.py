@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from energon_pack.config import ExecutorKind, MediaIn, OnDamaged, PackConfig, Stage, plain
+from energon_pack.config import MediaIn, OnDamaged, PackConfig, Stage, plain
 from energon_pack.config.naming import content_settings, shards_identity
 from energon_pack.config.resolve import Places, final_folder, meeting_of, resolve
 from energon_pack.dataset.check import check, get_ready, reconcile
@@ -24,6 +24,8 @@ from energon_pack.dataset.files import LEDGER, PAGE
 from energon_pack.dataset.manifest import REPLAY, REPORT
 from energon_pack.dataset.plan_file import ShardPlan, entries_of, ledger, plan_shards, write_ledger
 from energon_pack.dataset.publish import (
+    announced,
+    appeared,
     bad_data,
     discarding_shards,
     foresee,
@@ -55,7 +57,7 @@ from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
-from energon_pack.run.executors.choose import drive
+from energon_pack.run.executors.choose import drive, term_of
 from energon_pack.run.files import META_FOLDER, naming_place, write_whole
 from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import Scratch
@@ -89,6 +91,10 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
 
 
 def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[str, Any]:
+    term = term_of(executor)
+    note = None if term is None else meeting_of(config).folder / "publishing.json"
+    if note is not None and (figures := appeared(note, final_folder(config))):
+        return figures
     places = resolve(config)
     root = places.source.root if config.output.media is MediaIn.reference else None
     if config.stage is not Stage.all:
@@ -118,7 +124,7 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
         return planned.report.to_json()
     with (
         naming_place("output.dir", places.output_dir),
-        staging_folder(places.final, planned.identity, config.executor.kind is not ExecutorKind.slurm) as staging,
+        staging_folder(places.final, planned.identity, term) as staging,
         forgetting_wrong(planned.lengths.shards, method, run),
     ):
         write_ledger(staging / LEDGER, planned.lengths, planned.plan, config.packing)
@@ -136,7 +142,7 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
         report = replace(planned.report, run=_facts(given, planned, method, written, audit, run, root))
         write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
         page.write(staging / PAGE, entries_of(staging / LEDGER), report.run, places.final, LEDGER, written=staging)
-        with run.progress.timed("publish"):
+        with run.progress.timed("publish"), announced(note, staging / REPORT):
             publish(staging, places.final, places.overwrite)
     print_stages(run.progress)
     load = f'load it with megatron.energon.get_train_dataset("{places.final}", ...)'

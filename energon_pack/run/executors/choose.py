@@ -10,6 +10,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
+from energon_pack.run.executors.shared.driver import SharedExecutor
 from energon_pack.run.executors.shared.slurm import launch_of
 from energon_pack.run.executors.shared.together import Together
 from energon_pack.run.executors.workers import RAY_IS_QUIET, environment
@@ -41,6 +42,11 @@ def drive(
         return together.run(work, progress)
     with executor_of(settings) as executor:
         return work(executor)
+
+
+def term_of(executor: Executor) -> int | None:
+    """Which driver of its run this process is, where one may follow another; None: it is the only one."""
+    return executor.term if isinstance(executor, SharedExecutor) else None
 
 
 def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:

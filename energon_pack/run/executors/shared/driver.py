@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
+from energon_pack import __version__
 from energon_pack.errors import PackError
 from energon_pack.run.executors import Folder
 from energon_pack.run.executors.local import LocalExecutor, at_once
 from energon_pack.run.executors.shared.beats import Watched, is_dead
 from energon_pack.run.executors.shared.folder import names_in, read, read_object, refresh, remove, write
 from energon_pack.run.executors.shared.terms import Term, latest_term
-from energon_pack.run.executors.shared.wire import decode, encode
+from energon_pack.run.executors.shared.wire import WireError, decode, encode
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -43,6 +44,7 @@ class _Task:
     data: bytes
     nodes: list[str] = field(default_factory=list)  # that have it, or had it and were lost
     sent: float = 0.0
+    num_lost: int = 0  # results
 
     @property
     def name(self) -> str:
@@ -103,10 +105,12 @@ class SharedExecutor:
                 if is_end and not waiting:
                     return
                 if waiting and waiting[0].number in self._came:
-                    yield self._take(waiting.popleft())
-                    continue
-                if is_end:
-                    self._hand_out_twice(waiting)
+                    result = self._take(waiting[0])
+                    if result is not _NOTHING:
+                        waiting.popleft()
+                        yield result
+                        continue
+                self._hand_out_twice(waiting)
                 self._wait(waiting[0] if waiting else None)
         finally:
             for task in waiting:
@@ -121,6 +125,11 @@ class SharedExecutor:
         result = self._local.result(future)
         self._look()
         return result
+
+    @property
+    def term(self) -> int:
+        """Which driver of this run this one is: those that come later have higher numbers."""
+        return self._term.number
 
     @property
     def nodes(self) -> dict[str, dict[str, int]]:
@@ -153,20 +162,19 @@ class SharedExecutor:
         task.nodes.append(node.name)
         task.sent = time.monotonic()
         node.tasks.add(task.number)
-        write(self._run.inbox(node.name) / task.name, task.data)
+        if not write(self._run.inbox(node.name) / task.name, task.data):
+            self._orphans.add(task.number)
 
     def _hand_out_twice(self, waiting: Iterable[_Task]) -> None:
-        """Give the oldest jobs to idle machines, too: one that is slow, or away, holds up nobody."""
-        idle = [node for node in self._nodes.values() if not node.tasks]
+        """Give the oldest jobs to machines that have nothing to do, too: one that is slow, or away, holds up nobody."""
         now = time.monotonic()
-        for task in waiting:
-            if not idle:
-                return
-            if task.number in self._tasks and now - task.sent > _TWICE_SECONDS:
-                others = [node for node in idle if node.name not in task.nodes]
-                if others:
-                    idle.remove(others[0])
-                    self._send(task, others[0])
+        old = [task for task in waiting if task.number in self._tasks and now - task.sent > _TWICE_SECONDS]
+        idle = [node for node in self._nodes.values() if not node.tasks] if old else []
+        for task in old:
+            others = [node for node in idle if node.name not in task.nodes]
+            if others:
+                idle.remove(others[0])
+                self._send(task, others[0])
 
     # --------------------------------------------------------------------------------------------------- taking in
 
@@ -203,13 +211,21 @@ class SharedExecutor:
         return came
 
     def _take(self, task: _Task) -> Any:
+        """A result; `_NOTHING`, where it is not there after all: the job is then done once more."""
         path = self._run.results / task.name
         data = read(path)
         self._came.discard(task.number)
-        if data is None:
-            raise PackError(f"{path} is gone: something removes files in {self._term.folder}; run again")
         remove(path)
-        what, result = decode(data)
+        try:
+            what, result = decode(data or b"")
+        except WireError as error:
+            task.num_lost += 1
+            if task.num_lost > _MOST_LOST:
+                raise PackError(f"{path}: {error}: something changes or removes files in {self._term.folder}") from None
+            self._tasks[task.number] = task
+            self._orphans.add(task.number)
+            task.nodes.clear()
+            return _NOTHING
         if what == "error":
             raise result
         return result
@@ -239,9 +255,10 @@ class SharedExecutor:
         for name in there - self._nodes.keys():
             path = self._run.nodes / f"{name}.json"
             about = read_object(path)
-            if about is not None and not is_dead(about):
+            if about is not None and about.get("version") == __version__ and not is_dead(about):
                 watched = Watched(path, self._lost_after)
-                self._nodes[name] = _NodeSeen(name, int(about["num_workers"]), watched)
+                mine = {task.number for task in self._tasks.values() if name in task.nodes}  # of one that was away
+                self._nodes[name] = _NodeSeen(name, int(about["num_workers"]), watched, mine)
         for node in list(self._nodes.values()):
             if node.name not in there or node.watched.is_lost():
                 del self._nodes[node.name]
