@@ -1,6 +1,7 @@
 """A run that submits itself to Slurm, waits, and ends as its tasks end; and how far one is."""
 
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
