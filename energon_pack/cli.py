@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack import __version__
-from energon_pack.config import ModelConfig, PackConfig, conf_dir
+from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir
 from energon_pack.config.compose import one_line
 from energon_pack.config.naming import output_name
 from energon_pack.config.validate import to_config
@@ -34,7 +34,7 @@ from energon_pack.run.command import (
     prepare_process,
     tool_lines,
 )
-from energon_pack.run.console import in_one_piece
+from energon_pack.run.console import in_one_piece, say
 from energon_pack.templates.models import packaged_models, read_model
 
 #: Which keys a sweep is over: for its jobs, wherever a launcher runs them.
@@ -42,12 +42,15 @@ _SWEPT = "ENERGON_PACK_SWEPT"
 
 
 _MULTIRUN = ("-m", "--multirun")
+_STATUS = "--status"
 
 
 class _Refusals:
     """The errors of a run, or of the jobs of a sweep, of which the others go on."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_status: bool = False) -> None:
+        #: nothing is run: how far it is, is asked
+        self.is_status = is_status
         self._errors: list[PackError] = []
         self._process = os.getpid()
 
@@ -75,6 +78,8 @@ def _run(composed: DictConfig, refusals: _Refusals) -> None:
             raise PackError("+model takes one model; sweep over several with -m +model=A,B")
         config = to_config(composed, _options("model"))
         config.output.name = config.output.name or output_name(config, _defaults(composed), _swept(config))
+        if refusals.is_status:
+            _show_status(config)
         _pack(config, sweep, refusals.are_here)
     except BrokenPipeError:
         raise
@@ -92,7 +97,12 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
     """Pack, and tell the sweep what came of it."""
     from energon_pack.pack import pack, page_of
 
-    if is_here:
+    if config.executor.sbatch is not None:
+        figures = _submit(config)
+        if not figures:
+            return
+        say(f"see it: {page_of(config)}")
+    elif is_here:
         figures = pack(config)
     else:
         with in_one_piece(job := _job()):
@@ -101,9 +111,34 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
         sweep.done(page_of(config), figures)
 
 
+def _submit(config: PackConfig) -> dict[str, Any]:
+    """Have Slurm start this command on many nodes; what it came to there."""
+    from energon_pack.config.resolve import meeting_of
+    from energon_pack.run.executors.shared.slurm import submit
+
+    config_dir = get_args_parser().parse_known_args()[0].config_dir
+    options = ["--config-dir", os.path.abspath(config_dir)] if config_dir else []
+    command = [sys.executable, "-m", "energon_pack", *options, *HydraConfig.get().overrides.task]
+    command.append(f"output.name={config.output.name}")  # that of a sweep has more in it
+    return submit(config.executor, meeting_of(config).folder, command)
+
+
+def _show_status(config: PackConfig) -> NoReturn:
+    """Say how far the run of these settings is on its machines."""
+    from energon_pack.config.resolve import meeting_of
+    from energon_pack.run.executors.shared.status import status_lines
+
+    if config.executor.kind is not ExecutorKind.slurm:
+        raise PackError("--status tells of a run with executor=slurm")
+    lines, code = status_lines(meeting_of(config).folder)
+    print("\n".join(lines))
+    sys.exit(code)
+
+
 def main() -> NoReturn:
     """Entry point of `energon-pack` and of `python -m energon_pack`."""
-    refusals = _Refusals()
+    refusals = _Refusals(_STATUS in sys.argv)
+    sys.argv[1:] = [word for word in sys.argv[1:] if word != _STATUS]
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     def run(composed: DictConfig) -> None:

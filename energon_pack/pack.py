@@ -10,12 +10,13 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from energon_pack.config import MediaIn, OnDamaged, PackConfig, Stage, plain
 from energon_pack.config.naming import content_settings, shards_identity
-from energon_pack.config.resolve import Places, final_folder, resolve
+from energon_pack.config.resolve import Places, final_folder, meeting_of, resolve
 from energon_pack.dataset.check import check, get_ready, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
@@ -23,6 +24,8 @@ from energon_pack.dataset.files import LEDGER, PAGE
 from energon_pack.dataset.manifest import REPLAY, REPORT
 from energon_pack.dataset.plan_file import ShardPlan, entries_of, ledger, plan_shards, write_ledger
 from energon_pack.dataset.publish import (
+    announced,
+    appeared,
     bad_data,
     discarding_shards,
     foresee,
@@ -53,9 +56,11 @@ from energon_pack.plan.splits import split_shares
 from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
-from energon_pack.run.executors.choose import executor_of
+from energon_pack.run.executors import Executor
+from energon_pack.run.executors.choose import drive, term_of
 from energon_pack.run.files import META_FOLDER, naming_place, write_whole
 from energon_pack.run.progress import Progress
+from energon_pack.run.scratch import Scratch
 from energon_pack.samples.flavors import PACKED
 from energon_pack.sources.draws import parse_slice
 from energon_pack.steps.cost import CostModel, cost_model
@@ -81,55 +86,64 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         PackError: refused or wrong input. Nothing is published.
         SamplesLost: bad data cost more than `max_skipped`, or a whole modality. Nothing is published.
     """
+    progress = Progress(STAGES[config.stage], job)
+    return drive(config.executor, meeting_of(config), progress, partial(_pack, config, progress))
+
+
+def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[str, Any]:
+    term = term_of(executor)
+    note = None if term is None else meeting_of(config).folder / "publishing.json"
+    if note is not None and (figures := appeared(note, final_folder(config))):
+        return figures
     places = resolve(config)
     root = places.source.root if config.output.media is MediaIn.reference else None
     if config.stage is not Stage.all:
         refuse_unwritable("output.dir", places.output_dir)  # their page lies there
-    with executor_of(config.executor) as executor:
-        run = Run(executor, Progress(STAGES[config.stage], job), places.cache_dir)
-        indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
-        method, cost = prepare_method(config, places, run)
-        for line in method.choice.lines(config.model.template):
-            say(line)
-        given, config = config, replace(config, model=replace(config.model, template=method.choice.template))
-        measured = measure_source(config, places, indexed, method, run)
-        page = RunReport(given, places.processor, measured.lengths, measured.num_repeated, method, run)
-        if config.stage is Stage.lengths:
-            return _choose(config, measured, page, run)
-        if config.stage is Stage.all:
-            executor.start(get_ready, None)  # the imports of the check, while this process plans
-        planned = plan_source(config, measured, method, cost, run)
-        print_plan(planned.report)
-        page.add_plan(planned.lengths, planned.plan, planned.report, cost)
-        why_not = losses(planned.report, config.max_skipped)
-        if config.stage is Stage.plan:
-            skipped = ledger(planned.lengths, planned.plan, config.packing)
-            _write_page(page, skipped, why_not, config)
-            print_stages(run.progress)
-            foresee(why_not, page_of(config))
-            return planned.report.to_json()
-        with (
-            naming_place("output.dir", places.output_dir),
-            staging_folder(places.final, planned.identity) as staging,
-            forgetting_wrong(planned.lengths.shards, method, run),
-        ):
-            write_ledger(staging / LEDGER, planned.lengths, planned.plan, config.packing)
-            if why_not:
-                _leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
-            if root is None:  # without media, packs are small
-                refuse_little_space(staging, planned.shards.num_bytes)
-            auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run)
-            replaying = start_replay(planned.lengths, planned.plan.items, method, config.seed, run)
-            written = _write(config, planned, method, staging, run, root)
-            with run.progress.timed("verify"):
-                audit = finish(auditing, run)
-                write_whole(staging / META_FOLDER / REPLAY, run.executor.result(replaying))
-            _check(planned, written, staging, run, root)
-            report = replace(planned.report, run=_facts(given, planned, method, written, audit, run, root))
-            write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
-            page.write(staging / PAGE, entries_of(staging / LEDGER), report.run, places.final, LEDGER, written=staging)
-            with run.progress.timed("publish"):
-                publish(staging, places.final, places.overwrite)
+    executor.share(places.folders)
+    run = Run(executor, progress, places.cache_dir)
+    indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
+    method, cost = prepare_method(config, places, run)
+    for line in method.choice.lines(config.model.template):
+        say(line)
+    given, config = config, replace(config, model=replace(config.model, template=method.choice.template))
+    measured = measure_source(config, places, indexed, method, run)
+    page = RunReport(given, places.processor, measured.lengths, measured.num_repeated, method, run)
+    if config.stage is Stage.lengths:
+        return _choose(config, measured, page, run)
+    if config.stage is Stage.all:
+        executor.start(get_ready, None)  # the imports of the check, while this process plans
+    planned = plan_source(config, measured, method, cost, run)
+    print_plan(planned.report)
+    page.add_plan(planned.lengths, planned.plan, planned.report, cost)
+    why_not = losses(planned.report, config.max_skipped)
+    if config.stage is Stage.plan:
+        skipped = ledger(planned.lengths, planned.plan, config.packing)
+        _write_page(page, skipped, why_not, config)
+        print_stages(run.progress)
+        foresee(why_not, page_of(config))
+        return planned.report.to_json()
+    with (
+        naming_place("output.dir", places.output_dir),
+        staging_folder(places.final, planned.identity, term) as staging,
+        forgetting_wrong(planned.lengths.shards, method, run),
+    ):
+        write_ledger(staging / LEDGER, planned.lengths, planned.plan, config.packing)
+        if why_not:
+            _leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
+        if root is None:  # without media, packs are small
+            refuse_little_space(staging, planned.shards.num_bytes)
+        auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run)
+        replaying = start_replay(planned.lengths, planned.plan, method, config.seed, run)
+        written = _write(config, planned, method, staging, run, root)
+        with run.progress.timed("verify"):
+            audit = finish(auditing, run)
+            write_whole(staging / META_FOLDER / REPLAY, run.executor.result(replaying))
+        _check(planned, written, staging, run, root)
+        report = replace(planned.report, run=_facts(given, planned, method, written, audit, run, root))
+        write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
+        page.write(staging / PAGE, entries_of(staging / LEDGER), report.run, places.final, LEDGER, written=staging)
+        with run.progress.timed("publish"), announced(note, staging / REPORT):
+            publish(staging, places.final, places.overwrite)
     print_stages(run.progress)
     load = f'load it with megatron.energon.get_train_dataset("{places.final}", ...)'
     seen = f"see it: {places.final / PAGE}"
@@ -170,7 +184,7 @@ def measure_source(
         measured = measure_shards(first_samples(drawn, limit, num_excluded), method, run)
         flavor, shares = PACKED[config.output.flavor.value], split_shares(plain(config.output.splits))
         return Measured(
-            lengths=Lengths(measured, source.excluded, limit, flavor, shares, config.seed),
+            lengths=Lengths(measured, source.excluded, limit, flavor, shares, config.seed, Scratch(run.cache())),
             num_found=sum(item.num_rows for item in indexed) + source.num_left_out,
             num_repeated=sum(item.num_repeated for item in drawn),
         )
@@ -236,7 +250,7 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
         if packing.overlong in CUTTING:
             with forgetting_wrong(lengths.shards, method, run):
                 lengths = cut_overlong(lengths, method, packing, run)
-        plan = plan_packs(lengths.items, packing, config.seed, cost)
+        plan = plan_packs(lengths.items, packing, config.seed, cost, lengths.scratch)
         check_overlong(lengths, plan, packing)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         run.progress.add(len(lengths.items))

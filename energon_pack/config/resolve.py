@@ -1,13 +1,17 @@
 """Where a run reads and where it writes: all that a config says of places, looked at before any work."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_pack.config import Format, PackConfig, Stage
+from energon_pack.config import Format, PackConfig, Stage, plain
 from energon_pack.dataset.publish import refuse_existing, refuse_source, refuse_unwritable
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
+from energon_pack.run.executors import Folder
+from energon_pack.run.executors.choose import Meeting
 from energon_pack.run.files import naming_place
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.find import find_shards
@@ -15,6 +19,8 @@ from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Source
 from energon_pack.templates.folder import named_processor
+
+_MOST_FOLDERS = 32  # of the source, at which each worker looks
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,14 @@ class Places:
     final: Path  # in `output_dir`: the dataset, once it is published
     overwrite: bool
 
+    @property
+    def folders(self) -> list[Folder]:
+        """What every machine that works for the run has to see."""
+        media = {Path(shard.media_root) for shard in self.source.shards if shard.media_root is not None}
+        read = sorted(self.source.folders | self.source.beside | media)[:_MOST_FOLDERS]
+        written = [Folder("cache_dir", self.cache_dir, True), Folder("output.dir", self.output_dir, True)]
+        return [*written, *(Folder("source.path", folder, False) for folder in read)]
+
 
 def resolve(config: PackConfig) -> Places:
     """The places of a run; the built-in demo is made where no source is given.
@@ -37,7 +51,7 @@ def resolve(config: PackConfig) -> Places:
     """
     final = final_folder(config)
     output_dir = final.parent
-    cache_dir = Path(config.cache_dir).expanduser() if config.cache_dir else output_dir / ".cache"
+    cache_dir = _cache_dir(config)
     overwrite = config.output.overwrite or config.source.path is None  # the demo may run again and again
     if config.stage is Stage.all:
         refuse_existing(final, overwrite)
@@ -58,6 +72,19 @@ def final_folder(config: PackConfig) -> Path:
     if config.output.name is None:
         raise PackError("output.name must be set")
     return Path(config.output.dir).expanduser() / config.output.name
+
+
+def meeting_of(config: PackConfig) -> Meeting:
+    """Where machines meet that pack the same dataset; raises PackError where it has no name."""
+    final = final_folder(config).absolute()
+    told = f"{final.name}-{config.stage.value}-{hashlib.sha256(str(final).encode()).hexdigest()[:8]}"
+    settings = {name: node for name, node in plain(config).items() if name != "executor"}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return Meeting(_cache_dir(config).absolute() / "meetings" / told, digest)
+
+
+def _cache_dir(config: PackConfig) -> Path:
+    return Path(config.cache_dir).expanduser() if config.cache_dir else final_folder(config).parent / ".cache"
 
 
 def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:

@@ -7,6 +7,7 @@ source alone: no time, owner or machine is in them.
 
 import json
 import os
+import uuid
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
-from energon_pack.run.files import write_whole
+from energon_pack.run.stores import is_address
 from energon_pack.samples.flavors.base import Conversation, Fields, MemberInput, PackedFlavor
 from energon_pack.samples.flavors.references import Reference, with_references
 from energon_pack.samples.flavors.schema import FORMAT
@@ -33,7 +34,7 @@ from energon_pack.sources.referenced import END, Ends, ends_of
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import ReadSample, read_but_media
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import File
+from energon_pack.sources.storage import File, read_ahead
 from energon_pack.sources.tar import is_header_of, tar_len
 
 
@@ -84,11 +85,19 @@ def write_shard(job: ShardJob) -> WrittenShard:
 
 
 def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
-    temporary = job.path.with_suffix(".tmp")
+    parts = parts_folder(job.path.parent)
+    parts.mkdir(exist_ok=True)
+    temporary = parts / f"{job.path.name}.{uuid.uuid4().hex}"
     with open(temporary, "wb", buffering=0) as file:
         starts = _write_packs(TarWriter(file.fileno()), job, table)
     os.replace(temporary, job.path)
-    write_whole(index, starts, sync=False)
+    temporary.write_bytes(starts)
+    os.replace(temporary, index)
+
+
+def parts_folder(staging: Path) -> Path:
+    """Where files of a staging folder are written: two machines may write the same one, and one of them may be late."""
+    return staging.with_name(f"{staging.name}.parts")
 
 
 def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
@@ -130,6 +139,7 @@ _Named = list[list[tuple[str, AnyPart]]]
 
 def _write_pack(tar: TarWriter, key: str, rows: list[tuple[PlanRow, int]], sources: "Sources", job: ShardJob) -> None:
     members = [member for member, _ in rows]
+    sources.read_ahead(members)
     samples = [sources.read(member, job.settings) for member in members]
     conversations = [conversation(sample, job.flavor) for sample in samples]
     meta = {
@@ -202,6 +212,15 @@ class Sources:
     def __init__(self, shards: dict[str, Shard]):
         self._shards = shards
         self._reader = Reader()
+
+    def read_ahead(self, rows: list[PlanRow]) -> None:
+        """Have what a pack is made of read at once where it lies on object stores; their errors are those of `read`."""
+        wanted: dict[str, list[tuple[int, int]]] = {}
+        for row in rows:
+            if is_address(self._shards[row.shard].path) and (lead := self._lead(row)):
+                places = [(row.record_offset, row.record_size), *((part.offset, part.size) for part in row.parts)]
+                wanted.setdefault(row.shard, []).extend((offset - lead, size + lead) for offset, size in places)
+        read_ahead([(self._reader.shard_file(self._shards[name]), ranges) for name, ranges in wanted.items()])
 
     def read(self, row: PlanRow, settings: ReadSettings) -> ReadSample:
         """All of a sample but its media.

@@ -4,15 +4,15 @@ import os
 from typing import Any
 
 from energon_pack.sources.jsonl.lmdb_file import open_value, split_name
-from energon_pack.sources.storage import File, open_file
+from energon_pack.sources.storage import File, State, open_file
 
 _MOST_OPEN = 64
 
 
-def open_medium(path: str) -> File:
-    """A file for reading, or an image of an LMDB as if it were one; raises as `open_file` and `open_value`."""
+def open_medium(path: str, expected: State | None = None) -> File:
+    """A file for reading, or an image of an LMDB as if it were one; as `open_file` and `open_value`."""
     database, key = split_name(path)
-    return open_file(path) if key is None else open_value(database, key)
+    return open_file(path, expected) if key is None else open_value(database, key)
 
 
 class OpenFiles:
@@ -22,15 +22,15 @@ class OpenFiles:
         self._open: dict[str, File] = {}
         self._process = os.getpid()
 
-    def __getitem__(self, path: str) -> File:
-        """The file of a path, opened where it is not; raises as `open_medium`."""
+    def open(self, path: str, expected: State | None = None) -> File:
+        """The file of a path, opened where it is not; as `open_medium`."""
         if self._process != os.getpid():  # those that are open are of the process that this one was forked from
             self._open, self._process = {}, os.getpid()
         file = self._open.pop(path, None)
         if file is None:
             while len(self._open) >= _MOST_OPEN:
                 self._open.pop(next(iter(self._open))).close()
-            file = open_medium(path)
+            file = open_medium(path, expected)
         self._open[path] = file
         return file
 

@@ -106,7 +106,7 @@ class Reader:
             PackError: it changed, or can't be opened.
         """
         try:
-            file = self._open[shard.path]
+            file = self._open.open(shard.path, State(shard.size, shard.version))
         except OSError as error:
             raise PackError(f"{shard.path}: {error.strerror}") from None
         if (file.size, file.version) != (shard.size, shard.version):
@@ -118,7 +118,7 @@ class Reader:
 
     def _medium(self, shard: Shard, name: str) -> File:
         try:
-            return self._open[shard.path_of(name)]
+            return self._open.open(shard.path_of(name))
         except (FileNotFoundError, NotADirectoryError, KeyError, ValueError):  # ValueError: a zero byte in the name
             raise Skip(Reason.MISSING_MEDIA, f"{name!r} is not there (source.media_root)") from None
         except OSError as error:

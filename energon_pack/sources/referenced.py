@@ -69,7 +69,7 @@ class SourceMedia:
         """
         path, offset, lead = self._place(reference)
         with _readable(path, reference):
-            file = self._files[path]
+            file = self._files.open(path)
             data = file.read(offset - lead, lead + reference.size)
         header, medium = data[:lead], data[lead:]
         size = len(medium) if lead else file.size
@@ -80,7 +80,7 @@ class SourceMedia:
         """The bytes of a medium, most of which are not read yet; raises as `read`."""
         path, offset, lead = self._place(reference)
         with _readable(path, reference):
-            file = self._files[path]
+            file = self._files.open(path)
             ends = ends_of(file, offset, reference.size, lead)
         size = min(file.size - offset, reference.size) if lead else file.size
         self._check(reference, ends, size)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from energon_pack.errors import PackError
+from energon_pack.run.stores import is_address, joined, lies_in
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
@@ -24,7 +25,7 @@ from energon_pack.sources import wds
 from energon_pack.sources.jsonl import index as lines
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.jsonl.lmdb_file import split_name
-from energon_pack.sources.storage import real_path, state_of
+from energon_pack.sources.storage import absolute, folder_of, real_path, state_of
 from energon_pack.sources.tar import BLOCK
 
 #: A file beside the shard as a part, by the name it has in a sample; raises Skip where it can't be read.
@@ -60,9 +61,17 @@ class _File:
         """What the names of its media are relative to; None: they lie in it."""
         return None
 
+    @property
+    def is_same_object(self) -> bool:
+        """Whether a store still has it as it was: its version says so of every byte."""
+        return state_of(self.path) == (self.size, self.version)
+
     def path_of(self, name: str) -> str:
         """The file that a part is in."""
-        return self.path if self.media_root is None else os.path.join(self.media_root, name)
+        if self.media_root is None:
+            return self.path
+        in_store = is_address(self.media_root) or is_address(name)
+        return joined(self.media_root, name) if in_store else os.path.join(self.media_root, name)
 
     @property
     def ratio(self) -> float:
@@ -90,7 +99,7 @@ class TarShard(_File):
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
         """Whether it is still what was indexed, its headers or its lines, by the metadata of its index."""
-        return wds.is_unchanged(self.path, about)
+        return self.is_same_object if is_address(self.path) else wds.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """The record of a sample from the bytes of its JSON or text.
@@ -153,7 +162,7 @@ class JsonlShard(_File):
         return lines.index_lines(self.path)
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        return lines.is_unchanged(self.path, about)
+        return self.is_same_object if is_address(self.path) else lines.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         return parse_line(load_json(raw), self.lines, settings)
@@ -195,7 +204,7 @@ def shard_of(name: str, path: str, lines: Lines | None = None) -> Shard:
         raise PackError(
             f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
         ) from None
-    path = os.path.abspath(path)
+    path = absolute(path)
     return TarShard(name, path, *state) if lines is None else JsonlShard(name, path, *state, lines)
 
 
@@ -207,11 +216,13 @@ class Source:
     folders: frozenset[Path]  # named as a whole: nothing may be written anywhere in them
     excluded: dict[str, frozenset[str]] = field(default_factory=dict)  # shard name → keys of the samples left out
     num_left_out: int = 0  # samples of shards left out whole, as far as the source says
+    stored: frozenset[str] = frozenset()  # addresses of folders on object stores, named as a whole
 
     @cached_property
     def beside(self) -> frozenset[Path]:
-        """The folders in which its files are."""
-        return frozenset(map(Path, {os.path.dirname(shard.real_path) for shard in self.shards}))
+        """The folders of this machine in which its files are."""
+        paths = (shard.real_path for shard in self.shards)
+        return frozenset(map(Path, {os.path.dirname(path) for path in paths if not is_address(path)}))
 
     @cached_property
     def root(self) -> str:
@@ -229,8 +240,16 @@ class Source:
         steps = zip(*(root.split("/") for root in roots), strict=False)
         return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
 
-    def around(self, place: Path) -> Path | None:
-        """The folder of the source in which, or beside whose files, a place lies: nothing is written there."""
+    def around(self, place: Path | str) -> Path | str | None:
+        """The folder of the source in which, or beside whose files, a place lies: nothing is written there.
+
+        Args:
+            place: an address where it is a string.
+        """
+        if isinstance(place, str):
+            beside = {folder_of(shard.path) for shard in self.shards if is_address(shard.path)}
+            inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
+            return inside or next((folder for folder in (place, folder_of(place)) if folder in beside), None)
         place = place.resolve()
-        inside = next((folder for folder in self.folders if place.is_relative_to(folder)), None)
-        return inside or next((folder for folder in (place, place.parent) if folder in self.beside), None)
+        within = next((folder for folder in self.folders if place.is_relative_to(folder)), None)
+        return within or next((folder for folder in (place, place.parent) if folder in self.beside), None)

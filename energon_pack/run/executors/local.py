@@ -10,11 +10,12 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as NoResultYet
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain, islice
 from multiprocessing.connection import Connection
 from threading import Thread, current_thread, main_thread
@@ -22,18 +23,27 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from energon_pack.errors import PackError
-from energon_pack.run.executors.workers import INTERRUPTS, Busy, Context, start_worker
+from energon_pack.run.executors import Folder
+from energon_pack.run.executors.workers import INTERRUPTS, ONE_THREAD, Busy, Context, environment, start_worker, work_of
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-#: One thread a worker; the processes are the parallelism, and threads that wait for each other use the cores, too.
-_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _JOBS_PER_WORKER = 2  # one at work, one waiting
 _KILLED = "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
 _START_SECONDS = 0.3  # about what starting a worker takes
 _LOOK_SECONDS = 10.0  # how often workers are looked at that give no result
 _END_SECONDS = 5.0  # for workers to end by themselves, and then for the system to end them
+
+
+class WorkerKilled(PackError):
+    """A process that did a job is no more."""
+
+    def __init__(self) -> None:
+        super().__init__(_KILLED)
+
+    def __reduce__(self) -> Any:
+        return WorkerKilled, ()
 
 
 @contextmanager
@@ -42,7 +52,7 @@ def _kills_named() -> Iterator[None]:
     try:
         yield
     except BrokenProcessPool:
-        raise PackError(_KILLED) from None
+        raise WorkerKilled from None
 
 
 class LocalExecutor:
@@ -55,7 +65,7 @@ class LocalExecutor:
     """
 
     def __init__(self, num_workers: int | None = None, patience: float = 600.0, runs_script: bool = True):
-        self.num_workers = num_workers or _num_cores()
+        self.num_workers = num_workers or count_cores()
         self._patience = patience
         self._pool: ProcessPoolExecutor | None = None
         self._beside: ProcessPoolExecutor | None = None
@@ -63,7 +73,11 @@ class LocalExecutor:
         self._life, self._hand = self._context.Pipe(duplex=False)  # workers live while the hand is on the pipe
         self._ends: list[Connection] = []  # of the pipes between pools and workers: those that workers use
         self._last: Future[Any] | None = None  # of the jobs beside
-        self._settings_before: dict[str, str | None] = {}
+        self._busy: Busy | None = None
+        self._one_thread = environment(ONE_THREAD)
+
+    def share(self, folders: Sequence[Folder]) -> None:
+        """As `Executor.share`: one machine sees its own."""
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
         """As `Executor.map`; jobs that are short run here until they have taken as long as starting a process."""
@@ -72,11 +86,7 @@ class LocalExecutor:
             yield from map(function, jobs)
             return
         if are_short:
-            start = time.perf_counter()
-            for job in jobs:
-                yield function(job)
-                if time.perf_counter() - start > _START_SECONDS:
-                    break
+            yield from at_once(function, jobs)
         first_two = list(islice(jobs, 2))
         if len(first_two) < 2:
             yield from (self._alone(function, job) for job in first_two)
@@ -117,7 +127,7 @@ class LocalExecutor:
     @_kills_named()
     def result(self, future: "Future[Result]") -> Result:
         """As `Executor.result`; raises PackError where a worker was killed, or all are stuck."""
-        busy: Busy | None = None  # looking costs more than most waits
+        self._busy = None
         seconds = min(_LOOK_SECONDS, self._patience / 2)
         while True:
             try:
@@ -125,20 +135,37 @@ class LocalExecutor:
             except NoResultYet:
                 if future.done():  # it came just now, or the error is the job's own
                     return future.result()
-                if any(process.exitcode is not None for process in self._context.started):
-                    raise PackError(_KILLED) from None  # half a result may be waited for, of one that was killed
-                if busy is None:
-                    busy = Busy(self._context)
-                elif busy.seconds_without_work(seconds) > self._patience:
-                    pids = ", ".join(str(process.pid) for process in self._context.started)
-                    raise PackError(
-                        f"for {self._patience:,.0f} s the worker processes {pids} have read nothing and done nothing: a"
-                        " file system that does not answer, or a deadlock; the same command goes on from what is there"
-                    ) from None
+                self.look(seconds)
+
+    def submit(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
+        """Begin a job in a process, for one who takes results as they come, and has a `look` while they don't."""
+        if self._pool is None:
+            self._pool = self._start_pool(self.num_workers)
+        return _submit(self._pool, function, job)
+
+    def look(self, seconds: float) -> None:
+        """See whether the workers are at work.
+
+        Args:
+            seconds: that were waited since the last look, without any result.
+
+        Raises:
+            WorkerKilled: one was.
+            PackError: they are stuck.
+        """
+        if any(process.exitcode is not None for process in self._context.started):
+            raise WorkerKilled from None  # half a result may be waited for, of one that was killed
+        if self._busy is None:  # looking costs more than most waits
+            self._busy = Busy(partial(work_of, self._context))
+        elif self._busy.seconds_without_work(seconds) > self._patience:
+            pids = ", ".join(str(process.pid) for process in self._context.started)
+            raise PackError(
+                f"for {self._patience:,.0f} s the worker processes {pids} have read nothing and done nothing: a"
+                " file system that does not answer, or a deadlock; the same command goes on from what is there"
+            ) from None
 
     def __enter__(self) -> "LocalExecutor":
-        self._settings_before = {name: os.environ.get(name) for name in _ONE_THREAD}
-        os.environ.update(_ONE_THREAD)
+        self._one_thread.__enter__()
         if multiprocessing.get_start_method(allow_none=True) not in (None, *multiprocessing.get_all_start_methods()):
             multiprocessing.set_start_method("spawn", force=True)  # workers would look for joblib's, and end
         return self
@@ -146,10 +173,7 @@ class LocalExecutor:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name, before in self._settings_before.items():
-            os.environ.pop(name)
-            if before is not None:
-                os.environ[name] = before
+        self._one_thread.__exit__(None, None, None)
         ending = Thread(target=self._shut_down, daemon=True)  # waits as long as any worker is at work
         ending.start()
         if kind is None:
@@ -182,6 +206,15 @@ class LocalExecutor:
         return cast(ProcessPoolExecutor, pool)
 
 
+def at_once(function: Callable[[Job], Result], jobs: Iterator[Job]) -> Iterator[Result]:
+    """Do short jobs here, until they have taken as long as having others do them; the rest stay in `jobs`."""
+    start = time.perf_counter()
+    for job in jobs:
+        yield function(job)
+        if time.perf_counter() - start > _START_SECONDS:
+            return
+
+
 def _hang_up(end: Connection) -> None:
     """Close a pipe for whoever waits at its other end; its number stays taken, as its pool closes it once more."""
     null = os.open(os.devnull, os.O_RDWR)
@@ -206,6 +239,6 @@ def _submit(pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: J
             signal.raise_signal(interrupt)
 
 
-def _num_cores() -> int:
+def count_cores() -> int:
     """Cores this process may use: fewer than the machine has in most containers and cluster jobs."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

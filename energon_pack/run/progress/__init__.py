@@ -137,6 +137,12 @@ class Progress:
             self._console.print(job + log_line(work, done, now), soft_wrap=True)
 
     @property
+    def line(self) -> str:
+        """How far it is, in a line."""
+        work, stage = self._work, self._stage
+        return stage or "" if work is None else log_line(work, self._done, time.monotonic())
+
+    @property
     def _done(self) -> Done:
         return self.done.get(self._stage or "", Done())
 

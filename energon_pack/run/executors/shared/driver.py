@@ -1,0 +1,291 @@
+"""The executor of a run on many machines: deals jobs to their inboxes, and takes what comes of them, in order."""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeVar
+
+from energon_pack import __version__
+from energon_pack.errors import PackError
+from energon_pack.run.executors import Folder
+from energon_pack.run.executors.local import LocalExecutor, at_once
+from energon_pack.run.executors.shared.beats import Watched, is_dead
+from energon_pack.run.executors.shared.folder import names_in, read, read_object, refresh, remove, write
+from energon_pack.run.executors.shared.terms import Term, latest_term
+from energon_pack.run.executors.shared.wire import WireError, decode, encode
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+_JOBS_PER_WORKER = 2  # one at work, one waiting
+_RESULTS_PER_JOB = 2  # so many more may wait for one before them
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 0.3  # seconds between two looks at results
+_LOOK_SECONDS = 1.0  # between two looks at nodes
+_REFRESH_SECONDS = 2.0  # without a result
+_TWICE_SECONDS = 30.0  # after which a job is given to a second node, where nodes have nothing else to do
+_MOST_LOST = 10  # nodes that one job may cost
+_BESIDE = 2  # processes of the driver itself: the one beside all others
+_NOTHING: Any = object()
+
+
+class Deposed(PackError):
+    """Another process drives this run now."""
+
+
+@dataclass
+class _Task:
+    """A job that was handed out."""
+
+    number: int
+    data: bytes
+    nodes: list[str] = field(default_factory=list)  # that have it, or had it and were lost
+    sent: float = 0.0
+    num_lost: int = 0  # results
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:09d}"
+
+
+@dataclass
+class _NodeSeen:
+    """A machine that works, as it is seen from here."""
+
+    name: str
+    num_workers: int
+    watched: Watched
+    tasks: set[int] = field(default_factory=set)
+
+    @property
+    def room(self) -> int:
+        return _JOBS_PER_WORKER * self.num_workers - len(self.tasks)
+
+
+class SharedExecutor:
+    """Runs jobs on all machines that work in a term.
+
+    Args:
+        term: this process drives in it.
+        lost_after: seconds without a sign of life after which a machine is lost.
+        look: called now and then while it waits.
+    """
+
+    def __init__(self, term: Term, lost_after: float, look: Callable[[], None]):
+        self._term, self._run, self._lost_after, self._look_around = term, term.run, lost_after, look
+        self._local = LocalExecutor(_BESIDE)
+        self._numbers = itertools.count()
+        self._tasks: dict[int, _Task] = {}  # handed out, nothing came of them yet
+        self._came: set[int] = set()  # results that are there
+        self._nodes: dict[str, _NodeSeen] = {}
+        self._orphans: set[int] = set()  # tasks of machines that were lost
+        self._looked = self._heard = time.monotonic()
+
+    def share(self, folders: Sequence[Folder]) -> None:
+        """As `Executor.share`: each machine looks for itself, as it is started with the same command."""
+
+    def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
+        """As `Executor.map`; jobs that are short run here until they have taken as long as handing them out."""
+        jobs = iter(jobs)
+        if are_short:
+            yield from at_once(function, jobs)
+        waiting: deque[_Task] = deque()
+        is_end = False
+        try:
+            while True:
+                while not is_end and self._has_room(len(waiting)):
+                    job = next(jobs, _NOTHING)
+                    if job is _NOTHING:
+                        is_end = True
+                    else:
+                        waiting.append(self._hand_out(encode((function, job))))
+                if is_end and not waiting:
+                    return
+                if waiting and waiting[0].number in self._came:
+                    result = self._take(waiting[0])
+                    if result is not _NOTHING:
+                        waiting.popleft()
+                        yield result
+                        continue
+                self._hand_out_twice(waiting)
+                self._wait(waiting[0] if waiting else None)
+        finally:
+            for task in waiting:
+                self._drop(task)
+
+    def start(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
+        """As `Executor.start`: on the driver's machine."""
+        return self._local.start(function, job)
+
+    def result(self, future: "Future[Result]") -> Result:
+        """As `Executor.result`."""
+        result = self._local.result(future)
+        self._look()
+        return result
+
+    @property
+    def term(self) -> int:
+        """Which driver of this run this one is: those that come later have higher numbers."""
+        return self._term.number
+
+    @property
+    def nodes(self) -> dict[str, dict[str, int]]:
+        """How many processes each machine has, and how many jobs it was given."""
+        nodes = [*self._nodes.values()]  # at once: another thread asks
+        return {node.name: {"num_workers": node.num_workers, "jobs": len(node.tasks)} for node in nodes}
+
+    def __enter__(self) -> "SharedExecutor":
+        self._local.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._local.__exit__(kind, value, trace)
+
+    # ------------------------------------------------------------------------------------------------ handing out
+
+    def _has_room(self, num_waiting: int) -> bool:
+        most = _RESULTS_PER_JOB * _JOBS_PER_WORKER * sum(node.num_workers for node in self._nodes.values())
+        return num_waiting < most and any(node.room > 0 for node in self._nodes.values())
+
+    def _hand_out(self, data: bytes) -> _Task:
+        task = _Task(next(self._numbers), data)
+        self._tasks[task.number] = task
+        self._send(task, self._freest())
+        return task
+
+    def _send(self, task: _Task, node: _NodeSeen) -> None:
+        task.nodes.append(node.name)
+        task.sent = time.monotonic()
+        node.tasks.add(task.number)
+        if not write(self._run.inbox(node.name) / task.name, task.data):
+            self._orphans.add(task.number)
+
+    def _hand_out_twice(self, waiting: Iterable[_Task]) -> None:
+        """Give the oldest jobs to machines that have nothing to do, too: one that is slow, or away, holds up nobody."""
+        now = time.monotonic()
+        old = [task for task in waiting if task.number in self._tasks and now - task.sent > _TWICE_SECONDS]
+        idle = [node for node in self._nodes.values() if not node.tasks] if old else []
+        for task in old:
+            others = [node for node in idle if node.name not in task.nodes]
+            if others:
+                idle.remove(others[0])
+                self._send(task, others[0])
+
+    # --------------------------------------------------------------------------------------------------- taking in
+
+    def _wait(self, task: _Task | None) -> None:
+        """Wait until something has come, or a while."""
+        pause, start = _SHORTEST_WAIT, time.monotonic()
+        while True:
+            came = self._arrived()
+            self._look()
+            if came or time.monotonic() - start > _LOOK_SECONDS or (task is None and self._nodes):
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_WAIT)
+
+    def _arrived(self) -> bool:
+        """See which results are there."""
+        names = names_in(self._run.results)
+        came = False
+        for name in names:
+            number = int(name)
+            task = self._tasks.pop(number, None)
+            if task is not None:
+                self._came.add(number)
+                self._forget(task)
+                came = True
+            elif number not in self._came:  # of a job that was done twice, or that nobody waits for
+                remove(self._run.results / name)
+        now = time.monotonic()
+        if came:
+            self._heard = now
+        elif now - self._heard > _REFRESH_SECONDS:
+            refresh(self._run.results)
+            self._heard = now
+        return came
+
+    def _take(self, task: _Task) -> Any:
+        """A result; `_NOTHING`, where it is not there after all: the job is then done once more."""
+        path = self._run.results / task.name
+        data = read(path)
+        self._came.discard(task.number)
+        remove(path)
+        try:
+            what, result = decode(data or b"")
+        except WireError as error:
+            task.num_lost += 1
+            if task.num_lost > _MOST_LOST:
+                raise PackError(f"{path}: {error}: something changes or removes files in {self._term.folder}") from None
+            self._tasks[task.number] = task
+            self._orphans.add(task.number)
+            task.nodes.clear()
+            return _NOTHING
+        if what == "error":
+            raise result
+        return result
+
+    def _drop(self, task: _Task) -> None:
+        self._tasks.pop(task.number, None)
+        for name in task.nodes:
+            remove(self._run.inbox(name) / task.name)
+        self._forget(task)
+
+    def _forget(self, task: _Task) -> None:
+        for name in task.nodes:
+            if name in self._nodes:
+                self._nodes[name].tasks.discard(task.number)
+
+    # ------------------------------------------------------------------------------------------------------- nodes
+
+    def _look(self) -> None:
+        """Now and then, see who works, and whether this process still drives."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS and self._nodes:
+            return
+        self._looked = now
+        self._look_around()
+        self.refuse_deposed()
+        there = {name.removesuffix(".json") for name in names_in(self._run.nodes)}
+        for name in there - self._nodes.keys():
+            path = self._run.nodes / f"{name}.json"
+            about = read_object(path)
+            if about is not None and about.get("version") == __version__ and not is_dead(about):
+                watched = Watched(path, self._lost_after)
+                mine = {task.number for task in self._tasks.values() if name in task.nodes}  # of one that was away
+                self._nodes[name] = _NodeSeen(name, int(about["num_workers"]), watched, mine)
+        for node in list(self._nodes.values()):
+            if node.name not in there or node.watched.is_lost():
+                del self._nodes[node.name]
+                remove(node.watched.path)  # it would be seen again
+                self._orphans |= node.tasks
+        self._hand_on()
+
+    def refuse_deposed(self) -> None:
+        """Raises Deposed where another process has taken this one for lost."""
+        latest = latest_term(self._term.folder)
+        if latest is None or latest.number != self._term.number:
+            away = f"this one was away for more than executor.lost_after={self._lost_after:g} s"
+            raise Deposed(f"another process drives this run now: {away}")
+
+    def _hand_on(self) -> None:
+        """Give the jobs of machines that were lost to others."""
+        for number in sorted(self._orphans) if self._nodes else ():
+            self._orphans.discard(number)
+            task = self._tasks.get(number)
+            if task is None or any(name in self._nodes for name in task.nodes):
+                continue
+            if len(task.nodes) >= _MOST_LOST:
+                raise PackError(
+                    f"{len(task.nodes)} machines were lost while they did the same job ({', '.join(task.nodes)}), most"
+                    " likely for memory: try a smaller executor.num_workers"
+                )
+            self._send(task, self._freest())
+
+    def _freest(self) -> _NodeSeen:
+        return max(self._nodes.values(), key=lambda node: node.room / node.num_workers)

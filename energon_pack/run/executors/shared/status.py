@@ -1,0 +1,76 @@
+"""How far a run of many machines is, for who has no part in it."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from energon_pack.run.executors.shared.beats import BEAT_SECONDS
+from energon_pack.run.executors.shared.folder import read, read_object, refresh
+from energon_pack.run.executors.shared.terms import Term, latest_term
+from energon_pack.run.executors.shared.together import LEFT
+
+_BEATS_TO_SEE = 2.5
+
+
+@dataclass(frozen=True)
+class Status:
+    """The last term of a run, as it is now."""
+
+    term: Term
+    outcome: Mapping[str, Any] | None
+    #: of the driver: its nodes and how far it is
+    told: Mapping[str, Any]
+
+    @property
+    def was_left(self) -> bool:
+        """Whether its driver was interrupted: another may go on."""
+        return bool(self.outcome and self.outcome.get(LEFT))
+
+    @property
+    def driver(self) -> str:
+        return f"{self.term.about.get('host')} (process {self.term.about.get('pid')})"
+
+    @property
+    def line(self) -> str:
+        nodes = self.told.get("nodes", {})
+        workers = sum(node["num_workers"] for node in nodes.values())
+        machines = f"{len(nodes)} machine{'s' * (len(nodes) != 1)} with {workers} processes"
+        return ", ".join(filter(None, [self.told.get("line"), machines, f"{self.driver} drives"]))
+
+
+def status_of(folder: Path, launch: str | None = None) -> Status | None:
+    """The status of the run of a folder; None: none was begun.
+
+    Args:
+        launch: only of a run of that launch.
+    """
+    term = latest_term(folder)
+    if term is None or (launch is not None and term.about.get("launch") != launch):
+        return None
+    return Status(term, term.outcome, read_object(term.run.status) or {})
+
+
+def status_lines(folder: Path) -> tuple[list[str], int]:
+    """What to say of the run of a folder, and an exit code: 0 where it is done, or at work."""
+    status = status_of(folder)
+    if status is None:
+        return ["nobody has begun"], 1
+    if status.outcome is None:
+        before = read(status.term.run.status)
+        time.sleep(_BEATS_TO_SEE * BEAT_SECONDS)
+        refresh(status.term.run.path)
+        status = status_of(folder) or status
+        if read(status.term.run.status) == before and status.outcome is None:
+            return [f"{status.driver} drove, and gives no sign of life: the next one that comes goes on"], 1
+    if status.outcome is None:
+        nodes = sorted(status.told.get("nodes", {}).items())
+        return [
+            status.line,
+            *(f"  {name}: {node['num_workers']} processes, {node['jobs']} jobs" for name, node in nodes),
+        ], 0
+    if status.was_left:
+        return [f"{status.driver} was interrupted: the next one that comes goes on"], 1
+    code = int(status.outcome.get("exit_code", 1))
+    return [f"done, by {status.driver}" if code == 0 else f"{status.outcome.get('text')} (on {status.driver})"], code
