@@ -26,6 +26,7 @@ from energon_pack.lengths.table_cache import Chunk, in_chunks
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import importing
+from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.image import open_image
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -83,19 +84,21 @@ def _samples(number: int) -> str:
 def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[tuple[dict[int, Shard], Chunk, list[int]]]:
     """Rows of samples that have a length: `share` of them, at least one, the same for the same seed."""
     chunks = list(in_chunks(enumerate(item.pieces for item in measured))) if share else []
-    good = [np.flatnonzero(chunk.read(["reason"])["reason"].is_null().to_numpy()) for chunk in chunks]
-    ends = np.cumsum([len(rows) for rows in good])
+    ends = np.cumsum([chunk.read(["reason"])["reason"].null_count for chunk in chunks])
     number = math.ceil(ends[-1] * share) if chunks else 0
     if not number:
         return []
     chosen = np.sort(np.random.default_rng(seed).choice(ends[-1], number, replace=False))
     of_chunks = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
-    starts = ends - [len(rows) for rows in good]
     return [
-        ({number: measured[number].shard for number in chunk.numbers}, chunk, rows[mine - start].tolist())
-        for chunk, rows, mine, start in zip(chunks, good, of_chunks, starts, strict=True)
+        ({number: measured[number].shard for number in chunk.numbers}, chunk, _good(chunk)[mine - start].tolist())
+        for chunk, mine, start in zip(chunks, of_chunks, [0, *ends], strict=False)
         if len(mine)
     ]
+
+
+def _good(chunk: Chunk) -> Ints:
+    return np.flatnonzero(chunk.read(["reason"])["reason"].is_null().to_numpy())
 
 
 def is_known(measured: Sequence[MeasuredShard], method: Method, share: float) -> bool:
