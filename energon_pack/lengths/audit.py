@@ -88,8 +88,7 @@ def _samples(number: int) -> str:
 def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Drawn]:
     """Rows of samples that have a length: `share` of them, at least one, the same for the same seed."""
     chunks = list(in_chunks(enumerate(item.pieces for item in measured))) if share else []
-    sizes = [len(_good(chunk)) for chunk in chunks]  # which these are is read again: there may be a billion
-    ends = np.cumsum(sizes)
+    ends = np.cumsum([chunk.read(["reason"])["reason"].null_count for chunk in chunks])
     number = math.ceil(ends[-1] * share) if chunks else 0
     if not number:
         return []
@@ -97,7 +96,7 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Dr
     of_chunks = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
     return [
         ({number: measured[number].shard for number in chunk.numbers}, chunk, _good(chunk)[mine - start].tolist())
-        for chunk, mine, start in zip(chunks, of_chunks, ends - sizes, strict=True)
+        for chunk, mine, start in zip(chunks, of_chunks, [0, *ends], strict=False)
         if len(mine)
     ]
 

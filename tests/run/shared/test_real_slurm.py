@@ -1,4 +1,4 @@
-"""Slurm itself, as a distribution has it: tasks that are cancelled, killed and requeued, and the bytes of one machine."""
+"""Slurm itself, as a distribution has it: tasks are cancelled, killed, requeued; the bytes are those of one machine."""
 
 import sys
 import time
