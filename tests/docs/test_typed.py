@@ -74,6 +74,7 @@ NOT_RUN: dict[str, tuple[str, Callable[[str], bool]]] = {
     r"make ": ("it makes an environment, and runs what is tested here by itself", _a_target),
     r"python benchmarks/": ("it takes minutes", _a_script),
     r"srun ": ("there is no Slurm; tests/run/shared/test_slurm.py starts one where it is installed", _on_nodes),
+    r"energon-pack .*executor[.]address=": ("there is no Ray cluster; tests/run/test_ray.py starts one", _on_nodes),
     r"pytest ": ("these are tests themselves", _tests),
 }
 
