@@ -19,6 +19,7 @@ from support.running import ROOT
 pytest.importorskip("ray", reason="Ray is not installed")
 
 _COPIES = 40  # of the demo, 320 samples each
+_KILLS = 13  # in each half of a run: without an end to them it would have none on a slow machine
 _BETWEEN = {"measuring": 3.0, "writing": 1.5}  # seconds: a new worker takes some until it does anything
 
 
@@ -42,7 +43,7 @@ def _kill(cluster: Nodes, process: "subprocess.Popen[str]", staging: Path) -> di
     chance, kills = random.Random(0), {"measuring": [0, 0], "writing": [0, 0]}
     while process.poll() is None:
         stage = "writing" if any(staging.glob("*.idx")) else "measuring"
-        workers = cluster.workers()
+        workers = cluster.workers() if sum(kills[stage]) < _KILLS else []
         if workers and sum(kills[stage]) % 6 == 4:
             cluster.lose(chance.randrange(4))
             kills[stage][1] += 1
