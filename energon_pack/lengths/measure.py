@@ -38,9 +38,6 @@ from energon_pack.templates.tokens.counter import CountingError
 
 _SLICE = 2000  # samples a job: small enough that one shard uses all cores
 _MOST_SLICES, _LARGEST_SLICE = 20_000, 20_000  # of very many samples: one process deals jobs to a thousand machines
-    20_000,
-    20_000,
-)  # of very many samples: who deals jobs to a thousand machines is one process
 #: what a sample takes beside its text, and what its media take: as long as so many bytes of text
 _SAMPLE_COST, _IMAGE_COST, _VIDEO_COST = 1000, 2000, 80_000
 _COSTS = ("record_size", "parts")  # the columns that tell
