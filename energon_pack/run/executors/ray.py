@@ -123,7 +123,8 @@ class RayExecutor:
 
     def _first(self, waiting: deque[_Task], ended: _Ended) -> Any:
         """The result of the first job that waits; those that are lost meanwhile are begun again."""
-        seconds, quiet, sign = min(_LOOK_SECONDS, self._settings.give_up_after / 4), 0.0, self._sign_of_life()
+        seconds, quiet = min(_LOOK_SECONDS, self._settings.give_up_after / 4), 0.0
+        sign: bytes | None = None
         while waiting[0] in self._at_work or not ended.empty():
             try:
                 task, future = ended.get(timeout=seconds)
