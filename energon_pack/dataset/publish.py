@@ -17,6 +17,7 @@ from energon_pack.dataset.shards import parts_folder
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.plan.compare_lens import Choices
 from energon_pack.plan.report import Report, num_lost_to_bad_data
+from energon_pack.run.executors.shared.folder import refresh
 from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
 from energon_pack.sources.shard import Source
 
@@ -168,6 +169,7 @@ def staging_folder(final: Path, identity: str, term: int | None = None) -> Itera
 def _of_earlier_term(staging: Path, term: int, lock_file: Path, final: Path) -> Path:
     """The folder of a term, made of that of the term before it, or of what a run on one machine left."""
     mine = staging.with_name(f"{staging.name}{_TERM}{term:06d}")
+    refresh(staging.parent)
     if staging.exists():
         with suppress(OSError), _locked(lock_file, final):
             os.rename(staging, mine)
