@@ -34,6 +34,7 @@ from support.damage import change, found, lines, read_shard
 from support.packed import demo_config, files, packed, samples, train
 from support.running import ROOT, command_here, need_torchvision
 from support.samples import chat, npy, picture, video, write_source, write_tar
+from support.stores import Bucket
 
 Make = Callable[..., PackConfig]
 BOTH = tuple(MediaIn)
@@ -298,7 +299,31 @@ def test_lines_of_several_folders_have_one_root(config: Make, tmp_path: Path) ->
     assert lines(found(folder)).count("can't be read") == 4
     name, size, checksum = value["_meta"]["media_parts"][0][0]
     reference = Reference(name, tuple(value["media_refs"][0][0]), size, checksum, "")
-    assert media.read(reference)[:2] == b"\xff\xd8"
+    assert media.read([reference])[0][:2] == b"\xff\xd8"
+
+
+@pytest.mark.parametrize("kind", ["tars", "lines"])
+def test_a_source_that_moved_to_an_object_store(
+    config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Packed from there or from disk it is the same, and media of a pack are read in few requests."""
+    source = write_tars(tmp_path / "source") if kind == "tars" else write_source(tmp_path / "source").parent
+    format, name = (Format.wds, "") if kind == "tars" else (Format.jsonl, "/media.jsonl")
+    address = bucket.put_folder(source, "data")
+    make = partial(config, source__format=format, output__media=MediaIn.reference, max_skipped=0.9)
+    local = packed(make(f"{source}{name}", output__name="local"))
+    stored = packed(make(f"{address}{name}", output__name="stored", source__media_root=None))
+    assert files(local) == files(stored)
+    assert source_root(stored) == address
+    whole = [plain(pack) for pack in train(local)]
+    assert [plain(pack) for pack in train(stored)] == whole
+    monkeypatch.setenv("ENERGON_PACK_SOURCE", address)
+    shutil.rmtree(source)
+    bucket.seen()
+    assert [plain(pack) for pack in train(local)] == whole
+    monkeypatch.setenv("ENERGON_PACK_SOURCE", f"{address}/nowhere")
+    with pytest.raises(FatalSampleError, match=r"data/nowhere/.* can't be read"):
+        list(train(local))
 
 
 def test_tars_need_one_folder(config: Make, tmp_path: Path) -> None:
@@ -456,7 +481,7 @@ def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return Reference("s000.i00.jpg", (f"{i}.jpg",), 5, crc32(bytes([i]) * 10), "s")
 
     for i in (0, 1, 0, 2, 3, 4, 0):
-        assert media.read(reference(i)) == bytes([i]) * 5
+        assert media.read([reference(i)]) == [bytes([i]) * 5]
         assert len(media._files) <= 2
 
 
