@@ -122,7 +122,7 @@ class TarShard(_File):
         return listed_parts([name], key, parts)[0]
 
     @property
-    def root(self) -> str:
+    def base(self) -> str:
         """The folder in which it has its name."""
         return self.path.removesuffix(f"/{self.name}")
 
@@ -174,7 +174,8 @@ class JsonlShard(_File):
         return look_up(name)
 
     @property
-    def root(self) -> str:
+    def base(self) -> str:
+        """The folder to which names of its media are relative."""
         return self.media_root
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
@@ -228,7 +229,7 @@ class Source:
         Raises:
             PackError: tars of it have their names in several folders.
         """
-        roots = sorted({shard.root for shard in self.shards})
+        roots = sorted({shard.base for shard in self.shards})
         if len(roots) > 1 and any(shard.media_root is None for shard in self.shards):
             raise PackError(
                 f"output.media=reference: the source lies in {roots[0]} and {roots[1]}: give source.path one folder"
