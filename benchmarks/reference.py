@@ -9,20 +9,17 @@ decodes them. In the end every batch of the one is compared with that of the oth
 import argparse
 import hashlib
 import io
-import json
-import multiprocessing
 import os
 import random
 import tarfile
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
+from loading import Decoded, Loaded, add_sample, apart
+from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -52,13 +49,7 @@ def make_source(folder: Path) -> None:
                     {"role": "user", "content": "<image>What is this?"},
                     {"role": "assistant", "content": "a colour. " * rng.randint(3, 40)},
                 ]
-                for name, data in (
-                    (f"{shard}_{i:06d}.json", json.dumps({"messages": turns}).encode()),
-                    (f"{shard}_{i:06d}.jpg", file.getvalue()),
-                ):
-                    info = tarfile.TarInfo(name)
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
+                add_sample(tar, f"{shard}_{i:06d}", turns, file.getvalue())
 
 
 def packed(source: str, processor: str, folder: Path, media: str, name: str, max_token_len: int) -> dict[str, Any]:
@@ -70,24 +61,6 @@ def packed(source: str, processor: str, folder: Path, media: str, name: str, max
     )
     run.executor.num_workers, run.measure.verify, run.packing.max_token_len = 1, 0.0, max_token_len
     return pack(run)
-
-
-class Loaded(DefaultTaskEncoder[Any, Any, Any, Any]):
-    """Reads, and counts images."""
-
-    decoder = None
-    decode = False
-
-    @stateless
-    def encode_sample(self, sample: Any) -> Any:
-        for member in sample.images if self.decode else ():
-            for image in member:
-                image.load()
-        return sample
-
-
-class Decoded(Loaded):
-    decode = True
 
 
 def packs(dataset: Path, encoder: Any, batch_size: int | None = None) -> Any:
@@ -139,12 +112,6 @@ def pack_all(source: str, processor: str, out: Path, max_token_len: int) -> dict
             runs[media].append(packed(source, processor, out, media, media, max_token_len))
     packed(source, processor, out, "reference", "another", max_token_len // 2)
     return runs
-
-
-def apart(work: Callable[..., Any], *arguments: Any) -> Any:
-    """In a process of its own."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(work, *arguments).result()
 
 
 def num_bytes(folder: Path) -> int:

@@ -5,6 +5,7 @@ A source that changed ends the training: no reader may get another medium than t
 
 import json
 import os
+import pickle
 import runpy
 import shutil
 from collections.abc import Callable
@@ -132,6 +133,21 @@ def referred(config: Make, tmp_path: Path) -> Path:
     """Two shards of images, referred to; the source lies in tmp_path/source."""
     settings = {"packing__max_token_len": 512, "packing__overlong": Overlong.split_turns}
     return packed(config(write_tars(tmp_path / "source"), output__media=MediaIn.reference, **settings))
+
+
+@pytest.mark.parametrize(("name", "format"), [("image_demo", "wds"), ("video_demo", "wds"), ("image_demo", "jsonl")])
+def test_real_samples_are_those_of_copies(real: Path, config: Make, name: str, format: str) -> None:
+    """Photographs of up to 5,304 × 3,540 pixels, several in a chat; clips in mp4 and avi."""
+    source = real / "wds" / name if format == "wds" else real / "jsonl" / f"{name}.jsonl"
+    settings: dict[str, Any] = {"source__format": Format(format), "packing__max_token_len": 65_536, "max_skipped": 0.3}
+    settings |= {"source__media_root": str(real / "data" / name)} if format == "jsonl" else {}
+    settings |= {"model__processor": str(real / "processors" / "qwen2_5_vl"), "model__factor": 28}
+    copied, referred = (
+        packed(config(source, output__media=media, output__name=media.value, **settings)) for media in BOTH
+    )
+    assert (copied / "pack_plan.parquet").read_bytes() == (referred / "pack_plan.parquet").read_bytes()
+    assert list(map(plain, train(copied))) == list(map(plain, train(referred)))
+    assert lines(found(referred, source=[], lengths=3)) == ""
 
 
 # ------------------------------------------------------------------------------------------------- what is loaded
@@ -444,6 +460,28 @@ def test_a_stale_lmdb_ends_the_training(config: Make, tmp_path: Path) -> None:
             list(train(folder))
 
 
+def test_a_run_that_was_stopped_goes_on(config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the shards that it had written, which are compared with the source; the bytes are those of one run."""
+    source = write_tars(tmp_path / "source")
+    make = partial(
+        config, source, output__media=MediaIn.reference, output__max_shard_packs=1, packing__max_token_len=1300
+    )
+    whole = files(packed(make(output__name="whole")))
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("energon_pack.pack.publish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            pack(make())
+    (left,) = (tmp_path / "out" / ".staging").glob("*/packed-000000.tar")
+    written = left.stat().st_ino
+    again = packed(make())
+    assert files(again) == whole
+    assert (again / left.name).stat().st_ino == written
+
+
 # ------------------------------------------------------------------------------------------------- damaged packs
 
 
@@ -480,6 +518,7 @@ def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def reference(i: int) -> Reference:
         return Reference("s000.i00.jpg", (f"{i}.jpg",), 5, crc32(bytes([i]) * 10), "s")
 
+    media = pickle.loads(pickle.dumps(media))  # as to a worker that is spawned
     for i in (0, 1, 0, 2, 3, 4, 0):
         assert media.read([reference(i)]) == [bytes([i]) * 5]
         assert len(media._files) <= 2
