@@ -30,7 +30,7 @@ from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader, SourceChanged
-from energon_pack.sources.referenced import END, Ends, ends_of
+from energon_pack.sources.referenced import END, Ends, ends_of, ends_within
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import ReadSample, read_but_media
 from energon_pack.sources.shard import Shard
@@ -139,7 +139,7 @@ _Named = list[list[tuple[str, AnyPart]]]
 
 def _write_pack(tar: TarWriter, key: str, rows: list[tuple[PlanRow, int]], sources: "Sources", job: ShardJob) -> None:
     members = [member for member, _ in rows]
-    sources.read_ahead(members)
+    sources.read_ahead(members, are_copied=job.root is None)
     samples = [sources.read(member, job.settings) for member in members]
     conversations = [conversation(sample, job.flavor) for sample in samples]
     meta = {
@@ -213,12 +213,19 @@ class Sources:
         self._shards = shards
         self._reader = Reader()
 
-    def read_ahead(self, rows: list[PlanRow]) -> None:
-        """Have what a pack is made of read at once where it lies on object stores; their errors are those of `read`."""
+    def read_ahead(self, rows: list[PlanRow], are_copied: bool) -> None:
+        """Have what a pack is made of read at once where it lies on object stores; their errors are those of `read`.
+
+        Args:
+            are_copied: all of the media are read; else their ends.
+        """
         wanted: dict[str, list[tuple[int, int]]] = {}
         for row in rows:
             if is_address(self._shards[row.shard].path) and (lead := self._lead(row)):
-                places = [(row.record_offset, row.record_size), *((part.offset, part.size) for part in row.parts)]
+                parts = [(part.offset, part.size) for part in row.parts]
+                if not are_copied:
+                    parts = [end for offset, size in parts for end in ends_within(offset, size)]
+                places = [(row.record_offset, row.record_size), *parts]
                 wanted.setdefault(row.shard, []).extend((offset - lead, size + lead) for offset, size in places)
         read_ahead([(self._reader.shard_file(self._shards[name]), ranges) for name, ranges in wanted.items()])
 
