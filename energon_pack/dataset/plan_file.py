@@ -123,9 +123,9 @@ def _bounds(pack_bytes: Ints, max_packs: int, max_bytes: float) -> Ints:
     if not len(pack_bytes):
         return np.zeros(1, np.int64)
     upto = np.concatenate(([0], np.cumsum(pack_bytes)))
-    bounds = [0]
+    bounds, most = [0], int(min(max_bytes, upto[-1]))  # a float would have all of `upto` as floats, each time
     while bounds[-1] < len(pack_bytes):
-        within = int(np.searchsorted(upto, upto[bounds[-1]] + max_bytes, side="right")) - 1
+        within = int(np.searchsorted(upto, upto[bounds[-1]] + most, side="right")) - 1
         bounds.append(min(max(within, bounds[-1] + 1), bounds[-1] + max_packs, len(pack_bytes)))
     even = np.arange(len(bounds)) * len(pack_bytes) // (len(bounds) - 1)
     return even if np.diff(upto[even]).max() <= max_bytes else np.array(bounds)
