@@ -179,7 +179,8 @@ def run(num: int, window: int | None, folder: Path) -> Steps:
     with steps.step("draw audit"):
         draw(measured, 0.002, 0)
     with steps.step("plan file"):
-        write_plan(folder / "pack_plan.parquet", lengths, plan, shards)
+        names = [f"packed-{number:06d}.tar" for number in range(len(shards.splits))]
+        write_plan(folder / "pack_plan.parquet", lengths, plan, shards, names)
     print(f"{report.packs:,} packs, fill {report.fill:.3%}, {len(shards.bounds) - 1:,} shards")
     print(f"pack_plan.parquet {os.path.getsize(folder / 'pack_plan.parquet') / num:.1f} bytes a sample")
     return steps

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.dataset.plan_rows import COLUMNS, PLAN_SCHEMA
+from energon_pack.dataset.plan_rows import COLUMNS, WRITTEN_SCHEMA
 from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Lengths
 from energon_pack.plan.plan import LEFT_OUT, PackPlan, split_of_packs
@@ -145,16 +145,20 @@ def key_prefix(lengths: Lengths, plan: PackPlan, identity: Sequence[Any]) -> str
     return digest.hexdigest()[:8]
 
 
-def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan) -> None:
-    """pack_plan.parquet: a row a member in the order of writing, a row group an output shard."""
+def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, names: Sequence[str]) -> None:
+    """pack_plan.parquet: a row a member in the order of writing, a row group an output shard.
+
+    Args:
+        names: of the output shards.
+    """
     temporary = path.with_suffix(".tmp")
     try:
         with (
             open(temporary, "w+b") as file,
-            pq.ParquetWriter(path, PLAN_SCHEMA, compression="zstd") as writer,
+            pq.ParquetWriter(path, WRITTEN_SCHEMA, compression="zstd") as writer,
         ):
             chunks = _deal(file, lengths, plan, plan.starts[shards.bounds])
-            for (first, end), mine in zip(pairwise(shards.bounds), chunks, strict=True):
+            for (first, end), mine, name in zip(pairwise(shards.bounds), chunks, names, strict=True):
                 table = pa.concat_tables([_read_chunk(file, *place) for place in mine])
                 table = table.take(pc.sort_indices(table["place"])).combine_chunks()
                 sizes = np.diff(plan.starts[first : end + 1])
@@ -162,7 +166,8 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan) 
                 table = table.drop_columns("place").add_column(
                     0, "pack", keys.take(pa.array(np.repeat(np.arange(end - first), sizes)))
                 )
-                writer.write_table(table.cast(PLAN_SCHEMA), row_group_size=max(1, table.num_rows))
+                table = table.append_column("output_shard", pa.repeat(name, table.num_rows))
+                writer.write_table(table.cast(WRITTEN_SCHEMA), row_group_size=max(1, table.num_rows))
     finally:
         temporary.unlink(missing_ok=True)
 
