@@ -28,6 +28,7 @@ from energon_pack.samples.skip import Reason
 from energon_pack.sources.tar import BLOCK
 
 _ROWS = 200_000  # dealt at once
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # of what is dealt: 145 bytes a row without
 
 
 def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator[dict[str, Any]]:
@@ -194,7 +195,7 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
         for number, (first, end) in enumerate(pairwise(cuts)):
             if end > first:
                 data = pa.BufferOutputStream()
-                with pa.ipc.new_stream(data, table.schema) as stream:
+                with pa.ipc.new_stream(data, table.schema, options=_OPTIONS) as stream:
                     stream.write_table(table.slice(first, end - first))
                 chunks[number].append((file.tell(), file.write(data.getvalue())))
         waiting.clear()
