@@ -38,6 +38,7 @@ from energon_pack.dataset.publish import (
 )
 from energon_pack.dataset.replay import start_replay
 from energon_pack.dataset.shards import WrittenShard
+from energon_pack.dataset.stored import begin_there, publish_there, put_for_check
 from energon_pack.dataset.write import write_shards
 from energon_pack.errors import SamplesLost, printable
 from energon_pack.lengths.audit import Audit, finish, start
@@ -91,7 +92,7 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
     places = resolve(config)
     if config.stage is not Stage.all:
         refuse_unwritable("output.dir", places.output_dir)  # their page lies there
-    run = Run(executor, progress, places.cache_dir)
+    run = Run(executor, progress, places.cache_dir, places.mirror)
     indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
     method, cost = prepare_method(config, places, run)
     for line in method.choice.lines(config.model.template):
@@ -121,23 +122,31 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
         write_ledger(staging / LEDGER, planned.lengths, planned.plan, config.packing)
         if why_not:
             _leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
-        refuse_little_space(staging, planned.shards.num_bytes)
+        if places.stored:
+            begin_there(places.stored, planned.identity)
+        else:
+            refuse_little_space(staging, planned.shards.num_bytes)
         auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run)
         replaying = start_replay(planned.lengths, planned.plan.items, method, config.seed, run)
-        written = _write(config, planned, method, staging, run)
+        written = _write(config, planned, method, staging, places.stored, run)
         with run.progress.timed("verify"):
             audit = finish(auditing, run)
             write_whole(staging / META_FOLDER / REPLAY, run.executor.result(replaying))
-        _check(planned, written, staging, run)
+        _check(planned, written, staging, places.stored, run)
         report = replace(planned.report, run=_facts(given, planned, method, written, audit, run))
         write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
-        page.write(staging / PAGE, entries_of(staging / LEDGER), report.run, places.final, LEDGER, written=staging)
+        entries = entries_of(staging / LEDGER)
+        page.write(
+            staging / PAGE, entries, report.run, places.for_energon, LEDGER, written=staging, stored=places.stored
+        )
         with run.progress.timed("publish"):
-            publish(staging, places.final, places.overwrite)
+            if places.stored:
+                publish_there(staging, places.stored, planned.identity)
+            else:
+                publish(staging, places.final, places.overwrite)
     print_stages(run.progress)
-    load = f'load it with megatron.energon.get_train_dataset("{places.final}", ...)'
-    seen = f"see it: {places.final / PAGE}"
-    for line in (*audit.lines(), f"packed into {places.final}", seen, load):
+    load = f'load it with megatron.energon.get_train_dataset("{places.for_energon}", ...)'
+    for line in (*audit.lines(), f"packed into {places.named}", f"see it: {places.named}/{PAGE}", load):
         say(line)
     return report.to_json()
 
@@ -251,23 +260,27 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
     return Planned(lengths, plan, cost, shards, identity, report)
 
 
-def _write(config: PackConfig, planned: Planned, method: Method, staging: Path, run: Run) -> list[WrittenShard]:
+def _write(
+    config: PackConfig, planned: Planned, method: Method, staging: Path, stored: str | None, run: Run
+) -> list[WrittenShard]:
     lengths, plan, output = planned.lengths, planned.plan, config.output
     with run.progress.timed("write"):
         check_unchanged(lengths.shards, run)
-        written = write_shards(staging / output.shard_prefix, lengths, plan, planned.shards, method, run)
+        written = write_shards(staging / output.shard_prefix, lengths, plan, planned.shards, method, run, stored)
         manifest = manifest_of(lengths, plan, method.identity, planned.cost, content_settings(config))
         yaml, sqlite = output.dataset_yaml.value, output.sqlite
         write_metadata(staging, written, lengths.flavor, yaml, sqlite, manifest, output.sample_type)
     return written
 
 
-def _check(planned: Planned, written: list[WrittenShard], staging: Path, run: Run) -> None:
+def _check(planned: Planned, written: list[WrittenShard], staging: Path, stored: str | None, run: Run) -> None:
     measured = planned.lengths.shards
-    with run.progress.timed("check"), discarding_shards(staging):
+    with run.progress.timed("check"), discarding_shards(staging, stored):
         check_media([item.shard for item in measured], [item.pieces for item in measured], run)
         reconcile(written, planned.plan.num_packs, len(planned.plan.items))
-        run.executor.result(run.executor.start(check, check_job(staging, planned.lengths.flavor, written)))
+        flavor = planned.lengths.flavor
+        folder = put_for_check(stored, written, flavor) if stored else staging
+        run.executor.result(run.executor.start(check, check_job(folder, flavor, written)))
 
 
 def _facts(

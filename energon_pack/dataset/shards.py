@@ -11,6 +11,7 @@ import uuid
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from zlib import crc32
 
 import numpy as np
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
+from energon_pack.run import stores
 from energon_pack.run.stores import is_address
 from energon_pack.samples.flavors.base import Conversation, MemberInput, PackedFlavor
 from energon_pack.samples.flavors.schema import FORMAT
@@ -49,6 +51,7 @@ class ShardJob:
     flavor: PackedFlavor
     split: str
     checksums: npt.NDArray[np.uint32]  # of each row of the row group: its sample as it was measured
+    stored: str | None = None  # address of the folder on an object store in which it is written instead
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,16 @@ def write_shard(job: ShardJob) -> WrittenShard:
         PackError: a source shard changed since it was measured.
     """
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
-    index = job.path.with_suffix(".tar.idx")
-    was_there = _is_finished(job, table, index)
-    if not was_there:
-        _write_tar(job, table, index)
+    if job.stored is None:
+        index = job.path.with_suffix(".tar.idx")
+        was_there = _is_finished(job, table, index)
+        if not was_there:
+            _write_tar(job, table, index)
+        num_packs, num_bytes = index.stat().st_size // 8 - 1, job.path.stat().st_size
+    else:
+        num_packs, num_bytes, was_there = _put_tar(job, table, f"{job.stored}/{job.path.name}")
     sizes = pc.struct_field(pc.list_flatten(table["parts"]), "size")
     num_bytes_read = sum(pc.sum(column, min_count=0).as_py() for column in (table["record_size"], sizes))
-    num_packs, num_bytes = index.stat().st_size // 8 - 1, job.path.stat().st_size
     return WrittenShard(job.path.name, num_packs, table.num_rows, num_bytes, num_bytes_read, job.split, was_there)
 
 
@@ -88,6 +94,28 @@ def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
     os.replace(temporary, job.path)
     temporary.write_bytes(starts)
     os.replace(temporary, index)
+
+
+def _put_tar(job: ShardJob, table: pa.Table, address: str) -> tuple[int, int, bool]:
+    """Write a shard to an object store: how many packs and bytes it has, and whether it was there.
+
+    A store has each object whole or not at all, so one that is there is what was written.
+    """
+    num_packs = pc.count_distinct(table["pack"]).as_py()
+    try:
+        ends, size = stores.read_whole(f"{address}.idx"), stores.find(address).size
+        if len(ends) == 8 * (num_packs + 1) and size == tar_len(int(np.frombuffer(ends, "<u8")[-1])):
+            return num_packs, size, True
+    except FileNotFoundError:
+        pass
+    with TemporaryDirectory(prefix="energon_pack-") as folder:
+        path = Path(folder, job.path.name)
+        with open(path, "wb", buffering=0) as file:
+            starts = _write_packs(TarWriter(file.fileno()), job, table)
+        stores.put_file(address, path)
+        size = path.stat().st_size
+    stores.put(f"{address}.idx", starts)
+    return num_packs, size, False
 
 
 def parts_folder(staging: Path) -> Path:

@@ -15,9 +15,18 @@ from energon_pack.run.context import Run
 
 
 def write_shards(
-    prefix: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, method: Method, run: Run
+    prefix: Path,
+    lengths: Lengths,
+    plan: PackPlan,
+    shards: ShardPlan,
+    method: Method,
+    run: Run,
+    stored: str | None = None,
 ) -> list[WrittenShard]:
     """Write `<prefix>-000000.tar` and those after it, and pack_plan.parquet beside them.
+
+    Args:
+        stored: address of a folder on an object store, in which the shards are written instead.
 
     Raises:
         SourceChanged: a source shard is not what was measured.
@@ -38,6 +47,7 @@ def write_shards(
             flavor=lengths.flavor,
             split=SPLITS[split],
             checksums=lengths.checksums[items],
+            stored=stored,
         )
         for number, (items, split) in enumerate(zip(members, shards.splits.tolist(), strict=True))
     )
