@@ -5,7 +5,6 @@ where the data are read. Both ways give the same samples. Parts may come as byte
 whatever decoder a task encoder sets.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from energon_pack.dataset.manifest import is_metadataset, is_packed_here, read_manifest, read_replays
+from energon_pack.dataset.referenced import LoadedMedia
 from energon_pack.errors import PackError
 from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.run.stores import is_address
@@ -51,8 +51,6 @@ __all__ = [
     "train_arguments",
 ]
 
-_log = logging.getLogger(__name__)
-
 _AUTO = ReadSettings()  # each sample is looked at
 
 
@@ -64,12 +62,14 @@ def make_sample_loader(
     messages_key: str | None = None,
     sample_type: str = "auto",
     caption_prompt: str = "",
+    source_root: str | None = None,
 ) -> Callable[[Parts], dict[str, Any]]:
     """The sample loader of a flavour: from the parts of a sample to the fields of its class.
 
     Args:
         flavor: a name of `samples.flavors.FLAVORS`.
         messages_key, sample_type, caption_prompt: how unpacked samples are read: `source.*` of the packing.
+        source_root: where the media lie that packs of `output.media=reference` refer to; None: as docs/formats.md says.
 
     Raises:
         ValueError: an unknown flavour or sample type.
@@ -77,7 +77,7 @@ def make_sample_loader(
     if flavor not in FLAVORS:
         raise ValueError(f"no sample loader for flavor {flavor!r}; there are: {', '.join(FLAVORS)}")
     if flavor in PACKED:
-        return partial(load_pack, flavor=PACKED[flavor])
+        return partial(load_pack, flavor=PACKED[flavor], read=LoadedMedia(source_root))
     return partial(load_multi_mix_qa, settings=ReadSettings(messages_key, SampleType(sample_type), caption_prompt))
 
 

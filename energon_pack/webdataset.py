@@ -18,6 +18,7 @@ from typing import Any
 from webdataset.utils import pytorch_worker_info
 
 from energon_pack.dataset.manifest import is_packed_here, read_manifest
+from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.loading import pack_encoder
 from energon_pack.run.files import META_FOLDER
@@ -88,6 +89,7 @@ class Packs:
         self.encoder = encoder
         self._dataset = dataset
         self._root = os.path.join(os.path.abspath(dataset), "")
+        self._media = DatasetMedia(self._root)
         self._excluded = prepared.excluded_keys if prepared else {}
         self._counts = prepared.shard_counts if prepared else {}
         self._names: dict[str, str] = {}
@@ -109,7 +111,7 @@ class Packs:
             seen[shard] += 1
             if key in self._excluded.get(shard, ()):
                 continue
-            pack = self.encoder.encode(key, inputs_of_pack(_Parts(parts), self._flavor))
+            pack = self.encoder.encode(key, inputs_of_pack(_Parts(parts), self._flavor, self._media.read))
             if pack is not None:
                 yield pack
         for shard, count in seen.items():

@@ -10,6 +10,7 @@ from energon_pack.config import Format, PackConfig, Stage, plain
 from energon_pack.dataset.publish import refuse_existing, refuse_source, refuse_unwritable
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
+from energon_pack.run.executors import Folder
 from energon_pack.run.executors.choose import Meeting
 from energon_pack.run.files import naming_place
 from energon_pack.run.stores import energon_address, is_address, parent, tidy
@@ -21,6 +22,8 @@ from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Source
 from energon_pack.templates.folder import named_processor
+
+_MOST_FOLDERS = 32  # of the source, at which each worker looks
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,15 @@ class Places:
         """The same as Energon names it."""
         return energon_address(self.stored) if self.stored else str(self.final)
 
+    @property
+    def folders(self) -> list[Folder]:
+        """What every machine that works for the run has to see."""
+        roots = {shard.media_root for shard in self.source.shards}
+        media = {Path(root) for root in roots if root is not None and not is_address(root)}
+        read = sorted(self.source.folders | self.source.beside | media)[:_MOST_FOLDERS]
+        written = [Folder("cache_dir", self.cache_dir, True), Folder("output.dir", self.output_dir, True)]
+        return [*written, *(Folder("source.path", folder, False) for folder in read)]
+
 
 def resolve(config: PackConfig) -> Places:
     """The places of a run; the built-in demo is made where no source is given.
@@ -54,7 +66,7 @@ def resolve(config: PackConfig) -> Places:
         PackError: something is not there, or is there and would be lost, or can't be written.
     """
     final, cache_dir = final_folder(config), local_cache(config)
-    stored, cached = _stored(config), _cache_address(config)
+    stored, cached = stored_dataset(config), _cache_address(config)
     overwrite = config.output.overwrite or config.source.path is None  # the demo may run again and again
     if config.stage is Stage.all:
         refuse_existing(stored or final, overwrite)
@@ -78,7 +90,7 @@ def final_folder(config: PackConfig) -> Path:
     """
     if config.output.name is None:
         raise PackError("output.name must be set")
-    address = _stored(config)
+    address = stored_dataset(config)
     if address is not None:
         return local_cache(config) / "outputs" / _short_hash(parent(address)) / config.output.name
     return Path(config.output.dir).expanduser() / config.output.name
@@ -106,7 +118,8 @@ def _cache_address(config: PackConfig) -> str | None:
     return tidy(folder) if is_address(folder) else None
 
 
-def _stored(config: PackConfig) -> str | None:
+def stored_dataset(config: PackConfig) -> str | None:
+    """The address of the dataset of a run, where it is to be on an object store."""
     return f"{tidy(config.output.dir)}/{config.output.name}" if is_address(config.output.dir) else None
 
 

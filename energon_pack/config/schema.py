@@ -29,6 +29,13 @@ class DatasetYaml(str, Enum):
     crude = "crude"
 
 
+class MediaIn(str, Enum):
+    """Where the media of packs are."""
+
+    copy = "copy"
+    reference = "reference"
+
+
 class Stage(str, Enum):
     """How far a run goes."""
 
@@ -79,6 +86,8 @@ class OutputConfig:
     name: str | None = None
     #: of the packs' JSON
     flavor: Flavor = Flavor.packed_multi_mix_qa
+    #: copy: in the packs; reference: in the source, from which loading reads them
+    media: MediaIn = MediaIn.copy
     #: typed: sample type and loader; crude: CrudeWebdataset, for cookers
     dataset_yaml: DatasetYaml = DatasetYaml.typed
     #: whether a loader of plain Python lies beside the data, for a stack that can't import energon_pack
@@ -114,6 +123,11 @@ class OutputConfig:
             raise PackError(
                 "output.sample_loader_py=true needs output.sample_type=module:Class, the class that the other stack"
                 " reads packs as; energon_pack's own classes need no sample_loader.py"
+            )
+        if self.sample_loader_py and self.media is MediaIn.reference:
+            raise PackError(
+                "output.sample_loader_py=true with output.media=reference: a loader of plain Python can't read media"
+                " from the source; output.media=copy puts them into the packs"
             )
         if name is not None and not self.sample_loader_py:
             raise PackError(

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from energon_pack.dataset.contents import Pack, parse
+from energon_pack.dataset.contents import Pack, parse, with_media
 from energon_pack.dataset.files import PackFiles, at, packs_in, read_object, shard_paths
+from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import Bytes, Range
@@ -49,6 +50,8 @@ class Packs:
         """
         self.folder, self._flavor, self._stored = folder, flavor, stored
         self._opened: dict[str, File] = {}
+        #: those that packs refer to
+        self.media = DatasetMedia(folder)
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -97,7 +100,8 @@ class Packs:
             raise PackError(f"{self.folder / name} can't be read: {error.strerror or error}") from None
         part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
         raw = None if part is None else file.read(part.offset, part.size)
-        return Found(number, name, file, *parse(files, raw, self._flavor))
+        pack, defects = parse(files, raw, self._flavor)
+        return Found(number, name, with_media(file, pack, self.media), pack, defects)
 
     def all(self) -> Iterator[Found]:
         """Every pack, in order; those of a shard that can't be read are none."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 
 MANIFEST = "energon_pack.json"
 REPLAY = "replay.json"
+REPORT = "report.json"
 
 
 def read_manifest(dataset: str | Path) -> dict[str, Any]:

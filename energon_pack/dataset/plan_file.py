@@ -22,6 +22,7 @@ from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Lengths
 from energon_pack.plan.plan import LEFT_OUT, PackPlan, split_of_packs
 from energon_pack.plan.settings import PackingConfig
+from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.tar import BLOCK
@@ -139,7 +140,8 @@ def key_prefix(lengths: Lengths, plan: PackPlan, identity: Sequence[Any]) -> str
     """What the keys of this dataset's packs begin with: the same for the same, another for another."""
     digest = hashlib.sha256(json.dumps([identity, lengths.shard_names]).encode())
     for array in (lengths.items.lens, plan.starts, plan.items):
-        digest.update(array.astype("<i8").tobytes())
+        for block in blocks(len(array)):
+            digest.update(array[block].astype("<i8").tobytes())
     return digest.hexdigest()[:8]
 
 
@@ -174,8 +176,9 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
     Returns:
         For each output shard where its pieces are: offset, bytes.
     """
-    place = np.full(len(lengths.items), -1, np.int64)
-    place[plan.items] = np.arange(len(plan.items))
+    place = lengths.scratch.zeros(len(lengths.items), np.int64)  # from 1 on
+    for block in blocks(len(plan.items)):
+        place[plan.items[block]] = np.arange(block.start, block.stop) + 1
     chunks: list[list[tuple[int, int]]] = [[] for _ in edges[1:]]
     waiting: list[pa.Table] = []
 
@@ -193,7 +196,7 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
 
     names = pa.array(lengths.shard_names, pa.string())
     for start, numbers, table in lengths.tables(COLUMNS):
-        mine = place[start : start + table.num_rows]
+        mine = place[start : start + table.num_rows] - 1
         table = table.add_column(0, "shard", names.take(pa.array(numbers)))
         table = table.append_column("place", pa.array(mine)).filter(pa.array(mine >= 0))
         waiting.append(table)

@@ -1,26 +1,30 @@
 """Where a dataset appears: what is refused before any work, a staging folder meanwhile, one rename at the end."""
 
 import fcntl
+import glob
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from energon_pack.dataset.files import LEDGER, PAGE
-from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.shards import parts_folder
-from energon_pack.dataset.stored import discard_shards, refuse_existing_there, refuse_unwritable_there
+from energon_pack.dataset.stored import discard_shards, publish_there, refuse_existing_there, refuse_unwritable_there
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.plan.compare_lens import Choices
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
 from energon_pack.run.stores import is_address, lies_in
 from energon_pack.sources.shard import Source
+from energon_pack.sources.storage import read_whole
 
 _IDENTITY = ".identity"
+_TERM = ".term-"
 
 
 def refuse_source(final: Path | str, cache_dir: Path | str, source: Source) -> None:
@@ -145,7 +149,7 @@ def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
 
 
 @contextmanager
-def staging_folder(final: Path, identity: str, is_locked: bool = True) -> Iterator[Path]:
+def staging_folder(final: Path, identity: str, term: int | None = None) -> Iterator[Path]:
     """A folder on the output's file system for this run alone, with the shards that a killed run left finished.
 
     It goes once the dataset is published, or when nothing in it is of use; after a kill or an error it stays, for the
@@ -153,8 +157,9 @@ def staging_folder(final: Path, identity: str, is_locked: bool = True) -> Iterat
 
     Args:
         identity: of all that the bytes of the shards depend on. What was left under another one is removed.
-        is_locked: by a lock of the file system; else the caller knows that nobody else writes there, or writes the
-            same: then an error leaves the folder to whoever goes on.
+        term: which of several drivers, that follow each other, this is; None: it is the only one, and holds a lock. One
+            that was taken for lost may wake up at any step: its successor renamed its folder, so it finds nothing there
+            to write or to publish; and it takes none from those after it.
 
     Raises:
         PackError: another run is at work on the same dataset.
@@ -162,11 +167,12 @@ def staging_folder(final: Path, identity: str, is_locked: bool = True) -> Iterat
     folder = final.parent / ".staging"
     folder.mkdir(parents=True, exist_ok=True)
     staging, old, lock_file = (folder / f"{final.name}{end}" for end in ("", ".old", ".lock"))
-    parts = parts_folder(staging)
-    with _locked(lock_file, final) if is_locked else nullcontext():
+    with _locked(lock_file, final) if term is None else nullcontext():
+        if term is not None:
+            staging = _of_earlier_term(staging, term, lock_file, final)
         if old.exists() and not final.exists():  # a run was killed between the two renames of `publish`
             os.rename(old, final)
-        for leftover in (old, parts):
+        for leftover in (old, parts_folder(staging)):
             shutil.rmtree(leftover, ignore_errors=True)
         _keep_shards(staging, identity)
         is_done = False
@@ -174,12 +180,32 @@ def staging_folder(final: Path, identity: str, is_locked: bool = True) -> Iterat
             yield staging
             is_done = True
         finally:
-            if (is_locked or is_done) and not any(staging.glob("*.tar.idx")):
+            if (term is None or is_done) and not any(staging.glob("*.tar.idx")):
                 shutil.rmtree(staging, ignore_errors=True)
-            shutil.rmtree(parts, ignore_errors=True)
-            lock_file.unlink(missing_ok=True)
+            shutil.rmtree(parts_folder(staging), ignore_errors=True)
+            if is_done:
+                for left in folder.glob(f"{glob.escape(final.name)}{_TERM}*"):
+                    shutil.rmtree(left, ignore_errors=True)
+            if term is None:
+                lock_file.unlink(missing_ok=True)
             with suppress(OSError):  # a staging folder is there
                 folder.rmdir()
+
+
+def _of_earlier_term(staging: Path, term: int, lock_file: Path, final: Path) -> Path:
+    """The folder of a term, made of that of the term before it, or of what a run on one machine left."""
+    mine = staging.with_name(f"{staging.name}{_TERM}{term:06d}")
+    if staging.exists():
+        with suppress(OSError), _locked(lock_file, final):
+            os.rename(staging, mine)
+            lock_file.unlink()
+    found = {path.name.rpartition(_TERM)[2]: path for path in staging.parent.glob(f"{glob.escape(mine.name[:-6])}*")}
+    for path in (found[number] for number in sorted(found) if number.isdecimal() and int(number) < term):
+        shutil.rmtree(parts_folder(path), ignore_errors=True)
+        with suppress(FileNotFoundError):  # its driver was not lost, and publishes it just now
+            shutil.rmtree(mine, ignore_errors=True)
+            os.rename(path, mine)
+    return mine
 
 
 def _keep_shards(staging: Path, identity: str) -> None:
@@ -230,12 +256,19 @@ def refuse_little_space(staging: Path, num_bytes: int) -> None:
         )
 
 
-def publish(staging: Path, final: Path, overwrite: bool) -> None:
-    """Rename the finished folder into place.
+def publish(staging: Path, final: Path, overwrite: bool, stored: str | None, identity: str) -> None:
+    """Rename the finished folder into place; where its shards are on an object store, put it there.
+
+    Args:
+        stored: address of the dataset, or None.
+        identity: as of `staging_folder`.
 
     Raises:
         PackError: a dataset appeared there meanwhile.
     """
+    if stored is not None:
+        publish_there(staging, stored, identity)
+        return
     refuse_existing(final, overwrite)
     (staging / _IDENTITY).unlink()
     sync_file_system(staging)
@@ -246,6 +279,32 @@ def publish(staging: Path, final: Path, overwrite: bool) -> None:
     shutil.rmtree(old, ignore_errors=True)
     for path in (kept_ledger(final), page_beside(final, PAGE)):  # of an earlier run that published nothing
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def announced(note: Path | None, report: Path) -> Iterator[None]:
+    """Say which dataset appears, for one who takes over: this process may be lost before it has said that it is there.
+
+    Args:
+        note: None: nobody takes over.
+        report: of the dataset; no other has the same.
+    """
+    if note is not None:
+        write_whole(note, report.read_bytes())
+    yield
+    if note is not None:
+        note.unlink()
+
+
+def appeared(note: Path, final: str) -> dict[str, Any] | None:
+    """The report of the dataset, where a driver that was lost after it published has `announced` just this one.
+
+    Args:
+        final: its folder, or its address.
+    """
+    report = read_whole(str(note))
+    is_whole = report is not None and read_whole(f"{final}/{META_FOLDER}/dataset.yaml") is not None
+    return dict(json.loads(report)) if report and is_whole and read_whole(f"{final}/{REPORT}") == report else None
 
 
 def kept_ledger(final: Path) -> Path:

@@ -1,12 +1,13 @@
 """What packs hold, and what training reads of them over time."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.items import MEDIA_TYPES, Items
+from energon_pack.plan.items import MEDIA_TYPES, AnyInts, Items
 from energon_pack.plan.plan import PackPlan, costs_of_packs, features_of_packs, media_of_packs, split_of_packs
 from energon_pack.plan.report import spread
 from energon_pack.plan.splits import SPLITS
@@ -82,11 +83,10 @@ def _over_time(
     num = int((split == split[0]).sum())  # packs of a split come in a row, the first split's first
     order = stream(num, topology)
     cost, trained = flops.sum(axis=0)[order], plan.per_pack(items.num_supervised)[order]
-    media, lens = items.media, items.lens
     of_kinds = {
-        name: plan.per_pack(np.where(media == code, lens, 0))[order]
+        name: tokens[order]
         for code, name in enumerate(MEDIA_TYPES)
-        if (media[plan.items] == code).any()
+        if (tokens := plan.per_pack(items.media, items.lens, of=partial(_of_medium, code))).any()
     }
     bounds = _bounds(num)
     sizes = np.diff([*bounds, num])
@@ -103,6 +103,10 @@ def _over_time(
     chance = cost[np.argsort(random_keys(num, 0), kind="stable")]
     waits = {"planned": _waits(cost, topology), "chance": _waits(chance, topology)}
     return SPLITS[split[0]], stretches, waits if waits["planned"] else {}
+
+
+def _of_medium(code: int, media: AnyInts, lens: AnyInts) -> AnyInts:
+    return np.where(media == code, lens, 0)
 
 
 def _waits(cost: Floats, topology: Topology) -> list[float]:

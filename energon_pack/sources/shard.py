@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,12 +18,13 @@ from energon_pack.run.stores import is_address, joined, lies_in
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
-from energon_pack.samples.sample import Part
+from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
 from energon_pack.sources.jsonl import index as lines
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
+from energon_pack.sources.jsonl.lmdb_file import split_name
 from energon_pack.sources.storage import absolute, folder_of, real_path, state_of
 from energon_pack.sources.tar import BLOCK
 
@@ -122,6 +124,19 @@ class TarShard(_File):
         """What a sample names, as in `media`."""
         return listed_parts([name], key, parts)[0]
 
+    @property
+    def root(self) -> str:
+        """The folder in which it has its name."""
+        return self.path.removesuffix(f"/{self.name}")
+
+    def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
+        """Where a part lies, as packs that refer to it say it.
+
+        Args:
+            root: of the source.
+        """
+        return self.name, part.offset, part.size
+
 
 @dataclass(frozen=True)
 class JsonlShard(_File):
@@ -160,6 +175,14 @@ class JsonlShard(_File):
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
         return look_up(name)
+
+    @property
+    def root(self) -> str:
+        return self.media_root
+
+    def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
+        path, key = split_name(self.path_of(part.name).removeprefix(f"{root}/"))
+        return (path,) if key is None else (path, key)
 
 
 #: One file of a source, of either kind.
@@ -200,6 +223,22 @@ class Source:
         """The folders of this machine in which its files are."""
         paths = (shard.real_path for shard in self.shards)
         return frozenset(map(Path, {os.path.dirname(path) for path in paths if not is_address(path)}))
+
+    @cached_property
+    def root(self) -> str:
+        """The folder to which paths in packs that refer to their media are relative.
+
+        Raises:
+            PackError: tars of it have their names in several folders.
+        """
+        roots = sorted({shard.root for shard in self.shards})
+        if len(roots) > 1 and any(shard.media_root is None for shard in self.shards):
+            raise PackError(
+                f"output.media=reference: the source lies in {roots[0]} and {roots[1]}: give source.path one folder"
+                " that holds all of it, or a glob in that"
+            )
+        steps = zip(*(root.split("/") for root in roots), strict=False)
+        return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
 
     def around(self, place: Path | str) -> Path | str | None:
         """The folder of the source in which, or beside whose files, a place lies: nothing is written there.

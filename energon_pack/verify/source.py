@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.dataset.files import REPORT, at
+from energon_pack.dataset.files import at
+from energon_pack.dataset.manifest import REPORT
 from energon_pack.errors import PackError, short
 from energon_pack.run.context import Run
 from energon_pack.run.json_nodes import node_of

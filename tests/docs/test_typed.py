@@ -11,15 +11,18 @@ import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import fields
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from energon_pack.config import ExecutorConfig
 from support.pages import BLOCKS, PAGES, Block, code, commands, prose
 from support.peers import write_llava_onevision
 from support.running import ROOT, as_a_program, command, command_here, exit_code, need_torchvision
 from support.samples import chat
+from support.slurm import slurm_stand_in
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -53,6 +56,12 @@ def _a_script(line: str) -> bool:
     return all(f'"{option}"' in (ROOT / script).read_text() for option in options)
 
 
+def _on_nodes(line: str) -> bool:
+    """What each node starts is the command of a page, and has settings that there are."""
+    settings = re.findall(r"executor\.(\w+)=", line)
+    return "energon-pack +model=" in line and {*settings} <= {field.name for field in fields(ExecutorConfig)}
+
+
 def _tests(line: str) -> bool:
     return all((ROOT / word).is_file() for word in line.split() if word.startswith("tests/"))
 
@@ -64,6 +73,7 @@ NOT_RUN: dict[str, tuple[str, Callable[[str], bool]]] = {
     r"\. \.venv/bin/activate": ("the tests have an environment of their own", lambda line: True),
     r"make ": ("it makes an environment, and runs what is tested here by itself", _a_target),
     r"python benchmarks/": ("it takes minutes", _a_script),
+    r"srun ": ("there is no Slurm; tests/run/shared/test_slurm.py starts one where it is installed", _on_nodes),
     r"pytest ": ("these are tests themselves", _tests),
 }
 
@@ -162,9 +172,12 @@ RUN = {page for page in PAGES if any(b.page == page and b.language in ("python",
 
 
 @pytest.mark.parametrize("page", sorted(RUN))
-def test_a_page_does_what_it_says_from_top_to_bottom(page: str, typed_demo: Path, tmp_path: Path) -> None:
+def test_a_page_does_what_it_says_from_top_to_bottom(
+    page: str, typed_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One snippet looped for ever, one lacked its imports, one command had a setting that is none."""
     need_torchvision()
+    slurm_stand_in(monkeypatch, tmp_path)
     reader = Reader(tmp_path, typed_demo)
     for block in BLOCKS:
         if block.page == page:

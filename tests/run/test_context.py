@@ -1,7 +1,7 @@
 """Stages know the protocol of an executor alone: one that runs jobs elsewhere packs the same bytes."""
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 from energon_pack.config import PackConfig
 from energon_pack.pack import pack
 from energon_pack.run.context import Run
-from energon_pack.run.executors import Executor, Job, Result
+from energon_pack.run.executors import Executor, Folder, Job, Result
 from energon_pack.run.progress import Progress
 from energon_pack.sources.storage import counted
 from support.packed import files
@@ -29,6 +29,9 @@ class Elsewhere:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def share(self, folders: Sequence[Folder]) -> None:
+        self.folders = {folder.knob: folder.path for folder in folders}
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
         for job in jobs:

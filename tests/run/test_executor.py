@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Thread
@@ -20,7 +21,7 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.executors.workers import Busy
+from energon_pack.run.executors.workers import Busy, work_of
 from support.jobs import hold, sleep
 from support.running import ROOT
 
@@ -287,5 +288,6 @@ def test_reading_a_mapped_file_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
         io_counters=lambda: SimpleNamespace(read_chars=0, write_chars=0, read_bytes=next(pages), write_bytes=0),
     )
     monkeypatch.setattr(psutil, "Process", lambda _: process)
-    busy = Busy(SimpleNamespace(started=[SimpleNamespace(pid=1)]))  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(started=[SimpleNamespace(pid=1)])
+    busy = Busy(partial(work_of, context))
     assert busy.seconds_without_work(60.0) == 0.0

@@ -1,11 +1,20 @@
 """Who does the jobs of a run. A stage knows this protocol alone; `pack` and `verify` choose who fulfils it."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+
+class Folder(NamedTuple):
+    """A folder in which jobs find their files."""
+
+    knob: str  # that names it
+    path: Path
+    is_written: bool  # by the run; a source never is
 
 
 class Executor(Protocol):
@@ -23,6 +32,9 @@ class Executor(Protocol):
         begun are then dropped. A worker that is lost or stuck is a `PackError` that names the knob to turn: no wait
         has no end.
     """
+
+    def share(self, folders: Sequence[Folder]) -> None:
+        """Hear, before the first job, which folders everyone who does jobs has to see."""
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
         """Results in the order of the jobs.

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from energon_pack.errors import PackError
 from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
+from energon_pack.run.executors.shared.driver import SharedExecutor
 from energon_pack.run.executors.shared.slurm import launch_of
 from energon_pack.run.executors.shared.together import Together
+from energon_pack.run.executors.workers import RAY_IS_QUIET, environment
 from energon_pack.run.progress import Progress
 
 Figures = dict[str, Any]
@@ -41,6 +44,24 @@ def drive(
         return work(executor)
 
 
+def term_of(executor: Executor) -> int | None:
+    """Which driver of its run this process is, where one may follow another; None: it is the only one."""
+    return executor.term if isinstance(executor, SharedExecutor) else None
+
+
 def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:
-    """Who does the jobs of a run that one process drives, while it lasts."""
-    return LocalExecutor(settings.num_workers)
+    """Who does the jobs of a run that one process drives, while it lasts.
+
+    Raises:
+        PackError: what it needs is not installed.
+    """
+    if settings.kind is not ExecutorKind.ray:
+        return LocalExecutor(settings.num_workers)
+    try:
+        with environment(RAY_IS_QUIET):
+            from energon_pack.run.executors.ray import RayExecutor
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise PackError("executor=ray needs Ray: pip install 'energon-pack[ray]'") from None
+    return RayExecutor(settings)

@@ -10,11 +10,12 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as NoResultYet
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain, islice
 from multiprocessing.connection import Connection
 from threading import Thread, current_thread, main_thread
@@ -22,13 +23,12 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from energon_pack.errors import PackError
-from energon_pack.run.executors.workers import INTERRUPTS, Busy, Context, start_worker
+from energon_pack.run.executors import Folder
+from energon_pack.run.executors.workers import INTERRUPTS, ONE_THREAD, Busy, Context, environment, start_worker, work_of
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-#: One thread a worker; the processes are the parallelism, and threads that wait for each other use the cores, too.
-_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _JOBS_PER_WORKER = 2  # one at work, one waiting
 _KILLED = "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
 _START_SECONDS = 0.3  # about what starting a worker takes
@@ -74,7 +74,10 @@ class LocalExecutor:
         self._ends: list[Connection] = []  # of the pipes between pools and workers: those that workers use
         self._last: Future[Any] | None = None  # of the jobs beside
         self._busy: Busy | None = None
-        self._settings_before: dict[str, str | None] = {}
+        self._one_thread = environment(ONE_THREAD)
+
+    def share(self, folders: Sequence[Folder]) -> None:
+        """As `Executor.share`: one machine sees its own."""
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
         """As `Executor.map`; jobs that are short run here until they have taken as long as starting a process."""
@@ -153,7 +156,7 @@ class LocalExecutor:
         if any(process.exitcode is not None for process in self._context.started):
             raise WorkerKilled from None  # half a result may be waited for, of one that was killed
         if self._busy is None:  # looking costs more than most waits
-            self._busy = Busy(self._context)
+            self._busy = Busy(partial(work_of, self._context))
         elif self._busy.seconds_without_work(seconds) > self._patience:
             pids = ", ".join(str(process.pid) for process in self._context.started)
             raise PackError(
@@ -162,8 +165,7 @@ class LocalExecutor:
             ) from None
 
     def __enter__(self) -> "LocalExecutor":
-        self._settings_before = {name: os.environ.get(name) for name in _ONE_THREAD}
-        os.environ.update(_ONE_THREAD)
+        self._one_thread.__enter__()
         if multiprocessing.get_start_method(allow_none=True) not in (None, *multiprocessing.get_all_start_methods()):
             multiprocessing.set_start_method("spawn", force=True)  # workers would look for joblib's, and end
         return self
@@ -171,10 +173,7 @@ class LocalExecutor:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name, before in self._settings_before.items():
-            os.environ.pop(name)
-            if before is not None:
-                os.environ[name] = before
+        self._one_thread.__exit__(None, None, None)
         ending = Thread(target=self._shut_down, daemon=True)  # waits as long as any worker is at work
         ending.start()
         if kind is None:

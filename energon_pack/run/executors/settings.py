@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from energon_pack.errors import PackError
+
 
 class ExecutorKind(str, Enum):
     """Where jobs are done."""
@@ -31,3 +33,22 @@ class ExecutorConfig:
     wait: bool = True
     #: slurm: a word that is the same in all processes that were started together; None: the id of their Slurm job
     launch: str | None = None
+    #: ray: where the cluster is: auto, HOST:PORT or ray://HOST:PORT; None: a Ray of this machine, for the run alone
+    address: str | None = None
+    #: ray: CPUs of a task
+    num_cpus: float = 1.0
+    #: ray: bytes of memory of a task; None: they are not counted
+    memory: float | None = None
+    #: ray: how often a job is done again whose worker or node was lost
+    retries: int = 3
+    #: ray: seconds that no node works on the run, after which it ends
+    give_up_after: float = 3600.0
+
+    def check(self) -> None:
+        """Raises PackError where no work could be done so, or a setting is another executor's."""
+        for name in ("num_cpus", "memory", "give_up_after"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise PackError(f"executor.{name}={value:g}: must be more than 0")
+        if self.address is not None and self.kind is not ExecutorKind.ray:
+            raise PackError(f"executor.address={self.address} is for executor=ray")

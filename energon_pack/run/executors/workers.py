@@ -5,7 +5,8 @@ import ctypes
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 from threading import Thread
@@ -14,10 +15,28 @@ from typing import Any
 
 import psutil
 
+#: One thread a worker; the processes are the parallelism, and threads that wait for each other use the cores, too.
+ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+#: What Ray reads when it is imported, and when it starts: it prints no event of its cluster, and reports nothing.
+RAY_IS_QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_USAGE_STATS_ENABLED": "0"}
 #: what ends a run; workers leave it to their parent
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _IDLE = 0.01  # of the time: workers that wait for the GIL for ever wake up, and use less
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have processes that are started meanwhile, and modules that are imported, find these variables."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 class _Worker(SpawnProcess):
@@ -68,15 +87,19 @@ class Context(SpawnContext):
 
 
 class Busy:
-    """Tells how long processes have done nothing at all."""
+    """Tells for how long nothing at all was done.
 
-    def __init__(self, context: Context):
-        self._context = context
+    Args:
+        work: seconds of the processor that were used so far, and bytes read and written.
+    """
+
+    def __init__(self, work: Callable[[], tuple[float, int]]):
+        self._work = work
         self._idle = 0.0  # seconds that were waited: by the clock, all of a job that is suspended would be
-        self._done = self._work()
+        self._done = work()
 
     def seconds_without_work(self, waited: float) -> float:
-        """Since the last look at which any had used the processor, or had read or written a byte.
+        """Since the last look at which any of the processor was used, or a byte was read or written.
 
         Args:
             waited: seconds since the look before.
@@ -87,17 +110,18 @@ class Busy:
             self._idle, self._done = 0.0, done
         return self._idle
 
-    def _work(self) -> tuple[float, int]:
-        """Seconds of the processor, bytes read and written."""
-        seconds, num_bytes = 0.0, 0
-        for started in self._context.started:
-            with suppress(psutil.Error):
-                process = psutil.Process(started.pid)
-                seconds += sum(process.cpu_times()[:2])
-                if hasattr(process, "io_counters"):  # not on macOS
-                    io = process.io_counters()
-                    num_bytes += io.read_chars + io.write_chars + io.read_bytes  # these of mapped files
-        return seconds, num_bytes
+
+def work_of(context: Context) -> tuple[float, int]:
+    """What the processes of a context have done, for `Busy`."""
+    seconds, num_bytes = 0.0, 0
+    for started in context.started:
+        with suppress(psutil.Error):
+            process = psutil.Process(started.pid)
+            seconds += sum(process.cpu_times()[:2])
+            if hasattr(process, "io_counters"):  # not on macOS
+                io = process.io_counters()
+                num_bytes += io.read_chars + io.write_chars + io.read_bytes  # these of mapped files
+    return seconds, num_bytes
 
 
 def start_worker(life: Connection, parent: int | None) -> None:

@@ -16,6 +16,11 @@ def split_name(path: str) -> tuple[str, str | None]:
     return (database, key) if separator and database.endswith(".lmdb") else (path, None)
 
 
+def joined_name(database: str, key: str) -> str:
+    """The path that names a key of an LMDB: the reverse of `split_name`."""
+    return f"{database}{_SEPARATOR}{key}"
+
+
 def open_value(database: str, key: str) -> InMemory:
     """The value of a key; its version is that of the LMDB.
 

@@ -8,11 +8,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
-
-import psutil
 
 from energon_pack.run.executors.shared.folder import read, remove, write
 
@@ -45,12 +44,12 @@ class Beat:
 
     def _run(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
-            if not self._write():
-                return
+            self._write()
 
-    def _write(self) -> bool:
+    def _write(self) -> None:
         self._number += 1
-        return write(self._path, json.dumps({"beat": self._number, **self._describe()}).encode())
+        with suppress(OSError):  # a full disk, a server that is away: the next one may come through
+            write(self._path, json.dumps({"beat": self._number, **self._describe()}).encode())
 
 
 class Watched:
@@ -96,9 +95,10 @@ def _machine() -> str:
         return ""
 
 
-def _born(pid: int) -> float | None:
+def _born(pid: int) -> int | None:
+    """When a process began, in ticks since the machine did: the time of day may be set meanwhile."""
     try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.Error:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state == "Z" else int(rest[18])
+    except OSError:  # there is none, or this is not Linux
         return None

@@ -1,20 +1,26 @@
 """The executor of a run on many machines: deals jobs to their inboxes, and takes what comes of them, in order."""
 
 import itertools
+import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
+from energon_pack import __version__
 from energon_pack.errors import PackError
+from energon_pack.run.console import say
+from energon_pack.run.executors import Folder
+from energon_pack.run.executors.admission import terms_of
 from energon_pack.run.executors.local import LocalExecutor, at_once
 from energon_pack.run.executors.shared.beats import Watched, is_dead
 from energon_pack.run.executors.shared.folder import names_in, read, read_object, refresh, remove, write
 from energon_pack.run.executors.shared.terms import Term, latest_term
-from energon_pack.run.executors.shared.wire import decode, encode
+from energon_pack.run.executors.shared.wire import WireError, decode, encode
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -42,6 +48,7 @@ class _Task:
     data: bytes
     nodes: list[str] = field(default_factory=list)  # that have it, or had it and were lost
     sent: float = 0.0
+    num_lost: int = 0  # results
 
     @property
     def name(self) -> str:
@@ -79,10 +86,21 @@ class SharedExecutor:
         self._came: set[int] = set()  # results that are there
         self._nodes: dict[str, _NodeSeen] = {}
         self._orphans: set[int] = set()  # tasks of machines that were lost
+        self._unfit: set[str] = set()  # machines that can't work
         self._looked = self._heard = time.monotonic()
+        self._stack = ExitStack()
+        self._is_shared = False
+
+    def share(self, folders: Sequence[Folder]) -> None:
+        """As `Executor.share`: machines that do not see them, or have other packages, are given no jobs."""
+        terms = self._stack.enter_context(terms_of(folders))
+        write(self._run.terms, json.dumps(asdict(terms)).encode())
+        self._is_shared = True
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
         """As `Executor.map`; jobs that are short run here until they have taken as long as handing them out."""
+        if not self._is_shared:
+            self.share(())
         jobs = iter(jobs)
         if are_short:
             yield from at_once(function, jobs)
@@ -99,10 +117,12 @@ class SharedExecutor:
                 if is_end and not waiting:
                     return
                 if waiting and waiting[0].number in self._came:
-                    yield self._take(waiting.popleft())
-                    continue
-                if is_end:
-                    self._hand_out_twice(waiting)
+                    result = self._take(waiting[0])
+                    if result is not _NOTHING:
+                        waiting.popleft()
+                        yield result
+                        continue
+                self._hand_out_twice(waiting)
                 self._wait(waiting[0] if waiting else None)
         finally:
             for task in waiting:
@@ -119,19 +139,24 @@ class SharedExecutor:
         return result
 
     @property
+    def term(self) -> int:
+        """Which driver of this run this one is: those that come later have higher numbers."""
+        return self._term.number
+
+    @property
     def nodes(self) -> dict[str, dict[str, int]]:
         """How many processes each machine has, and how many jobs it was given."""
         nodes = [*self._nodes.values()]  # at once: another thread asks
         return {node.name: {"num_workers": node.num_workers, "jobs": len(node.tasks)} for node in nodes}
 
     def __enter__(self) -> "SharedExecutor":
-        self._local.__enter__()
+        self._stack.enter_context(self._local)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._local.__exit__(kind, value, trace)
+        self._stack.__exit__(kind, value, trace)
 
     # ------------------------------------------------------------------------------------------------ handing out
 
@@ -149,20 +174,19 @@ class SharedExecutor:
         task.nodes.append(node.name)
         task.sent = time.monotonic()
         node.tasks.add(task.number)
-        write(self._run.inbox(node.name) / task.name, task.data)
+        if not write(self._run.inbox(node.name) / task.name, task.data):
+            self._orphans.add(task.number)
 
     def _hand_out_twice(self, waiting: Iterable[_Task]) -> None:
-        """Give the oldest jobs to idle machines, too: one that is slow, or away, holds up nobody."""
-        idle = [node for node in self._nodes.values() if not node.tasks]
+        """Give the oldest jobs to machines that have nothing to do, too: one that is slow, or away, holds up nobody."""
         now = time.monotonic()
-        for task in waiting:
-            if not idle:
-                return
-            if task.number in self._tasks and now - task.sent > _TWICE_SECONDS:
-                others = [node for node in idle if node.name not in task.nodes]
-                if others:
-                    idle.remove(others[0])
-                    self._send(task, others[0])
+        old = [task for task in waiting if task.number in self._tasks and now - task.sent > _TWICE_SECONDS]
+        idle = [node for node in self._nodes.values() if not node.tasks] if old else []
+        for task in old:
+            others = [node for node in idle if node.name not in task.nodes]
+            if others:
+                idle.remove(others[0])
+                self._send(task, others[0])
 
     # --------------------------------------------------------------------------------------------------- taking in
 
@@ -199,13 +223,21 @@ class SharedExecutor:
         return came
 
     def _take(self, task: _Task) -> Any:
+        """A result; `_NOTHING`, where it is not there after all: the job is then done once more."""
         path = self._run.results / task.name
         data = read(path)
         self._came.discard(task.number)
-        if data is None:
-            raise PackError(f"{path} is gone: something removes files in {self._term.folder}; run again")
         remove(path)
-        what, result = decode(data)
+        try:
+            what, result = decode(data or b"")
+        except WireError as error:
+            task.num_lost += 1
+            if task.num_lost > _MOST_LOST:
+                raise PackError(f"{path}: {error}: something changes or removes files in {self._term.folder}") from None
+            self._tasks[task.number] = task
+            self._orphans.add(task.number)
+            task.nodes.clear()
+            return _NOTHING
         if what == "error":
             raise result
         return result
@@ -232,12 +264,16 @@ class SharedExecutor:
         self._look_around()
         self.refuse_deposed()
         there = {name.removesuffix(".json") for name in names_in(self._run.nodes)}
-        for name in there - self._nodes.keys():
+        for name in there - self._nodes.keys() - self._unfit:
             path = self._run.nodes / f"{name}.json"
             about = read_object(path)
-            if about is not None and not is_dead(about):
+            if about is not None and about.get("unfit"):
+                self._unfit.add(name)
+                say(f"not used: {about['unfit']}")
+            elif about is not None and about.get("version") == __version__ and not is_dead(about):
                 watched = Watched(path, self._lost_after)
-                self._nodes[name] = _NodeSeen(name, int(about["num_workers"]), watched)
+                mine = {task.number for task in self._tasks.values() if name in task.nodes}  # of one that was away
+                self._nodes[name] = _NodeSeen(name, int(about["num_workers"]), watched, mine)
         for node in list(self._nodes.values()):
             if node.name not in there or node.watched.is_lost():
                 del self._nodes[node.name]

@@ -6,9 +6,10 @@ and a file is whole or not there.
     <folder>/terms/000001.json      who drives the run: whoever made the file (nobody can make it twice)
              terms/000001.beat      that it lives: another content every few seconds
              terms/000001.end       what came of it
-             runs/<id>/nodes/<node>.json         a machine that works: other contents as long as it lives
+             runs/<term>-<id>/nodes/<node>.json         a machine that works: other contents as long as it lives
                        inbox/<node>/<number>     jobs that it is to do
                        results/<number>          what came of them
+                       terms.json                what a machine needs that works
                        status.json               how far it is
 """
 
@@ -41,6 +42,10 @@ class RunFolder:
     @property
     def results(self) -> Path:
         return self.path / "results"
+
+    @property
+    def terms(self) -> Path:
+        return self.path / "terms.json"
 
     @property
     def status(self) -> Path:
@@ -109,7 +114,8 @@ def remove(path: Path) -> None:
 def names_in(folder: Path) -> list[str]:
     """Names of the whole files of a folder, in order; none where it is no more."""
     try:
-        return sorted(name for name in os.listdir(folder) if not name.endswith(_TEMPORARY))
+        # NFS keeps what is removed while somebody reads it, under a name with a dot.
+        return sorted(name for name in os.listdir(folder) if not name.endswith(_TEMPORARY) and name[0] != ".")
     except OSError as error:
         if error.errno in _GONE:
             return []

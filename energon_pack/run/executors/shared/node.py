@@ -16,9 +16,10 @@ from threading import Event, Thread
 from typing import Any
 
 from energon_pack import __version__
+from energon_pack.run.executors.admission import Terms, why_unfit
 from energon_pack.run.executors.local import LocalExecutor, WorkerKilled, count_cores
 from energon_pack.run.executors.shared.beats import Beat, here
-from energon_pack.run.executors.shared.folder import names_in, read, refresh, remove, write
+from energon_pack.run.executors.shared.folder import names_in, read, read_object, refresh, remove, write
 from energon_pack.run.executors.shared.terms import Term, latest_term
 from energon_pack.run.executors.shared.wire import decode, encode
 from energon_pack.run.executors.workers import INTERRUPTS
@@ -29,12 +30,17 @@ _TRIES_ALONE = 3
 _END_SECONDS = 5.0
 
 
-def do(task: Path, results: Path) -> None:
-    """Do the job that a file holds; what comes of it is another file."""
+def do(task: Path, results: Path) -> bool:
+    """Do the job that a file holds; what comes of it is another file.
+
+    Returns:
+        Whether it is there. Else nobody waits for it any more, or the file system has a bad moment.
+    """
     data = read(task)
-    if data is not None:  # else nobody waits for it any more
-        function, job = decode(data)
-        write(results / task.name, encode(("done", function(job))))
+    if data is None:
+        return False
+    function, job = decode(data)
+    return write(results / task.name, encode(("done", function(job))))
 
 
 class Node:
@@ -50,15 +56,21 @@ class Node:
         self.name = f"{about['host']}-{about['pid']}-{uuid.uuid4().hex[:4]}"
         self._about = {**about, "num_workers": num_workers, "version": __version__}
         self._inbox = self._run.inbox(self.name)
-        self._at_work: dict[Future[None], str] = {}
+        self._at_work: dict[Future[bool], str] = {}
         self._num_done = 0
         self._looked = 0.0
         self._is_over = False
 
     def work(self) -> None:
-        """Do what comes into the inbox."""
+        """Do what comes into the inbox, where this machine is fit for the run."""
+        while (terms := read_object(self._run.terms)) is None:
+            if self._over() or self._ended.wait(_LONGEST_WAIT):
+                return
+        self._about["unfit"] = why_unfit(Terms(**terms))
         self._inbox.mkdir(parents=True, exist_ok=True)
         with Beat(self._run.nodes / f"{self.name}.json", self._describe):
+            while self._about["unfit"] and not self._over():
+                self._ended.wait(_LOOK_SECONDS)
             while not self._over():
                 try:
                     with LocalExecutor(self._num_workers) as executor:
@@ -92,23 +104,29 @@ class Node:
                     executor.look(waited)
                 waited = 0.0
 
-    def _finish(self, future: Future[None]) -> None:
+    def _finish(self, future: Future[bool]) -> None:
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
             raise WorkerKilled
-        self._end(self._at_work.pop(future), error)
+        self._end(self._at_work.pop(future), error or future.result())
 
-    def _end(self, name: str, error: BaseException | None) -> None:
-        if error is not None:
-            write(self._run.results / name, encode(("error", error)))
-        remove(self._inbox / name)
-        self._num_done += 1
+    def _end(self, name: str, came: BaseException | bool) -> None:
+        """Have a job out of the inbox.
+
+        Args:
+            came: whether its result is there; else it stays, and is done again. Or its error.
+        """
+        if isinstance(came, BaseException):
+            came = write(self._run.results / name, encode(("error", came)))
+        if came:
+            remove(self._inbox / name)
+            self._num_done += 1
 
     def _again_alone(self) -> None:
         """Do one by one what was at work when a process was killed: who is killed alone, too, is the cause."""
         names, self._at_work = sorted(self._at_work.values()), {}
         for name in names:
-            error: BaseException | None = WorkerKilled()
+            came: BaseException | bool = True
             for _ in range(_TRIES_ALONE):
                 if self._over():
                     return
@@ -116,10 +134,12 @@ class Node:
                     future = executor.submit(_do_here, (self._inbox / name, self._run.results))
                     while not future.done() and not self._over():
                         wait([future], _LOOK_SECONDS)
-                    error = future.exception() if future.done() else None
-                if not isinstance(error, BrokenProcessPool):
+                    if not future.done():
+                        return
+                    came = future.exception() or future.result()
+                if not isinstance(came, BrokenProcessPool):
                     break
-            self._end(name, WorkerKilled() if isinstance(error, BrokenProcessPool) else error)
+            self._end(name, WorkerKilled() if isinstance(came, BrokenProcessPool) else came)
 
     def _over(self) -> bool:
         now = time.monotonic()
@@ -135,8 +155,8 @@ def is_open(term: Term) -> bool:
     return latest is not None and latest.number == term.number and latest.outcome is None
 
 
-def _do_here(job: tuple[Path, Path]) -> None:
-    do(*job)
+def _do_here(job: tuple[Path, Path]) -> bool:
+    return do(*job)
 
 
 def _serve_all(folder: Path, num_workers: int, ended: Event) -> None:
@@ -144,7 +164,7 @@ def _serve_all(folder: Path, num_workers: int, ended: Event) -> None:
     parent = os.getppid()
     while not ended.is_set():
         term = latest_term(folder)
-        if term is None or not term.about or term.outcome is not None:
+        if term is None or term.about.get("version") != __version__ or term.outcome is not None:
             ended.wait(_LONGEST_WAIT)
             continue
         with ExitStack() as stack:

@@ -23,11 +23,16 @@ class Term:
 
     @property
     def run(self) -> RunFolder:
-        return RunFolder(self.folder / "runs" / str(self.about.get("id", "none")))
+        return RunFolder(self.folder / "runs" / f"{self.number:06d}-{self.about.get('id')}")
 
     @property
     def beat(self) -> Path:
         return self._path(".beat")
+
+    def runs_before(self) -> list[Path]:
+        """Folders of earlier terms; never one of a later: this driver may have been away."""
+        names = names_in(self.folder / "runs")
+        return [self.folder / "runs" / name for name in names if int(name.partition("-")[0]) < self.number]
 
     def end(self, outcome: Mapping[str, Any]) -> None:
         """Say what came of it."""

@@ -18,6 +18,7 @@ from energon_pack.run.executors.shared.terms import Term, claim_term, latest_ter
 from energon_pack.run.progress import Progress
 
 _FOLLOW_SECONDS = 0.5  # between two looks at the one who drives
+_CLAIM_SECONDS = 0.1  # until what another has claimed is seen
 #: in an outcome: its driver was interrupted, and another may go on
 LEFT = "left"
 _MOST_STARTS = 20  # of the process that does jobs
@@ -58,33 +59,32 @@ class Together:
                 if outcome is not None:
                     return figures_of(outcome)
                 mine = claim_term(self._folder, latest, self._about)
-                if mine is not None:
-                    try:
-                        return self._drive(mine, drive, progress)
-                    except Deposed as error:
-                        say(str(error))
+                if mine is None:
+                    time.sleep(_CLAIM_SECONDS)
+                    continue
+                try:
+                    return self._drive(mine, drive, progress)
+                except Deposed as error:
+                    say(str(error))
 
     def _drive(self, term: Term, drive: Callable[[SharedExecutor], Figures], progress: Progress) -> Figures:
-        for old in (self._folder / "runs").iterdir():
-            if old != term.run.path:
-                shutil.rmtree(old, ignore_errors=True)
+        for old in term.runs_before():
+            shutil.rmtree(old, ignore_errors=True)
         outcome: Mapping[str, Any] = {LEFT: True}  # interrupted: another may go on
+        executor = SharedExecutor(term, self._lost_after, self._node.keep)
+
+        def status() -> dict[str, Any]:
+            return {"nodes": executor.nodes, "line": progress.line, **self._about}
+
         try:
-            with SharedExecutor(term, self._lost_after, self._node.keep) as executor:
-
-                def status() -> dict[str, Any]:
-                    return {"nodes": executor.nodes, "line": progress.line, **self._about}
-
-                with Beat(term.run.status, status):
-                    figures = drive(executor)
-                    outcome = {"exit_code": 0, "figures": figures}
-        except (KeyboardInterrupt, SystemExit, Deposed):
-            raise
-        except PackError as error:
-            outcome = {"exit_code": error.exit_code, "text": str(error), "page": getattr(error, "page", None)}
+            with executor, Beat(term.run.status, status):
+                figures = drive(executor)
+                outcome = {"exit_code": 0, "figures": figures}
+        except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            outcome = {"exit_code": 1, "text": f"{type(error).__name__}: {error}"}
+            executor.refuse_deposed()  # whose successor has taken its folder: what went wrong is no error of the run
+            outcome = _outcome_of(error)
             raise
         finally:
             term.end({**outcome, "host": self._about["host"]})
@@ -97,16 +97,18 @@ class Together:
             PackError: its driver lives, and runs something else.
         """
         watched = Watched(term.beat, self._lost_after)
+        was_met = False  # before it ended
         while True:
-            outcome = term.outcome
+            outcome, launch = term.outcome, self._about["launch"]
             if outcome is not None:
-                launch = self._about["launch"]
                 is_mine = term.number in self._joined or (launch is not None and launch == term.about.get("launch"))
+                is_mine = is_mine or (was_met and term.about.get("settings") == self._about["settings"])
                 return outcome if is_mine and not outcome.get(LEFT) else None
             latest = latest_term(self._folder)
-            if latest is None or latest.number != term.number or is_dead(term.about) or watched.is_lost():
+            if (latest and latest.number != term.number) or is_dead(term.about) or watched.is_lost():
                 return None
-            if watched.lives and term.number not in self._joined:
+            term, was_met = latest or term, bool(term.about)
+            if watched.lives and was_met and term.number not in self._joined:
                 self._join(term)
             self._node.keep()
             time.sleep(_FOLLOW_SECONDS)
@@ -156,6 +158,12 @@ class _NodeProcess:
             assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.wait()
+
+
+def _outcome_of(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, PackError):
+        return {"exit_code": error.exit_code, "text": str(error), "page": getattr(error, "page", None)}
+    return {"exit_code": 1, "text": f"{type(error).__name__}: {error}"}
 
 
 def figures_of(outcome: Mapping[str, Any]) -> Figures:

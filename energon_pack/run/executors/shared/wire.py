@@ -9,6 +9,7 @@ A folder that many machines write to is no place for pickles: whoever may write 
 import importlib
 import io
 import json
+import os
 import struct
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -120,11 +121,13 @@ class _Writer:
 
     def _error(self, error: BaseException) -> list[Any]:
         """An error of Python's or this package's, with its arguments; another's as a text."""
-        arguments = error.__reduce__()[1]
-        if type(error).__module__ != "builtins" and not _is_ours(type(error).__module__):
-            return ["error", "builtins:RuntimeError", self.tree((f"{type(error).__name__}: {error}",))]
-        plain = all(isinstance(item, str | int | float | type(None)) for item in arguments)
-        return ["error", _name_of(type(error)), self.tree(tuple(arguments) if plain else (str(error),))]
+        arguments: Any = error.__reduce__()[1]
+        arguments = tuple(os.fspath(item) if isinstance(item, os.PathLike) else item for item in arguments)
+        is_known = type(error).__module__ == "builtins" or _is_ours(type(error).__module__)
+        if not is_known or not all(isinstance(item, str | bytes | int | float | None) for item in arguments):
+            return ["error", "builtins:RuntimeError", self.tree((f"{type(error).__name__}: {error}",)), ["dict"]]
+        told = {name: item for name, item in vars(error).items() if isinstance(item, str | int | float | None)}
+        return ["error", _name_of(type(error)), self.tree(arguments), self.tree(told)]
 
     def _buffer(self, data: bytes) -> int:
         self.buffers.append(data)
@@ -168,7 +171,9 @@ class _Reader:
         if kind == "named":
             return named
         if kind == "error":
-            return _checked(named, BaseException)(*self.value(rest[1]))
+            error = _checked(named, BaseException)(*self.value(rest[1]))
+            vars(error).update(self.value(rest[2]))
+            return error
         if kind == "member":
             return _checked(named, Enum)[rest[1]]
         if kind == "row":
@@ -187,9 +192,12 @@ def _is_ours(module: str) -> bool:
 
 def _name_of(value: Any) -> str:
     name = f"{value.__module__}:{value.__qualname__}"
-    if _found(name) is not value:
-        raise TypeError(f"{value} can't be named in a file: another machine would not find it")
-    return name
+    try:
+        if _found(name) is value:
+            return name
+    except WireError:
+        pass
+    raise TypeError(f"{value} can't be named in a file: another machine would not find it")
 
 
 def _found(name: str) -> Any:

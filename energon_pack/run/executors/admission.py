@@ -1,0 +1,86 @@
+"""Whether another machine is fit for a run: it has the same packages, and sees the same folders."""
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from energon_pack import __version__
+from energon_pack.run.executors import Folder
+from energon_pack.run.user_cache import version_of
+
+#: Packages on which lengths or bytes of packs may depend.
+_PACKAGES = ("transformers", "tokenizers", "pyarrow", "pillow", "av")
+_APPEARS_SECONDS = 5.0  # a network file system may show a new file late
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a machine must have: it travels with the jobs."""
+
+    packages: dict[str, str | None]
+    cwd: str
+    #: knob, and a file or folder that is there
+    seen: tuple[tuple[str, str], ...]
+
+
+@contextmanager
+def terms_of(folders: Sequence[Folder]) -> Iterator[Terms]:
+    """What a run asks of each machine, while it lasts: a file without content lies in the folders that it writes to."""
+    seen = []
+    with ExitStack() as marks:
+        for folder in folders:
+            if folder.is_written:
+                folder.path.mkdir(parents=True, exist_ok=True)
+                mark = marks.enter_context(NamedTemporaryFile(prefix=".seen-by-all-", dir=folder.path))
+                seen.append((folder.knob, mark.name))
+            elif folder.path.is_dir():  # not in an object store
+                with os.scandir(folder.path) as entries:
+                    seen += [(folder.knob, entry.path) for entry in islice(entries, 1)]
+        yield Terms(packages(), os.getcwd(), tuple(seen))
+
+
+def why_unfit(terms: Terms) -> str | None:
+    """Why this machine can't work for a run, from its name on; None: it can. Paths are then good as they are there."""
+    here = packages()
+    differ = [
+        f"{name} {here[name]} instead of {there}" for name, there in terms.packages.items() if here[name] != there
+    ]
+    if differ:
+        return f"{platform.node()} has {', '.join(differ)}: install the same packages on all machines of a run"
+    with suppress(OSError):
+        os.chdir(terms.cwd)
+    for knob, path in terms.seen:
+        if not _appears(path):
+            return (
+                f"{platform.node()} does not see {os.path.dirname(path)} as it is where the run was started: {knob} has"
+                " to name a folder that all machines share, under the same path"
+            )
+    return None
+
+
+@cache
+def packages() -> dict[str, str | None]:
+    """Versions of what lengths and packs depend on; of this package its code, too: a checkout has no version."""
+    root = Path(__file__).resolve().parents[2]
+    code = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        code.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    own = f"{__version__} (code {code.hexdigest()[:8]})"
+    return {"energon-pack": own, **{name: version_of(name) for name in _PACKAGES}}
+
+
+def _appears(path: str) -> bool:
+    end = time.monotonic() + _APPEARS_SECONDS
+    while not os.path.exists(path):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True
