@@ -50,7 +50,7 @@ class Step:
     """What one step took."""
 
     name: str
-    seconds: float
+    seconds: float  # of CPU: the machine may have others on it
     own: int  # bytes, at its peak
     mapped: int
 
@@ -63,11 +63,11 @@ class Steps(list[Step]):
         done, peaks = threading.Event(), [0, 0]
         watch = threading.Thread(target=_watch, args=(done, peaks))
         watch.start()
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             yield
         finally:
-            seconds = time.perf_counter() - start
+            seconds = time.process_time() - start
             done.set()
             watch.join()
             self.append(Step(name, seconds, *peaks))
@@ -186,7 +186,7 @@ def run(num: int, window: int | None, folder: Path) -> Steps:
 
 
 def table_of(steps: Steps, num: int, base: int) -> Table:
-    names = "s", "µs a sample", "own MB", "mapped MB", "own bytes a sample", "1 B: hours", "1 B: own GB"
+    names = "CPU s", "µs a sample", "own MB", "mapped MB", "own bytes a sample", "1 B: hours", "1 B: own GB"
     table = Table("step", *names, box=None)
     for step in steps:
         each = max(0, step.own - base) / num

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from energon_pack.config import MediaIn, OnDamaged, PackConfig, Stage, plain
+from energon_pack.config import ExecutorKind, MediaIn, OnDamaged, PackConfig, Stage, plain
 from energon_pack.config.naming import content_settings, shards_identity
 from energon_pack.config.resolve import Places, final_folder, meeting_of, resolve, stored_dataset
 from energon_pack.dataset.check import check, get_ready, reconcile
@@ -135,7 +135,8 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
             begin_there(places.stored, planned.identity)
         elif root is None:  # without media, packs are small
             refuse_little_space(staging, planned.shards.num_bytes)
-        auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run)
+        is_dealt = config.executor.kind is not ExecutorKind.local
+        auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run, is_dealt)
         replaying = start_replay(planned.lengths, planned.plan, method, config.seed, run)
         target = Target(staging, config.output.shard_prefix, root, places.stored)
         written = _write(config, planned, method, target, run)

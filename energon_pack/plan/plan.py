@@ -1,8 +1,7 @@
 """Which items go into which pack, in which order, and which are left out. Pure: arrays in, arrays out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,9 @@ from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.order import order_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig
 from energon_pack.plan.splits import SPLITS
+from energon_pack.plan.windows import by_chance, window_of, windows
 from energon_pack.run.scratch import AT_WORK, Scratch, blocks
-from energon_pack.run.seeded import Ints, random_keys, seed_of
+from energon_pack.run.seeded import Ints, seed_of
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel, cost_model
 
@@ -85,6 +85,12 @@ class _Packs:
         self._sizes.append(sizes)
         self._items.add(items)
 
+    def add_all(self, made: "_Packs") -> None:
+        self._sizes += made._sizes[1:]
+        items = made._items.array()
+        for block in blocks(len(items)):
+            self._items.add(items[block])
+
     def plan(self, left_out: npt.NDArray[np.int8], bound: int) -> PackPlan:
         return PackPlan(np.cumsum(np.concatenate(self._sizes)), self._items.array(), left_out, bound)
 
@@ -115,29 +121,25 @@ def plan_packs(
     Raises:
         PackError: `need_image`, and there are too few items with images.
     """
-    packs, bound = _Packs(scratch), 0
+    of_splits, bound = [_Packs(scratch) for _ in SPLITS], 0
     left_out = scratch.zeros(len(items), np.int8)
-    for numbers in _windows(items, packing):
-        plan = _packed(items.take(numbers), packing, seed)
-        packs.add(np.diff(plan.starts), plan.items if isinstance(numbers, slice) else numbers[plan.items])
+    for numbers in windows(items, packing, seed):
+        some = items.take(numbers)
+        plan = _packed(some, packing, seed)
+        if not packing.topology.has_steps:
+            plan = in_order(plan, some, packing, seed, scratch=scratch)
+        split = split_of_packs(some, plan)
+        for number in np.unique(split).tolist():
+            of_split = taken(plan, [np.flatnonzero(split == number)], scratch)
+            members = of_split.items if isinstance(numbers, slice) else numbers[of_split.items]
+            of_splits[number].add(np.diff(of_split.starts), members)
         left_out[numbers] = plan.left_out
         bound += plan.lower_bound
-    return in_order(packs.plan(left_out, bound), items, packing, seed, cost, scratch)
-
-
-def _windows(items: Items, packing: PackingConfig) -> Iterator[Ints | slice]:
-    """The numbers of the items of each window, ascending."""
-    if packing.window is None:
-        yield np.s_[:]
-        return
-    runs: dict[int, list[Ints]] = {}  # of items: few, for they come by shard
-    for block in blocks(len(items)):
-        window = items.shard[block] // packing.window
-        edges = [0, *(np.flatnonzero(np.diff(window)) + 1).tolist(), len(window)]
-        for start, end in pairwise(edges):
-            runs.setdefault(int(window[start]), []).append(np.array([block.start + start, block.start + end]))
-    for number in sorted(runs):
-        yield np.concatenate([np.arange(start, end) for start, end in runs[number]])
+    packs = _Packs(scratch)
+    for made in of_splits:
+        packs.add_all(made)
+    plan = packs.plan(left_out, bound)
+    return in_order(plan, items, packing, seed, cost, scratch) if packing.topology.has_steps else plan
 
 
 def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
@@ -193,14 +195,16 @@ def in_order(
         flops, trained = costs_of_packs(items, plan, cost or cost_model(None)), plan.per_pack(items.num_supervised)
         order = [of[lay_out(flops[:, of], trained[of], packing.topology, seed)] for of in of_splits]
         return taken(plan, order, scratch)
-    window = _window(items.shard[plan.items[plan.starts[:-1]]], packing)
+    window = window_of(items.shard[plan.items[plan.starts[:-1]]], packing)
     packs = _Packs(scratch)
     for of_split in of_splits:
-        numbers = np.unique(window[of_split])
-        for number in numbers[np.argsort(random_keys(len(numbers), seed, 11))].tolist():
-            mine = of_split[window[of_split] == number]
+        numbers, starts = np.unique(np.sort(window[of_split]), return_index=True)
+        of_windows = np.split(of_split[np.argsort(window[of_split], kind="stable")], starts[1:])
+        by_number = dict(zip(numbers.tolist(), of_windows, strict=True))
+        for number in by_chance([*by_number], seed):
+            mine = by_number[number]
             some = plan if len(mine) == plan.num_packs else taken(plan, [mine], scratch)
-            kind = media_of_packs(items, some)
+            kind = media_of_packs(items, some).astype(np.int64)
             if packing.group_by is GroupBy.dataset:
                 kind = groups(items.take(some.items[some.starts[:-1]]), packing)
             features = list(features_of_packs(items, some).values())
@@ -264,9 +268,9 @@ def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray
     return found
 
 
-def media_of_packs(items: Items, plan: PackPlan) -> Ints:
+def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:
     """Index into MEDIA_TYPES for each pack: text and image make image, image and video make mix. The codes are bits."""
-    return plan.per_pack(items.media, add=np.bitwise_or)
+    return plan.per_pack(items.media, add=np.bitwise_or).astype(np.int8)
 
 
 def groups(items: Items, packing: PackingConfig) -> Ints:
@@ -276,11 +280,7 @@ def groups(items: Items, packing: PackingConfig) -> Ints:
         group += items.media
     elif packing.group_by is GroupBy.dataset:
         group += items.dataset
-    return group + (_window(items.shard, packing) + items.split.astype(np.int64) * (1 << 24)) * (1 << 32)
-
-
-def _window(shard: AnyInts, packing: PackingConfig) -> Ints:
-    return shard.astype(np.int64) // (packing.window or 1 << 62)
+    return group + (window_of(items.shard, packing) + items.split.astype(np.int64) * (1 << 24)) * (1 << 32)
 
 
 def taken(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) -> PackPlan:

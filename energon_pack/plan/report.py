@@ -27,6 +27,7 @@ from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.tally import Tally
 from energon_pack.run.console import console, say
 from energon_pack.run.progress import Progress
+from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
@@ -300,4 +301,7 @@ def _fill(tokens: Any, num_packs: int, capacity: int) -> float:
 
 def spread(values: AnyInts) -> dict[str, int]:
     """Least, median, 90th and 99th hundredth, largest."""
-    return Tally(values).spread()
+    tally = Tally()
+    for block in blocks(len(values)):
+        tally.add(values[block])
+    return tally.spread()

@@ -12,11 +12,9 @@ _RANKS = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 class Tally:
     """Different values, ascending, and how often each is there."""
 
-    def __init__(self, values: AnyInts | None = None):
+    def __init__(self) -> None:
         self.values: Ints = np.zeros(0, np.int64)
         self.counts: Ints = np.zeros(0, np.int64)
-        if values is not None:
-            self.add(values)
 
     def __len__(self) -> int:
         """All that was counted."""

@@ -84,11 +84,12 @@ def job_of(lengths: Lengths, packing: PackingConfig, lens: Sequence[int], is_pla
     items, scale = lengths.items, 1.0
     packing = replace(packing, need_image=False)  # with some lengths there would be too few of them
     upto = np.cumsum([0, *(np.count_nonzero(items.lens[block]) for block in blocks(len(items)))])
-    there = np.arange(num := int(upto[-1]))
-    if num > _MOST_TRIED:
+    num = int(upto[-1])
+    there = np.arange(num_tried(num))
+    if num > len(there):
         rng = np.random.default_rng(lengths.seed)
-        scale = num / _MOST_TRIED
-        there = np.sort(rng.choice(num, _MOST_TRIED, replace=False))
+        scale = num / len(there)
+        there = np.sort(rng.choice(num, len(there), replace=False))
         packing = replace(packing, window=None)  # a draw has fewer samples of each shard
     numbers = [
         block.start + np.flatnonzero(items.lens[block])[there[slice(*np.searchsorted(there, [start, end]))] - start]

@@ -47,11 +47,12 @@ def log_histogram(
     return _counted(whole, values, counts or {})
 
 
-def linear_histogram(values: Mapping[str, Numbers], most: float = math.inf) -> Histogram | None:
+def linear_histogram(values: Mapping[str, Numbers], share: int = 1, most: float = math.inf) -> Histogram | None:
     """Bars of a round width, whole numbers where the values are. None: there is no value.
 
     Args:
         values: by kind.
+        share: each value stands for so many.
         most: that a value may be, and the last edge.
     """
     if not any(map(len, values.values())):
@@ -64,7 +65,11 @@ def linear_histogram(values: Mapping[str, Numbers], most: float = math.inf) -> H
     end = math.floor(most / width) + (most < bound)
     first = min(math.floor(least / width), end - 1)
     num = end - first
-    return _counted([(first + i) * width for i in range(num + 1)], values, {})
+    return _counted(
+        [(first + i) * width for i in range(num + 1)],
+        values,
+        {kind: np.full(len(some), share) for kind, some in values.items()},
+    )
 
 
 def _counted(edges: list[float], values: Mapping[str, Numbers], weights: Mapping[str, Numbers]) -> Histogram:

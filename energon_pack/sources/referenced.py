@@ -3,16 +3,17 @@ what was packed: size, name in the tar, and the bytes at both ends tell.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 from zlib import crc32
 
 from energon_pack.errors import PackError
 from energon_pack.samples.bytes import Bytes, Range
-from energon_pack.samples.flavors.references import Reference, is_key
+from energon_pack.samples.flavors.references import Reference
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.lmdb_file import joined_name
 from energon_pack.sources.open_files import OpenFiles
-from energon_pack.sources.storage import File
 from energon_pack.sources.tar import BLOCK, member_of
 
 #: Bytes at each end of a medium that tell whether it is still the same.
@@ -49,12 +50,6 @@ def ends_of(file: Bytes, offset: int, size: int, lead: int) -> Ends:
     return Ends(head[:lead], head[lead:], file.read(offset + size - end, end))
 
 
-class _Place(NamedTuple):
-    path: str
-    offset: int
-    lead: int
-
-
 class SourceMedia:
     """The media of a source.
 
@@ -63,7 +58,7 @@ class SourceMedia:
     """
 
     def __init__(self, root: str):
-        self.root = root
+        self._root = root
         self._files = OpenFiles()
 
     def read(self, reference: Reference) -> bytes:
@@ -72,48 +67,57 @@ class SourceMedia:
         Raises:
             PackError: it can't be read, or is not what was packed.
         """
-        place, size = self._place(reference), reference.size
-        data = self._file(place, reference).read(place.offset - place.lead, place.lead + size)
-        header, medium = data[: place.lead], data[place.lead :]
-        self._check(Ends(header, medium[:END], medium[-END:]), len(medium), place, reference)
+        path, offset, lead = self._place(reference)
+        with _readable(path, reference):
+            file = self._files.open(path)
+            data = file.read(offset - lead, lead + reference.size)
+        header, medium = data[:lead], data[lead:]
+        size = len(medium) if lead else file.size
+        self._check(reference, Ends(header, medium[:END], medium[-END:]), size)
         return medium
 
     def opened(self, reference: Reference) -> Bytes:
         """The bytes of a medium, most of which are not read yet; raises as `read`."""
-        place, size = self._place(reference), reference.size
-        file = self._file(place, reference)
-        self._check(ends_of(file, place.offset, size, place.lead), size, place, reference)
-        return Range(file, place.offset, size)
+        path, offset, lead = self._place(reference)
+        with _readable(path, reference):
+            file = self._files.open(path)
+            ends = ends_of(file, offset, reference.size, lead)
+        size = min(file.size - offset, reference.size) if lead else file.size
+        self._check(reference, ends, size)
+        return Range(file, offset, size)
 
-    def _place(self, reference: Reference) -> _Place:
-        path, *where = reference.place
-        path = os.path.join(self.root, str(path))
+    def _place(self, reference: Reference) -> tuple[str, int, int]:
+        """Path, offset and the bytes of the header before it."""
+        name, *where = reference.place
+        path = os.path.join(self._root, str(name))
         if len(where) == 2:
-            return _Place(path, int(where[0]), BLOCK)
-        return _Place(joined_name(path, str(where[0])) if is_key(reference.place) else path, 0, 0)
+            return path, int(where[0]), BLOCK
+        return joined_name(path, str(where[0])) if where else path, 0, 0
 
-    def _file(self, place: _Place, reference: Reference) -> File:
-        try:
-            file = self._files.open(place.path)
-        except (OSError, KeyError, ValueError, Skip) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    def _check(self, reference: Reference, ends: Ends, size: int) -> None:
+        """Refuse another medium.
+
+        Args:
+            size: of what is there.
+        """
+        member = member_of(ends.header) if ends.header else ("", size)
+        is_it = member is not None and member[1] == size == reference.size and ends.checksum == reference.checksum
+        if not is_it:
+            path, offset, lead = self._place(reference)
+            where = f" at byte {offset:,}" if lead else ""
             raise PackError(
-                f"{place.path}, where {reference.name} of {reference.sample} lies, can't be read ({why}): packs of"
-                f" output.media=reference need their source, and ENERGON_PACK_SOURCE=FOLDER says where it is"
-            ) from None
-        if place.lead == 0 and file.size != reference.size:
-            raise self._changed(place, reference)
-        return file
+                f"{path}{where} is not {reference.name} of {reference.sample} as it was packed: the source changed, or"
+                f" {self._root} is another one (ENERGON_PACK_SOURCE=FOLDER says where it is): put it back or pack again"
+            )
 
-    def _check(self, ends: Ends, size: int, place: _Place, reference: Reference) -> None:
-        member = member_of(ends.header) if place.lead else ("", reference.size)
-        is_whole = member is not None and size == member[1] == reference.size
-        if not is_whole or ends.checksum != reference.checksum:
-            raise self._changed(place, reference)
 
-    def _changed(self, place: _Place, reference: Reference) -> PackError:
-        where = f" at byte {place.offset:,}" if place.lead else ""
-        return PackError(
-            f"{place.path}{where} is not {reference.name} of {reference.sample} as it was packed: the source changed,"
-            f" or {self.root} is another one (ENERGON_PACK_SOURCE=FOLDER says where it is); put it back, or pack again"
-        )
+@contextmanager
+def _readable(path: str, reference: Reference) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, KeyError, ValueError, Skip) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise PackError(
+            f"{path}, where {reference.name} of {reference.sample} lies, can't be read ({why}): packs of"
+            " output.media=reference need their source, and ENERGON_PACK_SOURCE=FOLDER says where it is"
+        ) from None

@@ -106,3 +106,15 @@ def environment(folder: Path) -> Path:
     own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
     (own / "others.pth").write_text(sysconfig.get_path("purelib"))  # a plain path: editable installs there stay unseen
     return python
+
+
+def start_alone(*arguments: str, cwd: Path) -> "subprocess.Popen[str]":
+    """The command line as users start it; it is at work when this returns."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "energon_pack", *arguments],
+        cwd=cwd,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -33,14 +33,8 @@ ReadMedium = Callable[[Reference, Parts], bytes]
 
 def _is_place(value: Any) -> bool:
     """`[shard, offset, size]`, `[path]` or `[path, key]`."""
-    if not isinstance(value, list) or not value or not isinstance(value[0], str):
-        return False
-    return all(map(is_count, value[1:])) if len(value) == 3 else len(value) == 1 or is_key(value)
-
-
-def is_key(place: Sequence[Any]) -> bool:
-    """Whether this is a place in an LMDB."""
-    return len(place) == 2 and isinstance(place[1], str)
+    names, numbers = (value[:1], value[1:]) if isinstance(value, list) and len(value) == 3 else (value, [])
+    return is_list_of(str)(names) and 0 < len(names) < 3 and all(map(is_count, numbers))
 
 
 def _is_part(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 A folder that many machines write to is no place for pickles: whoever may write there could have anything run.
 
-    bytes  =  magic · checksum · length of the JSON · JSON · buffers
+    bytes  =  magic · checksum of all that follows · length of the JSON · JSON · buffers
     JSON   =  a tree: numbers, texts and null as they are, all else a list that begins with its kind
 """
 
@@ -26,7 +26,7 @@ import pyarrow as pa
 from energon_pack import __version__
 
 _MAGIC = b"energon_pack job\n"
-_HEAD = struct.Struct("<II")  # checksum of what follows, bytes of the JSON
+_SIZE = struct.Struct("<I")
 _PACKAGE = "energon_pack"
 _BUILT_IN: dict[str, type[Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _KINDS: dict[type[Any], str] = {kind: name for name, kind in _BUILT_IN.items()}
@@ -44,8 +44,8 @@ def encode(value: Any) -> bytes:
     """
     writer = _Writer()
     tree = json.dumps([__version__, writer.tree(value), [len(data) for data in writer.buffers]]).encode()
-    body = b"".join([tree, *writer.buffers])
-    return _MAGIC + _HEAD.pack(crc32(body), len(tree)) + body
+    body = b"".join([_SIZE.pack(len(tree)), tree, *writer.buffers])
+    return _MAGIC + _SIZE.pack(crc32(body)) + body
 
 
 def decode(data: bytes) -> Any:
@@ -54,17 +54,20 @@ def decode(data: bytes) -> Any:
     Raises:
         WireError: it is not whole, of another version, or names what this package does not define.
     """
-    start = len(_MAGIC) + _HEAD.size
-    if data[: len(_MAGIC)] != _MAGIC or len(data) < start:
+    start = len(_MAGIC) + _SIZE.size
+    if data[: len(_MAGIC)] != _MAGIC or len(data) < start + _SIZE.size:
         raise WireError("this is no job and no result")
-    checksum, size = _HEAD.unpack_from(data, len(_MAGIC))
     body = memoryview(data)[start:]
-    if crc32(body) != checksum:
+    if (crc32(body),) != _SIZE.unpack_from(data, len(_MAGIC)):
         raise WireError("it is not whole")
-    version, tree, sizes = json.loads(bytes(body[:size]))
+    end = _SIZE.size + _SIZE.unpack_from(body)[0]
+    version, tree, sizes = json.loads(bytes(body[_SIZE.size : end]))
     if version != __version__:
         raise WireError(f"energon_pack {version} made it, and this is {__version__}: all machines need the same")
-    return _Reader(body[size:], sizes).value(tree)
+    try:
+        return _Reader(body[end:], sizes).value(tree)
+    except (LookupError, TypeError, ImportError) as error:
+        raise WireError(f"it says what makes no sense: {type(error).__name__}: {error}") from error
 
 
 class _Writer:
@@ -143,6 +146,8 @@ class _Reader:
     def value(self, tree: Any) -> Any:
         if not isinstance(tree, list):
             return tree
+        if not tree:
+            raise WireError("a list without a kind is nothing that is known")
         kind, *rest = tree
         if kind == "same":
             return self._made[rest[0]]
