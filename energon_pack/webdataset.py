@@ -93,8 +93,8 @@ class Packs:
         self._excluded = prepared.excluded_keys if prepared else {}
         self._counts = prepared.shard_counts if prepared else {}
         self._names: dict[str, str] = {}
-        is_ours = is_packed_here(Path(dataset))
-        self._flavor = PACKED[read_manifest(Path(dataset))["flavor"]] if is_ours else DEFAULT
+        is_ours = is_packed_here(dataset)
+        self._flavor = PACKED[read_manifest(dataset)["flavor"]] if is_ours else DEFAULT
 
     def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Pack]:
         """Encode each pack; those that split.yaml excludes, and those all of whose members are dropped, are left out.

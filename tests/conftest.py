@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from energon_pack.config import PackConfig
 from energon_pack.run.stores.blocks import Blocks
+from energon_pack.run.stores.client import objects_of
 from energon_pack.sources import stored
 from energon_pack.sources.demo import make_demo
 from energon_pack.templates.processor import load_saved, prepare_template
@@ -87,6 +88,7 @@ def bucket(s3: Proxy, request: pytest.FixtureRequest, tmp_path: Path, monkeypatc
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(stored, "BLOCKS", Blocks())
+    objects_of.cache_clear()
     s3.fault = lambda request: None
     s3.seen = Seen()
     return Bucket(f"b{zlib.crc32(request.node.nodeid.encode()):08x}", s3)

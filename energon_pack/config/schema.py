@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from energon_pack.errors import PackError
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.executors.settings import ExecutorConfig
+from energon_pack.run.stores import is_address
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig
 
@@ -110,6 +111,8 @@ class OutputConfig:
         """Raises PackError where nothing could be written so."""
         if not self.dir:
             raise PackError("output.dir is empty: output.dir=. is this folder")
+        if self.sqlite and is_address(self.dir):
+            raise PackError(f"output.sqlite=true: of a dataset on an object store no index is written ({self.dir})")
         for key, text in (("output.name", self.name), ("output.shard_prefix", self.shard_prefix)):
             if text is not None and (not text or set(text) & set("/\\{},") or text.startswith(".")):
                 raise PackError(f"{key}={text!r}: no slash, brace, comma or leading dot")

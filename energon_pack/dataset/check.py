@@ -12,6 +12,7 @@ from energon_pack.dataset.referenced import LoadedMedia
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.heavy_imports import importing
+from energon_pack.run.stores import energon_address
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.references import all_parts
 
@@ -25,7 +26,8 @@ _NUM_PACKS = 16
 class CheckJob:
     """A dataset, and how many packs it should have."""
 
-    folder: Path
+    folder: str  # or the address that Energon has for one
+    dataset_yaml: str  # which of its YAML files makes it a crude one
     flavor: PackedFlavor
     num_packs: dict[str, int]  # by split
     root: str | None  # of the source, where packs refer to media in it
@@ -42,16 +44,19 @@ def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) ->
         raise PackError(f"{num_packs} packs of {num_samples} samples were planned, {written} written: not published")
 
 
-def job_of(folder: Path, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:
+def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:
     """What `check` needs to know of the shards that were written.
 
     Args:
+        folder: an address where it is a string: of metadata that `put_for_check` wrote.
         root: of the source, where packs refer to media in it.
     """
     num_packs: Counter[str] = Counter()
     for shard in shards:
         num_packs[shard.split] += shard.num_packs
-    return CheckJob(folder, flavor, dict(num_packs), root)
+    if isinstance(folder, str):
+        return CheckJob(energon_address(folder), "crude.yaml", flavor, dict(num_packs), root)
+    return CheckJob(str(folder), _crude_yaml(folder), flavor, dict(num_packs), root)
 
 
 def check(job: CheckJob) -> None:
@@ -62,7 +67,7 @@ def check(job: CheckJob) -> None:
     """
     read = LoadedMedia(job.root)
     for split, num_there in job.num_packs.items():
-        packs = _first_packs(job.folder, split)
+        packs = _first_packs(job.folder, job.dataset_yaml, split)
         if len(packs) != min(_NUM_PACKS, num_there):
             raise PackError(
                 f"Energon reads {len(packs)} of the first {_NUM_PACKS} packs of {job.folder}, {split}: not published"
@@ -80,7 +85,7 @@ def get_ready(_: None = None) -> None:
         import megatron.energon  # noqa: F401
 
 
-def _first_packs(folder: Path, split: str) -> dict[str, Any]:
+def _first_packs(folder: str, dataset_yaml: str, split: str) -> dict[str, Any]:
     with importing():
         from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
 
@@ -94,7 +99,7 @@ def _first_packs(folder: Path, split: str) -> dict[str, Any]:
     dataset = get_val_dataset(
         folder,
         split_part=split,
-        dataset_config=_crude_yaml(folder),
+        dataset_config=dataset_yaml,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=stop),
         batch_size=None,
         limit=_NUM_PACKS,

@@ -52,6 +52,7 @@ class ShardJob:
     split: str
     checksums: npt.NDArray[np.uint32]  # of each row of the row group: its sample as it was measured
     root: str | None = None  # of the source: packs refer to media in it; None: media are copied
+    stored: str | None = None  # address of the folder on an object store in which `put_shard` writes it
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,15 @@ def write_shard(job: ShardJob) -> WrittenShard:
     was_there = _is_finished(job, table, index)
     if not was_there:
         _write_tar(job, table, index)
+    return written_shard(job, table, index.stat().st_size // 8 - 1, job.path.stat().st_size, was_there)
+
+
+def written_shard(job: ShardJob, table: pa.Table, num_packs: int, num_bytes: int, was_there: bool) -> WrittenShard:
+    """What is told of a shard that is there now."""
     sizes = pc.struct_field(pc.list_flatten(table["parts"]), "size")
     if job.root is not None:
         sizes = pc.min_element_wise(sizes, 2 * END)
     num_bytes_read = sum(pc.sum(column, min_count=0).as_py() for column in (table["record_size"], sizes))
-    num_packs, num_bytes = index.stat().st_size // 8 - 1, job.path.stat().st_size
     return WrittenShard(job.path.name, num_packs, table.num_rows, num_bytes, num_bytes_read, job.split, was_there)
 
 
@@ -89,7 +94,7 @@ def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
     parts.mkdir(exist_ok=True)
     temporary = parts / f"{job.path.name}.{uuid.uuid4().hex}"
     with open(temporary, "wb", buffering=0) as file:
-        starts = _write_packs(TarWriter(file.fileno()), job, table)
+        starts = write_packs(TarWriter(file.fileno()), job, table)
     os.replace(temporary, job.path)
     temporary.write_bytes(starts)
     os.replace(temporary, index)
@@ -110,14 +115,14 @@ def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
         return False
     with open(job.path, "rb", buffering=0) as file:
         try:
-            starts = _write_packs(TarComparer(file.fileno()), job, table)
+            starts = write_packs(TarComparer(file.fileno()), job, table)
         except TarDiffers:
             return False
     size = tar_len(int(np.frombuffer(starts, "<u8")[-1]))
     return index.read_bytes() == starts and job.path.stat().st_size == size
 
 
-def _write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
+def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
     """Energon's index: where each pack's first header is, and where the last pack ends."""
     starts: list[int] = []
     with Sources(job.source) as sources:

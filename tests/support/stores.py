@@ -171,16 +171,21 @@ class Bucket:
     def delete(self, key: str) -> None:
         self._client.delete_object(Bucket=self.name, Key=key)
 
+    def clear(self) -> None:
+        for name in self.names():
+            self.delete(name)
+
     def names(self, prefix: str = "") -> list[str]:
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
         return [item["Key"] for page in pages for item in page.get("Contents", ())]
 
+    def read(self, key: str) -> bytes:
+        data: bytes = self._client.get_object(Bucket=self.name, Key=key)["Body"].read()
+        return data
+
     def files(self, prefix: str) -> dict[str, bytes]:
         """Bytes of all objects below a folder, by their names in it."""
-        keys = self.names(f"{prefix}/")
-        return {
-            key[len(prefix) + 1 :]: self._client.get_object(Bucket=self.name, Key=key)["Body"].read() for key in keys
-        }
+        return {key[len(prefix) + 1 :]: self.read(key) for key in self.names(f"{prefix}/")}
 
     def seen(self) -> Seen:
         """What the proxy saw since this was asked the last time."""

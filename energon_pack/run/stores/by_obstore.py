@@ -1,5 +1,6 @@
 """An S3 bucket through obstore: a request costs a fraction of the processor's time that others take."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -11,6 +12,7 @@ import obstore
 from obstore.exceptions import BaseError, GenericError
 from obstore.store import S3Store
 
+from energon_pack.run.stores import requests
 from energon_pack.run.stores.client import PART_BYTES, Found, Objects
 from energon_pack.run.stores.requests import Refused, Transient, said
 
@@ -19,6 +21,7 @@ KNOWN = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "
     *("max_pool_connections", "connect_timeout", "read_timeout", "retries", "max_concurrency"),
     *("multipart_threshold", "multipart_chunksize", "io_chunksize", "rust_client"),
 }
+_REFUSED = re.compile(r"status code: 4(?!08|29)\d\d")  # neither too late nor too often
 _CREDENTIALS_LAST = timedelta(minutes=30)  # then they are asked for again
 _TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "300s"}
 
@@ -52,14 +55,16 @@ class ObstoreObjects(Objects):
             client["allow_invalid_certificates"] = not verify
         if given is None:
             config["skip_signature"] = True
-        self._store = S3Store(
-            bucket,
-            prefix=prefix or None,
-            config=config,
-            client_options=client,
-            retry_config={"max_retries": 0},  # `tried` counts each
-            credential_provider=None if given is None else _asking(given),
-        )
+
+        def store(retry: Any) -> S3Store:
+            asking = None if given is None else _asking(given)
+            options: Any = {"config": config, "client_options": client, "retry_config": retry}
+            return S3Store(bucket, prefix=prefix or None, credential_provider=asking, **options)
+
+        self._store = store({"max_retries": 0})  # `tried` counts each
+        # One part that fails is no reason to begin with the first again.
+        backoff = {"init_backoff": timedelta(seconds=requests.FIRST_WAIT), "max_backoff": timedelta(seconds=8)}
+        self._in_parts = store({"max_retries": requests.ATTEMPTS, "backoff": backoff})
 
     def find(self, key: str) -> Found:
         with _named():
@@ -88,7 +93,7 @@ class ObstoreObjects(Objects):
 
     def put_file(self, key: str, path: Path) -> None:
         with _named():
-            obstore.put(self._store, key, path, chunk_size=PART_BYTES, max_concurrency=4)
+            obstore.put(self._in_parts, key, path, chunk_size=PART_BYTES, max_concurrency=4)
 
     def delete(self, keys: Sequence[str]) -> None:
         with _named():
@@ -118,7 +123,7 @@ def _named() -> Iterator[None]:
     except FileNotFoundError:
         raise
     except (GenericError, OSError) as error:
-        raise Transient(said(error)) from None
+        raise (Refused if _REFUSED.search(str(error)) else Transient)(said(error)) from None
     except BaseError as error:
         raise Refused(said(error)) from None
 

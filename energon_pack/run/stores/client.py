@@ -140,11 +140,16 @@ def delete(addresses: Iterable[str]) -> None:
 
 def _of(address: str) -> tuple[Objects, str]:
     place = place_of(address)
-    return _objects(place.profile), place.key
+    return objects_of(place.profile), place.key
 
 
 @lru_cache(maxsize=64)
-def _objects(profile: str) -> Objects:
+def objects_of(profile: str) -> Objects:
+    """Who is asked for the objects of a profile.
+
+    Raises:
+        PackError: there is no such profile, or its client is not installed.
+    """
     settings = _settings_of(profile)
     provider = settings.get("storage_provider", {})
     if provider.get("type") in _NEEDS:
@@ -186,7 +191,7 @@ class _Forked:
     @classmethod
     def now(cls) -> None:
         cls.is_so = True
-        _objects.cache_clear()
+        objects_of.cache_clear()
 
 
 os.register_at_fork(after_in_child=_Forked.now)

@@ -1,15 +1,12 @@
 """Sources on an object store: packed as from disk, read in few requests, and no fault of the network costs a sample."""
 
-import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from energon_pack.config import Format, PackConfig, Stage
 from energon_pack.errors import PackError
@@ -18,7 +15,7 @@ from energon_pack.run.stores import StoreError, requests
 from energon_pack.run.stores.blocks import Blocks
 from energon_pack.sources import stored
 from support.packed import files
-from support.samples import chat, picture, write_tar
+from support.samples import chat, noise, picture, write_tar
 from support.stores import Bucket
 
 Make = Callable[..., PackConfig]
@@ -64,13 +61,6 @@ def test_a_source_that_is_larger_than_what_is_kept_is_packed_the_same(
     size = sum(path.stat().st_size for path in (tmp_path / "in").iterdir())
     assert bucket.seen().counts["bytes read"] < 1.05 * size
     assert written(tmp_path / "out" / "stored") == written(tmp_path / "out" / "local")
-
-
-def noise(seed: int) -> bytes:
-    """A PNG of about 200 kB."""
-    file = io.BytesIO()
-    Image.frombytes("RGB", (256, 256), np.random.default_rng(seed).bytes(3 << 16)).save(file, "PNG")
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("source", list(Format))
