@@ -116,8 +116,9 @@ def _submit(config: PackConfig) -> dict[str, Any]:
     from energon_pack.config.resolve import meeting_of
     from energon_pack.run.executors.shared.slurm import submit
 
-    config_dir = get_args_parser().parse_known_args()[0].config_dir
-    options = ["--config-dir", os.path.abspath(config_dir)] if config_dir else []
+    given = get_args_parser().parse_known_args()[0]
+    options = ["--config-dir", os.path.abspath(given.config_dir)] if given.config_dir else []
+    options += ["--config-name", given.config_name] if given.config_name else []
     command = [sys.executable, "-m", "energon_pack", *options, *HydraConfig.get().overrides.task]
     command.append(f"output.name={config.output.name}")  # that of a sweep has more in it
     return submit(config.executor, meeting_of(config).folder, command)
@@ -159,6 +160,8 @@ def main() -> NoReturn:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
         _refuse_dashes(sys.argv[1:])
+        if refusals.is_status and set(_MULTIRUN) & set(sys.argv):
+            raise PackError(f"{_STATUS} tells of one run: give the settings of one job of the sweep, without -m")
         os.environ[_SWEPT] = " ".join(_swept_keys(get_args_parser().parse_known_args()[0].overrides))
         run()
     except PackError as error:  # of a job in another process

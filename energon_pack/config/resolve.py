@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_pack.config import Format, PackConfig, Stage, plain
+from energon_pack.config import ExecutorKind, Format, PackConfig, Stage, plain
 from energon_pack.dataset.publish import refuse_existing, refuse_source, refuse_unwritable
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
@@ -97,7 +97,16 @@ def final_folder(config: PackConfig) -> Path:
 
 
 def meeting_of(config: PackConfig) -> Meeting:
-    """Where machines meet that pack the same dataset; raises PackError where it has no name."""
+    """Where machines meet that pack the same dataset.
+
+    Raises:
+        PackError: it has no name, or they would meet on an object store.
+    """
+    if config.executor.kind is ExecutorKind.slurm and (address := _cache_address(config)) is not None:
+        raise PackError(
+            f"executor=slurm with the cache on an object store ({address}): machines meet in it by files, so"
+            " cache_dir=FOLDER has to be on a file system that all of them see; output.dir may be a store"
+        )
     final = final_folder(config).absolute()
     told = f"{final.name}-{config.stage.value}-{_short_hash(str(final))}"
     settings = {name: node for name, node in plain(config).items() if name != "executor"}

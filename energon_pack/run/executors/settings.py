@@ -1,5 +1,6 @@
 """Who does the jobs of a run: the config's node `executor`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -12,6 +13,15 @@ class ExecutorKind(str, Enum):
     local = "local"
     slurm = "slurm"
     ray = "ray"
+
+
+#: settings that mean nothing to the others
+_OWN = {
+    ExecutorKind.slurm: ("lost_after", "sbatch", "num_nodes", "wait", "launch"),
+    ExecutorKind.ray: ("address", "num_cpus", "memory", "retries", "give_up_after"),
+}
+_OF_SBATCH = ("num_nodes", "wait")
+_SHORTEST_LOST_AFTER = 5.0  # a sign of life comes every 2 seconds
 
 
 @dataclass
@@ -46,9 +56,20 @@ class ExecutorConfig:
 
     def check(self) -> None:
         """Raises PackError where no work could be done so, or a setting is another executor's."""
+        for kind, names in _OWN.items():
+            if kind is not self.kind:
+                self._refuse_given(names, f"is for executor={kind.value}")
+        if self.sbatch is None:
+            self._refuse_given(_OF_SBATCH, "needs executor.sbatch: nothing is submitted without it")
+        if self.lost_after < _SHORTEST_LOST_AFTER:
+            raise PackError(f"executor.lost_after={self.lost_after:g}: must be at least {_SHORTEST_LOST_AFTER:g}")
         for name in ("num_cpus", "memory", "give_up_after"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise PackError(f"executor.{name}={value:g}: must be more than 0")
-        if self.address is not None and self.kind is not ExecutorKind.ray:
-            raise PackError(f"executor.address={self.address} is for executor=ray")
+
+    def _refuse_given(self, names: Iterable[str], why: str) -> None:
+        """Raises PackError where one is not as it is by default."""
+        for name in names:
+            if (value := getattr(self, name)) != getattr(ExecutorConfig, name):
+                raise PackError(f"executor.{name}={value} {why}")

@@ -4,10 +4,18 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from energon_pack.errors import PackError
+from energon_pack.run.executors.settings import ExecutorConfig
+from energon_pack.run.executors.shared.driver import SharedExecutor
+from energon_pack.run.executors.shared.slurm import launch_of
+from energon_pack.run.executors.shared.together import Together
+from energon_pack.run.progress import Progress
 from support.packed import files
 from support.running import run_here
 from support.slurm import slurm_stand_in
@@ -91,3 +99,53 @@ def test_one_may_look_at_what_is_not_waited_for(tmp_path: Path) -> None:
     code, said, _ = run_here("+model=qwen2_5_vl", "executor=slurm", "--status", cwd=tmp_path)
     assert code == 1
     assert "gives no sign of life" in said
+
+
+@pytest.mark.parametrize(
+    ("said", "launch"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "7"}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4294967290"}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2"}, "7.2"),
+        ({"SLURM_JOB_ID": "8", "SLURM_ARRAY_JOB_ID": "7"}, "7"),
+        ({"SLURM_JOB_ID": "8", "SLURM_ARRAY_JOB_ID": "7", "SLURM_STEP_ID": "0"}, "7.0"),
+    ],
+)
+def test_each_step_of_an_allocation_is_a_launch(
+    said: dict[str, str], launch: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that failed, and is given in the same allocation once more, does not end as it did."""
+    for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_ARRAY_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert launch_of(ExecutorConfig()) == launch
+    assert launch_of(ExecutorConfig(launch="own")) == "own"
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_config_of_the_users_own_is_submitted_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_text(
+        "defaults: [config, _self_]\noutput: {name: mine, shard_prefix: own}\n"
+    )
+    mine = ("--config-dir=conf", "--config-name=mine", "+model=qwen2_5_vl", *SUBMITTED)
+    code, said, errors = run_here(*mine, cwd=tmp_path)
+    assert code == 0, said + errors
+    assert list((tmp_path / "packed" / "mine").glob("own-*.tar"))
+
+
+def test_an_outcome_is_that_of_the_same_settings_alone(tmp_path: Path) -> None:
+    """A setting that was put right is tried, whoever started the tasks before."""
+    progress = Progress(("plan",))
+    first = Together(tmp_path, "wrong", 1, 5.0, "one")
+    with pytest.raises(PackError, match="no such processor"):
+        first.run(partial(_fail, "no such processor"), progress)
+    with pytest.raises(PackError, match=r"no such processor \(on "):
+        Together(tmp_path, "wrong", 1, 5.0, "one").run(lambda _: {}, progress)
+    assert Together(tmp_path, "right", 1, 5.0, "one").run(lambda _: {"packs": 1}, progress) == {"packs": 1}
+
+
+def _fail(text: str, _: SharedExecutor) -> dict[str, Any]:
+    raise PackError(text)

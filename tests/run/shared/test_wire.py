@@ -61,6 +61,11 @@ def test_values_arrive_as_they_were(value: Any) -> None:
     assert repr(arrived) == repr(value)  # 1 is not True, and a tuple is no list
 
 
+def test_what_stands_twice_behind_an_error_of_others_arrives() -> None:
+    twice = ("a", 1)
+    assert _crossed([json.JSONDecodeError("no", "text", 0), twice, twice])[1:] == [twice, twice]
+
+
 def test_numbers_that_json_does_not_know_arrive() -> None:
     assert math.isnan(_crossed(math.nan))
     assert _crossed([math.inf, -math.inf, 2**200, -0.0, "\ud800"]) == [math.inf, -math.inf, 2**200, -0.0, "\ud800"]

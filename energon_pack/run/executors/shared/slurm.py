@@ -18,13 +18,20 @@ from energon_pack.run.executors.shared.folder import refresh
 from energon_pack.run.executors.shared.status import status_of
 from energon_pack.run.executors.shared.together import figures_of
 
-_JOB = ("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID")
+_ARRAY, _JOB, _STEP = "SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID", "SLURM_STEP_ID"
+_FIRST_RESERVED = 0xFFFFFF00  # numbers from here on are of no `srun`: of a script, or of the shell of an allocation
 _LOOK_SECONDS, _ASK_SECONDS, _LINE_SECONDS = 1.0, 10.0, 30.0
 
 
 def launch_of(settings: ExecutorConfig) -> str | None:
-    """A word that is the same in all processes that were started together; None: nothing says which these are."""
-    return settings.launch or next((os.environ[name] for name in _JOB if name in os.environ), None)
+    """A word that is the same in all processes that were started together; None: nothing says which these are.
+
+    An allocation alone says nothing: the same command may be given in it again, and is then to do its work again.
+    """
+    array, step = os.environ.get(_ARRAY), os.environ.get(_STEP)
+    if step is None or int(step) >= _FIRST_RESERVED:
+        return settings.launch or array
+    return settings.launch or f"{array or os.environ.get(_JOB)}.{step}"
 
 
 def submit(settings: ExecutorConfig, folder: Path, command: Sequence[str]) -> dict[str, Any]:
@@ -45,7 +52,8 @@ def submit(settings: ExecutorConfig, folder: Path, command: Sequence[str]) -> di
     launch = uuid.uuid4().hex[:12]
     logs = folder / "logs" / launch
     logs.mkdir(parents=True, exist_ok=True)
-    task = shlex.join([*command, "executor.sbatch=null", f"executor.launch={launch}"])
+    own = ["executor.sbatch=null", "executor.num_nodes=null", "executor.wait=true", f"executor.launch={launch}"]
+    task = shlex.join([*command, *own])
     array = f"--array=0-{settings.num_nodes - 1}"
     options = ["--parsable", "--job-name=energon-pack", "--nodes=1", "--ntasks=1", array, f"--output={logs}/%a.log"]
     done = _slurm("sbatch", *options, *shlex.split(settings.sbatch or ""), "--wrap", task)

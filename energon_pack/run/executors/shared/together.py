@@ -102,8 +102,9 @@ class Together:
         while True:
             outcome, launch = term.outcome, self._about["launch"]
             if outcome is not None:
-                is_mine = term.number in self._joined or (launch is not None and launch == term.about.get("launch"))
-                is_mine = is_mine or (was_met and term.about.get("settings") == self._about["settings"])
+                is_same = term.about.get("settings") == self._about["settings"]
+                is_together = was_met or (launch is not None and launch == term.about.get("launch"))
+                is_mine = term.number in self._joined or (is_same and is_together)
                 return outcome if is_mine and not outcome.get(LEFT) else None
             is_lost = watched.is_lost() or is_dead(term.about)
             if watched.is_quiet or is_lost:

@@ -128,7 +128,7 @@ class _Writer:
         arguments = tuple(os.fspath(item) if isinstance(item, os.PathLike) else item for item in arguments)
         is_known = type(error).__module__ == "builtins" or _is_ours(type(error).__module__)
         if not is_known or not all(isinstance(item, str | bytes | int | float | None) for item in arguments):
-            return ["error", "builtins:RuntimeError", self.tree((f"{type(error).__name__}: {error}",)), ["dict"]]
+            return ["error", "builtins:RuntimeError", self.tree((f"{type(error).__name__}: {error}",)), self.tree({})]
         told = {name: item for name, item in vars(error).items() if isinstance(item, str | int | float | None)}
         return ["error", _name_of(type(error)), self.tree(arguments), self.tree(told)]
 
