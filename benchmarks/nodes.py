@@ -1,8 +1,8 @@
 """What `executor=slurm` costs, and a model of many nodes: `python benchmarks/nodes.py` (some minutes).
 
-One source of texts is packed on the cores of this machine: by `local`, and by tasks of `slurm` that share a folder. Then
-jobs as those that measure are dealt to a node that answers at once, so that only the driver's work is left; and a node
-without work is watched, for what it asks of the file system. The model divides what is measured here.
+One source of texts is packed on the cores of this machine: by `local`, and by tasks of `slurm` that share a folder.
+Then jobs as those that measure are dealt to a node that answers at once, so that only the driver's work is left; and a
+node without work is watched, for what it asks of the file system. The model divides what is measured here.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from timing import at_least
 
 from energon_pack import __version__
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
-from energon_pack.run.executors.shared import folder
 from energon_pack.run.executors.shared.driver import SharedExecutor
 from energon_pack.run.executors.shared.folder import names_in, write
 from energon_pack.run.executors.shared.terms import Term, claim_term
@@ -78,7 +77,7 @@ def runs(folder: Path, num_tars: int, table: Table) -> float:
         ("slurm, 1 task of 2", [[*shared, "executor.num_workers=2"]]),
         ("slurm, 2 tasks of 1", [[*shared, "executor.num_workers=1"]] * 2),
     ):
-        wall, cpu, lengths = packing(source, processor, folder / name.replace(" ", ""), executors)
+        wall, cpu, lengths = packing(source, processor, folder / name.replace(" ", "").replace(",", "-"), executors)
         found[name] = wall, lengths
         table.add_row(name, f"{wall:.1f} s", f"{cpu:.1f} s", f"measuring {lengths:.1f} s", "")
     ratio = found["local, 2 workers"][0] / found["slurm, 2 tasks of 1"][0]
@@ -195,7 +194,7 @@ def model(samples_a_second: float, a_job: float, megabytes: float, calls: float,
         share = wanted / dealt
         held = 2 * nodes * CORES_PER_NODE
         said = f"driver deals {dealt:,.0f}: {share:.1f} of it is wanted", f"{wanted * megabytes:,.0f} MB/s through it"
-        note = f"{held:,} jobs at once, {held * megabytes / 2e3:,.1f} GB of them; {nodes * calls:,.0f} calls/s of idle nodes"
+        note = f"{held:,} jobs at once, {held * megabytes / 2e3:,.1f} GB; {nodes * calls:,.0f} calls/s of idle nodes"
         table.add_row(f"model, {nodes:,} nodes of {CORES_PER_NODE}: jobs/s", f"{wanted:,.0f}", *said, note)
     enough = dealt * JOB_SAMPLES / samples_a_second / CORES_PER_NODE
     seconds = 1e9 / JOB_SAMPLES * a_job

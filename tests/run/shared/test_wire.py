@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -252,14 +253,15 @@ class _Wired(Elsewhere):
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_every_job_of_a_run_goes_through(
-    config: Callable[..., PackConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+    config: Callable[..., PackConfig], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut: bool
 ) -> None:
     """A type that can't cross would fail on a cluster alone."""
     settings: dict[str, Any] = {"packing__max_token_len": 512, "output__max_shard_packs": 8}
     if is_cut:
         settings |= {"packing__overlong": "split_turns", "source__slice": "0/2"}
-    local = config(**settings, cache_dir=str(tmp_path / "cache"))
+    local = config(**settings)
     pack(local)
+    shutil.copytree(cache / "templates", tmp_path / "other" / "templates")
     wired = _Wired()
     monkeypatch.setattr("energon_pack.run.executors.choose.executor_of", lambda *_: wired)
     remote = config(**settings, cache_dir=str(tmp_path / "other"), output__dir=str(tmp_path / "other" / "out"))
