@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
@@ -88,8 +89,8 @@ def runs(folder: Path, num_tars: int, table: Table) -> float:
 def rows(num: int) -> pa.Table:
     """As many rows of lengths as a job has."""
     parts = [{"name": "0.jpg", "offset": 1536 * i, "size": 100_000} for i in range(num)]
-    columns = {"key": [f"{i:09d}" for i in range(num)], "record_part": ["json"] * num, "media_type": ["image"] * num}
-    columns |= {"parts": [[part] for part in parts]}
+    columns: dict[str, list[Any]] = {"key": [f"{i:09d}" for i in range(num)], "parts": [[part] for part in parts]}
+    columns |= {"record_part": ["json"] * num, "media_type": ["image"] * num}
     numbers = list(range(num))
     arrays = []
     for field in LENGTHS_SCHEMA:
@@ -184,7 +185,7 @@ os._exit(0)
     counts = {name: number / 10 for name, number in json.loads(done.stdout).items() if number}
     said = ", ".join(f"{name} {number:.1f}" for name, number in counts.items())
     table.add_row("node without work, calls a second", f"{sum(counts.values()):.1f}", said, "", "")
-    return sum(counts.values())
+    return float(sum(counts.values()))
 
 
 def model(samples_a_second: float, a_job: float, megabytes: float, calls: float, table: Table) -> None:
@@ -198,8 +199,8 @@ def model(samples_a_second: float, a_job: float, megabytes: float, calls: float,
         table.add_row(f"model, {nodes:,} nodes of {CORES_PER_NODE}: jobs/s", f"{wanted:,.0f}", *said, note)
     enough = dealt * JOB_SAMPLES / samples_a_second / CORES_PER_NODE
     seconds = 1e9 / JOB_SAMPLES * a_job
-    said = f"1 B samples: {seconds / 3600:.1f} h of the driver's CPU"
-    table.add_row("the driver is busy with", f"{enough:,.0f} nodes", said, "", "")
+    in_hours = f"1 B samples: {seconds / 3600:.1f} h of the driver's CPU"
+    table.add_row("the driver is busy with", f"{enough:,.0f} nodes", in_hours, "", "")
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from energon_pack.run.executors.shared.folder import names_in, write
 from energon_pack.run.executors.shared.node import Node, do
 from energon_pack.run.executors.shared.terms import Term, claim_term
 from energon_pack.run.executors.shared.wire import encode
-from energon_pack.run.files import digest_of
+from energon_pack.run.files import digest_of, write_whole
 from support.nodes import hurry
 
 ABOUT = {"settings": "s", "version": __version__}
@@ -244,8 +244,8 @@ def test_a_file_system_with_bad_moments(term: Term, monkeypatch: pytest.MonkeyPa
 
         return call
 
-    monkeypatch.setattr(folder.os, "listdir", shaky(os.listdir))
-    monkeypatch.setattr(folder, "write_whole", shaky(folder.write_whole))
+    monkeypatch.setattr(os, "listdir", shaky(os.listdir))
+    monkeypatch.setattr(folder, "write_whole", shaky(write_whole))
     monkeypatch.setattr(Path, "read_bytes", shaky(Path.read_bytes))
     monkeypatch.setattr(SharedExecutor, "refuse_deposed", lambda _: None)
     monkeypatch.setattr(driver, "_MOST_LOST", 1000)

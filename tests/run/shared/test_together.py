@@ -125,9 +125,7 @@ def test_all_tasks_come_to_the_same_error(tmp_path: Path, error: PackError, code
 def test_a_late_task_of_the_same_launch_ends_as_the_others_did(tmp_path: Path) -> None:
     """A task that was requeued would else refuse the dataset that is there."""
     assert _task(tmp_path, launch="7").run(lambda _: {"packs": 7}, Progress(quiet=True)) == {"packs": 7}
-    never: list[int] = []
-    late = _task(tmp_path, launch="7").run(lambda _: {"packs": never.append(1)}, Progress(quiet=True))
-    assert (late, never) == ({"packs": 7}, [])
+    assert _task(tmp_path, launch="7").run(lambda _: {"packs": 0}, Progress(quiet=True)) == {"packs": 7}
     again = _task(tmp_path, launch="8").run(lambda _: {"packs": 8}, Progress(quiet=True))
     assert again == {"packs": 8}
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from energon_pack import __version__
 from energon_pack.config import Layout, PackConfig
-from energon_pack.errors import PackError, SamplesLost
+from energon_pack.errors import PackError, SamplesLost, check_buffer_size
 from energon_pack.lengths.table_cache import Piece, Record
 from energon_pack.pack import pack
 from energon_pack.run.executors import Job, Result
@@ -116,8 +116,8 @@ def test_what_this_package_defines_arrives(tmp_path: Path) -> None:
     for flavor in PACKED.values():
         assert type(_crossed(flavor)) is type(flavor)
         assert vars(_crossed(flavor)) == vars(flavor)
-    function = _crossed(partial(counted, TarShard, version="v"))
-    assert (function.func, function.args, function.keywords) == (counted, (TarShard,), {"version": "v"})
+    function = _crossed(partial(check_buffer_size, "size", value=7))
+    assert (function.func, function.args, function.keywords) == (check_buffer_size, ("size",), {"value": 7})
 
 
 def test_what_is_there_twice_is_sent_once() -> None:
