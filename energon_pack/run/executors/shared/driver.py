@@ -171,10 +171,11 @@ class SharedExecutor:
         return task
 
     def _send(self, task: _Task, node: _NodeSeen) -> None:
-        task.nodes.append(node.name)
         task.sent = time.monotonic()
-        node.tasks.add(task.number)
-        if not write(self._run.inbox(node.name) / task.name, task.data):
+        if write(self._run.inbox(node.name) / task.name, task.data):
+            task.nodes.append(node.name)
+            node.tasks.add(task.number)
+        else:
             self._orphans.add(task.number)
 
     def _hand_out_twice(self, waiting: Iterable[_Task]) -> None:

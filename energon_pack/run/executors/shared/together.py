@@ -149,6 +149,7 @@ class _NodeProcess:
         if self._num_started == _MOST_STARTS:
             raise PackError(f"the process that does jobs here ended {_MOST_STARTS} times: it says why above")
         self._num_started += 1
+        self._hang_up()
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
 
     def __enter__(self) -> "_NodeProcess":
@@ -158,6 +159,10 @@ class _NodeProcess:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Have it end, and wait for that."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
