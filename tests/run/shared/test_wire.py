@@ -32,7 +32,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import SourceChanged
 from energon_pack.sources.shard import TarShard
 from energon_pack.sources.storage import counted
-from run.test_context import Elsewhere
+from support.elsewhere import Elsewhere
 from support.packed import files
 
 _plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
