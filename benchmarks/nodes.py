@@ -61,7 +61,7 @@ def packing(source: Path, processor: str, out: Path, executors: list[list[str]])
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     report = json.loads((out / "packed" / "report.json").read_bytes())
-    return time.perf_counter() - start, cpu, float(report["run"]["seconds"]["lengths"])
+    return time.perf_counter() - start, cpu, float(report["seconds"]["lengths"])
 
 
 def runs(folder: Path, num_tars: int, table: Table) -> float:
