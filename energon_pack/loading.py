@@ -5,16 +5,17 @@ where the data are read. Both ways give the same samples. Parts may come as byte
 whatever decoder a task encoder sets.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from energon_pack.dataset.manifest import is_packed_here, read_manifest, read_replays
+from energon_pack.dataset.manifest import is_metadataset, is_packed_here, read_manifest, read_replays
+from energon_pack.dataset.referenced import LoadedMedia
 from energon_pack.errors import PackError
 from energon_pack.run.json_nodes import node_of, plain
+from energon_pack.run.stores import is_address
 from energon_pack.samples.conversation import place
 from energon_pack.samples.flavors import FLAVORS, FOREIGN, PACKED, load_pack
 from energon_pack.samples.flavors.base import Flavor
@@ -50,8 +51,6 @@ __all__ = [
     "train_arguments",
 ]
 
-_log = logging.getLogger(__name__)
-
 _AUTO = ReadSettings()  # each sample is looked at
 
 
@@ -63,12 +62,14 @@ def make_sample_loader(
     messages_key: str | None = None,
     sample_type: str = "auto",
     caption_prompt: str = "",
+    source_root: str | None = None,
 ) -> Callable[[Parts], dict[str, Any]]:
     """The sample loader of a flavour: from the parts of a sample to the fields of its class.
 
     Args:
         flavor: a name of `samples.flavors.FLAVORS`.
         messages_key, sample_type, caption_prompt: how unpacked samples are read: `source.*` of the packing.
+        source_root: where the media lie that packs of `output.media=reference` refer to; None: as docs/formats.md says.
 
     Raises:
         ValueError: an unknown flavour or sample type.
@@ -76,7 +77,7 @@ def make_sample_loader(
     if flavor not in FLAVORS:
         raise ValueError(f"no sample loader for flavor {flavor!r}; there are: {', '.join(FLAVORS)}")
     if flavor in PACKED:
-        return partial(load_pack, flavor=PACKED[flavor])
+        return partial(load_pack, flavor=PACKED[flavor], read=LoadedMedia(source_root))
     return partial(load_multi_mix_qa, settings=ReadSettings(messages_key, SampleType(sample_type), caption_prompt))
 
 
@@ -190,11 +191,11 @@ def train_arguments(
     if ours:
         common["task_encoder"] = task_encoder.going_on(states, micro_batches)
     if (buffer_size := getattr(task_encoder, "packing_buffer_size", None)) is not None:
-        if is_packed_here(Path(dataset)):
+        if is_packed_here(dataset):
             raise ValueError(f"{dataset} is packed: packing_buffer_size={buffer_size} packs unpacked samples")
         shuffled = {"shuffle_buffer_size": buffer_size, "max_samples_per_sequence": 100}
         return {**common, **shuffled, "packing_buffer_size": buffer_size}
-    if Path(dataset).is_file():
+    if is_metadataset(dataset):
         return common
     _refuse_other_world(dataset, worker_config, ours, bool(states))
     return {**common, "shuffle_over_epochs_multiplier": None, "parallel_shard_iters": 1}
@@ -207,7 +208,7 @@ def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: b
     knob = "read with PackedTaskEncoder, or derive from reading.PacksInOrder"
     if goes_on:
         raise ValueError(f"{dataset}: only packs read in order go on from states: {knob}")
-    planned = topology_of(read_manifest(Path(dataset))) if is_packed_here(Path(dataset)) else Topology()
+    planned = topology_of(read_manifest(dataset)) if is_packed_here(dataset) else Topology()
     ranks, workers = worker.world_size, max(1, worker.num_workers)
     if not planned.has_steps or ranks * workers == planned.row:
         return
@@ -229,15 +230,14 @@ def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]
     Raises:
         FileNotFoundError, ValueError: no packed dataset, one that needs a `model`, or one that says it itself.
     """
-    path = Path(dataset)
     if model is None:
         try:
-            return read_manifest(path)
+            return read_manifest(dataset)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{error}. For packs of another tool give a model and its processor") from None
-    if is_packed_here(path):
+    if is_packed_here(dataset):
         raise ValueError(f"{dataset} says itself how it was packed: model={model} is for packs of other tools")
-    if not path.exists():
+    if not is_address(dataset) and not Path(dataset).exists():
         raise FileNotFoundError(f"{dataset}: no such folder")
     node = read_model(model)
     return {
@@ -284,7 +284,7 @@ def load_template(
     )
     if manifest["fingerprint"] is None:
         return load_model_template(settings)
-    drift = Drift(str(dataset), manifest["fingerprints"], read_replays(Path(dataset)))
+    drift = Drift(str(dataset), manifest["fingerprints"], read_replays(dataset))
     with drift.naming_versions():
         template = _built(settings)
     drift.refuse_other_lengths(template, processor, trust_remote_code)

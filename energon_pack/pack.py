@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from energon_pack.config import OnDamaged, PackConfig, Stage, plain
+from energon_pack.config import ExecutorKind, MediaIn, OnDamaged, PackConfig, Stage, plain
 from energon_pack.config.naming import content_settings, shards_identity
-from energon_pack.config.resolve import Places, final_folder, meeting_of, resolve
+from energon_pack.config.resolve import Places, final_folder, meeting_of, resolve, stored_dataset
 from energon_pack.dataset.check import check, get_ready, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
-from energon_pack.dataset.files import LEDGER, PAGE, REPORT
-from energon_pack.dataset.manifest import REPLAY
+from energon_pack.dataset.files import LEDGER, PAGE
+from energon_pack.dataset.manifest import REPLAY, REPORT
 from energon_pack.dataset.plan_file import ShardPlan, entries_of, ledger, plan_shards, write_ledger
 from energon_pack.dataset.publish import (
     announced,
@@ -40,7 +40,8 @@ from energon_pack.dataset.publish import (
 )
 from energon_pack.dataset.replay import start_replay
 from energon_pack.dataset.shards import WrittenShard
-from energon_pack.dataset.write import write_shards
+from energon_pack.dataset.stored import begin_there, put_for_check
+from energon_pack.dataset.write import Target, write_shards
 from energon_pack.errors import SamplesLost, printable
 from energon_pack.lengths.audit import Audit, finish, start
 from energon_pack.lengths.changed_media import check_media
@@ -60,6 +61,7 @@ from energon_pack.run.executors import Executor
 from energon_pack.run.executors.choose import drive, term_of
 from energon_pack.run.files import META_FOLDER, naming_place, write_whole
 from energon_pack.run.progress import Progress
+from energon_pack.run.scratch import Scratch
 from energon_pack.samples.flavors import PACKED
 from energon_pack.sources.draws import parse_slice
 from energon_pack.steps.cost import CostModel, cost_model
@@ -92,13 +94,14 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
 def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[str, Any]:
     term = term_of(executor)
     note = None if term is None else meeting_of(config).folder / "publishing.json"
-    if note is not None and (figures := appeared(note, final_folder(config))):
+    if note is not None and (figures := appeared(note, stored_dataset(config) or str(final_folder(config)))):
         return figures
     places = resolve(config)
+    root = places.source.root if config.output.media is MediaIn.reference else None
     if config.stage is not Stage.all:
         refuse_unwritable("output.dir", places.output_dir)  # their page lies there
     executor.share(places.folders)
-    run = Run(executor, progress, places.cache_dir)
+    run = Run(executor, progress, places.cache_dir, places.mirror)
     indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
     method, cost = prepare_method(config, places, run)
     for line in method.choice.lines(config.model.template):
@@ -128,23 +131,28 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
         write_ledger(staging / LEDGER, planned.lengths, planned.plan, config.packing)
         if why_not:
             _leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
-        refuse_little_space(staging, planned.shards.num_bytes)
-        auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run)
-        replaying = start_replay(planned.lengths, planned.plan.items, method, config.seed, run)
-        written = _write(config, planned, method, staging, run)
+        if places.stored:
+            begin_there(places.stored, planned.identity)
+        elif root is None:  # without media, packs are small
+            refuse_little_space(staging, planned.shards.num_bytes)
+        is_dealt = config.executor.kind is not ExecutorKind.local
+        auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run, is_dealt)
+        replaying = start_replay(planned.lengths, planned.plan, method, config.seed, run)
+        target = Target(staging, config.output.shard_prefix, root, places.stored)
+        written = _write(config, planned, method, target, run)
         with run.progress.timed("verify"):
             audit = finish(auditing, run)
             write_whole(staging / META_FOLDER / REPLAY, run.executor.result(replaying))
-        _check(planned, written, staging, run)
-        report = replace(planned.report, run=_facts(given, planned, method, written, audit, run))
+        _check(planned, written, target, run)
+        report = replace(planned.report, run=_facts(given, planned, method, written, audit, run, root))
         write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
-        page.write(staging / PAGE, entries_of(staging / LEDGER), report.run, places.final, LEDGER, written=staging)
+        skipped = entries_of(staging / LEDGER)
+        page.write(staging / PAGE, skipped, report.run, places.for_energon, LEDGER, None, staging, places.stored)
         with run.progress.timed("publish"), announced(note, staging / REPORT):
-            publish(staging, places.final, places.overwrite)
+            publish(staging, places.final, places.overwrite, places.stored, planned.identity)
     print_stages(run.progress)
-    load = f'load it with megatron.energon.get_train_dataset("{places.final}", ...)'
-    seen = f"see it: {places.final / PAGE}"
-    for line in (*audit.lines(), f"packed into {places.final}", seen, load):
+    load = f'load it with megatron.energon.get_train_dataset("{places.for_energon}", ...)'
+    for line in (*audit.lines(), f"packed into {places.named}", f"see it: {places.named}/{PAGE}", load):
         say(line)
     return report.to_json()
 
@@ -181,7 +189,7 @@ def measure_source(
         measured = measure_shards(first_samples(drawn, limit, num_excluded), method, run)
         flavor, shares = PACKED[config.output.flavor.value], split_shares(plain(config.output.splits))
         return Measured(
-            lengths=Lengths(measured, source.excluded, limit, flavor, shares, config.seed),
+            lengths=Lengths(measured, source.excluded, limit, flavor, shares, config.seed, Scratch(run.cache())),
             num_found=sum(item.num_rows for item in indexed) + source.num_left_out,
             num_repeated=sum(item.num_repeated for item in drawn),
         )
@@ -247,7 +255,7 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
         if packing.overlong in CUTTING:
             with forgetting_wrong(lengths.shards, method, run):
                 lengths = cut_overlong(lengths, method, packing, run)
-        plan = plan_packs(lengths.items, packing, config.seed, cost)
+        plan = plan_packs(lengths.items, packing, config.seed, cost, lengths.scratch)
         check_overlong(lengths, plan, packing)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         run.progress.add(len(lengths.items))
@@ -258,27 +266,34 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
     return Planned(lengths, plan, cost, shards, identity, report)
 
 
-def _write(config: PackConfig, planned: Planned, method: Method, staging: Path, run: Run) -> list[WrittenShard]:
+def _write(config: PackConfig, planned: Planned, method: Method, target: Target, run: Run) -> list[WrittenShard]:
     lengths, plan, output = planned.lengths, planned.plan, config.output
     with run.progress.timed("write"):
         check_unchanged(lengths.shards, run)
-        written = write_shards(staging / output.shard_prefix, lengths, plan, planned.shards, method, run)
+        written = write_shards(target, lengths, plan, planned.shards, method, run)
         manifest = manifest_of(lengths, plan, method.identity, planned.cost, content_settings(config))
         yaml, sqlite = output.dataset_yaml.value, output.sqlite
-        write_metadata(staging, written, lengths.flavor, yaml, sqlite, manifest, output.sample_type)
+        write_metadata(target.staging, written, lengths.flavor, yaml, sqlite, manifest, output.sample_type)
     return written
 
 
-def _check(planned: Planned, written: list[WrittenShard], staging: Path, run: Run) -> None:
-    measured = planned.lengths.shards
-    with run.progress.timed("check"), discarding_shards(staging):
+def _check(planned: Planned, written: list[WrittenShard], target: Target, run: Run) -> None:
+    measured, flavor = planned.lengths.shards, planned.lengths.flavor
+    with run.progress.timed("check"), discarding_shards(target.staging, target.stored):
         check_media([item.shard for item in measured], [item.pieces for item in measured], run)
         reconcile(written, planned.plan.num_packs, len(planned.plan.items))
-        run.executor.result(run.executor.start(check, check_job(staging, planned.lengths.flavor, written)))
+        folder = put_for_check(target.stored, written, flavor) if target.stored else target.staging
+        run.executor.result(run.executor.start(check, check_job(folder, flavor, written, target.root)))
 
 
 def _facts(
-    config: PackConfig, planned: Planned, method: Method, written: list[WrittenShard], audit: Audit, run: Run
+    config: PackConfig,
+    planned: Planned,
+    method: Method,
+    written: list[WrittenShard],
+    audit: Audit,
+    run: Run,
+    root: str | None,
 ) -> RunFacts:
     num_cached = sum(item.was_cached for item in planned.lengths.shards)
     return RunFacts(
@@ -286,6 +301,7 @@ def _facts(
         config=plain(config),
         media_rules=asdict(method.choice),
         cwd=os.getcwd(),
+        source_root=root,
         fingerprint=method.identity.fingerprint,
         seconds=run.progress.seconds,
         throughput=run.progress.throughput,

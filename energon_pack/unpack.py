@@ -25,6 +25,7 @@ from energon_pack.dataset.files import PLAN, PlanFile, read_object, shard_paths
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.publish import staging_folder
+from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.single import singles
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, printable
@@ -34,9 +35,9 @@ from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.flavors.references import Reference
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard, shard_of
-from energon_pack.sources.wds import PART_TYPE
 from energon_pack.verify import packs as checks
 from energon_pack.verify.shard import packs_of
 from energon_pack.verify.source import read_settings
@@ -44,6 +45,16 @@ from energon_pack.verify.source import read_settings
 _ROWS = 50_000  # dealt at once
 _PACKS = 256  # of which the rows of the plan are held at once
 _VERIFY = "python -m energon_pack.verify says more"
+_MEDIA = pa.list_(
+    pa.struct(
+        [
+            ("name", pa.string()),
+            ("offset", pa.int64()),
+            ("size", pa.int64()),
+            ("reference", pa.string()),  # as JSON, where the medium is in the source; null: it is in the packed shard
+        ]
+    )
+)
 _ROW = pa.schema(
     [
         ("order", pa.int64()),  # where its JSON was in the source
@@ -52,7 +63,7 @@ _ROW = pa.schema(
         ("offset", pa.int64()),  # of its JSON, in the spill
         ("size", pa.int64()),
         ("packed", pa.string()),  # the packed shard with its media
-        ("media", PART_TYPE),
+        ("media", _MEDIA),
     ]
 )
 _Row = dict[str, Any]
@@ -87,13 +98,14 @@ def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
         tars = staging / "tars"
         taken = set(spill.places)
         packed = {path.name: shard_of(path.name, str(path)) for path in paths}
+        media = DatasetMedia(folder)
         with progress.stage("write", spill.num_rows, "samples") as advance, Reader() as reader:
             for shard in sorted(spill.places):
                 rows = spill.rows_of(shard)
                 names = _tar_names(shard, -(-len(rows) // max_shard_samples), taken)
                 for number, name in enumerate(names):
                     some = rows[number * max_shard_samples : (number + 1) * max_shard_samples]
-                    _write_tar(tars / name, some, packed, reader, spill)
+                    _write_tar(tars / name, some, packed, reader, media, spill)
                     progress.add(len(some))
                     advance(len(some))
         sync_file_system(staging)
@@ -152,6 +164,7 @@ class _Spill:
         self.places: dict[str, list[tuple[int, int]]] = {}
 
     def add_pack(self, packed: str, pack: Pack, members: list[PlanRow], messages_key: str | None) -> None:
+        referred = {reference.name: json.dumps(reference) for reference in pack.references}
         for member, (record, parts) in zip(members, singles(pack, members, messages_key), strict=True):
             data = json.dumps(record, ensure_ascii=False).encode()
             row = {
@@ -161,7 +174,10 @@ class _Spill:
                 "offset": self._file.tell(),
                 "size": self._file.write(data),
                 "packed": packed,
-                "media": [{"name": name, "offset": part.offset, "size": part.size} for name, part in parts.items()],
+                "media": [
+                    {"name": name, "offset": part.offset, "size": part.size, "reference": referred.get(part.name)}
+                    for name, part in parts.items()
+                ],
             }
             self._rows.setdefault(_safe(member.shard), []).append(row)
             self._num_waiting += 1
@@ -221,15 +237,21 @@ def _tar_names(shard: str, number: int, taken: set[str]) -> list[str]:
         stem += "_"
 
 
-def _write_tar(path: Path, rows: list[_Row], packed: dict[str, Shard], reader: Reader, spill: _Spill) -> None:
+def _write_tar(
+    path: Path, rows: list[_Row], packed: dict[str, Shard], reader: Reader, media: DatasetMedia, spill: _Spill
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb", buffering=0) as file:
         tar = TarWriter(file.fileno())
         for row in rows:
             tar.add(f"{row['key']}.json", spill.read(row["offset"], row["size"]))
             for part in row["media"]:
+                name = f"{row['key']}.{part['name']}"
+                if part["reference"] is not None:
+                    tar.add(name, media.read([Reference(*json.loads(part["reference"]))])[0])
+                    continue
                 source = reader.shard_file(packed[row["packed"]])
-                tar.copy(f"{row['key']}.{part['name']}", source, part["offset"], part["size"])
+                tar.copy(name, source, part["offset"], part["size"])
         tar.end()
 
 

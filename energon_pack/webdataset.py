@@ -18,6 +18,7 @@ from typing import Any
 from webdataset.utils import pytorch_worker_info
 
 from energon_pack.dataset.manifest import is_packed_here, read_manifest
+from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.loading import pack_encoder
 from energon_pack.run.files import META_FOLDER
@@ -88,11 +89,12 @@ class Packs:
         self.encoder = encoder
         self._dataset = dataset
         self._root = os.path.join(os.path.abspath(dataset), "")
+        self._media = DatasetMedia(self._root)
         self._excluded = prepared.excluded_keys if prepared else {}
         self._counts = prepared.shard_counts if prepared else {}
         self._names: dict[str, str] = {}
-        is_ours = is_packed_here(Path(dataset))
-        self._flavor = PACKED[read_manifest(Path(dataset))["flavor"]] if is_ours else DEFAULT
+        is_ours = is_packed_here(dataset)
+        self._flavor = PACKED[read_manifest(dataset)["flavor"]] if is_ours else DEFAULT
 
     def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Pack]:
         """Encode each pack; those that split.yaml excludes, and those all of whose members are dropped, are left out.
@@ -109,7 +111,7 @@ class Packs:
             seen[shard] += 1
             if key in self._excluded.get(shard, ()):
                 continue
-            pack = self.encoder.encode(key, inputs_of_pack(_Parts(parts), self._flavor))
+            pack = self.encoder.encode(key, inputs_of_pack(_Parts(parts), self._flavor, self._media.read))
             if pack is not None:
                 yield pack
         for shard, count in seen.items():

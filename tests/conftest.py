@@ -3,6 +3,8 @@
 import gc
 import multiprocessing
 import sys
+import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from energon_pack.config import PackConfig
+from energon_pack.run.stores.blocks import Blocks
+from energon_pack.run.stores.client import objects_of
+from energon_pack.sources import stored
 from energon_pack.sources.demo import make_demo
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.template import Template
@@ -19,6 +24,7 @@ from support.models import of_model
 from support.packed import demo_config
 from support.pages import blocks, commands
 from support.running import REAL, command, need_torchvision
+from support.stores import WHO, Bucket, Proxy, Seen, store_server
 
 _num_modules = [0]
 
@@ -66,11 +72,39 @@ def typed_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """A server of the S3 protocol that clients of this process and of its children find by their environment."""
+    with pytest.MonkeyPatch.context() as patch, store_server() as proxy:
+        for name, value in {**WHO, "AWS_ENDPOINT_URL": proxy.url, "AWS_EC2_METADATA_DISABLED": "true"}.items():
+            patch.setenv(name, value)
+        patch.setenv("MSC_CONFIG", str(tmp_path_factory.mktemp("msc") / "none.yaml"))
+        yield proxy
+
+
+@pytest.fixture
+def bucket(s3: Proxy, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """An empty bucket, and a folder of temporary files in which nothing of an object is kept."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(stored, "BLOCKS", Blocks())
+    objects_of.cache_clear()
+    s3.fault = lambda request: None
+    s3.seen = Seen()
+    return Bucket(f"b{zlib.crc32(request.node.nodeid.encode()):08x}", s3)
+
+
+@pytest.fixture(scope="session")
 def real() -> Path:
     """The folder of real processors and samples; the test is skipped where it is not."""
     if not REAL.is_dir():
         pytest.skip("../shared/real is not here")
     return REAL
+
+
+def pytest_unconfigure() -> None:
+    """Let go what is frozen below: DuckDB says at the end that it leaks what was never freed."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -46,6 +46,7 @@ TRAINING = {
     "loading",
     "reading",
     "dataset.manifest",
+    "dataset.referenced",
     "sources.prepared",
     "pooling.measuring",
 }

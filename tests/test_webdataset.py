@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import webdataset as wds
 import yaml
 from torch.utils.data import DataLoader
@@ -18,18 +17,16 @@ from torch.utils.data import DataLoader
 from energon_pack.config import Flavor, Rope
 from energon_pack.errors import PackError
 from energon_pack.task_encoder import PackedTaskEncoder
-from energon_pack.training.batch import PackedBatch, VisualInputs
+from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import BadPack
 from energon_pack.webdataset import Packs, packs, urls
+from support.batches import same
 from support.damage import read_shard, write_shard
 from support.packed import demo_config, train
 from support.packed import packed as pack_of
 from support.peers import NAMES, write_llava_onevision, write_loongforge
 from support.running import need_torchvision
 from support.samples import chat, npy, picture, write_tar
-
-#: what only Energon's loader knows of a batch
-OF_ENERGON = {"positions", "__restore_key__", "__sources__"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,18 +56,6 @@ def read(dataset: Path, encoded: Packs, split: str = "train", batch_size: int = 
     loader = {name: settings.pop(name) for name in ("num_workers", "multiprocessing_context") if name in settings}
     stages = wds.WebDataset(urls(dataset, split), **(given | settings)).compose(encoded)
     return DataLoader(stages, batch_size=batch_size, collate_fn=encoded.collate, **loader)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Bit by bit."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, VisualInputs):
-        return same(vars(one), vars(other))
-    if isinstance(one, dict):
-        keys = one.keys() - OF_ENERGON
-        return keys == other.keys() - OF_ENERGON and all(same(one[key], other[key]) for key in keys)
-    return bool(one == other)
 
 
 def by_key(batches: Iterator[PackedBatch] | list[PackedBatch]) -> dict[str, PackedBatch]:

@@ -13,6 +13,9 @@ from energon_pack.run.console import say
 from energon_pack.run.executors import Folder
 from energon_pack.run.executors.choose import Meeting
 from energon_pack.run.files import naming_place
+from energon_pack.run.stores import energon_address, is_address, parent, tidy
+from energon_pack.run.stores.mirror import Mirror
+from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.jsonl.find import find_lines
@@ -33,11 +36,24 @@ class Places:
     output_dir: Path
     final: Path  # in `output_dir`: the dataset, once it is published
     overwrite: bool
+    stored: str | None = None  # address of the dataset on an object store, of which `final` only stands here
+    mirror: Mirror | None = None  # of a cache on an object store, of which `cache_dir` is the copy here
+
+    @property
+    def named(self) -> str:
+        """Where the dataset is to be, as it was given."""
+        return self.stored or str(self.final)
+
+    @property
+    def for_energon(self) -> str:
+        """The same as Energon names it."""
+        return energon_address(self.stored) if self.stored else str(self.final)
 
     @property
     def folders(self) -> list[Folder]:
         """What every machine that works for the run has to see."""
-        media = {Path(shard.media_root) for shard in self.source.shards if shard.media_root is not None}
+        roots = {shard.media_root for shard in self.source.shards}
+        media = {Path(root) for root in roots if root is not None and not is_address(root)}
         read = sorted(self.source.folders | self.source.beside | media)[:_MOST_FOLDERS]
         written = [Folder("cache_dir", self.cache_dir, True), Folder("output.dir", self.output_dir, True)]
         return [*written, *(Folder("source.path", folder, False) for folder in read)]
@@ -49,42 +65,66 @@ def resolve(config: PackConfig) -> Places:
     Raises:
         PackError: something is not there, or is there and would be lost, or can't be written.
     """
-    final = final_folder(config)
-    output_dir = final.parent
-    cache_dir = _cache_dir(config)
+    final, cache_dir = final_folder(config), local_cache(config)
+    stored, cached = stored_dataset(config), _cache_address(config)
     overwrite = config.output.overwrite or config.source.path is None  # the demo may run again and again
     if config.stage is Stage.all:
-        refuse_existing(final, overwrite)
+        refuse_existing(stored or final, overwrite)
     source, processor = _source(config, cache_dir)
-    refuse_source(final, cache_dir, source)
-    refuse_unwritable("cache_dir" if config.cache_dir else "output.dir", cache_dir)
+    refuse_source(stored or final, cached or cache_dir, source)
+    knob = "cache_dir" if config.cache_dir else "output.dir"
+    refuse_unwritable(knob, cache_dir)
+    if cached is not None:
+        refuse_unwritable(knob, cached)
     if config.stage is Stage.all:
-        refuse_unwritable("output.dir", output_dir)
-    return Places(source, processor, cache_dir, output_dir, final, overwrite)
+        refuse_unwritable("output.dir", parent(stored) if stored else final.parent)
+    mirror = None if cached is None else Mirror(cached, cache_dir)
+    return Places(source, processor, cache_dir, final.parent, final, overwrite, stored, mirror)
 
 
 def final_folder(config: PackConfig) -> Path:
-    """Where the dataset of a run is to be.
+    """Where the dataset of a run is to be; where that is an object store, a folder of this machine in its place.
 
     Raises:
         PackError: it has no name.
     """
     if config.output.name is None:
         raise PackError("output.name must be set")
+    address = stored_dataset(config)
+    if address is not None:
+        return local_cache(config) / "outputs" / _short_hash(parent(address)) / config.output.name
     return Path(config.output.dir).expanduser() / config.output.name
 
 
 def meeting_of(config: PackConfig) -> Meeting:
     """Where machines meet that pack the same dataset; raises PackError where it has no name."""
     final = final_folder(config).absolute()
-    told = f"{final.name}-{config.stage.value}-{hashlib.sha256(str(final).encode()).hexdigest()[:8]}"
+    told = f"{final.name}-{config.stage.value}-{_short_hash(str(final))}"
     settings = {name: node for name, node in plain(config).items() if name != "executor"}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    return Meeting(_cache_dir(config).absolute() / "meetings" / told, digest)
+    return Meeting(local_cache(config).absolute() / "meetings" / told, digest)
 
 
-def _cache_dir(config: PackConfig) -> Path:
-    return Path(config.cache_dir).expanduser() if config.cache_dir else final_folder(config).parent / ".cache"
+def local_cache(config: PackConfig) -> Path:
+    """Where results are kept; of a cache on an object store, the folder of this machine that is its copy."""
+    address = _cache_address(config)
+    if address is not None:
+        return user_folder("mirrors", _short_hash(address))
+    return Path(config.cache_dir or Path(config.output.dir) / ".cache").expanduser()
+
+
+def _cache_address(config: PackConfig) -> str | None:
+    folder = config.cache_dir or (f"{tidy(config.output.dir)}/.cache" if is_address(config.output.dir) else "")
+    return tidy(folder) if is_address(folder) else None
+
+
+def stored_dataset(config: PackConfig) -> str | None:
+    """The address of the dataset of a run, where it is to be on an object store."""
+    return f"{tidy(config.output.dir)}/{config.output.name}" if is_address(config.output.dir) else None
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:

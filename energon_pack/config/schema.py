@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from energon_pack.errors import PackError
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.executors.settings import ExecutorConfig
+from energon_pack.run.stores import is_address
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig
 
@@ -26,6 +27,13 @@ class DatasetYaml(str, Enum):
 
     typed = "typed"
     crude = "crude"
+
+
+class MediaIn(str, Enum):
+    """Where the media of packs are."""
+
+    copy = "copy"
+    reference = "reference"
 
 
 class Stage(str, Enum):
@@ -78,6 +86,8 @@ class OutputConfig:
     name: str | None = None
     #: of the packs' JSON
     flavor: Flavor = Flavor.packed_multi_mix_qa
+    #: copy: in the packs; reference: in the source, from which loading reads them
+    media: MediaIn = MediaIn.copy
     #: typed: sample type and loader; crude: CrudeWebdataset, for cookers
     dataset_yaml: DatasetYaml = DatasetYaml.typed
     #: whether a loader of plain Python lies beside the data, for a stack that can't import energon_pack
@@ -101,6 +111,8 @@ class OutputConfig:
         """Raises PackError where nothing could be written so."""
         if not self.dir:
             raise PackError("output.dir is empty: output.dir=. is this folder")
+        if self.sqlite and is_address(self.dir):
+            raise PackError(f"output.sqlite=true: of a dataset on an object store no index is written ({self.dir})")
         for key, text in (("output.name", self.name), ("output.shard_prefix", self.shard_prefix)):
             if text is not None and (not text or set(text) & set("/\\{},") or text.startswith(".")):
                 raise PackError(f"{key}={text!r}: no slash, brace, comma or leading dot")
@@ -111,6 +123,11 @@ class OutputConfig:
             raise PackError(
                 "output.sample_loader_py=true needs output.sample_type=module:Class, the class that the other stack"
                 " reads packs as; energon_pack's own classes need no sample_loader.py"
+            )
+        if self.sample_loader_py and self.media is MediaIn.reference:
+            raise PackError(
+                "output.sample_loader_py=true with output.media=reference: a loader of plain Python can't read media"
+                " from the source; output.media=copy puts them into the packs"
             )
         if name is not None and not self.sample_loader_py:
             raise PackError(

@@ -8,10 +8,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from energon_pack.dataset.referenced import LoadedMedia
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.heavy_imports import importing
+from energon_pack.run.stores import energon_address
 from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.flavors.references import all_parts
 
 if TYPE_CHECKING:  # the process that checks needs none of what writing does
     from energon_pack.dataset.shards import WrittenShard
@@ -23,9 +26,11 @@ _NUM_PACKS = 16
 class CheckJob:
     """A dataset, and how many packs it should have."""
 
-    folder: Path
+    folder: str  # or the address that Energon has for one
+    dataset_yaml: str  # which of its YAML files makes it a crude one
     flavor: PackedFlavor
     num_packs: dict[str, int]  # by split
+    root: str | None  # of the source, where packs refer to media in it
 
 
 def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
@@ -39,12 +44,19 @@ def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) ->
         raise PackError(f"{num_packs} packs of {num_samples} samples were planned, {written} written: not published")
 
 
-def job_of(folder: Path, flavor: PackedFlavor, shards: "list[WrittenShard]") -> CheckJob:
-    """What `check` needs to know of the shards that were written."""
+def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:
+    """What `check` needs to know of the shards that were written.
+
+    Args:
+        folder: an address where it is a string: of metadata that `put_for_check` wrote.
+        root: of the source, where packs refer to media in it.
+    """
     num_packs: Counter[str] = Counter()
     for shard in shards:
         num_packs[shard.split] += shard.num_packs
-    return CheckJob(folder, flavor, dict(num_packs))
+    if isinstance(folder, str):
+        return CheckJob(energon_address(folder), "crude.yaml", flavor, dict(num_packs), root)
+    return CheckJob(str(folder), _crude_yaml(folder), flavor, dict(num_packs), root)
 
 
 def check(job: CheckJob) -> None:
@@ -53,15 +65,17 @@ def check(job: CheckJob) -> None:
     Raises:
         PackError: anything is not as planned; nothing is published then.
     """
+    read = LoadedMedia(job.root)
     for split, num_there in job.num_packs.items():
-        packs = _first_packs(job.folder, split)
+        packs = _first_packs(job.folder, job.dataset_yaml, split)
         if len(packs) != min(_NUM_PACKS, num_there):
             raise PackError(
                 f"Energon reads {len(packs)} of the first {_NUM_PACKS} packs of {job.folder}, {split}: not published"
             )
         for key, pack in packs.items():
-            named = job.flavor.parts(json.loads(pack["json"]))
-            if set(chain.from_iterable(named)) != {part for part in pack if not part.startswith("__")} - {"json"}:
+            parts, value = all_parts(pack, json.loads(pack["json"]), job.flavor, read)
+            named = job.flavor.parts(value)
+            if set(chain.from_iterable(named)) != {part for part in parts if not part.startswith("__")} - {"json"}:
                 raise PackError(f"the parts of {key} are not those its JSON names: not published")
 
 
@@ -71,7 +85,7 @@ def get_ready(_: None = None) -> None:
         import megatron.energon  # noqa: F401
 
 
-def _first_packs(folder: Path, split: str) -> dict[str, Any]:
+def _first_packs(folder: str, dataset_yaml: str, split: str) -> dict[str, Any]:
     with importing():
         from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
 
@@ -85,7 +99,7 @@ def _first_packs(folder: Path, split: str) -> dict[str, Any]:
     dataset = get_val_dataset(
         folder,
         split_part=split,
-        dataset_config=_crude_yaml(folder),
+        dataset_config=dataset_yaml,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=stop),
         batch_size=None,
         limit=_NUM_PACKS,

@@ -4,12 +4,22 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from energon_pack.dataset.files import PackFiles
+from energon_pack.dataset.referenced import Beside, DatasetMedia, starts_behind
 from energon_pack.errors import short
+from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT, foreign_flavor
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
+from energon_pack.samples.flavors.references import (
+    Reference,
+    defects_of,
+    has_references,
+    references_of,
+    with_names,
+)
 from energon_pack.samples.flavors.schema import Schema
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import Part, media_type
@@ -25,6 +35,7 @@ class Pack:
     fields: Fields = field(default_factory=dict)
     meta: Fields = field(default_factory=dict)
     flavor: PackedFlavor = DEFAULT
+    references: list[Reference] = field(default_factory=list)  # parts that lie in the source: `Beside` has their bytes
 
     @cached_property
     def members(self) -> list[dict[str, Any]] | None:
@@ -75,6 +86,11 @@ class Pack:
         return media_type([kind for kinds in self.kinds for kind in kinds if kind])
 
 
+def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
+    """What the places of a pack's parts count in: its shard, and behind the pack the media that it refers to."""
+    return Beside(file, pack.files.end, pack.references, media.opened) if pack.references else file
+
+
 def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor | None) -> tuple[Pack, list[str]]:
     """A pack, and what its JSON lacks.
 
@@ -96,9 +112,18 @@ def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor | None) -> t
         flavor = foreign_flavor(value)
         if flavor is None:
             return unread, [f"its JSON is of no form that is known: {', '.join(value)[:80]}"]
+    references: list[Reference] = []
+    if flavor.is_ours and has_references(value):
+        if wrong := list(defects_of(value)):
+            return unread, wrong
+        references = list(chain.from_iterable(references_of(value)))
+        starts = starts_behind(files.end, references)
+        beside = [Part(part.name, start, part.size) for part, start in zip(references, starts, strict=False)]
+        files = files._replace(parts=[*files.parts, *beside])
+        parts, value = {part.name: part for part in files.parts}, with_names(value, flavor)
     meta = value.get("_meta")
-    fields = _good(value, flavor.schema)
-    pack = Pack(files, parts, fields, _good(meta, flavor.meta) if isinstance(meta, dict) else {}, flavor)
+    fields, good_meta = _good(value, flavor.schema), _good(meta, flavor.meta) if isinstance(meta, dict) else {}
+    pack = Pack(files, parts, fields, good_meta, flavor, references)
     absent = set(flavor.optional) - value.keys()
     wrong = list(_wrong(value, fields, "", {name: what for name, what in flavor.schema.items() if name not in absent}))
     if flavor.meta:

@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,16 @@ def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = N
     if dataset_yaml == "typed":
         return {"dataset.yaml": typed, "crude.yaml": crude}
     return {"dataset.yaml": crude, "typed.yaml": typed}
+
+
+def changed_keys(found: Any, wanted: Mapping[str, Any]) -> Iterator[str]:
+    """Keys of one of `dataset_yamls` that are not as written; subflavors and `source_root` are a user's own."""
+    for key in sorted(wanted.keys() - {"subflavors"}):
+        value = found.get(key) if isinstance(found, dict) else None
+        if isinstance(value, dict):
+            value = {name: item for name, item in value.items() if name != "source_root"}
+        if value != wanted[key]:
+            yield key
 
 
 def _write_sqlite(folder: Path, shards: Sequence[WrittenShard]) -> None:

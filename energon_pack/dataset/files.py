@@ -25,7 +25,6 @@ from energon_pack.sources.tar import BLOCK, TarScan
 
 PLAN = "pack_plan.parquet"
 LEDGER = "skipped.jsonl"
-REPORT = "report.json"
 PAGE = "report.html"
 
 

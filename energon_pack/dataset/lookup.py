@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from energon_pack.dataset.contents import Pack, parse
+from energon_pack.dataset.contents import Pack, parse, with_media
 from energon_pack.dataset.files import PackFiles, at, packs_in, read_object, shard_paths
+from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import Bytes, Range
@@ -40,14 +41,17 @@ class Found:
 class Packs:
     """The packs of a dataset in the order of its plan, whoever wrote it."""
 
-    def __init__(self, folder: Path, flavor: PackedFlavor | None):
+    def __init__(self, folder: Path, flavor: PackedFlavor | None, stored: str | None = None):
         """See which shards there are.
 
         Args:
             flavor: as this package writes it; None: another tool wrote it.
+            stored: address of the folder in which its shards are, where that is another.
         """
-        self.folder, self._flavor = folder, flavor
+        self.folder, self._flavor, self._stored = folder, flavor, stored
         self._opened: dict[str, File] = {}
+        #: those that packs refer to
+        self.media = DatasetMedia(folder)
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -56,7 +60,7 @@ class Packs:
         with suppress(OSError, ValueError):
             stated = at(read_object(self.folder / META_FOLDER / ".info.json"), "shard_counts")
         known = stated if isinstance(stated, dict) else {}
-        names = (path.name for path in shard_paths(self.folder))
+        names = [path.name for path in shard_paths(self.folder)] if self._stored is None else list(known)
         return {name: known[name] if _is_count(known.get(name)) else self._count(name) for name in names}
 
     @cached_property
@@ -96,7 +100,8 @@ class Packs:
             raise PackError(f"{self.folder / name} can't be read: {error.strerror or error}") from None
         part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
         raw = None if part is None else file.read(part.offset, part.size)
-        return Found(number, name, file, *parse(files, raw, self._flavor))
+        pack, defects = parse(files, raw, self._flavor)
+        return Found(number, name, with_media(file, pack, self.media), pack, defects)
 
     def all(self) -> Iterator[Found]:
         """Every pack, in order; those of a shard that can't be read are none."""
@@ -109,7 +114,7 @@ class Packs:
     def _files(self, name: str, place: int) -> tuple[Bytes, PackFiles]:
         """The files of a pack by the index of its shard; where that is wrong or not there, by the shard itself."""
         file = self._file(name)
-        with suppress(OSError), open_file(self.folder / f"{name}.idx") as index:
+        with suppress(OSError), open_file(self._path(f"{name}.idx")) as index:
             data = index.read(8 * place, 16)
             ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
             if len(ends) == 2 and ends[0] < ends[1] <= file.size:
@@ -124,8 +129,11 @@ class Packs:
 
     def _file(self, name: str) -> File:
         if name not in self._opened:
-            self._opened[name] = open_file(self.folder / name)
+            self._opened[name] = open_file(self._path(name))
         return self._opened[name]
+
+    def _path(self, name: str) -> str:
+        return str(self.folder / name) if self._stored is None else f"{self._stored}/{name}"
 
     def _count(self, name: str) -> int:
         with suppress(OSError):

@@ -1,33 +1,41 @@
-"""What training reads of a packed dataset before its packs: energon_pack.json, and the samples kept beside it."""
+"""What training reads of a packed dataset before its packs: energon_pack.json, and the samples kept beside it.
+
+A dataset is a folder, or its address on an object store; several are named by the YAML of a Metadataset.
+"""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from energon_pack.run import stores
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.stores import is_address
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
     from energon_pack.templates.replay import Replay
 
 MANIFEST = "energon_pack.json"
 REPLAY = "replay.json"
+REPORT = "report.json"
 
 
-def read_manifest(dataset: Path) -> dict[str, Any]:
+def read_manifest(dataset: str | Path) -> dict[str, Any]:
     """energon_pack.json of a packed dataset; of a Metadataset's YAML, that of its dataset with the longest packs.
 
     Raises:
         FileNotFoundError: the folder is not one.
         ValueError: the Metadataset names none, or some that were packed with different settings.
     """
-    if not dataset.is_file():
-        path = dataset / META_FOLDER / MANIFEST
-        if not path.exists():
+    if not is_metadataset(dataset):
+        data = _of(dataset, MANIFEST)
+        if data is None:
+            path = _joined(dataset, f"{META_FOLDER}/{MANIFEST}")
             raise FileNotFoundError(f"{dataset} is no dataset that energon_pack packed: there is no {path}")
-        manifest: dict[str, Any] = json.loads(path.read_text())
+        manifest: dict[str, Any] = json.loads(data)
         return manifest
     found = {folder: read_manifest(folder) for folder in packed_datasets(dataset)}
     if not found:
@@ -41,44 +49,72 @@ def read_manifest(dataset: Path) -> dict[str, Any]:
     return max(found.values(), key=lambda manifest: int(manifest["max_token_len"]))
 
 
-def read_replays(dataset: Path) -> "list[Replay | None]":
+def read_replays(dataset: str | Path) -> "list[Replay | None]":
     """What is kept of the samples of a packed dataset, or of each that a Metadataset's YAML names; None: of an old one.
 
     Raises:
         ValueError: the file of one was cut or damaged.
     """
-    folders = dict.fromkeys(packed_datasets(dataset)) if dataset.is_file() else [dataset]
-    return [_replay(folder / META_FOLDER / REPLAY) for folder in folders]
+    folders = dict.fromkeys(packed_datasets(dataset)) if is_metadataset(dataset) else [dataset]
+    return [_replay(folder) for folder in folders]
 
 
-def _replay(path: Path) -> "Replay | None":
+def _replay(folder: str | Path) -> "Replay | None":
     from energon_pack.templates.replay import Replay
 
+    data = _of(folder, REPLAY)
     try:
-        return Replay.from_bytes(path.read_bytes())
-    except FileNotFoundError:
-        return None
+        return None if data is None else Replay.from_bytes(data)
     except ValueError as error:
+        path = _joined(folder, f"{META_FOLDER}/{REPLAY}")
         raise ValueError(f"{path} can't be read ({error}): get it again from where the dataset is whole") from None
 
 
-def is_packed_here(dataset: Path) -> bool:
+def is_packed_here(dataset: str | Path) -> bool:
     """Whether a folder, or one that a Metadataset's YAML names, says itself how it was packed."""
-    if dataset.is_file():
+    if is_metadataset(dataset):
         return any(packed_datasets(dataset))
-    return (dataset / META_FOLDER / MANIFEST).is_file()
+    return _of(dataset, MANIFEST) is not None
 
 
-def packed_datasets(metadataset: Path) -> Iterator[Path]:
+def is_metadataset(dataset: str | Path) -> bool:
+    """Whether a dataset is a file: the YAML of a Metadataset; of an address, its name says so."""
+    return str(dataset).endswith((".yaml", ".yml")) if is_address(dataset) else os.path.isfile(dataset)
+
+
+def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
     """The packed ones among the folders that a Metadataset names, and those that it names in turn."""
-    waiting = [yaml.safe_load(metadataset.read_text())]
+    waiting = [yaml.safe_load(_read(metadataset) or b"")]
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict) and isinstance(value.get("path"), str):
-            path = metadataset.parent / value["path"]
-            if path.is_file():
+            path = _joined(_folder_of(metadataset), value["path"])
+            if is_metadataset(path):
                 yield from packed_datasets(path)
-            elif (path / META_FOLDER / MANIFEST).is_file():
+            elif _of(path, MANIFEST) is not None:
                 yield path
         if isinstance(value, (dict, list)):
             waiting += value.values() if isinstance(value, dict) else value
+
+
+def _of(dataset: str | Path, name: str) -> bytes | None:
+    """A file of a dataset's metadata; None: it is not there."""
+    return _read(_joined(dataset, f"{META_FOLDER}/{name}"))
+
+
+def _read(path: str | Path) -> bytes | None:
+    try:
+        return stores.read_whole(str(path)) if is_address(path) else Path(path).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _folder_of(path: str | Path) -> str | Path:
+    return stores.parent(str(path)) if is_address(path) else Path(path).parent
+
+
+def _joined(folder: str | Path, name: str) -> str | Path:
+    """A path of this machine, or an address as a string."""
+    if is_address(folder) or is_address(name):
+        return stores.joined(str(folder), name)
+    return Path(folder) / name

@@ -11,22 +11,28 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from energon_pack.dataset.files import LEDGER, PAGE, REPORT
-from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.files import LEDGER, PAGE
+from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.shards import parts_folder
+from energon_pack.dataset.stored import discard_shards, publish_there, refuse_existing_there, refuse_unwritable_there
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.plan.compare_lens import Choices
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.run.executors.shared.folder import refresh
 from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
+from energon_pack.run.stores import is_address, lies_in
 from energon_pack.sources.shard import Source
+from energon_pack.sources.storage import read_whole
 
 _IDENTITY = ".identity"
 _TERM = ".term-"
 
 
-def refuse_source(final: Path, cache_dir: Path, source: Source) -> None:
+def refuse_source(final: Path | str, cache_dir: Path | str, source: Source) -> None:
     """Keep a run from writing into its source, and from reading what it writes.
+
+    Args:
+        final, cache_dir: addresses where they are strings.
 
     Raises:
         PackError: the dataset or the cache would lie in a folder of the source, or beside its tars, or around it.
@@ -34,18 +40,33 @@ def refuse_source(final: Path, cache_dir: Path, source: Source) -> None:
     for knob, path in (("output.dir", final), ("cache_dir", cache_dir)):
         if inside := source.around(path):
             raise PackError(f"{knob}: {path} lies in the source {inside}, which is never written to: choose another")
-    media = {Path(shard.media_root).resolve() for shard in source.shards if shard.media_root is not None}
+    if isinstance(final, str):
+        inside = next((shard.path for shard in source.shards if lies_in(shard.path, final)), None)
+        if inside is not None:
+            raise PackError(f"the source {inside} lies in {final}: choose another output.dir or output.name")
+        return
+    media = {
+        Path(shard.media_root).resolve()
+        for shard in source.shards
+        if shard.media_root and not is_address(shard.media_root)
+    }
     around = next((folder for folder in sorted(source.beside | media) if folder.is_relative_to(final.resolve())), None)
     if around is not None:
         raise PackError(f"the source {around} lies in {final}: choose another output.dir or output.name")
 
 
-def refuse_existing(final: Path, overwrite: bool) -> None:
+def refuse_existing(final: Path | str, overwrite: bool) -> None:
     """Keep what is there already.
+
+    Args:
+        final: an address where it is a string.
 
     Raises:
         PackError: a dataset without `overwrite`, or anything else at all.
     """
+    if isinstance(final, str):
+        refuse_existing_there(final, overwrite)
+        return
     if not final.exists() or (final.is_dir() and not any(final.iterdir())):
         return
     if not overwrite:
@@ -79,12 +100,18 @@ def losses(report: Report, max_skipped: float) -> str | None:
     return None if report.samples_packed else "no sample is left to pack"
 
 
-def refuse_unwritable(knob: str, folder: Path) -> None:
+def refuse_unwritable(knob: str, folder: Path | str) -> None:
     """Write a file that has no name where a folder is, or would be: now, not after hours of measuring.
+
+    Args:
+        folder: an address where it is a string.
 
     Raises:
         PackError: that can't be done.
     """
+    if isinstance(folder, str):
+        refuse_unwritable_there(knob, folder)
+        return
     there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
     try:
         with tempfile.TemporaryFile(dir=there) as file:
@@ -197,11 +224,17 @@ def _keep_shards(staging: Path, identity: str) -> None:
 
 
 @contextmanager
-def discarding_shards(staging: Path) -> Iterator[None]:
-    """Leave nothing for the next run to go on from where an error says that the shards are wrong."""
+def discarding_shards(staging: Path, stored: str | None = None) -> Iterator[None]:
+    """Leave nothing for the next run to go on from where an error says that the shards are wrong.
+
+    Args:
+        stored: address of the folder in which they are instead.
+    """
     try:
         yield
     except BaseException:
+        if stored is not None:
+            discard_shards(stored)
         for index in staging.glob("*.tar.idx"):
             index.unlink()
         raise
@@ -225,12 +258,19 @@ def refuse_little_space(staging: Path, num_bytes: int) -> None:
         )
 
 
-def publish(staging: Path, final: Path, overwrite: bool) -> None:
-    """Rename the finished folder into place.
+def publish(staging: Path, final: Path, overwrite: bool, stored: str | None, identity: str) -> None:
+    """Rename the finished folder into place; where its shards are on an object store, put it there.
+
+    Args:
+        stored: address of the dataset, or None.
+        identity: as of `staging_folder`.
 
     Raises:
         PackError: a dataset appeared there meanwhile.
     """
+    if stored is not None:
+        publish_there(staging, stored, identity)
+        return
     refuse_existing(final, overwrite)
     (staging / _IDENTITY).unlink()
     sync_file_system(staging)
@@ -258,13 +298,15 @@ def announced(note: Path | None, report: Path) -> Iterator[None]:
         note.unlink()
 
 
-def appeared(note: Path, final: Path) -> dict[str, Any] | None:
-    """The report of the dataset, where a driver that was lost after it published has `announced` just this one."""
-    try:
-        report = note.read_bytes()
-        return dict(json.loads(report)) if (final / REPORT).read_bytes() == report else None
-    except FileNotFoundError:
-        return None
+def appeared(note: Path, final: str) -> dict[str, Any] | None:
+    """The report of the dataset, where a driver that was lost after it published has `announced` just this one.
+
+    Args:
+        final: its folder, or its address.
+    """
+    report = read_whole(str(note))
+    is_whole = report is not None and read_whole(f"{final}/{META_FOLDER}/dataset.yaml") is not None
+    return dict(json.loads(report)) if report and is_whole and read_whole(f"{final}/{REPORT}") == report else None
 
 
 def kept_ledger(final: Path) -> Path:

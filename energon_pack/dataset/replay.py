@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk
 from energon_pack.plan.items import MEDIA_TYPES, Items, Lengths
+from energon_pack.plan.plan import PackPlan
 from energon_pack.run.context import Run
+from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader
@@ -41,13 +44,9 @@ class ReplayJob:
     method: Method
 
 
-def start_replay(lengths: Lengths, packed: Ints, method: Method, seed: int, run: Run) -> "Future[bytes]":
-    """Begin to read the samples that are kept, beside the run; its result is the file that holds them.
-
-    Args:
-        packed: the items that are in packs.
-    """
-    chosen = draw(lengths.items, packed, seed)
+def start_replay(lengths: Lengths, plan: PackPlan, method: Method, seed: int, run: Run) -> "Future[bytes]":
+    """Begin to read the samples that are kept, beside the run; its result is the file that holds them."""
+    chosen = draw(lengths.items, plan.is_packed(lengths.scratch), seed)
     rows = [
         ({number: lengths.shards[number].shard for number in chunk.numbers}, chunk, there, places)
         for places, chunk, there in lengths.places(chosen)
@@ -55,24 +54,42 @@ def start_replay(lengths: Lengths, packed: Ints, method: Method, seed: int, run:
     return run.executor.start(make_replay, ReplayJob(rows, method))
 
 
-def draw(items: Items, packed: Ints, seed: int) -> Ints:
+def draw(items: Items, is_packed: npt.NDArray[np.bool_], seed: int) -> Ints:
     """Items for a replay, those that tell most first: the same for the same seed, in whatever order they are packed.
 
     After the extremes, one with media and one without, as long as there are both: they tell different things.
     """
-    number = min(len(packed), MOST_SAMPLES, max(_LEAST_SAMPLES, len(packed) // _SHARE))
-    packed = np.sort(packed)
-    packed = packed[np.argsort(random_keys(len(packed), seed, _STREAM), kind="stable")]
+    num_packed = int(np.count_nonzero(is_packed))
+    number = min(num_packed, MOST_SAMPLES, max(_LEAST_SAMPLES, num_packed // _SHARE))
+    found, keys = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+    num_seen = 0
+    for block in blocks(len(is_packed)):
+        new = block.start + np.flatnonzero(is_packed[block])
+        found = np.concatenate((found, new))
+        keys = np.concatenate((keys, random_keys(len(new), seed, _STREAM, num_seen)))
+        num_seen += len(new)
+        first = _first(items.take(found), keys, 2 * number)  # of both kinds, whichever more come of
+        found, keys = found[first], keys[first]
+    return found[_first(items.take(found), keys, 0)][:number]
+
+
+def _first(items: Items, keys: npt.NDArray[np.uint64], most: int) -> Ints:
+    """Which of some items come first: the extremes, then so many by their keys, with media and without in turn.
+
+    Args:
+        most: 0: all.
+    """
+    by_key = np.argsort(keys)
     ends: list[Ints] = []
     for counts in items.counts.values():
-        order = np.argsort(counts[packed], kind="stable")
+        order = by_key[np.argsort(counts[by_key], kind="stable")]
         ends += [order[::-1][:_EXTREMES], order[:_EXTREMES]]
-    has_media = items.media[packed] > MEDIA_TYPES.index("text")
+    has_media = items.media[by_key] > MEDIA_TYPES.index("text")
     of_its_kind = np.where(has_media, np.cumsum(has_media), np.cumsum(~has_media))
-    ranks = np.concatenate([*ends, np.argsort(of_its_kind, kind="stable")])
-    _, first = np.unique(ranks, return_index=True)
-    drawn: Ints = packed[ranks[np.sort(first)][:number]]
-    return drawn
+    in_turn = by_key[np.argsort(of_its_kind, kind="stable")]
+    ranks = np.concatenate([*ends, in_turn[: most or len(in_turn)]])
+    _, place = np.unique(ranks, return_index=True)
+    return ranks[np.sort(place)]
 
 
 def make_replay(job: ReplayJob) -> bytes:

@@ -21,17 +21,20 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
-from energon_pack.samples.flavors.base import Conversation, MemberInput, PackedFlavor
+from energon_pack.run.stores import is_address
+from energon_pack.samples.flavors.base import Conversation, Fields, MemberInput, PackedFlavor
+from energon_pack.samples.flavors.references import Reference, with_references
 from energon_pack.samples.flavors.schema import FORMAT
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.reader import END, Reader, SourceChanged
+from energon_pack.sources.reader import Reader, SourceChanged
+from energon_pack.sources.referenced import END, Ends, ends_of, ends_within
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import ReadSample, read_but_media
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import File
+from energon_pack.sources.storage import File, read_ahead
 from energon_pack.sources.tar import is_header_of, tar_len
 
 
@@ -48,6 +51,8 @@ class ShardJob:
     flavor: PackedFlavor
     split: str
     checksums: npt.NDArray[np.uint32]  # of each row of the row group: its sample as it was measured
+    root: str | None = None  # of the source: packs refer to media in it; None: media are copied
+    stored: str | None = None  # address of the folder on an object store in which `put_shard` writes it
 
 
 @dataclass(frozen=True)
@@ -72,9 +77,15 @@ def write_shard(job: ShardJob) -> WrittenShard:
     was_there = _is_finished(job, table, index)
     if not was_there:
         _write_tar(job, table, index)
+    return written_shard(job, table, index.stat().st_size // 8 - 1, job.path.stat().st_size, was_there)
+
+
+def written_shard(job: ShardJob, table: pa.Table, num_packs: int, num_bytes: int, was_there: bool) -> WrittenShard:
+    """What is told of a shard that is there now."""
     sizes = pc.struct_field(pc.list_flatten(table["parts"]), "size")
+    if job.root is not None:
+        sizes = pc.min_element_wise(sizes, 2 * END)
     num_bytes_read = sum(pc.sum(column, min_count=0).as_py() for column in (table["record_size"], sizes))
-    num_packs, num_bytes = index.stat().st_size // 8 - 1, job.path.stat().st_size
     return WrittenShard(job.path.name, num_packs, table.num_rows, num_bytes, num_bytes_read, job.split, was_there)
 
 
@@ -83,7 +94,7 @@ def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
     parts.mkdir(exist_ok=True)
     temporary = parts / f"{job.path.name}.{uuid.uuid4().hex}"
     with open(temporary, "wb", buffering=0) as file:
-        starts = _write_packs(TarWriter(file.fileno()), job, table)
+        starts = write_packs(TarWriter(file.fileno()), job, table)
     os.replace(temporary, job.path)
     temporary.write_bytes(starts)
     os.replace(temporary, index)
@@ -104,14 +115,14 @@ def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
         return False
     with open(job.path, "rb", buffering=0) as file:
         try:
-            starts = _write_packs(TarComparer(file.fileno()), job, table)
+            starts = write_packs(TarComparer(file.fileno()), job, table)
         except TarDiffers:
             return False
     size = tar_len(int(np.frombuffer(starts, "<u8")[-1]))
     return index.read_bytes() == starts and job.path.stat().st_size == size
 
 
-def _write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
+def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
     """Energon's index: where each pack's first header is, and where the last pack ends."""
     starts: list[int] = []
     with Sources(job.source) as sources:
@@ -127,8 +138,13 @@ def _write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
 # ------------------------------------------------------------------------------------------------------- a pack
 
 
+#: Name and place of the parts of each member.
+_Named = list[list[tuple[str, AnyPart]]]
+
+
 def _write_pack(tar: TarWriter, key: str, rows: list[tuple[PlanRow, int]], sources: "Sources", job: ShardJob) -> None:
     members = [member for member, _ in rows]
+    sources.read_ahead(members, are_copied=job.root is None)
     samples = [sources.read(member, job.settings) for member in members]
     conversations = [conversation(sample, job.flavor) for sample in samples]
     meta = {
@@ -142,15 +158,44 @@ def _write_pack(tar: TarWriter, key: str, rows: list[tuple[PlanRow, int]], sourc
         "source_parts": [[part.name for part in member.parts] for member in members],
     }
     value = job.flavor.write(conversations, meta)
-    tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
-    all_names = job.flavor.parts(value)
-    for (member, checksum), sample, own, names in zip(rows, samples, conversations, all_names, strict=True):
-        found, num_media = crc32(sample.raw), len(member.parts)
-        for number, (name, part) in enumerate(zip(names, parts_beside(sample, own), strict=True)):
-            ends = sources.copy(tar, f"{key}.{name}", member, part)
-            found = crc32(ends, found) if number < num_media else found  # as `Reader.checksum`
+    parts = map(parts_beside, samples, conversations)
+    named = [list(zip(*both, strict=True)) for both in zip(job.flavor.parts(value), parts, strict=True)]
+    put = _copied if job.root is None else _referred
+    for (member, checksum), sample, ends in zip(
+        rows, samples, put(tar, key, value, members, named, sources, job), strict=True
+    ):
+        found = crc32(sample.raw)
+        for end in ends[: len(member.parts)]:
+            found = crc32(end, found)  # as `Reader.checksum`
         if found != checksum:
             raise sources.changed(member)
+
+
+def _copied(
+    tar: TarWriter, key: str, value: Fields, members: list[PlanRow], parts: _Named, sources: "Sources", job: ShardJob
+) -> list[list[bytes]]:
+    """Write a pack with its media; the ends of these."""
+    _add_json(tar, key, value)
+    return [
+        [sources.copy(tar, f"{key}.{name}", member, part) for name, part in its]
+        for member, its in zip(members, parts, strict=True)
+    ]
+
+
+def _referred(
+    tar: TarWriter, key: str, value: Fields, members: list[PlanRow], parts: _Named, sources: "Sources", job: ShardJob
+) -> list[list[bytes]]:
+    """Write a pack that says where its media lie; the ends of these."""
+    found = [
+        [sources.refer(name, member, part, job.root or "") for name, part in its]
+        for member, its in zip(members, parts, strict=True)
+    ]
+    _add_json(tar, key, with_references(value, job.flavor, [[reference for reference, _ in its] for its in found]))
+    return [[ends.first + ends.last for _, ends in its] for its in found]
+
+
+def _add_json(tar: TarWriter, key: str, value: Fields) -> None:
+    tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def conversation(sample: ReadSample, flavor: PackedFlavor) -> Conversation:
@@ -172,6 +217,22 @@ class Sources:
     def __init__(self, shards: dict[str, Shard]):
         self._shards = shards
         self._reader = Reader()
+
+    def read_ahead(self, rows: list[PlanRow], are_copied: bool) -> None:
+        """Have what a pack is made of read at once where it lies on object stores; their errors are those of `read`.
+
+        Args:
+            are_copied: all of the media are read; else their ends.
+        """
+        wanted: dict[str, list[tuple[int, int]]] = {}
+        for row in rows:
+            if is_address(self._shards[row.shard].path) and (lead := self._lead(row)):
+                parts = [(part.offset, part.size) for part in row.parts]
+                if not are_copied:
+                    parts = [end for offset, size in parts for end in ends_within(offset, size)]
+                places = [(row.record_offset, row.record_size), *parts]
+                wanted.setdefault(row.shard, []).extend((offset - lead, size + lead) for offset, size in places)
+        read_ahead([(self._reader.shard_file(self._shards[name]), ranges) for name, ranges in wanted.items()])
 
     def read(self, row: PlanRow, settings: ReadSettings) -> ReadSample:
         """All of a sample but its media.
@@ -218,6 +279,18 @@ class Sources:
         header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._lead(row), END)
         self._check_header(header, row, part.name, part.size)
         return ends
+
+    def refer(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
+        """Where a part of a sample lies, and the bytes at both its ends; raises as `copy`.
+
+        Args:
+            name: that a copy would have.
+            root: of the source.
+        """
+        ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
+        self._check_header(ends.header, row, part.name, part.size)
+        place = self._shards[row.shard].place(part, root)
+        return Reference(name, place, part.size, ends.checksum, row.sample_id), ends
 
     def checked_file(self, row: PlanRow, part: AnyPart) -> File:
         """The file in which a part of a sample lies at its offset.

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from energon_pack.dataset.files import PLAN, REPORT, PlanFile, at, read_object, shard_paths
+from energon_pack.dataset.files import PLAN, PlanFile, at, read_object, shard_paths
 from energon_pack.dataset.lookup import Found, Packs
-from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.flavors import DEFAULT, PACKED

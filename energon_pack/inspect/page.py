@@ -64,14 +64,14 @@ def batch_of(opened: Opened, found: Found, layout: str, processor: str | None, h
 
     with errors_only():
         encoder = pack_encoder(opened.folder, processor, **how, layout=layout, rope_rows=True)
-        pack = encoder.encode(found.pack.files.key, inputs_of(found))
+        pack = encoder.encode(found.pack.files.key, inputs_of(opened, found))
         assert pack is not None, "on_bad_member=raise"
         return encoder.batch([pack])
 
 
-def inputs_of(found: Found) -> Iterator[MemberInput]:
+def inputs_of(opened: Opened, found: Found) -> Iterator[MemberInput]:
     """The members of a pack as training gets them."""
     parts: dict[str, Any] = {
         part.name: found.file.read(part.offset, part.size) for part in found.pack.files.parts if part.size >= 0
     }
-    return inputs_of_pack({"__key__": found.pack.files.key, **parts}, found.pack.flavor)
+    return inputs_of_pack({"__key__": found.pack.files.key, **parts}, found.pack.flavor, opened.packs.media.read)

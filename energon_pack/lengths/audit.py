@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from energon_pack.lengths.table_cache import Chunk, in_chunks
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import importing
+from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.image import open_image
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -40,13 +41,17 @@ from energon_pack.templates.template import Sample, Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 _KNOWN = "known.json"
+_JOB_SAMPLES = 2000  # half a minute in the full processor
+
+#: Rows of a chunk of lengths, and the shards of the chunk by number.
+_Drawn = tuple[dict[int, Shard], Chunk, list[int]]
 
 
 @dataclass(frozen=True)
 class AuditJob:
-    """Samples to be checked: some rows of chunks of lengths, with the shards of a chunk by number."""
+    """Samples to be checked."""
 
-    rows: list[tuple[dict[int, Shard], Chunk, list[int]]]
+    rows: list[_Drawn]
     method: Method
     #: the full processor has agreed with these lengths: they are measured again
     is_known: bool = False
@@ -80,22 +85,25 @@ def _samples(number: int) -> str:
     return f"{number:,} sample{'s' * (number != 1)}"
 
 
-def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[tuple[dict[int, Shard], Chunk, list[int]]]:
+def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Drawn]:
     """Rows of samples that have a length: `share` of them, at least one, the same for the same seed."""
     chunks = list(in_chunks(enumerate(item.pieces for item in measured))) if share else []
-    good = [np.flatnonzero(chunk.read(["reason"])["reason"].is_null().to_numpy()) for chunk in chunks]
-    ends = np.cumsum([len(rows) for rows in good])
+    ends = np.cumsum([chunk.read(["reason"])["reason"].null_count for chunk in chunks])
     number = math.ceil(ends[-1] * share) if chunks else 0
     if not number:
         return []
     chosen = np.sort(np.random.default_rng(seed).choice(ends[-1], number, replace=False))
     of_chunks = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
-    starts = ends - [len(rows) for rows in good]
     return [
-        ({number: measured[number].shard for number in chunk.numbers}, chunk, rows[mine - start].tolist())
-        for chunk, rows, mine, start in zip(chunks, good, of_chunks, starts, strict=True)
+        ({number: measured[number].shard for number in chunk.numbers}, chunk, _good(chunk)[mine - start].tolist())
+        for chunk, mine, start in zip(chunks, of_chunks, [0, *ends], strict=False)
         if len(mine)
     ]
+
+
+def _good(chunk: Chunk) -> Ints:
+    """The rows of samples that have a length."""
+    return np.flatnonzero(chunk.read(["reason"])["reason"].is_null().to_numpy())
 
 
 def is_known(measured: Sequence[MeasuredShard], method: Method, share: float) -> bool:
@@ -132,12 +140,34 @@ class Auditing:
     method: Method
     share: float
     future: "Future[Audit] | None"  # None: nothing was drawn
+    rest: Sequence[AuditJob] = ()  # for all workers
 
 
-def start(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run) -> Auditing:
-    """Begin the audit of a share of the samples beside the run."""
-    job = AuditJob(draw(measured, share, seed), method, is_known(measured, method, share))
-    return Auditing(measured, method, share, run.executor.start(audit, job) if job.rows else None)
+def start(
+    measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run, is_dealt: bool = False
+) -> Auditing:
+    """Begin the audit of a share of the samples beside the run.
+
+    Args:
+        is_dealt: what is more than one process does in a while is dealt to all workers at the end; else it does all.
+    """
+    rows, known = draw(measured, share, seed), is_known(measured, method, share)
+    parts = _parts(rows) if is_dealt else [rows] if rows else []
+    jobs = [AuditJob(part, method, known) for part in parts]
+    return Auditing(measured, method, share, run.executor.start(audit, jobs[0]) if jobs else None, jobs[1:])
+
+
+def _parts(rows: Sequence[_Drawn]) -> list[list[_Drawn]]:
+    """As many at a time as a job checks."""
+    parts: list[list[_Drawn]] = []
+    num = _JOB_SAMPLES
+    for drawn in rows:
+        if num >= _JOB_SAMPLES:
+            parts.append([])
+            num = 0
+        parts[-1].append(drawn)
+        num += len(drawn[2])
+    return parts
 
 
 def finish(auditing: Auditing, run: Run) -> Audit:
@@ -150,6 +180,14 @@ def finish(auditing: Auditing, run: Run) -> Audit:
     if auditing.future is None:
         return Audit(0, 0)
     result = run.executor.result(auditing.future)
+    for more in run.executor.map(audit, () if result.difference else auditing.rest):
+        result = replace(
+            more,
+            num_checked=result.num_checked + more.num_checked,
+            num_unchecked=result.num_unchecked + more.num_unchecked,
+        )
+        if more.difference:
+            break
     if result.difference:
         template = load_saved(auditing.method.template_folder)
         raise LengthsWrong(

@@ -13,6 +13,7 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.table_cache import Piece, Record, TableCache, key_of, write_tables
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
+from energon_pack.run.stores import losing_no_fault
 from energon_pack.sources import reader, wds
 from energon_pack.sources.draws import copy_numbers, drawn_rows
 from energon_pack.sources.shard import Shard
@@ -128,7 +129,8 @@ def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int
         num_rows = 0
 
     for shard, key in zip(shards, keys, strict=True):
-        table = shard.index()
+        with losing_no_fault():
+            table = shard.index()
         about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
         about["num_rows"] = str(table.num_rows)
         for start in range(0, max(1, table.num_rows), _INDEX_ROWS):

@@ -37,6 +37,7 @@ from energon_pack.templates.processor import load_saved
 from energon_pack.templates.tokens.counter import CountingError
 
 _SLICE = 2000  # samples a job: small enough that one shard uses all cores
+_MOST_SLICES, _LARGEST_SLICE = 20_000, 20_000  # of very many samples: one process deals jobs to a thousand machines
 #: what a sample takes beside its text, and what its media take: as long as so many bytes of text
 _SAMPLE_COST, _IMAGE_COST, _VIDEO_COST = 1000, 2000, 80_000
 _COSTS = ("record_size", "parts")  # the columns that tell
@@ -83,17 +84,20 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
     slices: list[tuple[Ints, Ints]] = []  # at work: of each sample the number of its shard, and its own in that
     costs: list[int] = []  # of these
 
+    num = sum(map(len, todo.values()))
+    size = min(max(_SLICE, num // _MOST_SLICES), _LARGEST_SLICE)
+
     def jobs() -> Iterator[MeasureJob]:
         for numbers, rows, samples in _samples(indexed, todo):
-            for start in range(0, len(rows), _SLICE):
-                here = slice(start, start + _SLICE)
+            for start in range(0, len(rows), size):
+                here = slice(start, start + size)
                 slices.append((numbers[here], rows[here]))
                 shards = [indexed[number].shard for number in numbers[here].tolist()]
-                part = samples.slice(start, _SLICE).combine_chunks()
+                # A slice would be sent with all the rows that it was cut from.
+                part = samples.take(np.arange(start, start + len(shards))).combine_chunks()
                 costs.append(_cost(part))
                 yield MeasureJob(shards, part, method)
 
-    num = sum(map(len, todo.values()))
     run.progress.add(cached=sum(item.num_samples for item in indexed) - num)
     with run.progress.stage("measure", num, "samples", _total_cost(indexed, todo)) as advance:
         try:

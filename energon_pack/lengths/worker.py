@@ -12,6 +12,7 @@ import pyarrow as pa
 from energon_pack.lengths.counts import counts_of
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
+from energon_pack.run.stores import losing_no_fault
 from energon_pack.samples.flavors import do_not_fit
 from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.named import named_media
@@ -71,7 +72,7 @@ def measure(job: MeasureJob) -> pa.Table:
     """Lengths of a slice of samples, as a table of `LENGTHS_SCHEMA`; runs in a worker."""
     template = load_saved(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like; what can't be opened is in the ledger
-    with Reader() as reader:
+    with Reader() as reader, losing_no_fault():
         return lengths_table(measured(_read_all(reader, job), template, job.method))
 
 

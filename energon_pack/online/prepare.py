@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.config.compose import config_of
 from energon_pack.config.naming import content_settings
-from energon_pack.config.resolve import Places, resolve
+from energon_pack.config.resolve import Places, local_cache, resolve
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.plan_file import write_ledger
@@ -146,7 +146,7 @@ def in_memory(config: PackConfig) -> Places:
     for name in ("slice", "split"):
         if (value := getattr(config.source, name)) is not None:
             raise PackError(f"source.{name}={value}: for files; give the conversations that are wanted")
-    cache = Path(config.cache_dir or Path(config.output.dir) / ".cache").expanduser()
+    cache = local_cache(config)
     refuse_unwritable("cache_dir" if config.cache_dir else "output.dir", cache)
     return Places(Source([], frozenset()), named_processor(config.model), cache, cache, cache, False)
 

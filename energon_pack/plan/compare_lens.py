@@ -11,9 +11,10 @@ from rich.table import Table
 
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.plan import plan_packs
-from energon_pack.plan.report import spread
 from energon_pack.plan.settings import Overlong, PackingConfig
+from energon_pack.plan.tally import Tally
 from energon_pack.run.console import console
+from energon_pack.run.scratch import Scratch, blocks
 from energon_pack.steps.topology import Topology
 
 
@@ -49,43 +50,54 @@ class Choices:
         return asdict(self)
 
 
-def try_lens(lengths: Lengths, packing: PackingConfig, lens: Sequence[int]) -> Choices:
+def try_lens(lengths: Lengths, packing: PackingConfig, tried: Sequence[int]) -> Choices:
     """The spread of the samples' lengths, and for each pack length what becomes of them.
 
     Args:
-        lens: pack lengths; each is taken down to a multiple of `pad_to_multiple_of`.
+        tried: pack lengths; each is taken down to a multiple of `pad_to_multiple_of`.
     """
-    tokens = lengths.items.lens[lengths.items.lens > 0]
+    lens = _measured(lengths.items)
     return Choices(
         samples_in=lengths.num_samples,
-        samples_measured=len(tokens),
-        tokens=int(tokens.sum()),
+        samples_measured=len(lens),
+        tokens=lens.total,
         skipped_by_reason=dict(sorted(lengths.reasons.items())),
-        token_len=spread(tokens),
-        lens=choices_of(lengths.items, packing, lens, lengths.seed),
+        token_len=lens.spread(),
+        lens=choices_of(lengths.items, packing, tried, lengths.seed, lengths.scratch),
     )
 
 
-def choices_of(items: Items, packing: PackingConfig, lens: Sequence[int], seed: int) -> list[Choice]:
-    """What becomes of some items with each pack length."""
-    tokens = items.lens[items.lens > 0]
+def choices_of(
+    items: Items, packing: PackingConfig, lens: Sequence[int], seed: int, scratch: Scratch | None = None
+) -> list[Choice]:
+    """What becomes of some items with each pack length; the plans lie in `scratch`."""
+    measured = _measured(items)
     packing = replace(packing, overlong=Overlong.drop, hard_limit=None, topology=Topology())
     choices = []
     for max_token_len in lens:
         max_token_len -= max_token_len % packing.pad_to_multiple_of
-        plan = plan_packs(items, replace(packing, max_token_len=max_token_len), seed)
-        num_packed, packed = len(plan.items), int(items.lens[plan.items].sum())
+        plan = plan_packs(items, replace(packing, max_token_len=max_token_len), seed, scratch=scratch or Scratch())
+        num_packed, packed = len(plan.items), int(plan.per_pack(items.lens).sum())
         choices.append(
             Choice(
                 max_token_len=max_token_len,
-                dropped=len(tokens) - num_packed,
-                dropped_share=round(1 - num_packed / max(1, len(tokens)), 6),
-                dropped_tokens_share=round(1 - packed / max(1, int(tokens.sum())), 6),
+                dropped=len(measured) - num_packed,
+                dropped_share=round(1 - num_packed / max(1, len(measured)), 6),
+                dropped_tokens_share=round(1 - packed / max(1, measured.total), 6),
                 packs=plan.num_packs,
                 fill=round(packed / max(1, plan.num_packs * max_token_len), 6),
             )
         )
     return choices
+
+
+def _measured(items: Items) -> Tally:
+    """Lengths of those that have one."""
+    lens = Tally()
+    for block in blocks(len(items)):
+        some = items.lens[block]
+        lens.add(some[some > 0])
+    return lens
 
 
 def print_choices(choices: Choices) -> None:

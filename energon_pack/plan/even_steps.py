@@ -41,7 +41,7 @@ def lay_out(costs: Floats, trained: Ints, topology: Topology, seed: int) -> Ints
         units = _units(costs, trains, np.delete(in_order, np.s_[first : first + num % unit]), topology)
         of_units = [(cost * 1e6).astype(np.int64)[units].sum(axis=1) for cost in (*costs, *trains)]
         nothing = np.zeros(len(units), np.int64)
-        read = np.concatenate((units[order_packs(of_units, nothing, nothing, seed)].ravel(), over))
+        read = np.concatenate((units[order_packs(of_units, nothing, seed)].ravel(), over))
     written = np.empty(num, np.int64)
     written[stream(num, topology)] = read
     return written

@@ -1,6 +1,7 @@
 """What there is to pack: a few numbers for each sample, read from the cache.
 
-About 44 bytes a sample are held; all else stays in files and is read again, many rows at a time, where it is needed.
+About 44 bytes a sample, which lie in scratch files; all else is read again from the cache, many rows at a time, where
+it is needed.
 """
 
 import copy
@@ -18,6 +19,7 @@ from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.table_cache import Chunk, in_chunks
 from energon_pack.plan import caps
 from energon_pack.plan.splits import split_numbers
+from energon_pack.run.scratch import Column, Scratch, blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
@@ -38,6 +40,11 @@ NOTES = (
 
 _NUMBERS = ("num_supervised", "num_bytes", "checksum")
 _COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", "num_control_tokens", *NOTES[1:])
+
+#: Held of each item; of 4 bytes where nothing else is said.
+_HELD = ("media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
+_TYPES = {"media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32}
+_IN_MEMORY = Scratch()
 
 AnyInts = npt.NDArray[np.integer[Any]]
 
@@ -61,7 +68,7 @@ class Items:
     def __len__(self) -> int:
         return len(self.lens)
 
-    def take(self, numbers: Ints) -> "Items":
+    def take(self, numbers: Ints | slice) -> "Items":
         """Some of them."""
         counts = {name: values[numbers] for name, values in self.counts.items()}
         others = (self.media, self.shard, self.dataset, self.split, self.num_supervised)
@@ -93,6 +100,7 @@ class Lengths:
         flavor: of the packs.
         shares: of the splits.
         seed: says which samples are in which.
+        scratch: where what is held of them lies.
     """
 
     def __init__(
@@ -103,6 +111,7 @@ class Lengths:
         flavor: PackedFlavor = DEFAULT,
         shares: Sequence[float] = (1.0,),
         seed: int = 0,
+        scratch: Scratch = _IN_MEMORY,
     ):
         #: source shards by number
         self.shards = measured
@@ -119,12 +128,13 @@ class Lengths:
         self._excluded = [(excluded or {}).get(name, frozenset()) for name in self.shard_names]
         self._rows: list[_Rows] = []
         self._num_items = 0
-        self._columns: dict[str, list[AnyInts]] = {}
+        self.scratch = scratch
+        self._columns = self._new_columns()
         for chunk in in_chunks(enumerate(item.pieces for item in measured)):
             self._add_samples(chunk, limit)
         self.num_samples = self._num_items
         #: samples that are packed as their parts
-        self.is_cut = np.zeros(self.num_samples, np.bool_)
+        self.is_cut = scratch.zeros(self.num_samples, np.bool_)
         self._join()
         #: tokens of each sample, cut or not
         self.sample_lens = self.items.lens
@@ -137,8 +147,10 @@ class Lengths:
             is_cut: bool[num_samples], the samples they are of.
         """
         cut = copy.copy(self)
-        cut._rows, cut._columns = [*self._rows], {name: [*values] for name, values in self._columns.items()}
-        cut.is_cut = is_cut
+        cut._rows, cut._columns, cut.is_cut = [*self._rows], self._new_columns(), is_cut
+        for block in blocks(self.num_samples):
+            for name, values in self._arrays.items():
+                cut._append(name, np.where(is_cut[block], 0, values[block]) if name == "token_len" else values[block])
         for chunk, rows in parts:
             cut._add(chunk, rows, len(rows), cut._read(chunk, cut._is_split))
         cut._join()
@@ -225,17 +237,14 @@ class Lengths:
         return split_numbers(self.sample_ids(numbers, table), self._shares, self.seed)
 
     def _append(self, name: str, values: AnyInts) -> None:
-        self._columns.setdefault(name, []).append(values)
+        self._columns[name].add(values)
+
+    def _new_columns(self) -> dict[str, Column]:
+        return {name: self.scratch.column(_TYPES.get(name, np.int32)) for name in _HELD}
 
     def _join(self) -> None:
-        types = {"media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32}
-        names = ("media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
-        joined = {
-            name: np.concatenate([np.zeros(0, types.get(name, np.int32)), *self._columns.get(name, [])])
-            for name in names
-        }
-        joined["token_len"][: self.num_samples][self.is_cut] = 0
-        self._columns = {name: [values] for name, values in joined.items()}
+        self._arrays = {name: column.array() for name, column in self._columns.items()}
         #: bytes of each item as members of a tar, and what tells whether it is as measured
-        self.num_bytes, self.checksums = joined.pop("num_bytes"), joined.pop("checksum")
-        self.items = Items(counts={name: joined.pop(name) for name in caps.COLUMNS}, **joined)
+        self.num_bytes, self.checksums = self._arrays["num_bytes"], self._arrays["checksum"]
+        others = {name: self._arrays[name] for name in ("media", "shard", "dataset", "split", "num_supervised")}
+        self.items = Items(counts={name: self._arrays[name] for name in caps.COLUMNS}, **others)

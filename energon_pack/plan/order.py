@@ -35,32 +35,29 @@ def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uin
     return code
 
 
-def order_packs(features: Sequence[Ints], group: Ints, block: Ints, seed: int = 0) -> npt.NDArray[np.int64]:
+def order_packs(features: Sequence[Ints], group: Ints, seed: int = 0) -> npt.NDArray[np.int64]:
     """The packs in the order they are written.
 
     Args:
         features: int64[num_packs] each; what is to be even over the order.
         group: int64[num_packs]; groups are spread evenly over the order, each for itself.
-        block: int64[num_packs]; packs of one block stay together, blocks come in random order.
 
     Returns:
-        int64[num_packs] indices of packs. Within a block every stretch has about the mixture of the block.
+        int64[num_packs] indices of packs. Every stretch has about the mixture of the whole.
     """
     num = len(group)
-    kinds, kind = np.unique(block * (1 << 32) + group, return_inverse=True)
+    kinds, kind = np.unique(group, return_inverse=True)
     # Kind and likeness in one number, so that one sort does.
     num_bits = min(16, (64 - len(kinds).bit_length()) // len(features))
     code = likeness(features, num_bits) | kind.astype(np.uint64) << np.uint64(num_bits * len(features))
     in_order = np.argsort(code, kind="stable")
     keys = random_keys(num, seed, 10)
-    place = np.empty(num)  # within its block
+    place = np.empty(num)
     for stream, packs in enumerate(np.split(in_order, np.cumsum(np.bincount(kind))[:-1])):
         dealt = packs[_halved(len(packs), seed, 1000 * (1 + stream))]
         jitter = (keys[dealt] >> np.uint64(11)) * 2.0**-53
         place[dealt] = (np.arange(len(packs)) + jitter) / max(1, len(packs))
-    blocks, number = np.unique(block, return_inverse=True)
-    turn = np.argsort(np.argsort(random_keys(len(blocks), seed, 11)))
-    return np.argsort(3.0 * turn[number] + place, kind="stable")
+    return np.argsort(place, kind="stable")
 
 
 def _halved(num: int, seed: int, stream: int) -> npt.NDArray[np.int64]:

@@ -28,6 +28,7 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import LEFT_OUT, PackPlan
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.run.context import Run
+from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.cut import Cut, exchanges, messages_of, num_media_before
 from energon_pack.samples.sample import media_type
@@ -59,11 +60,13 @@ class CutJob:
 
 def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> None:
     """Raises PackError on the first overlong sample where `packing.overlong=error`."""
-    overlong = np.flatnonzero(plan.left_out == LEFT_OUT.index(Reason.OVERLONG))
-    if packing.overlong is Overlong.error and len(overlong):
-        first = int(overlong[0])
+    if packing.overlong is not Overlong.error:
+        return
+    overlong = plan.left_out == LEFT_OUT.index(Reason.OVERLONG)
+    if num := np.count_nonzero(overlong):
+        first = int(overlong.argmax())
         raise PackError(
-            f"{len(overlong)} samples are longer than packing.max_token_len={packing.max_token_len}, first"
+            f"{num} samples are longer than packing.max_token_len={packing.max_token_len}, first"
             f" {lengths.sample_id(first)} with {lengths.items.lens[first]} tokens;"
             " packing.overlong=drop leaves them out"
         )
@@ -72,13 +75,16 @@ def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> 
 def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, run: Run) -> Lengths:
     """The lengths with parts in place of the samples that are too long, as far as these can be cut."""
     items, measured = lengths.items, lengths.shards
-    overlong = _is_overlong(items.lens, packing)
-    if packing.overlong is Overlong.truncate_text:
-        overlong &= items.media == 0
+    overlong, of_shards = lengths.scratch.zeros(len(items), np.bool_), set[int]()
+    for block in blocks(len(items)):
+        overlong[block] = _is_overlong(items.lens[block], packing)
+        if packing.overlong is Overlong.truncate_text:
+            overlong[block] &= items.media[block] == 0
+        of_shards.update(np.unique(items.shard[block][overlong[block]]).tolist())
     cache = TableCache(run.cache("cuts", key_of(how_cut(packing), _VERSION)))
     keys = {
         number: key_of([(Path(path).stem, *rows) for path, *rows in measured[number].pieces])
-        for number in np.unique(items.shard[overlong]).tolist()
+        for number in sorted(of_shards)
     }
     todo = [number for number, key in keys.items() if _known(cache, key) is None]
     num_left = Counter(chain.from_iterable(numbers.tolist() for numbers, _ in _overlong(measured, todo, packing)))
@@ -150,7 +156,7 @@ def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], overlong: npt.N
     chunks = list(in_chunks(parts.items()))
     ids = [_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
     known = pa.chunked_array(ids, pa.large_string())
-    is_cut = np.zeros(len(lengths.items), np.bool_)
+    is_cut = lengths.scratch.zeros(len(lengths.items), np.bool_)
     wanted: list[pa.Array] = []
     for start, numbers, table in lengths.tables(["key"]):
         here = slice(start, start + table.num_rows)

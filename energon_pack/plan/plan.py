@@ -1,6 +1,6 @@
 """Which items go into which pack, in which order, and which are left out. Pure: arrays in, arrays out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,18 +9,27 @@ import numpy.typing as npt
 
 from energon_pack.errors import PackError
 from energon_pack.plan import caps
-from energon_pack.plan.bins import Bins, lower_bound, pack_bins
+from energon_pack.plan.bins import lower_bound, pack_bins
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.order import order_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.seeded import Ints
+from energon_pack.plan.windows import by_chance, window_of, windows
+from energon_pack.run.scratch import Scratch, blocks
+from energon_pack.run.seeded import Ints, seed_of
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel, cost_model
 
 #: `PackPlan.left_out` by code
 LEFT_OUT = (None, Reason.OVERLONG, Reason.OVER_CAP)
+
+_IN_MEMORY = Scratch()
+_MOST_AT_ONCE = 4_000_000  # items that are planned for a figure alone
+
+
+def _same(values: Any) -> Any:
+    return values
 
 
 @dataclass(frozen=True)
@@ -36,12 +45,58 @@ class PackPlan:
     def num_packs(self) -> int:
         return len(self.starts) - 1
 
-    def per_pack(self, values: npt.NDArray[Any]) -> Ints:
-        """Sums over the members of each pack of one value an item."""
-        if not self.num_packs:
-            return np.zeros(0, np.int64)
-        sums: Ints = np.add.reduceat(values[self.items].astype(np.int64), self.starts[:-1])
+    @property
+    def mean_members(self) -> float:
+        return len(self.items) / max(1, self.num_packs)
+
+    def parts(self) -> "Iterator[PackPlan]":
+        """The packs, many at a time."""
+        for packs in blocks(self.num_packs, self.mean_members):
+            starts = self.starts[packs.start : packs.stop + 1]
+            yield replace(self, starts=starts - starts[0], items=self.items[starts[0] : starts[-1]])
+
+    def per_pack(self, *columns: npt.NDArray[Any], of: Callable[..., Any] = _same, add: np.ufunc = np.add) -> Ints:
+        """Sums over the members of each pack of one value an item; of `num_packs` int64 alone memory is taken.
+
+        Args:
+            columns: of all items.
+            of: what makes the value of them; of one column, it is the value.
+            add: what takes the place of a sum.
+        """
+        sums, done = np.zeros(self.num_packs, np.int64), 0
+        for part in self.parts():
+            values = of(*(column[part.items] for column in columns)).astype(np.int64)
+            sums[done : done + part.num_packs] = add.reduceat(values, part.starts[:-1])
+            done += part.num_packs
         return sums
+
+    def is_packed(self, scratch: Scratch) -> npt.NDArray[np.bool_]:
+        """Of each item whether it is in a pack."""
+        found = scratch.zeros(len(self.left_out), np.bool_)
+        for block in blocks(len(self.items)):
+            found[self.items[block]] = True
+        return found
+
+
+class _Packs:
+    """Packs of one plan that are made one after another."""
+
+    def __init__(self, scratch: Scratch):
+        self._items = scratch.column(np.int64)
+        self._sizes: list[Ints] = [np.zeros(1, np.int64)]
+
+    def add(self, sizes: Ints, items: Ints) -> None:
+        self._sizes.append(sizes)
+        self._items.add(items)
+
+    def add_all(self, made: "_Packs") -> None:
+        self._sizes += made._sizes[1:]
+        items = made._items.array()
+        for block in blocks(len(items)):
+            self._items.add(items[block])
+
+    def plan(self, left_out: npt.NDArray[np.int8], bound: int) -> PackPlan:
+        return PackPlan(np.cumsum(np.concatenate(self._sizes)), self._items.array(), left_out, bound)
 
 
 def no_plan(items: Items) -> PackPlan:
@@ -50,19 +105,49 @@ def no_plan(items: Items) -> PackPlan:
     return PackPlan(np.zeros(1, np.int64), nothing, np.zeros(len(items), np.int8), 0)
 
 
-def plan_packs(items: Items, packing: PackingConfig, seed: int = 0, cost: CostModel | None = None) -> PackPlan:
+def plan_packs(
+    items: Items,
+    packing: PackingConfig,
+    seed: int = 0,
+    cost: CostModel | None = None,
+    scratch: Scratch = _IN_MEMORY,
+) -> PackPlan:
     """Pack items into sequences of at most `max_token_len` tokens, and put the packs in order.
 
     Every item with a length is in exactly one pack, or left out: `overlong`, or `over_cap` where it alone is more
     than a pack may hold of something else. Items of different groups (`group_by`, `window`) or splits
-    share no pack; packs of one split come in a row.
+    share no pack; packs of one split come in a row. One window is planned at a time.
 
     Args:
         cost: that is even over the ranks of a step, for `packing.topology`; None: of a common model.
+        scratch: where the plan lies.
 
     Raises:
         PackError: `need_image`, and there are too few items with images.
     """
+    of_splits, bound = [_Packs(scratch) for _ in SPLITS], 0
+    left_out = scratch.zeros(len(items), np.int8)
+    for numbers in windows(items, packing, seed):
+        some = items.take(numbers)
+        plan = _packed(some, packing, seed)
+        if not packing.topology.has_steps:
+            plan = in_order(plan, some, packing, seed, scratch=scratch)
+        split = split_of_packs(some, plan)
+        for number in np.unique(split).tolist():
+            of_split = taken(plan, [np.flatnonzero(split == number)], scratch)
+            members = of_split.items if isinstance(numbers, slice) else numbers[of_split.items]
+            of_splits[number].add(np.diff(of_split.starts), members)
+        left_out[numbers] = plan.left_out
+        bound += plan.lower_bound
+    packs = _Packs(scratch)
+    for made in of_splits:
+        packs.add_all(made)
+    plan = packs.plan(left_out, bound)
+    return in_order(plan, items, packing, seed, cost, scratch) if packing.topology.has_steps else plan
+
+
+def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
+    """The packs of a window, those with one item that is too long for others first, then by group."""
     costs, limits = caps.costs(items.counts, packing)
     left_out = np.zeros(len(items), np.int8)
     is_there = items.lens > 0
@@ -72,15 +157,15 @@ def plan_packs(items: Items, packing: PackingConfig, seed: int = 0, cost: CostMo
     own = np.flatnonzero(overlong & (costs[0] <= packing.longest[1]) & (left_out == 0))
     overlong[own] = False
     left_out[overlong] = LEFT_OUT.index(Reason.OVERLONG)
-    group = groups(items, packing)
 
     to_pack = is_there & (left_out == 0)
     to_pack[own] = False
-    packs: list[Bins] = [Bins(np.arange(len(own) + 1), own)]
-    bound = len(own)
+    packs, bound = _Packs(_IN_MEMORY), len(own)
+    packs.add(np.ones(len(own), np.int64), own)
     candidates = np.flatnonzero(to_pack)
-    candidates = candidates[np.argsort(group[candidates], kind="stable")]
-    edges = np.flatnonzero(np.diff(group[candidates])) + 1
+    group = groups(items, packing)[candidates]
+    candidates = candidates[np.argsort(group, kind="stable")]
+    edges = np.flatnonzero(np.diff(np.sort(group))) + 1
     for members in np.split(candidates, edges) if len(candidates) else []:
         of_members = costs[:, members]
         has_image = items.counts["num_images"][members] > 0
@@ -90,28 +175,47 @@ def plan_packs(items: Items, packing: PackingConfig, seed: int = 0, cost: CostMo
             num = int(has_image.sum())
             raise PackError(f"packing.need_image: {num} samples with images are too few: {error}") from None
         bound += max(lower_bound(values, limit) for values, limit in zip(of_members, limits, strict=True))
-        packs.append(Bins(bins.starts, members[bins.items]))
-    return in_order(_joined(packs, left_out, bound), items, packing, seed, cost)
+        packs.add(np.diff(bins.starts), members[bins.items])
+    return packs.plan(left_out, bound)
 
 
 def in_order(
-    plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel | None = None
+    plan: PackPlan,
+    items: Items,
+    packing: PackingConfig,
+    seed: int,
+    cost: CostModel | None = None,
+    scratch: Scratch = _IN_MEMORY,
 ) -> PackPlan:
-    """The packs of a plan in the order they are written: by a seed, for the steps of `packing.topology`."""
+    """The packs of a plan in the order they are written: by a seed, for the steps of `packing.topology`.
+
+    Windows come by chance, one after another, and each is put in order for itself.
+    """
     if not plan.num_packs:
         return plan
     split = split_of_packs(items, plan)
     of_splits = [np.flatnonzero(split == number) for number in np.unique(split)]
     if packing.topology.has_steps:
         flops, trained = costs_of_packs(items, plan, cost or cost_model(None)), plan.per_pack(items.num_supervised)
-        return taken(plan, [of[lay_out(flops[:, of], trained[of], packing.topology, seed)] for of in of_splits])
-    first = plan.items[plan.starts[:-1]]
-    kind = groups(items, packing)[first]
-    if packing.group_by is not GroupBy.dataset:
-        kind = media_of_packs(items, plan).astype(np.int64)
-    window, features = _window(items, packing)[first], list(features_of_packs(items, plan).values())
-    by_split = [order_packs([values[of] for values in features], kind[of], window[of], seed) for of in of_splits]
-    return taken(plan, [of[order] for of, order in zip(of_splits, by_split, strict=True)])
+        order = [of[lay_out(flops[:, of], trained[of], packing.topology, seed)] for of in of_splits]
+        return taken(plan, order, scratch)
+    window = window_of(items.shard[plan.items[plan.starts[:-1]]], packing)
+    packs = _Packs(scratch)
+    for of_split in of_splits:
+        numbers, starts = np.unique(np.sort(window[of_split]), return_index=True)
+        of_windows = np.split(of_split[np.argsort(window[of_split], kind="stable")], starts[1:])
+        by_number = dict(zip(numbers.tolist(), of_windows, strict=True))
+        for number in by_chance([*by_number], seed):
+            mine = by_number[number]
+            some = plan if len(mine) == plan.num_packs else taken(plan, [mine], scratch)
+            kind = media_of_packs(items, some).astype(np.int64)
+            if packing.group_by is GroupBy.dataset:
+                kind = groups(items.take(some.items[some.starts[:-1]]), packing)
+            features = list(features_of_packs(items, some).values())
+            in_row = order_packs(features, kind, seed_of(seed, number))
+            for block in blocks(len(in_row), some.mean_members):
+                packs.add(*_taken(some, in_row[block]))
+    return packs.plan(plan.left_out, plan.lower_bound)
 
 
 def split_of_packs(items: Items, plan: PackPlan) -> AnyInts:
@@ -121,15 +225,14 @@ def split_of_packs(items: Items, plan: PackPlan) -> AnyInts:
 
 def split_counts(items: Items, plan: PackPlan) -> dict[str, dict[str, int]]:
     """Packs, samples and tokens of each split that has any."""
-    split, of_member = split_of_packs(items, plan), items.split[plan.items]
+    counts = np.zeros((len(SPLITS), 3), np.int64)
+    for part in plan.parts():
+        split = split_of_packs(items, part)
+        of_packs = np.ones(len(split), np.int64), np.diff(part.starts), part.per_pack(items.lens)
+        np.add.at(counts, split, np.stack(of_packs, axis=1))
+    names = "packs", "samples", "tokens"
     return {
-        name: {
-            "packs": int((split == number).sum()),
-            "samples": int((of_member == number).sum()),
-            "tokens": int(items.lens[plan.items[of_member == number]].sum()),
-        }
-        for number, name in enumerate(SPLITS)
-        if (split == number).any()
+        split: dict(zip(names, row, strict=True)) for split, row in zip(SPLITS, counts.tolist(), strict=True) if row[0]
     }
 
 
@@ -144,15 +247,17 @@ def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> N
             )
 
 
-def without_window(items: Items, packing: PackingConfig, seed: int) -> int:
-    """How many packs there would be without `packing.window`."""
+def without_window(items: Items, packing: PackingConfig, seed: int) -> int | None:
+    """How many packs there would be without `packing.window`; None: there is none, or items are too many to try."""
+    if packing.window is None or len(items) > _MOST_AT_ONCE:
+        return None
     return plan_packs(items, replace(packing, window=None), seed).num_packs
 
 
 def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
     """What makes packs alike: attention cost Σ len², visual tokens, members."""
     return {
-        "attention_cost": plan.per_pack(items.lens.astype(np.int64) ** 2),
+        "attention_cost": plan.per_pack(items.lens, of=lambda lens: lens.astype(np.int64) ** 2),
         "visual_tokens": plan.per_pack(items.counts["num_visual_tokens"]),
         "members": np.diff(plan.starts),
     }
@@ -160,16 +265,15 @@ def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
 
 def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray[np.float64]:
     """float64[2, num_packs]: of the language model and of the vision encoder."""
-    visual = cost.vision(items.counts["num_visual_tokens"], items.counts["num_images"])
-    return np.stack([plan.per_pack(cost.lm(items.lens)), plan.per_pack(visual)]).astype(np.float64)
+    visual = items.counts["num_visual_tokens"], items.counts["num_images"]
+    found = np.empty((2, plan.num_packs), np.float64)
+    found[0], found[1] = plan.per_pack(items.lens, of=cost.lm), plan.per_pack(*visual, of=cost.vision)
+    return found
 
 
-def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[Any]:
+def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:
     """Index into MEDIA_TYPES for each pack: text and image make image, image and video make mix. The codes are bits."""
-    if not plan.num_packs:
-        return np.zeros(0, np.int64)
-    media: npt.NDArray[Any] = np.bitwise_or.reduceat(items.media[plan.items], plan.starts[:-1])
-    return media
+    return plan.per_pack(items.media, add=np.bitwise_or).astype(np.int8)
 
 
 def groups(items: Items, packing: PackingConfig) -> Ints:
@@ -179,23 +283,21 @@ def groups(items: Items, packing: PackingConfig) -> Ints:
         group += items.media
     elif packing.group_by is GroupBy.dataset:
         group += items.dataset
-    return group + (_window(items, packing) + items.split.astype(np.int64) * (1 << 24)) * (1 << 32)
+    return group + (window_of(items.shard, packing) + items.split.astype(np.int64) * (1 << 24)) * (1 << 32)
 
 
-def _window(items: Items, packing: PackingConfig) -> Ints:
-    shard = items.shard.astype(np.int64)
-    return shard // packing.window if packing.window else np.zeros_like(shard)
-
-
-def _joined(packs: list[Bins], left_out: npt.NDArray[np.int8], bound: int) -> PackPlan:
-    sizes = np.concatenate([np.diff(bins.starts) for bins in packs])
-    return PackPlan(np.concatenate(([0], np.cumsum(sizes))), np.concatenate([b.items for b in packs]), left_out, bound)
-
-
-def taken(plan: PackPlan, packs: Sequence[Ints]) -> PackPlan:
+def taken(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) -> PackPlan:
     """Some packs of a plan, in this order."""
-    order = np.concatenate(packs)
-    size = np.diff(plan.starts)[order]
-    starts = np.concatenate(([0], np.cumsum(size)))
-    flat = np.arange(starts[-1]) + np.repeat(plan.starts[order] - starts[:-1], size)
-    return replace(plan, starts=starts, items=plan.items[flat])
+    found = _Packs(scratch)
+    for order in packs:
+        for block in blocks(len(order), plan.mean_members):
+            found.add(*_taken(plan, order[block]))
+    return found.plan(plan.left_out, plan.lower_bound)
+
+
+def _taken(plan: PackPlan, order: Ints) -> tuple[Ints, Ints]:
+    """Of some packs the sizes, and all members."""
+    starts = plan.starts[order]
+    size = plan.starts[order + 1] - starts
+    before = np.cumsum(size) - size
+    return size, plan.items[np.arange(size.sum()) + np.repeat(starts - before, size)]

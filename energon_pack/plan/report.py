@@ -1,6 +1,5 @@
 """What a run comes to: the figures of report.json, and the table at its end."""
 
-import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -11,22 +10,22 @@ import numpy as np
 from rich.table import Table
 
 from energon_pack.errors import PackError
+from energon_pack.plan.counted import CountedPacks, count, count_packs
 from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Items, Lengths
 from energon_pack.plan.plan import (
     LEFT_OUT,
     PackPlan,
     costs_of_packs,
-    features_of_packs,
-    media_of_packs,
     split_counts,
     split_of_packs,
     without_window,
 )
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
+from energon_pack.plan.tally import Moments, Tally
 from energon_pack.run.console import console, say
 from energon_pack.run.progress import Progress
-from energon_pack.run.seeded import Ints
+from energon_pack.run.scratch import blocks
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 from energon_pack.steps.spread import PackCosts, compared
@@ -56,6 +55,7 @@ class RunFacts:
     config: dict[str, Any]  # as it was composed
     media_rules: dict[str, Any]  # whose rules counted the media, and what they were compared with: `Choice`
     cwd: str  # what relative paths of the config are relative to
+    source_root: str | None  # where the media lie that packs refer to; None: packs have them
     fingerprint: str  # of the template
     seconds: dict[str, float]  # by stage
     throughput: dict[str, dict[str, int]]  # by stage: samples, cached (the cache knew them), bytes read or written
@@ -85,7 +85,7 @@ class Report:
     skipped_by_reason: dict[str, int]
     packs: int
     packs_lower_bound: int  # no plan has fewer
-    packs_without_window: int | None  # None, and not in the file: there is no packing.window
+    packs_without_window: int | None  # None, and not in the file: as `without_window`
     fill: float
     max_token_len: int
     tokens: int  # in packs
@@ -140,42 +140,35 @@ def summarize(
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
     """
     items, num_samples = lengths.items, lengths.num_samples
-    tokens = items.lens[plan.items]
-    media = items.media[:num_samples]
-    pack_media, item_media = media_of_packs(items, plan), items.media[plan.items]
-    tokens_of_pack = plan.per_pack(items.lens)
-    features = features_of_packs(items, plan)
-
-    left_out = plan.left_out[:num_samples]
+    found, packs = count(lengths, plan), count_packs(items, plan, cost)
+    tokens = int(packs.tokens.sum())
     reasons = lengths.reasons + Counter(
-        {reason.value: int((left_out == code).sum()) for code, reason in enumerate(LEFT_OUT) if reason is not None}
+        {reason.value: int(found.left_out[code]) for code, reason in enumerate(LEFT_OUT) if reason is not None}
     )
-    is_packed = lengths.is_cut.copy()
-    is_packed[plan.items[plan.items < num_samples]] = True
-    num_parts = int((plan.items >= num_samples).sum())
-    if num_samples != is_packed.sum() + reasons.total() or num_parts != len(items) - num_samples:
+    num_packed = int(found.packed.sum())
+    if num_samples != num_packed + reasons.total() or found.num_parts != len(items) - num_samples:
         raise PackError(
-            f"{num_samples} samples, but {is_packed.sum()} packed and {dict(reasons)} skipped;"
-            f" {num_parts} of {len(items) - num_samples} parts packed: a bug"
+            f"{num_samples} samples, but {num_packed} packed and {dict(reasons)} skipped;"
+            f" {found.num_parts} of {len(items) - num_samples} parts packed: a bug"
         )
-    capacity = packing.max_token_len
+    capacity, of_packs = packing.max_token_len, [*packs.packs.tolist(), 0]
     return Report(
         samples_in=num_samples,
         samples_excluded=num_found + num_repeated - num_samples,
         samples_repeated=num_repeated,
-        samples_packed=int(is_packed.sum()),
+        samples_packed=num_packed,
         samples_skipped=reasons.total(),
-        samples_cut=int(lengths.is_cut.sum()),
+        samples_cut=int(np.count_nonzero(lengths.is_cut)),
         parts=len(plan.items),
         skipped_by_reason=dict(sorted(reasons.items())),
         packs=plan.num_packs,
         packs_lower_bound=plan.lower_bound,
-        packs_without_window=without_window(items, packing, lengths.seed) if packing.window else None,
-        fill=_fill(tokens.sum(), plan.num_packs, capacity),
+        packs_without_window=without_window(items, packing, lengths.seed),
+        fill=_fill(tokens, plan.num_packs, capacity),
         max_token_len=capacity,
-        tokens=int(tokens.sum()),
-        tokens_left_out=int(lengths.sample_lens[:num_samples][left_out > 0].sum()),
-        num_supervised=int(items.num_supervised[plan.items].sum()),
+        tokens=tokens,
+        tokens_left_out=found.tokens_left_out,
+        num_supervised=packs.num_supervised,
         samples_with_control_tokens=lengths.notes["control_tokens"],
         samples_with_placeholders_put_in=lengths.notes["placeholders_put_in"],
         samples_with_placeholders_as_text=lengths.notes["placeholders_as_text"],
@@ -184,30 +177,30 @@ def summarize(
         samples_with_tools_left_out=lengths.notes["tools_left_out"],
         by_media={
             name: MediaFigures(
-                samples_in=int((media == code).sum()),
-                samples=int(((media == code) & is_packed).sum()),
-                packs=int((pack_media == code).sum()),
-                tokens=int(tokens[item_media == code].sum()),
-                fill=_fill(tokens_of_pack[pack_media == code].sum(), int((pack_media == code).sum()), capacity),
+                samples_in=int(found.samples[code]),
+                samples=int(found.packed[code]),
+                packs=int(of_packs[code]),
+                tokens=int(found.tokens[code]),
+                fill=_fill(packs.tokens[code], int(of_packs[code]), capacity) if code >= 0 else 0.0,
             )
             for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
-            if (media == code).any() or (pack_media == code).any()
+            if found.samples[code] or of_packs[code]
         },
         by_split=split_counts(items, plan),
-        members_per_pack=spread(np.diff(plan.starts)),
-        token_len=spread(lengths.sample_lens[lengths.sample_lens > 0]),
-        visual_tokens_per_pack=spread(features["visual_tokens"]),
-        attention_cost=_evenness(features["attention_cost"]),
-        flops=_flops(items, plan, cost),
+        members_per_pack=packs.members.spread(),
+        token_len=found.lens.spread(),
+        visual_tokens_per_pack=packs.visual_tokens.spread(),
+        attention_cost=_evenness(packs.attention_cost),
+        flops=_flops(packs, cost),
         steps=_steps(items, plan, packing.topology, cost),
     )
 
 
-def _flops(items: Items, plan: PackPlan, cost: CostModel) -> dict[str, Any]:
+def _flops(packs: CountedPacks, cost: CostModel) -> dict[str, Any]:
     """What one forward pass over all packs costs, and what says so."""
-    lm, vision = costs_of_packs(items, plan, cost).sum(axis=1).tolist()
-    weights = cost.lm_token * float(items.lens[plan.items].sum(dtype=np.int64))
-    return {"weights": weights, "attention": max(0.0, lm - weights), "vision": vision, "source": cost.source}
+    weights = cost.lm_token * float(packs.tokens.sum())
+    attention = max(0.0, packs.lm - weights)
+    return {"weights": weights, "attention": attention, "vision": packs.vision, "source": cost.source}
 
 
 def _steps(items: Items, plan: PackPlan, topology: Topology, cost: CostModel) -> dict[str, Any] | None:
@@ -222,9 +215,8 @@ def _steps(items: Items, plan: PackPlan, topology: Topology, cost: CostModel) ->
     return {"split": SPLITS[split[0]], "cost": cost.source, **figures}
 
 
-def _evenness(cost: Ints) -> dict[str, Any]:
-    mean = float(cost.mean()) if len(cost) else 0.0
-    return {"mean": mean, "max": int(cost.max(initial=0)), "cv": float(cost.std() / mean) if mean else 0.0}
+def _evenness(cost: Moments) -> dict[str, Any]:
+    return {"mean": cost.mean, "max": cost.most, "cv": cost.deviation / cost.mean if cost.mean else 0.0}
 
 
 def num_lost_to_bad_data(skipped_by_reason: Mapping[str, int]) -> int:
@@ -303,8 +295,7 @@ def _fill(tokens: Any, num_packs: int, capacity: int) -> float:
 
 def spread(values: AnyInts) -> dict[str, int]:
     """Least, median, 90th and 99th hundredth, largest."""
-    if not len(values):
-        return {}
-    ranks = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-    ordered = np.sort(values)
-    return {name: int(ordered[math.ceil(rank * (len(ordered) - 1))]) for name, rank in ranks.items()}
+    tally = Tally()
+    for block in blocks(len(values)):
+        tally.add(values[block])
+    return tally.spread()

@@ -1,25 +1,29 @@
 """What a page shows of a run, as plain figures: counted from arrays once, some kB whatever the number of samples."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow.compute as pc
 
 from energon_pack.plan.compare_lens import Choice
-from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Lengths
+from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Items, Lengths
 from energon_pack.plan.plan import LEFT_OUT, PackPlan
-from energon_pack.plan.report import Report, spread
+from energon_pack.plan.report import Report
 from energon_pack.plan.settings import PackingConfig
+from energon_pack.plan.tally import Tally
 from energon_pack.report.image_tokens import TokensOfImages, tokens_of_images
 from energon_pack.report.packs import PackFigures, figures_of_packs
 from energon_pack.report.shapes import Histogram, log_histogram
+from energon_pack.run.scratch import blocks
+from energon_pack.run.seeded import Ints
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 from energon_pack.templates.families.rules import MediaRules
 
 _UNKNOWN = "unknown"  # medium of samples that could not be read
+_MOST_COMPARED = 1 << 25  # samples, of more a share by chance
 
 
 @dataclass(frozen=True)
@@ -114,93 +118,116 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         max_token_len: that is to be inside the histogram.
         num_repeated: draws of samples that were drawn before.
     """
-    num, items = lengths.num_samples, lengths.items
-    lens, media = lengths.sample_lens[:num], items.media[:num]
-    there = lens > 0
-    visual, images = items.counts["num_visual_tokens"][:num], items.counts["num_images"][:num]
-    kinds = {name: media == code for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]}
-    of_kinds = {name: lens[there & of] for name, of in kinds.items()}
-    trained = items.num_supervised[:num][there]
+    num, items, images = lengths.num_samples, lengths.items, Tally()
+    kinds = {name: _Kind() for name in (*MEDIA_TYPES, _UNKNOWN)}
+    for block in blocks(num):
+        some = items.take(slice(block.start, block.stop))
+        some = replace(some, counts={**some.counts, "token_len": lengths.sample_lens[block]})
+        for code, kind in enumerate(kinds.values()):
+            kind.add(some.take(np.flatnonzero(some.media == (code if code < len(MEDIA_TYPES) else -1))))
+        of = (some.media == MEDIA_TYPES.index("image")) & (some.lens > 0)
+        visual, number = (some.counts[name][of].astype(np.int64) for name in ("num_visual_tokens", "num_images"))
+        images.add(visual << 32 | number)
+    measured = {name: kind.lens for name, kind in kinds.items() if len(kind.lens)}
+    values, weights = ({name: getattr(lens, of) for name, lens in measured.items()} for of in ("values", "counts"))
+    lens = Tally()
+    for some_lens in measured.values():
+        lens.merge(some_lens)
     return Source(
         samples=num,
-        measured=int(there.sum()),
-        tokens=int(lens[there].sum()),
+        measured=len(lens),
+        tokens=lens.total,
         skipped_by_reason=dict(sorted(lengths.reasons.items())),
         notes={note: lengths.notes[note] for note in NOTES},
         by_medium={
-            name: MediumIn(
-                samples=int(of.sum()),
-                measured=len(of_kinds[name]),
-                tokens=int(of_kinds[name].sum()),
-                num_supervised=int(items.num_supervised[:num][there & of].sum()),
-                token_len=spread(of_kinds[name]),
-            )
-            for name, of in kinds.items()
-            if of.any()
+            name: MediumIn(kind.samples, len(kind.lens), kind.lens.total, kind.num_supervised, kind.lens.spread())
+            for name, kind in kinds.items()
+            if kind.samples
         },
-        token_len=log_histogram({name: values for name, values in of_kinds.items() if len(values)}, max_token_len),
-        lens=spread(lens[there]),
-        num_supervised=int(trained.sum()),
-        visual_tokens=int(visual[there].sum()),
-        untrained=int((trained == 0).sum()),
-        alike=_num_alike(lengths, there) if not num_repeated else 0,
-        without_visual=int((there & (media > 0) & (visual == 0)).sum()),
-        images=tokens_of_images(rules, visual[there & kinds["image"]], images[there & kinds["image"]]),
+        token_len=log_histogram(values, max_token_len, weights),
+        lens=lens.spread(),
+        num_supervised=sum(kind.num_supervised for kind in kinds.values()),
+        visual_tokens=sum(kind.visual_tokens for kind in kinds.values()),
+        untrained=sum(kind.untrained for kind in kinds.values()),
+        alike=_num_alike(lengths) if not num_repeated else 0,
+        without_visual=sum(kinds[name].without_visual for name in MEDIA_TYPES[1:]),
+        images=tokens_of_images(rules, images.values >> 32, images.values & 0xFFFFFFFF, images.counts),
         sees_media=rules is None or bool(rules.media_tokens),
         drawn_again=num_repeated,
     )
 
 
-def _num_alike(lengths: Lengths, there: npt.NDArray[np.bool_]) -> int:
-    """Samples that have the checksum, size and length of one before."""
-    num = lengths.num_samples
-    of = (lengths.checksums[:num], lengths.num_bytes[:num], lengths.sample_lens[:num])
-    check, size, lens = (values[there].astype(np.uint64) for values in of)
-    ordered = np.sort(check << np.uint64(32) ^ size ^ lens << np.uint64(20))
-    return int((ordered[1:] == ordered[:-1]).sum())
+class _Kind:
+    """What is counted of the samples of one medium."""
+
+    def __init__(self) -> None:
+        self.samples = self.num_supervised = self.visual_tokens = self.untrained = self.without_visual = 0
+        self.lens = Tally()  # of those that were measured
+
+    def add(self, items: Items) -> None:
+        """Count some more."""
+        self.samples += len(items)
+        there = items.lens > 0
+        self.lens.add(items.lens[there])
+        trained, visual = items.num_supervised[there], items.counts["num_visual_tokens"][there]
+        self.num_supervised += int(trained.sum())
+        self.visual_tokens += int(visual.sum())
+        self.untrained += int((trained == 0).sum())
+        self.without_visual += int((visual == 0).sum())
+
+
+def _num_alike(lengths: Lengths) -> int:
+    """Samples that have the checksum, size and length of one before; of very many about how many."""
+    share = -(-lengths.num_samples // _MOST_COMPARED)
+    found = []
+    for block in blocks(lengths.num_samples):
+        of = (lengths.checksums[block], lengths.num_bytes[block], lengths.sample_lens[block])
+        check, size, lens = (values[lengths.sample_lens[block] > 0].astype(np.uint64) for values in of)
+        what = check << np.uint64(32) ^ size ^ lens << np.uint64(20)
+        found.append(what[what >> np.uint64(32) % share == 0] if share > 1 else what)
+    ordered = np.sort(np.concatenate([np.zeros(0, np.uint64), *found]))
+    return share * int((ordered[1:] == ordered[:-1]).sum())
 
 
 def loss_of(lengths: Lengths, plan: PackPlan) -> Loss:
     """What a plan left out."""
-    num = lengths.num_samples
-    left_out, lens = plan.left_out[:num], lengths.sample_lens[:num]
-    overlong = left_out == LEFT_OUT.index(Reason.OVERLONG)
-    tokens = np.bincount(lengths.items.media[:num][overlong], lens[overlong], minlength=len(MEDIA_TYPES))
-    over_cap = int((left_out == LEFT_OUT.index(Reason.OVER_CAP)).sum())
-    return Loss(int(overlong.sum()), int(tokens.sum()), MEDIA_TYPES[int(tokens.argmax())], over_cap)
+    overlong, tokens, over_cap = 0, np.zeros(len(MEDIA_TYPES)), 0
+    for block in blocks(lengths.num_samples):
+        left_out = plan.left_out[block]
+        of = left_out == LEFT_OUT.index(Reason.OVERLONG)
+        overlong += int(of.sum())
+        tokens += np.bincount(lengths.items.media[block][of], lengths.sample_lens[block][of], len(MEDIA_TYPES))
+        over_cap += int((left_out == LEFT_OUT.index(Reason.OVER_CAP)).sum())
+    return Loss(overlong, int(tokens.sum()), MEDIA_TYPES[int(tokens.argmax())], over_cap)
 
 
 def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[Origin]:
     """What became of the samples of each folder, the most lost first; of each file, where one folder lost some."""
-    num, items = lengths.num_samples, lengths.items
-    lens = lengths.sample_lens[:num]
-    left_out = plan.left_out[:num] if plan else np.zeros(num, np.int8)
-    names, of_sample = sorted({name.rpartition("/")[0] for name in lengths.shard_names}), items.dataset
-    if len(names) == 1 and ((lens == 0) | (left_out > 0)).any():
-        names, of_sample = lengths.shard_names, items.shard
-    of_sample = of_sample[:num]
-
-    def count(of: npt.NDArray[np.bool_], weights: AnyInts | None = None) -> list[int]:
-        counted = np.bincount(of_sample[of], None if weights is None else weights[of], minlength=len(names))
-        return [int(value) for value in counted]
-
-    not_there = lens == 0
-    policy = _by_policy(lengths) & not_there
-    columns = (
-        count(np.ones(num, np.bool_)), count(not_there & ~policy), count(policy | (left_out > 0)),
-        count((lens > 0) & (left_out == 0), lens),
-    )  # fmt: skip
-    found = [Origin(name or ".", *values) for name, *values in zip(names, *columns, strict=True) if values[0]]
+    names, of_sample = sorted({name.rpartition("/")[0] for name in lengths.shard_names}), lengths.items.dataset
+    if len(names) == 1 and (lengths.reasons or (plan and plan.left_out[: lengths.num_samples].any())):
+        names, of_sample = lengths.shard_names, lengths.items.shard
+    samples, not_there, left_out, tokens = np.zeros((4, len(names)), np.int64)
+    for block in blocks(lengths.num_samples):
+        of, lens = of_sample[block], lengths.sample_lens[block]
+        out = plan.left_out[block] > 0 if plan else np.zeros(len(of), np.bool_)
+        is_in = (lens > 0) & ~out
+        for row, some in ((samples, of), (not_there, of[lens == 0]), (left_out, of[out])):
+            row += np.bincount(some, minlength=len(names))
+        tokens += np.bincount(of[is_in], lens[is_in], len(names)).astype(np.int64)
+    policy = _by_policy(lengths, of_sample, len(names))
+    columns = samples, not_there - policy, left_out + policy, tokens
+    rows = zip(names, *(column.tolist() for column in columns), strict=True)
+    found = [Origin(name or ".", *values) for name, *values in rows if values[0]]
     return sorted(found, key=lambda origin: (-origin.lost - origin.left_out, -origin.samples))
 
 
-def _by_policy(lengths: Lengths) -> npt.NDArray[np.bool_]:
-    """Samples that the settings leave out, whatever the plan."""
-    out = np.zeros(lengths.num_samples, np.bool_)
+def _by_policy(lengths: Lengths, origin: AnyInts, num: int) -> Ints:
+    """Samples of each origin that the settings leave out, whatever the plan."""
+    out = np.zeros(num, np.int64)
     if lengths.reasons[Reason.NOT_IN_FLAVOR]:
         for start, _, table in lengths.tables(["reason", "does_not_fit"], with_parts=False):
-            reasons = lengths.reason(table).to_pylist()
-            out[start : start + len(reasons)] = [reason == Reason.NOT_IN_FLAVOR for reason in reasons]
+            is_out = pc.equal(lengths.reason(table), Reason.NOT_IN_FLAVOR.value).fill_null(False).to_numpy()
+            out += np.bincount(origin[start : start + table.num_rows][is_out], minlength=num)
     return out
 
 

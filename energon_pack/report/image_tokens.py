@@ -23,17 +23,19 @@ class TokensOfImages:
 
     least: int  # that any image has, whatever its size
     most: int
-    median: float
     samples: int
     at_least: int  # samples whose images have about the least
     at_most: int
 
 
-def tokens_of_images(rules: MediaRules | None, visual: AnyInts, num_images: AnyInts) -> TokensOfImages | None:
+def tokens_of_images(
+    rules: MediaRules | None, visual: AnyInts, num_images: AnyInts, counts: AnyInts
+) -> TokensOfImages | None:
     """How many tokens images have, between the bounds of the model's rules.
 
     Args:
-        visual, num_images: of each sample.
+        visual, num_images: of a sample.
+        counts: how many samples have so many.
     """
     bounds = _bounds(rules) if rules and len(visual) else None
     if bounds is None:
@@ -43,9 +45,8 @@ def tokens_of_images(rules: MediaRules | None, visual: AnyInts, num_images: AnyI
     # Each side is rounded to whole tokens, which is felt where there are few.
     near_least = max(least * (1 + _NEAR), (math.sqrt(least) + 1) ** 2)
     near_most = min(most * (1 - _NEAR), (math.sqrt(most) - 1) ** 2)
-    return TokensOfImages(
-        least, most, float(np.median(each)), len(each), int((each <= near_least).sum()), int((each >= near_most).sum())
-    )
+    at_least, at_most = (int(counts[of].sum()) for of in (each <= near_least, each >= near_most))
+    return TokensOfImages(least, most, int(counts.sum()), at_least, at_most)
 
 
 def _bounds(rules: MediaRules) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from energon_pack.plan.compare_lens import Choice, choices_of
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.settings import PackingConfig
+from energon_pack.run.scratch import blocks
 
 #: samples that are planned with each length; of more a seeded draw stands for all
 _MOST_TRIED = 50_000
@@ -81,14 +83,20 @@ def job_of(lengths: Lengths, packing: PackingConfig, lens: Sequence[int], is_pla
     """
     items, scale = lengths.items, 1.0
     packing = replace(packing, need_image=False)  # with some lengths there would be too few of them
-    there = np.flatnonzero(items.lens > 0)
-    if len(there) > _MOST_TRIED:
+    upto = np.cumsum([0, *(np.count_nonzero(items.lens[block]) for block in blocks(len(items)))])
+    num = int(upto[-1])
+    there = np.arange(num_tried(num))
+    if num > len(there):
         rng = np.random.default_rng(lengths.seed)
-        scale = len(there) / _MOST_TRIED
-        there = np.sort(rng.choice(there, _MOST_TRIED, replace=False))
+        scale = num / len(there)
+        there = np.sort(rng.choice(num, len(there), replace=False))
         packing = replace(packing, window=None)  # a draw has fewer samples of each shard
+    numbers = [
+        block.start + np.flatnonzero(items.lens[block])[there[slice(*np.searchsorted(there, [start, end]))] - start]
+        for block, (start, end) in zip(blocks(len(items)), pairwise(upto), strict=True)
+    ]
     tried = lens_to_try(lens, packing, int(items.lens.max(initial=0))) if is_planned else list(lens)
-    return items.take(there), packing, tried, lengths.seed, scale
+    return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale
 
 
 def try_some(job: TryJob) -> list[Choice]:

@@ -28,6 +28,7 @@ class LookJob:
     packs: dict[int, str]  # number in the order of the plan → why this one
     template_folder: str
     max_token_len: int
+    stored: str | None = None  # where its shards are, if not in the folder
 
 
 def packs_to_look_at(items: Items, plan: PackPlan) -> dict[int, str]:
@@ -53,7 +54,7 @@ def look(job: LookJob) -> list[Html]:
 def _sections(job: LookJob) -> Iterator[Html]:
     template, plan = load_saved(job.template_folder), PlanFile(job.folder / PLAN)
     first = next(iter(job.packs), None)
-    with Packs(job.folder, PACKED[job.flavor]) as packs:
+    with Packs(job.folder, PACKED[job.flavor], job.stored) as packs:
         for number, why in job.packs.items():
             found = packs[number]
             key = found.pack.files.key

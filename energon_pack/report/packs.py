@@ -1,13 +1,14 @@
 """What packs hold, and what training reads of them over time."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.items import MEDIA_TYPES, Items
-from energon_pack.plan.plan import PackPlan, costs_of_packs, features_of_packs, media_of_packs, split_of_packs
+from energon_pack.plan.items import MEDIA_TYPES, AnyInts, Items
+from energon_pack.plan.plan import PackPlan, costs_of_packs, features_of_packs, media_of_packs, split_of_packs, taken
 from energon_pack.plan.report import spread
 from energon_pack.plan.splits import SPLITS
 from energon_pack.report.shapes import Histogram, linear_histogram
@@ -16,6 +17,7 @@ from energon_pack.steps.cost import CostModel
 from energon_pack.steps.topology import Topology, stream
 
 _STRETCHES = 40
+_MOST_SHOWN = 1 << 20  # packs
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,20 +48,23 @@ class PackFigures:
 def figures_of_packs(
     items: Items, plan: PackPlan, cost: CostModel, topology: Topology, max_token_len: int
 ) -> PackFigures:
-    """What the packs of a plan hold, and how training reads them."""
+    """What the packs of a plan hold, and how training reads them; of very many, some stand for all."""
+    split, stretches, waits = _over_time(items, plan, cost, topology)
+    share = -(-plan.num_packs // _MOST_SHOWN)
+    if share > 1:
+        plan = taken(plan, [np.arange(0, plan.num_packs, share)])
     kind = media_of_packs(items, plan)
     features, tokens = features_of_packs(items, plan), plan.per_pack(items.lens)
-    split, stretches, waits = _over_time(items, plan, costs_of_packs(items, plan, cost), topology)
 
     def by_kind(values: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         return {name: values[kind == code] for code, name in enumerate(MEDIA_TYPES) if (kind == code).any()}
 
     visual = {name: values for name, values in by_kind(features["visual_tokens"]).items() if name != "text"}
     return PackFigures(
-        fill=linear_histogram(by_kind(100 * tokens / max_token_len), most=100),
-        members=linear_histogram(by_kind(features["members"])),
-        visual_tokens=linear_histogram(visual),
-        attention_cost=linear_histogram(by_kind(features["attention_cost"])),
+        fill=linear_histogram(by_kind(100 * tokens / max_token_len), share, most=100),
+        members=linear_histogram(by_kind(features["members"]), share),
+        visual_tokens=linear_histogram(visual, share),
+        attention_cost=linear_histogram(by_kind(features["attention_cost"]), share),
         spreads={
             "tokens": spread(tokens),
             "members": spread(features["members"]),
@@ -73,7 +78,7 @@ def figures_of_packs(
 
 
 def _over_time(
-    items: Items, plan: PackPlan, flops: Floats, topology: Topology
+    items: Items, plan: PackPlan, model: CostModel, topology: Topology
 ) -> tuple[str | None, list[Stretch], dict[str, list[float]]]:
     """The split that comes first, in stretches of what all ranks together read, and how long they wait in each."""
     if not plan.num_packs:
@@ -81,12 +86,15 @@ def _over_time(
     split = split_of_packs(items, plan)
     num = int((split == split[0]).sum())  # packs of a split come in a row, the first split's first
     order = stream(num, topology)
-    cost, trained = flops.sum(axis=0)[order], plan.per_pack(items.num_supervised)[order]
-    media, lens = items.media, items.lens
+    if num > _MOST_SHOWN:
+        step = topology.data_parallel * topology.micro_batches
+        order = order[np.arange(num) // step % -(-num // _MOST_SHOWN) == 0]
+    plan, num = taken(plan, [order]), len(order)
+    cost, trained = costs_of_packs(items, plan, model).sum(axis=0), plan.per_pack(items.num_supervised)
     of_kinds = {
-        name: plan.per_pack(np.where(media == code, lens, 0))[order]
+        name: tokens
         for code, name in enumerate(MEDIA_TYPES)
-        if (media[plan.items] == code).any()
+        if (tokens := plan.per_pack(items.media, items.lens, of=partial(_of_medium, code))).any()
     }
     bounds = _bounds(num)
     sizes = np.diff([*bounds, num])
@@ -103,6 +111,10 @@ def _over_time(
     chance = cost[np.argsort(random_keys(num, 0), kind="stable")]
     waits = {"planned": _waits(cost, topology), "chance": _waits(chance, topology)}
     return SPLITS[split[0]], stretches, waits if waits["planned"] else {}
+
+
+def _of_medium(code: int, media: AnyInts, lens: AnyInts) -> AnyInts:
+    return np.where(media == code, lens, 0)
 
 
 def _waits(cost: Floats, topology: Topology) -> list[float]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from energon_pack.config import PackConfig, Stage
 from energon_pack.pages.html import Html, clipped, page, section, tag
@@ -22,7 +21,7 @@ class About:
     title: str
     processor: str  # folder or hub id
     facts: RunFacts | None = None  # of a run that is done
-    folder: Path | None = None  # of the dataset; None: there is none
+    folder: str | None = None  # of the dataset, or its address; None: there is none
     ledger: str | None = None  # where all skipped samples are named
     failed: str | None = None  # why nothing is published
 

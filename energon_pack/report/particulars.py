@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from energon_pack import __version__
@@ -98,7 +97,7 @@ def _beside(facts: RunFacts) -> Iterator[Html]:
     yield tag("p", f"Samples verified in the full processor, or as it agreed before: {checked:,}{left}.")
 
 
-def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder: Path | None) -> Html:
+def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder: str | None) -> Html:
     """The config, and how to load the packs.
 
     Args:
@@ -144,13 +143,13 @@ def _value(value: Any) -> Html:
     return tag("code", clipped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), _TEXT))
 
 
-def _snippet(processor: str, folder: Path) -> str:
+def _snippet(processor: str, folder: str) -> str:
     processor = clipped(processor, _PLACE)
     return (
         "from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset\n\n"
         "from energon_pack.loading import train_arguments\n"
         "from energon_pack.task_encoder import PackedTaskEncoder\n\n"
-        f"path = {str(folder)!r}\n"
+        f"path = {folder!r}\n"
         f"encoder = PackedTaskEncoder(path, {processor!r})\n"
         "worker_config = WorkerConfig.default_worker_config(num_workers=2)\n"
         "dataset = get_train_dataset(path, **train_arguments(path, encoder, worker_config))\n"

@@ -56,23 +56,25 @@ class RunReport:
         path: Path,
         ledger: Iterable[Mapping[str, Any]],
         facts: RunFacts | None = None,
-        folder: Path | None = None,
+        folder: str | None = None,
         ledger_name: str | None = None,
         failed: str | None = None,
         written: Path | None = None,
+        stored: str | None = None,
     ) -> dict[str, list[Mapping[str, Any]]]:
         """Write the page; of each reason some entries of the ledger.
 
         Args:
             ledger: skipped samples.
             facts: of a run that is done.
-            folder: of the dataset, where there is one.
+            folder: of the dataset as Energon names it, where there is one.
             ledger_name: where all skipped samples are named.
             failed: why nothing is published.
             written: folder in which the packs are now.
+            stored: address of the folder in which their shards are, if that is another.
         """
         with self._run.progress.timed("report"):
-            looked_at = self._look(written) if written else []
+            looked_at = self._look(written, stored) if written else []
             choices: list[Choice] = self._run.executor.result(self._tries)
             most = self._config.packing.max_token_len
             source = source_figures(self._lengths, self._rules, most, self._repeated)
@@ -90,9 +92,9 @@ class RunReport:
             write_whole(path, run_page(figures, about, fitting(looked_at, room)).encode())
             return figures.examples
 
-    def _look(self, folder: Path) -> list[Html]:
+    def _look(self, folder: Path, stored: str | None) -> list[Html]:
         flavor, most = self._config.output.flavor.value, self._config.packing.max_token_len
-        job = LookJob(folder, flavor, self._packs, self._method.template_folder, most)
+        job = LookJob(folder, flavor, self._packs, self._method.template_folder, most, stored)
         return self._run.executor.result(self._run.executor.start(look, job))
 
 

@@ -26,12 +26,15 @@ class Histogram:
         return [i for i, edge in enumerate(self.edges) if edge > 0 and math.log2(edge).is_integer()]
 
 
-def log_histogram(values: Mapping[str, Numbers], upto: float = 0.0) -> Histogram | None:
+def log_histogram(
+    values: Mapping[str, Numbers], upto: float = 0.0, counts: Mapping[str, Numbers] | None = None
+) -> Histogram | None:
     """Bars a half, a quarter … of an octave wide. None: there is no value.
 
     Args:
         values: by kind; positive.
         upto: what has to be inside, too.
+        counts: by kind how often each value is there; None: once.
     """
     least, most = _range(values)
     if not most:
@@ -41,14 +44,15 @@ def log_histogram(values: Mapping[str, Numbers], upto: float = 0.0) -> Histogram
     per_octave = max(1, min(4, _BARS // (high - low)))
     edges = [2 ** (low + i / per_octave) for i in range((high - low) * per_octave + 1)]
     whole = sorted({float(round(edge)) for edge in edges})  # lengths are whole numbers
-    return _counted(whole, values)
+    return _counted(whole, values, counts or {})
 
 
-def linear_histogram(values: Mapping[str, Numbers], most: float = math.inf) -> Histogram | None:
+def linear_histogram(values: Mapping[str, Numbers], share: int = 1, most: float = math.inf) -> Histogram | None:
     """Bars of a round width, whole numbers where the values are. None: there is no value.
 
     Args:
         values: by kind.
+        share: each value stands for so many.
         most: that a value may be, and the last edge.
     """
     if not any(map(len, values.values())):
@@ -61,11 +65,15 @@ def linear_histogram(values: Mapping[str, Numbers], most: float = math.inf) -> H
     end = math.floor(most / width) + (most < bound)
     first = min(math.floor(least / width), end - 1)
     num = end - first
-    return _counted([(first + i) * width for i in range(num + 1)], values)
+    return _counted(
+        [(first + i) * width for i in range(num + 1)],
+        values,
+        {kind: np.full(len(some), share) for kind, some in values.items()},
+    )
 
 
-def _counted(edges: list[float], values: Mapping[str, Numbers]) -> Histogram:
-    counts = {kind: np.histogram(some, edges)[0].tolist() for kind, some in values.items()}
+def _counted(edges: list[float], values: Mapping[str, Numbers], weights: Mapping[str, Numbers]) -> Histogram:
+    counts = {kind: np.histogram(some, edges, weights=weights.get(kind))[0].tolist() for kind, some in values.items()}
     return Histogram(edges, counts)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from energon_pack.run.executors import Executor
 from energon_pack.run.files import naming_place
 from energon_pack.run.progress import Progress
+from energon_pack.run.stores.mirror import Mirror
 
 
 @dataclass(frozen=True)
@@ -17,10 +18,13 @@ class Run:
     executor: Executor
     progress: Progress
     cache_dir: Path | None = None  # None: nothing is kept
+    mirror: Mirror | None = None  # of a cache on an object store
 
     def cache(self, *names: str) -> Path:
         """The cache, or a folder in it."""
         assert self.cache_dir is not None, "a stage that keeps results needs a cache"
+        if self.mirror is not None:
+            self.mirror.fetch(*names)
         return self.cache_dir.joinpath(*names)
 
     @contextmanager
@@ -28,3 +32,5 @@ class Run:
         """Time a stage that writes into the cache alone: a full disk is that of `cache_dir`."""
         with self.progress.timed(stage), naming_place("cache_dir", self.cache()):
             yield
+            if self.mirror is not None:
+                self.mirror.put_new()

@@ -12,12 +12,15 @@ _MULTIPLY = 0xD1342543DE82EF95, 0xAF251AF3B0F025B5
 _STEP, _MIX_1, _MIX_2, _WORD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 2**64 - 1
 
 
-def random_keys(num: int, seed: int, stream: int = 0) -> npt.NDArray[np.uint64]:
+def random_keys(num: int, seed: int, stream: int = 0, first: int = 0) -> npt.NDArray[np.uint64]:
     """uint64[num] that look random and depend on `seed` and `stream` alone: not on the machine or NumPy's version.
+
+    Args:
+        first: how many of the same come before.
 
     Source: SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
     """
-    z = np.arange(1, num + 1, dtype=np.uint64)
+    z = np.arange(first + 1, first + num + 1, dtype=np.uint64)
     z *= np.uint64(_STEP)
     z += np.uint64((seed * _MULTIPLY[0] + stream * _MULTIPLY[1]) & _WORD)
     return mixed(z)

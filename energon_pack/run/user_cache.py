@@ -49,5 +49,10 @@ def version_of(package: str) -> str | None:
         return None
 
 
+def user_folder(kind: str, name: str) -> Path:
+    """A folder in the user's cache, which may not be there yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "energon_pack" / kind / name
+
+
 def _path(kind: str, key: str) -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "energon_pack" / kind / f"{key}.json"
+    return user_folder(kind, f"{key}.json")

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from energon_pack.errors import PackError
+from energon_pack.run.stores import is_address
 from energon_pack.sources.compressed import COMPRESSED_NAMES, compressed_error
 from energon_pack.sources.prepared import LeftOut, Selection
 from energon_pack.sources.shard import Source, shard_of
@@ -59,7 +60,8 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
     names = dict(zip(found, names_of(roots, list(found.values())), strict=True))
     return Source(
         shards=sorted((shard_of(names[real], tar) for real, tar in found.items()), key=lambda shard: shard.name),
-        folders=frozenset(Path(folder).resolve() for folder in folders),
+        folders=local_folders(folders),
+        stored=frozenset(filter(is_address, folders)),
         excluded={names[real]: keys for real in found if (keys := left_out[real].keys)},
         num_left_out=sum(item.num_samples for item in left_out.values()),
     )
@@ -74,8 +76,8 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
     Args:
         roots: folders the files lie in, in any order; of a file that lies in none of them, its own folder is one.
     """
-    paths = [os.path.abspath(file) for file in files]
-    folders = _outermost(os.path.abspath(root) for root in roots)
+    paths = list(map(_as_path, files))
+    folders = _outermost(map(_as_path, roots))
     outside = {os.path.dirname(path) for path in paths if _above(path, folders) is None}
     folders = _outermost([*folders, *outside])
     root_of = [_above(path, folders) or "/" for path in paths]
@@ -94,6 +96,16 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
             return names
         for root in unclear:
             depths[root] += 1
+
+
+def local_folders(folders: Iterable[str]) -> frozenset[Path]:
+    """Those of this machine, links resolved."""
+    return frozenset(Path(folder).resolve() for folder in folders if not is_address(folder))
+
+
+def _as_path(path: str) -> str:
+    """A path that names are cut from; an address as if it were a folder of the root."""
+    return "/" + path.replace("://", ":/", 1) if is_address(path) else os.path.abspath(path)
 
 
 def _outermost(folders: Iterable[str]) -> set[str]:

@@ -15,6 +15,8 @@ from braceexpand import braceexpand
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.stores import StoreError
+from energon_pack.sources.storage import absolute, folder_of, read_whole
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class Selection:
         Raises:
             PackError: a split is asked for, and there is no such split.
         """
-        tar = os.path.abspath(tar)
-        prepared = self._of_folder(os.path.dirname(tar))
+        tar = absolute(tar)
+        prepared = self._of_folder(folder_of(tar))
         if prepared is None:
             if self._split is not None:
                 raise PackError(f"source.split={self._split}: {tar} lies in no folder with {META_FOLDER}/split.yaml")
@@ -69,17 +71,17 @@ class Selection:
         Raises:
             PackError: it has not.
         """
-        prepared = self._of_folder(os.path.abspath(folder))
-        if prepared is None or prepared.folder != os.path.abspath(folder):
+        prepared = self._of_folder(absolute(folder))
+        if prepared is None or prepared.folder != absolute(folder):
             return
-        paths = set(map(os.path.abspath, tars))
+        paths = set(map(absolute, tars))
         missing = sorted(name for name in prepared.shards or () if os.path.join(prepared.folder, name) not in paths)
         if missing:
             raise PackError(f"source.split={self._split}: {folder} lacks {len(missing)} of its shards: {missing[0]} …")
 
     def _of_folder(self, folder: str) -> Prepared | None:
         if folder not in self._prepared:
-            above = os.path.dirname(folder)
+            above = folder_of(folder)
             found = read_prepared(folder, self._split)
             self._prepared[folder] = self._of_folder(above) if found is None and above != folder else found
         return self._prepared[folder]
@@ -94,7 +96,7 @@ def read_prepared(folder: str, split: str | None, knob: str = "source.split") ->
     Raises:
         PackError: it has no split of that name, or can't be read.
     """
-    splits = _load(Path(folder, META_FOLDER), ("split.yaml", "split.json"))
+    splits = _load(folder, ("split.yaml", "split.json"))
     if splits is None:
         return None
     where = f"{folder}/{META_FOLDER}/split.yaml"
@@ -111,7 +113,7 @@ def read_prepared(folder: str, split: str | None, knob: str = "source.split") ->
             excluded_keys.setdefault(f"{shard}.tar", set()).add(key)
         else:
             excluded_shards.add(name)
-    info = _load(Path(folder, META_FOLDER), (".info.json", ".info.yaml")) or {}
+    info = _load(folder, (".info.json", ".info.yaml")) or {}
     counts = info.get("shard_counts")
     return Prepared(
         folder=folder,
@@ -132,13 +134,16 @@ def _names(value: Any, where: str) -> list[str]:
         raise PackError(f"{where}: {error}") from None
 
 
-def _load(folder: Path, names: tuple[str, ...]) -> dict[str, Any] | None:
+def _load(folder: str, names: tuple[str, ...]) -> dict[str, Any] | None:
     for name in names:
-        path = folder / name
-        if not path.exists():
-            continue
+        path = os.path.join(folder, META_FOLDER, name)
         try:
-            value = json.loads(path.read_bytes()) if path.suffix == ".json" else yaml.safe_load(path.read_bytes())
+            data = read_whole(path)
+            if data is None:
+                continue
+            value = json.loads(data) if name.endswith(".json") else yaml.safe_load(data)
+        except StoreError:
+            raise
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise PackError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None
         if not isinstance(value, dict):

@@ -9,25 +9,23 @@ from energon_pack.errors import PackError
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.jsonl.lmdb_file import open_value, split_name
+from energon_pack.sources.jsonl.lmdb_file import split_name
+from energon_pack.sources.open_files import OpenFiles, open_medium
+from energon_pack.sources.referenced import ends_of
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import File, State, open_file
+from energon_pack.sources.storage import File, State
 from energon_pack.sources.storage import state_of as state_of_file
 
 #: Raised when the index of a shard would come out differently.
 INDEX_VERSION = 7
-
-_MOST_OPEN = 64
-#: Bytes at each end of a medium that tell whether it is still the same.
-END = 1024
 
 
 class Reader:
     """Open shards and media, the least recently used closed first."""
 
     def __init__(self) -> None:
-        self._open: dict[str, File] = {}
+        self._open = OpenFiles()
 
     def raw(self, shard: Shard, row: SampleRow) -> bytes:
         """The bytes of a sample's JSON or text, of which `Shard.record` makes the record.
@@ -73,9 +71,8 @@ class Reader:
         """
         value = crc32(raw)
         for part in parts:
-            file, size = self.part_file(shard, part), min(part.size, END)
-            value = crc32(file.read(part.offset, size), value)
-            value = crc32(file.read(part.offset + part.size - size, size), value)
+            ends = ends_of(self.part_file(shard, part), part.offset, part.size, lead=0)
+            value = crc32(ends.last, crc32(ends.first, value))
         return value
 
     def files(self, shard: Shard, parts: Sequence[AnyPart]) -> list[dict[str, Any]] | None:
@@ -109,7 +106,7 @@ class Reader:
             PackError: it changed, or can't be opened.
         """
         try:
-            file = self._opened(shard.path)
+            file = self._open.open(shard.path, State(shard.size, shard.version))
         except OSError as error:
             raise PackError(f"{shard.path}: {error.strerror}") from None
         if (file.size, file.version) != (shard.size, shard.version):
@@ -121,27 +118,17 @@ class Reader:
 
     def _medium(self, shard: Shard, name: str) -> File:
         try:
-            return self._opened(shard.path_of(name))
+            return self._open.open(shard.path_of(name))
         except (FileNotFoundError, NotADirectoryError, KeyError, ValueError):  # ValueError: a zero byte in the name
             raise Skip(Reason.MISSING_MEDIA, f"{name!r} is not there (source.media_root)") from None
         except OSError as error:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r}: {error.strerror}") from None
 
-    def _opened(self, path: str) -> File:
-        file = self._open.pop(path, None)
-        if file is None:
-            while len(self._open) >= _MOST_OPEN:
-                self._open.pop(next(iter(self._open))).close()
-            file = _open(path)
-        self._open[path] = file
-        return file
-
     def __enter__(self) -> "Reader":
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
+        self._open.__exit__()
 
 
 def state_of(path: str) -> State | None:
@@ -149,7 +136,7 @@ def state_of(path: str) -> State | None:
     try:
         if split_name(path)[1] is None:
             return state_of_file(path)
-        file = _open(path)
+        file = open_medium(path)
     except (OSError, KeyError, ValueError, Skip):
         return None
     return State(file.size, file.version)
@@ -165,9 +152,3 @@ class SourceChanged(PackError):
 
     def __reduce__(self) -> Any:
         return SourceChanged, (self.path, self.what)
-
-
-def _open(path: str) -> File:
-    """A file for reading, or an image of an LMDB as if it were one."""
-    database, key = split_name(path)
-    return open_file(path) if key is None else open_value(database, key)

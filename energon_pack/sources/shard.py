@@ -7,22 +7,25 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from energon_pack.errors import PackError
+from energon_pack.run.stores import is_address, lies_in
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
-from energon_pack.samples.sample import Part
+from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
 from energon_pack.sources.jsonl import index as lines
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
-from energon_pack.sources.storage import real_path, state_of
+from energon_pack.sources.jsonl.lmdb_file import split_name
+from energon_pack.sources.storage import absolute, folder_of, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
 
 #: A file beside the shard as a part, by the name it has in a sample; raises Skip where it can't be read.
@@ -58,9 +61,14 @@ class _File:
         """What the names of its media are relative to; None: they lie in it."""
         return None
 
+    @property
+    def is_same_object(self) -> bool:
+        """Whether a store still has it as it was: its version says so of every byte."""
+        return state_of(self.path) == (self.size, self.version)
+
     def path_of(self, name: str) -> str:
         """The file that a part is in."""
-        return self.path if self.media_root is None else os.path.join(self.media_root, name)
+        return self.path if self.media_root is None else path_in(self.media_root, name)
 
     @property
     def ratio(self) -> float:
@@ -88,7 +96,7 @@ class TarShard(_File):
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
         """Whether it is still what was indexed, its headers or its lines, by the metadata of its index."""
-        return wds.is_unchanged(self.path, about)
+        return self.is_same_object if is_address(self.path) else wds.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """The record of a sample from the bytes of its JSON or text.
@@ -112,6 +120,19 @@ class TarShard(_File):
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
         """What a sample names, as in `media`."""
         return listed_parts([name], key, parts)[0]
+
+    @property
+    def base(self) -> str:
+        """The folder in which it has its name."""
+        return self.path.removesuffix(f"/{self.name}")
+
+    def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
+        """Where a part lies, as packs that refer to it say it.
+
+        Args:
+            root: of the source.
+        """
+        return self.name, part.offset, part.size
 
 
 @dataclass(frozen=True)
@@ -138,7 +159,7 @@ class JsonlShard(_File):
         return lines.index_lines(self.path)
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        return lines.is_unchanged(self.path, about)
+        return self.is_same_object if is_address(self.path) else lines.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         return parse_line(load_json(raw), self.lines, settings)
@@ -151,6 +172,15 @@ class JsonlShard(_File):
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
         return look_up(name)
+
+    @property
+    def base(self) -> str:
+        """The folder to which names of its media are relative."""
+        return self.media_root
+
+    def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
+        path, key = split_name(self.path_of(part.name).removeprefix(f"{root}/"))
+        return (path,) if key is None else (path, key)
 
 
 #: One file of a source, of either kind.
@@ -172,7 +202,7 @@ def shard_of(name: str, path: str, lines: Lines | None = None) -> Shard:
         raise PackError(
             f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
         ) from None
-    path = os.path.abspath(path)
+    path = absolute(path)
     return TarShard(name, path, *state) if lines is None else JsonlShard(name, path, *state, lines)
 
 
@@ -184,14 +214,40 @@ class Source:
     folders: frozenset[Path]  # named as a whole: nothing may be written anywhere in them
     excluded: dict[str, frozenset[str]] = field(default_factory=dict)  # shard name → keys of the samples left out
     num_left_out: int = 0  # samples of shards left out whole, as far as the source says
+    stored: frozenset[str] = frozenset()  # addresses of folders on object stores, named as a whole
 
     @cached_property
     def beside(self) -> frozenset[Path]:
-        """The folders in which its files are."""
-        return frozenset(map(Path, {os.path.dirname(shard.real_path) for shard in self.shards}))
+        """The folders of this machine in which its files are."""
+        paths = (shard.real_path for shard in self.shards)
+        return frozenset(map(Path, {os.path.dirname(path) for path in paths if not is_address(path)}))
 
-    def around(self, place: Path) -> Path | None:
-        """The folder of the source in which, or beside whose files, a place lies: nothing is written there."""
+    @cached_property
+    def root(self) -> str:
+        """The folder to which paths in packs that refer to their media are relative.
+
+        Raises:
+            PackError: tars of it have their names in several folders.
+        """
+        roots = sorted({shard.base for shard in self.shards})
+        if len(roots) > 1 and any(shard.media_root is None for shard in self.shards):
+            raise PackError(
+                f"output.media=reference: the source lies in {roots[0]} and {roots[1]}: give source.path one folder"
+                " that holds all of it, or a glob in that"
+            )
+        steps = zip(*(root.split("/") for root in roots), strict=False)
+        return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
+
+    def around(self, place: Path | str) -> Path | str | None:
+        """The folder of the source in which, or beside whose files, a place lies: nothing is written there.
+
+        Args:
+            place: an address where it is a string.
+        """
+        if isinstance(place, str):
+            beside = {folder_of(shard.path) for shard in self.shards if is_address(shard.path)}
+            inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
+            return inside or next((folder for folder in (place, folder_of(place)) if folder in beside), None)
         place = place.resolve()
-        inside = next((folder for folder in self.folders if place.is_relative_to(folder)), None)
-        return inside or next((folder for folder in (place, place.parent) if folder in self.beside), None)
+        within = next((folder for folder in self.folders if place.is_relative_to(folder)), None)
+        return within or next((folder for folder in (place, place.parent) if folder in self.beside), None)

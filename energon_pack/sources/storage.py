@@ -3,7 +3,8 @@
     path ──expand, walk──► paths ──state_of──► size and version
                               └───open_file──► File: the same, and its bytes; a descriptor where the kernel can copy
 
-All that is known of the storage stands here: today the files of this machine, and values that were read whole.
+All that is known of the storage stands here: files of this machine, objects of stores by their addresses, and values
+that were read whole.
 """
 
 import glob
@@ -11,14 +12,20 @@ import os
 import re
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from energon_pack.errors import PackError
+from energon_pack.run import stores
+from energon_pack.run.stores import is_address
+from energon_pack.sources import stored
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+_AT_ONCE = 16  # objects that are read ahead: a store takes its time for each
 
 
 class State(NamedTuple):
@@ -105,13 +112,52 @@ class InMemory(File):
         return self._data[offset : offset + size]
 
 
-def open_file(path: str | os.PathLike[str]) -> File:
+class StoredFile(File):
+    """An object of a store."""
+
+    def __init__(self, address: str, state: State):
+        super().__init__(state)
+        self._blocks = stored.Blockwise(address, *state)
+
+    def read(self, offset: int, size: int) -> bytes:
+        data = self._blocks.read(offset, size)
+        _Read.num_bytes += len(data)
+        return data
+
+    def read_ahead(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Read what will be asked for next: of each range its offset and its size."""
+        self._blocks.read_ahead(ranges)
+
+
+def read_ahead(wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
+    """Tell files what will be read next, all at once: objects are read several at a time.
+
+    Args:
+        wanted: of each file its ranges, by offset and size.
+    """
+    remote = [(file, ranges) for file, ranges in wanted if isinstance(file, StoredFile)]
+    if len(remote) < 2:
+        for file, ranges in remote:
+            file.read_ahead(ranges)
+        return
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for future in [pool.submit(file.read_ahead, ranges) for file, ranges in remote]:
+            future.result()
+
+
+def open_file(path: str | os.PathLike[str], expected: State | None = None) -> File:
     """A file for reading.
+
+    Args:
+        expected: of an object, which is then not asked for its state: reading it notices that it is another.
 
     Raises:
         FileNotFoundError: there is none, or something from which reading might never end.
         OSError: it can't be read.
+        StoreError: the same, of an object.
     """
+    if is_address(path):
+        return StoredFile(str(path), expected or State(*stores.find(str(path))))
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
     state = _state(os.fstat(fd))
     if state is None:
@@ -126,7 +172,7 @@ def state_of(path: str) -> State | None:
     Raises:
         OSError: nothing is there, or it can't be asked.
     """
-    return _state(os.stat(path))
+    return State(*stored.state_of(path)) if is_address(path) else _state(os.stat(path))
 
 
 def _state(status: os.stat_result) -> State | None:
@@ -136,8 +182,46 @@ def _state(status: os.stat_result) -> State | None:
 # ----------------------------------------------------------------------------------------------- which files there are
 
 
+def read_whole(path: str) -> bytes | None:
+    """All of a file; None where there is none.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    try:
+        with open_file(path) as file:
+            return file.read(0, file.size)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def is_file(path: str) -> bool:
+    """Whether a regular file is there."""
+    try:
+        return state_of(path) is not None
+    except OSError:
+        return False
+
+
+def absolute(path: str) -> str:
+    """As `os.path.abspath`; an address is one."""
+    return stores.tidy(path) if is_address(path) else os.path.abspath(path)
+
+
+def path_in(folder: str, name: str) -> str:
+    """As `os.path.join`, of addresses too."""
+    return stores.joined(folder, name) if is_address(folder) or is_address(name) else os.path.join(folder, name)
+
+
+def folder_of(path: str) -> str:
+    """As `os.path.dirname`; of a bucket, itself."""
+    return stores.parent(path) if is_address(path) else os.path.dirname(path)
+
+
 def real_path(path: str) -> str:
     """As `os.path.realpath` of a file, asking once about its folder: of a hundred thousand files that is soon felt."""
+    if is_address(path):
+        return path
     if os.path.islink(path):
         return os.path.realpath(path)
     folder, name = os.path.split(path)
@@ -151,6 +235,8 @@ def _real_folder(folder: str, working: str) -> str:
 
 def expand(entry: str) -> tuple[str, list[str], list[str]]:
     """What an entry's names are relative to, and the folders and files it stands for."""
+    if is_address(entry):
+        return stored.expand(entry)
     if os.path.isdir(entry):
         return entry, [entry], []
     if os.path.isfile(entry):
@@ -165,6 +251,8 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
 
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
     """Files of a folder, and of the folders in it, with names like that."""
+    if is_address(folder):
+        return stored.walk(folder, pattern)
     paths = []
     seen = set()
     for here, folders, files in os.walk(folder, followlinks=True, onerror=_raise):

@@ -187,6 +187,15 @@ def is_header_of(header: bytes, name: str, size: int) -> bool:
     return 0 <= its_size == size and (not short or its_name == name)
 
 
+def member_of(header: bytes) -> tuple[str, int] | None:
+    """Name and size of the member whose header a block is, the name as far as it stands there; None: it is none."""
+    try:
+        name, size, _ = _fields(header)
+    except (ValueError, struct.error):
+        return None
+    return name, size
+
+
 def _fields(header: bytes) -> tuple[str, int, bytes]:
     """Name, size and kind of a member; a size that can't be read is below zero.
 

@@ -15,8 +15,10 @@ from typing import Any
 
 from rich.table import Table
 
-from energon_pack.dataset.files import LEDGER, PLAN, REPORT, PlanFile, at, read_object, shard_paths
-from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.config import MediaIn
+from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at, read_object, shard_paths
+from energon_pack.dataset.manifest import MANIFEST, REPORT
+from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.command import count, parser
@@ -162,6 +164,8 @@ def _jobs(stated: Stated, source: Source | None, options: Options) -> Iterator[V
     packing = at(stated.manifest, "content", "packing")
     as_bytes = is_read_as_bytes(stated.folder)
     by_name = None if source is None else {shard.name: shard for shard in source.shards}
+    is_reference = at(stated.manifest, "content", "output", "media") == MediaIn.reference
+    media = DatasetMedia(stated.folder, source.root if source is not None and is_reference else None)
     for path in shard_paths(stated.folder):
         yield VerifyJob(
             path=path,
@@ -173,6 +177,7 @@ def _jobs(stated: Stated, source: Source | None, options: Options) -> Iterator[V
             is_read_as_bytes=as_bytes,
             source=by_name,
             read=read_settings(stated.manifest),
+            media=media,
             shares=shares,
             seed=seed,
             max_defects=options.max_errors,

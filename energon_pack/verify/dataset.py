@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from energon_pack.dataset.energon import SAMPLE_LOADER, dataset_yamls, sample_loader_py
-from energon_pack.dataset.files import LEDGER, PAGE, PLAN, REPORT, PlanFile, at, read_object
-from energon_pack.dataset.manifest import MANIFEST, REPLAY, read_replays
+from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
+from energon_pack.dataset.files import LEDGER, PAGE, PLAN, PlanFile, at, read_object
+from energon_pack.dataset.manifest import MANIFEST, REPLAY, REPORT, read_replays
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.flavors import FLAVORS
@@ -147,9 +147,7 @@ def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
         except (OSError, ValueError) as error:
             yield f"{name} can't be read: {short(str(error))}"
             continue
-        for key in wanted.keys() - {"subflavors"}:
-            if at(found, key) != wanted[key]:
-                yield f"{name}: {key} is not what packing writes"
+        yield from (f"{name}: {key} is not what packing writes" for key in changed_keys(found, wanted))
 
 
 def _sample_loader(path: Path, flavor: Flavor) -> Iterator[str]:

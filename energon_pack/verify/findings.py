@@ -22,6 +22,7 @@ CHECKS = {
     "json": "the JSON of each pack is of the format",
     "keys": "no pack twice, none missing",
     "parts": "media are those that the JSON names, in its order",
+    "references": "media in the source are where packs say, as they were packed",
     "kinds": "media are what their extension says",
     "placeholders": "placeholders match the media",
     "sums": "total_token_len is the sum of token_lens",

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import yaml
 
-from energon_pack.dataset.files import PLAN, REPORT, shard_paths
-from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.files import PLAN, shard_paths
+from energon_pack.dataset.manifest import MANIFEST, REPORT
+from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.run.context import Run
 from energon_pack.run.files import META_FOLDER
@@ -33,9 +34,10 @@ def verify_foreign(folder: Path, decode: bool, for_stack: bool, findings: Findin
     if not paths or (folder / PLAN).exists() or (folder / REPORT).exists():  # with these, it is ours
         raise PackError(f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}")
     as_bytes = is_read_as_bytes(folder) or not for_stack  # as our loader does
-    most, read = findings.max_defects, ReadSettings()
+    most, read, media = findings.max_defects, ReadSettings(), DatasetMedia(folder)
     jobs = [
-        VerifyJob(path, None, None, {}, None, decode, as_bytes, None, read, most, for_stack=for_stack) for path in paths
+        VerifyJob(path, None, None, {}, None, decode, as_bytes, None, read, media, most, for_stack=for_stack)
+        for path in paths
     ]
     shards = verify_shards(jobs, findings, run)
     whose: Counter[str] = sum((shard.whose for shard in shards), Counter())

@@ -155,10 +155,15 @@ def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
     for name, values in wanted.items():
         if name in found and found[name] != values:
             yield f"{name}: {_difference(found[name], values)}"
+    places = {reference.name: reference.place for reference in pack.references}
     for its_names, member in zip(names, members, strict=True):
         for name, part in zip(its_names, member.parts, strict=True):
             if name in pack.parts and pack.parts[name].size != part.size:
                 yield f"{name} has {pack.parts[name].size} bytes, in the plan {part.size}"
+            place = places.get(name, ())
+            if len(place) == 3 and place[:2] != (member.shard, part.offset):
+                wanted_place = f"{part.offset} of {member.shard}"
+                yield f"{name} lies at byte {place[1]} of {short(place[0])}, in the plan at {wanted_place}"
 
 
 def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.dataset.contents import Pack, parse
+from energon_pack.dataset.contents import Pack, parse, with_media
 from energon_pack.dataset.files import PackFiles, PlanFile, packs_in
 from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.shards import Sources
 from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS, split_numbers
@@ -53,6 +54,7 @@ class VerifyJob:
     is_read_as_bytes: bool  # its dataset.yaml leaves nothing to Energon's own decoder
     source: dict[str, Shard] | None  # by name; None: not compared
     read: ReadSettings
+    media: DatasetMedia
     max_defects: int
     shares: Sequence[float] = ()  # of the splits; none: not known
     seed: int = 0
@@ -129,14 +131,15 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
                 rows = _rows(job, some, findings)
                 for files in some:
                     pack = _read(file, job, files, findings)
+                    parts = with_media(file, pack, job.media)
                     members = rows.get(files.key) if rows is not None else None
                     shard.add(pack, members, job)
                     _check(job, pack, members, findings)
-                    _check_media(file, job, pack, findings)
+                    _check_media(parts, job, pack, findings)
                     if rows is not None:
                         findings.add("plan", f"{job.path.name}: {files.key}", checks.plan(pack, members))
                     if members and job.source is not None:
-                        for check, member, defects in compared(file, pack, members, job.source, sources, job.read):
+                        for check, member, defects in compared(parts, pack, members, job.source, sources, job.read):
                             findings.add(check, f"{job.path.name}: {files.key}: {member}", defects)
     except OSError as error:
         findings.add("tar", job.path.name, [f"it can't be read: {error.strerror or error}"])
@@ -149,9 +152,11 @@ def packs_of(path: Path, flavor: PackedFlavor | None = DEFAULT) -> Iterator[tupl
     Args:
         flavor: it may be another's where only `meta` is asked for; None: another tool wrote them.
     """
+    media = DatasetMedia(path.parent)
     with open_file(path) as file:
         for files in packs_in(TarScan(file)):
-            yield file, *parse(files, _json(file, files), flavor)
+            pack, defects = parse(files, _json(file, files), flavor)
+            yield with_media(file, pack, media), pack, defects
 
 
 def _json(file: Bytes, files: PackFiles) -> bytes | None:
@@ -223,7 +228,14 @@ def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) ->
         if part.name == "json" or part.size < 0:
             continue
         where = f"{job.path.name}: {pack.files.key}"
-        findings.add("kinds", where, checks.kind(pack, part.name, file.read(part.offset, min(16, part.size))))
+        try:
+            head = file.read(part.offset, min(16, part.size))
+        except PackError as error:
+            findings.add("references", where, [str(error)])
+            continue
+        if pack.references:
+            findings.add("references", where, [])
+        findings.add("kinds", where, checks.kind(pack, part.name, head))
         if job.decode:
             origin = pack.origin(part.name)
             where += f": {origin}" * (origin is not None)

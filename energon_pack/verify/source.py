@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.dataset.files import REPORT, at
+from energon_pack.dataset.files import at
+from energon_pack.dataset.manifest import REPORT
 from energon_pack.errors import PackError, short
 from energon_pack.run.context import Run
 from energon_pack.run.json_nodes import node_of
+from energon_pack.run.stores import is_address
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
@@ -58,6 +60,8 @@ def find_source(folder: Path, report: Mapping[str, Any], given: Sequence[str], m
 
 def when_packed(report: Mapping[str, Any], path: str) -> str:
     """A path of report.json's config, as it was meant in the folder in which that run was started."""
+    if is_address(path):
+        return path
     cwd = report.get("cwd")
     return os.path.join(cwd, os.path.expanduser(path)) if isinstance(cwd, str) else path
 

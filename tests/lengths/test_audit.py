@@ -6,6 +6,7 @@ It is the last net below every rule of a family: a test that can't fail would ma
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,11 +24,13 @@ from energon_pack.lengths.audit import (
     finish,
     is_known,
     remember,
+    start,
     what_is_missing,
 )
 from energon_pack.lengths.index import index_shards
 from energon_pack.lengths.measure import LengthsWrong, MeasuredShard, measure_shards
 from energon_pack.lengths.method import Method
+from energon_pack.lengths.table_cache import in_chunks
 from energon_pack.pack import pack
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
@@ -129,6 +132,26 @@ def test_the_draw_is_seeded_and_of_samples_in_the_cache_too(measured: tuple[list
     assert sum(len(rows) for _, _, rows in drawn) == 7  # of 320
     assert draw(shards, 0.0, 7) == []
     assert draw([replace(item, was_cached=True) for item in shards], 0.02, 7) == drawn
+
+
+def test_what_one_process_can_not_do_is_dealt(
+    measured: tuple[list[MeasuredShard], Method], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of a billion samples a share of 0.002 takes one process seven hours."""
+    shards, method = measured
+    monkeypatch.setattr("energon_pack.lengths.audit.in_chunks", partial(in_chunks, max_rows=1))
+    monkeypatch.setattr("energon_pack.lengths.audit._JOB_SAMPLES", 5)
+    with LocalExecutor(1) as executor:
+        run = Run(executor, Progress(quiet=True), tmp_path)
+        whole = start(shards, method, 0.05, 0, run)
+        dealt = start(shards, method, 0.05, 0, run, is_dealt=True)
+        assert (len(whole.rest), len(dealt.rest)) == (0, 2)
+        Path(method.template_folder, "known.json").unlink(missing_ok=True)
+        assert finish(dealt, run) == finish(whole, run) == Audit(16, 0)
+        monkeypatch.setattr(Template, "encode", lambda *_: Tokens([1, 2], []))
+        known = [replace(job, is_known=True) for job in dealt.rest]
+        with pytest.raises(LengthsWrong, match="has 2 tokens measured again"):
+            finish(replace(dealt, rest=known), run)
 
 
 def test_a_run_says_what_was_verified(

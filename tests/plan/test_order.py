@@ -21,7 +21,7 @@ def features(num: int = 8000, seed: int = 0) -> dict[str, np.ndarray]:
 
 def ordered(values: dict[str, np.ndarray], seed: int = 0) -> np.ndarray:
     features = [values["cost"], values["visual"], values["members"]]
-    return order_packs(features, values["kind"], np.zeros(len(values["kind"]), np.int64), seed)
+    return order_packs(features, values["kind"], seed)
 
 
 def unevenness(values: np.ndarray, order: np.ndarray, num_stretches: int = 32) -> float:
@@ -56,18 +56,10 @@ def test_training_has_no_curriculum() -> None:
     assert unevenness(values["members"], order, 8) < 0.05
 
 
-def test_blocks_stay_together() -> None:
-    block = np.arange(100) // 10
-    order = order_packs([np.arange(100)], np.zeros(100, np.int64), block, seed=3)
-    seen = block[order].reshape(10, 10)
-    assert (seen == seen[:, :1]).all()
-    assert seen[:, 0].tolist() != list(range(10))
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 99)), max_size=60))
-def test_every_pack_has_one_place(packs: list[tuple[int, int, int]]) -> None:
-    group, block, cost = (np.array([pack[i] for pack in packs], np.int64) for i in range(3))
-    order = order_packs([cost], group, block)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), max_size=60))
+def test_every_pack_has_one_place(packs: list[tuple[int, int]]) -> None:
+    group, cost = (np.array([pack[i] for pack in packs], np.int64) for i in range(2))
+    order = order_packs([cost], group)
     assert sorted(order.tolist()) == list(range(len(packs)))
 
 

@@ -25,7 +25,7 @@ PHOTOGRAPHS = [(4000, 3000), (3000, 4000), (1920, 1080), (2000, 2000), (5304, 35
 def test_photographs_that_are_shrunk_to_the_limit(max_pixels: int) -> None:
     """A limit of few tokens is rounded coarsely: 40,000 pixels are 51 tokens, and 4000 × 3000 has 40 of them."""
     of = rules(3136, max_pixels)
-    found = tokens_of_images(of, tokens(of, PHOTOGRAPHS), np.ones(5, np.int64))
+    found = tokens_of_images(of, tokens(of, PHOTOGRAPHS), *np.ones((2, 5), np.int64))
     assert found is not None
     assert (found.samples, found.at_most, found.at_least) == (5, 5, 0)
 
@@ -33,7 +33,7 @@ def test_photographs_that_are_shrunk_to_the_limit(max_pixels: int) -> None:
 def test_photographs_as_they_are() -> None:
     of = rules(3136, 12_845_056)
     small = [(640, 480), (800, 600), (1024, 768)]
-    found = tokens_of_images(of, tokens(of, small), np.ones(3, np.int64))
+    found = tokens_of_images(of, tokens(of, small), *np.ones((2, 3), np.int64))
     assert found is not None
     assert (found.least, found.at_most, found.at_least) == (4, 0, 0)
     assert found.most == pytest.approx(16384, rel=0.01)
@@ -41,17 +41,18 @@ def test_photographs_as_they_are() -> None:
 
 def test_icons() -> None:
     of = rules(3136, 12_845_056)
-    found = tokens_of_images(of, tokens(of, [(16, 16), (32, 32), (50, 60)]), np.ones(3, np.int64))
+    found = tokens_of_images(of, tokens(of, [(16, 16), (32, 32), (50, 60)]), *np.ones((2, 3), np.int64))
     assert found is not None
     assert (found.at_least, found.at_most) == (3, 0)
 
 
 def test_several_images_of_a_sample_count_each() -> None:
-    found = tokens_of_images(rules(3136, 40_000), np.array([98]), np.array([2]))
+    """Of 51 tokens at most: two of 49 each are as large, two of 25 are not, though they have 50 together."""
+    found = tokens_of_images(rules(3136, 40_000), np.array([98, 50]), np.array([2, 2]), np.array([3, 5]))
     assert found is not None
-    assert (found.median, found.at_most) == (49.0, 1)
+    assert (found.samples, found.at_most) == (8, 3)
 
 
 def test_without_images_or_rules() -> None:
-    assert tokens_of_images(None, np.array([5]), np.array([1])) is None
-    assert tokens_of_images(rules(3136, 40_000), np.zeros(0, np.int64), np.zeros(0, np.int64)) is None
+    assert tokens_of_images(None, *np.array([[5], [1], [1]])) is None
+    assert tokens_of_images(rules(3136, 40_000), *np.zeros((3, 0), np.int64)) is None

@@ -72,11 +72,11 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
     ),
     "no visual token": (figures({"without_visual": 3}), ("wrong", "3 samples with media have no visual token")),
     "images at the most": (
-        figures({"images": TokensOfImages(4, 1024, 1000.0, 1000, 0, 970)}),
+        figures({"images": TokensOfImages(4, 1024, 1000, 0, 970)}),
         ("look", "97% of the image samples are shrunk to the most tokens that an image may have, 1,024"),
     ),
     "images in which nothing can be read": (
-        figures({"images": TokensOfImages(4, 16, 12.0, 1000, 0, 970)}),
+        figures({"images": TokensOfImages(4, 16, 1000, 0, 970)}),
         ("wrong", "97% of the image samples are shrunk to the most tokens that an image may have, 16"),
     ),
     "much of a medium": (
@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         ("look", "19 of 42 image samples (45%) are skipped"),
     ),
     "images at the least": (
-        figures({"images": TokensOfImages(4, 16384, 4.0, 1000, 900, 0)}),
+        figures({"images": TokensOfImages(4, 16384, 1000, 900, 0)}),
         ("look", "90% of the image samples have the least tokens that an image may have, 4"),
     ),
     "media under names that are not read": (
@@ -147,7 +147,7 @@ def test_what_is_wrong_comes_first() -> None:
 def test_few_of_something_is_no_remark() -> None:
     """A list that says all is read by nobody."""
     of = figures(
-        {"untrained": 1, "alike": 10, "images": TokensOfImages(4, 16384, 900.0, 1000, 300, 300)},
+        {"untrained": 1, "alike": 10, "images": TokensOfImages(4, 16384, 1000, 300, 300)},
         loss=Loss(1, 9000, "image", 0),
         origins=[Origin("a", 900, 0, 0, 9), Origin("b", 100, 40, 0, 1)],
     )
@@ -161,7 +161,7 @@ def test_a_last_pack_that_is_not_full_is_no_remark() -> None:
 
 def test_images_of_one_size_are_no_remark() -> None:
     """Some models make the same number of tokens of any image."""
-    assert said(figures({"images": TokensOfImages(256, 256, 256.0, 1000, 1000, 1000)})) == []
+    assert said(figures({"images": TokensOfImages(256, 256, 1000, 1000, 1000)})) == []
 
 
 def test_a_length_that_would_do_is_named() -> None:

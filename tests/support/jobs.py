@@ -1,9 +1,14 @@
-"""Jobs that do not end by themselves; a script of a test can import them."""
+"""Jobs that processes of other interpreters can import: some do not end by themselves, or not well."""
 
 import ctypes
 import os
+import signal
+import sys
 import time
 from pathlib import Path
+from typing import Any
+
+from energon_pack.errors import SamplesLost
 
 
 def sleep(path: Path) -> None:
@@ -15,3 +20,71 @@ def hold(path: Path) -> None:
     """A deadlock as natural as it gets: no thread of this process can run Python any more, and none ever returns."""
     path.write_text(str(os.getpid()))
     ctypes.PyDLL(None).pause()
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def where(seconds: float) -> tuple[int, str]:
+    """The process that did it, and the node of a Ray cluster."""
+    import ray
+
+    time.sleep(seconds)
+    return os.getpid(), ray.get_runtime_context().get_node_id()
+
+
+def about(_: int) -> tuple[bool, str | None, str | None]:
+    """Whether the process has imported torch, and how many threads its libraries start."""
+    return "torch" in sys.modules, os.environ.get("OMP_NUM_THREADS"), os.environ.get("TOKENIZERS_PARALLELISM")
+
+
+def refuse(number: int) -> int:
+    """Fails for every number but 0."""
+    if number:
+        raise SamplesLost(f"number {number}", page="page")
+    return number
+
+
+def fail_beside(path: Path) -> None:
+    """Fails once another one has begun, which does not end by itself."""
+    began = path.with_name("began")
+    if path == began:
+        sleep(path)
+    while not (began.exists() and began.read_text()):
+        time.sleep(0.01)
+    raise ValueError("mistake")
+
+
+def die_once(path: Path) -> str:
+    """Kills its process the first time."""
+    if not path.exists():
+        path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return path.name
+
+
+def die(_: int) -> None:
+    os._exit(9)
+
+
+def large(number: int) -> bytes:
+    return bytes([number % 256]) * 10_000_000
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+class SlowImage:
+    """A rule of `media.image` that changes nothing, and takes its time to measure."""
+
+    def __init__(self, settings: object, factor: int):
+        pass
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        time.sleep(0.01)
+        return width, height
+
+    def apply(self, image: Any) -> Any:
+        return image

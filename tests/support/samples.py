@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ def picture(width: int = 40, height: int = 30, format: str = "JPEG", **save: Any
     """An image file."""
     file = io.BytesIO()
     Image.new("RGB", (width, height), "teal").save(file, format, **save)
+    return file.getvalue()
+
+
+def noise(seed: int, side: int = 256) -> bytes:
+    """A PNG of three bytes a pixel, which nothing makes smaller."""
+    file = io.BytesIO()
+    Image.frombytes("RGB", (side, side), random.Random(seed).randbytes(3 * side * side)).save(file, "PNG")
     return file.getvalue()
 
 

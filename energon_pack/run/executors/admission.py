@@ -4,13 +4,13 @@ import hashlib
 import os
 import platform
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from energon_pack import __version__
 from energon_pack.run.executors import Folder
@@ -35,12 +35,14 @@ class Terms:
 def terms_of(folders: Sequence[Folder]) -> Iterator[Terms]:
     """What a run asks of each machine, while it lasts: a file without content lies in the folders that it writes to."""
     seen = []
-    with ExitStack() as marks:
+    with ExitStack() as stack:
         for folder in folders:
             if folder.is_written:
                 folder.path.mkdir(parents=True, exist_ok=True)
-                mark = marks.enter_context(NamedTemporaryFile(prefix=".seen-by-all-", dir=folder.path))
-                seen.append((folder.knob, mark.name))
+                mark = folder.path / f".seen-by-all-{uuid.uuid4().hex}"
+                stack.callback(mark.unlink, missing_ok=True)
+                mark.touch()
+                seen.append((folder.knob, os.fspath(mark)))
             elif folder.path.is_dir():  # not in an object store
                 with os.scandir(folder.path) as entries:
                     seen += [(folder.knob, entry.path) for entry in islice(entries, 1)]

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -56,8 +56,12 @@ class _Task:
 
     job: bytes
     num_lost: int = 0  # workers and nodes
-    ref: Any = None
-    outcome: "Future[bytes | str]" = field(default_factory=Future)  # as `run_job`
+    ref: Any = None  # while it is at work
+    outcome: bytes | str | BaseException = ""  # as `run_job`, or why there is none
+
+
+#: Tasks that came to an end, and what became of them: Ray tells it in a thread of its own.
+_Ended = SimpleQueue[tuple[_Task, "Future[bytes | str]"]]
 
 
 class RayExecutor:
@@ -91,7 +95,7 @@ class RayExecutor:
         if len(first_two) < 2:
             yield from self._here.map(function, first_two)
             return
-        ended: SimpleQueue[_Task] = SimpleQueue()
+        ended: _Ended = SimpleQueue()
         waiting: deque[_Task] = deque()
         try:
             for job in chain(first_two, jobs):
@@ -112,18 +116,18 @@ class RayExecutor:
         """As `Executor.result`."""
         return self._here.result(future)
 
-    def _begin(self, task: _Task, ended: "SimpleQueue[_Task]") -> None:
+    def _begin(self, task: _Task, ended: _Ended) -> None:
         task.ref = self._remote.remote(self._ticket, task.job)
-        task.outcome = task.ref.future()
         self._at_work.add(task)
-        task.outcome.add_done_callback(lambda _: ended.put(task))
+        task.ref.future().add_done_callback(lambda future: ended.put((task, future)))
 
-    def _first(self, waiting: deque[_Task], ended: "SimpleQueue[_Task]") -> Any:
+    def _first(self, waiting: deque[_Task], ended: _Ended) -> Any:
         """The result of the first job that waits; those that are lost meanwhile are begun again."""
-        seconds, quiet, sign = min(_LOOK_SECONDS, self._settings.give_up_after / 4), 0.0, self._sign_of_life()
+        seconds, quiet = min(_LOOK_SECONDS, self._settings.give_up_after / 4), 0.0
+        sign: bytes | None = None
         while waiting[0] in self._at_work or not ended.empty():
             try:
-                task = ended.get(timeout=seconds)
+                task, future = ended.get(timeout=seconds)
             except Empty:
                 quiet += seconds
                 if (seen := self._sign_of_life()) != sign:
@@ -133,12 +137,15 @@ class RayExecutor:
                 continue
             quiet = 0.0
             self._at_work.discard(task)
-            error = task.outcome.exception()
+            task.ref = None  # Ray forgets the result
+            error = future.exception()
             if isinstance(error, _LOST):
                 self._begin_again(task, error, ended)
+            else:
+                task.outcome = error or future.result()
         return _result(waiting.popleft())
 
-    def _begin_again(self, task: _Task, error: RayError, ended: "SimpleQueue[_Task]") -> None:
+    def _begin_again(self, task: _Task, error: RayError, ended: _Ended) -> None:
         task.num_lost += 1
         if task.num_lost > self._settings.retries:
             raise PackError(
@@ -151,16 +158,14 @@ class RayExecutor:
 
     def _most(self) -> int:
         """Jobs that may be on their way: clusters grow and shrink."""
-        if self._settings.num_workers is not None:
-            return self._settings.num_workers
-        now = time.monotonic()
+        now, most = time.monotonic(), self._settings.num_workers
         if now >= self._next_look:
             total, self._next_look = ray.cluster_resources(), now + _LOOK_SECONDS
             slots = total.get("CPU", 0.0) / self._settings.num_cpus
             if self._settings.memory is not None:
                 slots = min(slots, total.get("memory", 0.0) / self._settings.memory)
             self._room = max(1, int(slots)) * _JOBS_PER_SLOT
-        return self._room
+        return self._room if most is None or self._settings.address is None else min(most, self._room)
 
     def _sign_of_life(self) -> bytes | None:
         """Another one each time that a worker with a long job says that it is at work."""
@@ -256,12 +261,13 @@ def _result(task: _Task) -> Any:
         PackError: its machine is unfit, or Ray could not do it.
         Exception: that of the job, with its type.
     """
-    try:
-        outcome = task.outcome.result()
-    except RayTaskError as error:
-        raise error.cause from error
-    except RayError as error:
-        raise PackError(f"Ray could not do a job: {one_line(error)}") from error
+    outcome = task.outcome
+    if isinstance(outcome, RayTaskError):
+        raise outcome.cause from outcome
+    if isinstance(outcome, RayError):
+        raise PackError(f"Ray could not do a job: {one_line(outcome)}") from outcome
+    if isinstance(outcome, BaseException):
+        raise outcome
     if isinstance(outcome, str):
         raise PackError(f"the Ray node {outcome}")
     return pickle.loads(outcome)

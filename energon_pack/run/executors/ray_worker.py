@@ -53,28 +53,37 @@ class _Watch:
         self._ticket = ticket
         self._at_work = threading.Event()
         self._number = 0  # of the job
+        self._lock = threading.Lock()
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         self._io = f"/proc/self/task/{threading.get_native_id()}/io"
         threading.Thread(target=self._look, daemon=True).start()
 
     def begin(self) -> None:
-        self._number += 1
-        self._at_work.set()
+        """A job begins: it may keep all other threads of Python from running from now on."""
+        with self._lock:
+            self._number += 1
+            self._set_alarm()
+            self._at_work.set()
 
     def end(self) -> None:
-        self._at_work.clear()
+        with self._lock:
+            self._at_work.clear()
+            faulthandler.cancel_dump_traceback_later()
+
+    def _set_alarm(self) -> None:
+        """Have the process end where nobody sets the alarm again; the thread that waits for it needs no GIL."""
+        faulthandler.dump_traceback_later(self._ticket.patience, exit=True)
 
     def _look(self) -> None:
         patience, seconds = self._ticket.patience, min(self._ticket.beat, self._ticket.patience / 2)
         while self._at_work.wait():
             number, busy, unsaid = self._number, Busy(self._work), 0.0
             while True:
-                # A thread can't look where the GIL is held for ever; this one of the interpreter needs none.
-                faulthandler.dump_traceback_later(patience, exit=True)
                 time.sleep(seconds)
-                if number != self._number or not self._at_work.is_set():
-                    faulthandler.cancel_dump_traceback_later()
-                    break
+                with self._lock:
+                    if number != self._number or not self._at_work.is_set():
+                        break
+                    self._set_alarm()
                 if busy.seconds_without_work(seconds) > patience:
                     faulthandler.dump_traceback()
                     os._exit(1)

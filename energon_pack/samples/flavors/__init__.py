@@ -9,6 +9,7 @@ from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.foreign import LlavaCaptioning, LoongForgeChatMix, LoongForgeMixQA
 from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA
 from energon_pack.samples.flavors.parts import Parts, json_of
+from energon_pack.samples.flavors.references import ReadMedia, all_parts
 from energon_pack.samples.sample import Message
 
 UNPACKED = MultiMixQA()
@@ -31,17 +32,27 @@ def foreign_flavor(value: Fields) -> PackedFlavor | None:
     return next((flavor for flavor in FOREIGN if set(flavor.told_by) <= value.keys()), None)
 
 
-def load_pack(parts: Parts, flavor: PackedFlavor) -> dict[str, Any]:
-    """The fields of a flavour's sample class from the parts of a pack, whoever wrote it; raises Skip as its `load`."""
-    value = json_of(parts["json"])
-    return _whose(value, flavor).load(parts, value)
+def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
+    """The fields of a flavour's sample class from the parts of a pack, whoever wrote it; raises Skip as its `load`.
 
-
-def inputs_of_pack(parts: Parts, flavor: PackedFlavor) -> Iterator[MemberInput]:
-    """The members of a pack from its parts, without a sample class; raises Skip as `load` and `inputs` do."""
+    Args:
+        read: what reads media of a pack that has none from its source.
+    """
     value = json_of(parts["json"])
     whose = _whose(value, flavor)
-    fields = {"__key__": parts["__key__"], "token_lens": None, **whose.load(parts, value)}  # None: by the sample class
+    return whose.load(*all_parts(parts, value, whose, read))
+
+
+def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Iterator[MemberInput]:
+    """The members of a pack from its parts, without a sample class; raises Skip as `load` and `inputs` do.
+
+    Args:
+        read: as in `load_pack`.
+    """
+    value = json_of(parts["json"])
+    whose = _whose(value, flavor)
+    loaded = whose.load(*all_parts(parts, value, whose, read))
+    fields = {"__key__": parts["__key__"], "token_lens": None, **loaded}  # None: by the sample class
     yield from whose.inputs(SimpleNamespace(**fields))
 
 

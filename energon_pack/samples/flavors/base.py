@@ -79,6 +79,8 @@ class PackedFlavor(Flavor):
     names_content: ClassVar[bool] = True
     #: times of images are written into the text; False: they stay fields, and patch positions are parts
     times_in_text: ClassVar[bool] = True
+    #: the field that names media; in packs without them `media_refs` takes its place
+    media_field: ClassVar[str] = "media_files"
 
     @property
     def is_ours(self) -> bool:
@@ -118,6 +120,10 @@ class PackedFlavor(Flavor):
     @abstractmethod
     def parts(self, value: Fields) -> list[list[str]]:
         """Take from the JSON of a pack the parts of each member, in the order of writing; raises as `members`."""
+
+    def media_names(self, parts: Sequence[list[str]]) -> list[list[str]]:
+        """What `media_field` holds for these `parts`."""
+        return list(parts)
 
     def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
         """The conversation of one of `members`.

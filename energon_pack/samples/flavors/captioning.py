@@ -39,6 +39,7 @@ class PackedCaptioning(PackedFlavor):
     meta: ClassVar[Schema] = META
     names_content = False  # all are .jpg
     times_in_text = False
+    media_field = "images"
 
     def does_not_fit(self, messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> str | None:
         roles = [message["role"] for message in messages]
@@ -99,6 +100,10 @@ class PackedCaptioning(PackedFlavor):
             [f"img{s}_{i}.jpg" for i in range(len(names))] + [f"img{s}_{i}.npy" for i, name in enumerate(array) if name]
             for s, (names, array) in enumerate(zip(images, arrays, strict=False))
         ]
+
+    def media_names(self, parts: Sequence[list[str]]) -> list[list[str]]:
+        counts = (sum(self.kind(part) is not None for part in names) for names in parts)
+        return [[f"{stem}.jpg" for stem in _stems(index, count)] for index, count in enumerate(counts)]
 
     def kind(self, part: str) -> str | None:
         return "image" if part.endswith(".jpg") else None

@@ -13,7 +13,7 @@ def is_list_of(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(type(item) is kind for item in value)
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 53
 
 
@@ -25,8 +25,8 @@ LIST = ("a list", lambda value: isinstance(value, list))
 NAMES = ("a list of lists of names", _is_lists_of_strings)
 TEXTS = ("a list of lists of texts", _is_lists_of_strings)
 OBJECTS = ("a list of objects", is_list_of(dict))
-COUNT = ("a count", _is_count)
-_COUNTS = ("a list of counts", lambda value: isinstance(value, list) and all(map(_is_count, value)))
+COUNT = ("a count", is_count)
+_COUNTS = ("a list of counts", lambda value: isinstance(value, list) and all(map(is_count, value)))
 _STRING = ("a string", lambda value: isinstance(value, str))
 
 #: `_meta` of every pack that this package writes.

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from energon_pack.run.stores import is_address
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings
@@ -90,6 +91,8 @@ def _path(entry: Any, key: str) -> str:
         entry = next((entry[name] for name in _PATHS if isinstance(entry.get(name), str)), entry)
     if not isinstance(entry, str) or not entry:
         raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is no path: {str(entry)[:80]}")
+    if is_address(entry):
+        return entry
     if entry.startswith("data:") or "://" in entry[:12].replace("file://", ""):
         raise Skip(Reason.UNSUPPORTED_MEDIA, f"{key} lists {entry[:80]!r}: media are read from files")
     return entry.removeprefix("file://")

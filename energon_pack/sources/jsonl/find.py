@@ -9,14 +9,14 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.sources.find import names_of
+from energon_pack.run.stores import is_address, joined
+from energon_pack.sources.find import local_folders, names_of
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.shard import Source, shard_of
-from energon_pack.sources.storage import expand, walk
+from energon_pack.sources.storage import absolute, expand, folder_of, is_file, open_file, real_path, walk
 
 _JSONL = re.compile(r"\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
 _LARGEST_META = 16 << 20
@@ -45,7 +45,7 @@ def find_lines(path: str | Sequence[str], media_root: str | None = None) -> Sour
     Raises:
         PackError: nothing there, a file twice, or a meta file that names what is not a file here.
     """
-    if media_root is not None and not os.path.isdir(os.path.expanduser(media_root)):
+    if media_root is not None and not (is_address(media_root) or os.path.isdir(os.path.expanduser(media_root))):
         raise PackError(f"source.media_root={media_root}: no such folder")
     roots: list[str] = []
     folders: list[str] = []
@@ -59,31 +59,32 @@ def find_lines(path: str | Sequence[str], media_root: str | None = None) -> Sour
             raise PackError(f"source.path={entry}: no *.jsonl there; name *.json files by themselves or by a glob")
         for file in files:
             for item in _entries(file, media_root):
-                real = os.path.realpath(item.path)
+                real = real_path(item.path)
                 if found.setdefault(real, item).lines != item.lines:
                     raise PackError(f"source.path={path}: {item.path} is there twice, to be read in two ways")
     names = names_of(roots, [item.path for item in found.values()])
     shards = [shard_of(name, item.path, item.lines) for name, item in zip(names, found.values(), strict=True)]
     return Source(
         shards=sorted(shards, key=lambda shard: shard.name),
-        folders=frozenset(Path(folder).resolve() for folder in folders),
+        folders=local_folders(folders),
+        stored=frozenset(filter(is_address, folders)),
     )
 
 
 def _entries(path: str, media_root: str | None) -> Iterator[_Entry]:
     """The file itself, or those a meta file lists."""
     meta = _meta(path)
-    folder = os.path.dirname(os.path.abspath(path))
+    folder = folder_of(absolute(path))
     if meta is None:
-        yield _Entry(os.path.abspath(path), Lines(os.path.abspath(os.path.expanduser(media_root or folder))))
+        yield _Entry(absolute(path), Lines(absolute(os.path.expanduser(media_root or folder))))
         return
     for name, value in sorted(meta.items()):
         where = f"{path}: {name}"
         file_name = value.get("file_name")
         if not isinstance(file_name, str):
             raise PackError(f"{where} has no file_name: only files that are here are read")
-        file = os.path.join(folder, os.path.expanduser(file_name))
-        if not os.path.isfile(file):
+        file = _in(folder, file_name)
+        if not is_file(file):
             raise PackError(f"{where}: no such file {file}")
         columns = _names(value.get("columns"), f"{where}: columns")
         if value.get("formatting") == "alpaca" or columns.keys() & {"prompt", "response"}:
@@ -91,14 +92,14 @@ def _entries(path: str, media_root: str | None) -> Iterator[_Entry]:
         media_dir = value.get("media_dir") or ""
         if not isinstance(media_dir, str):
             raise PackError(f"{where}: media_dir is {media_dir!r}, not a folder")
-        media_dir = media_root or os.path.join(folder, os.path.expanduser(media_dir))
+        media_dir = media_root or _in(folder, media_dir)
         ratio = value.get("sample_ratio", 1.0)
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1000:
             raise PackError(f"{where}: sample_ratio is {ratio!r}, not a number of draws of each sample")
         yield _Entry(
-            os.path.abspath(file),
+            absolute(file),
             Lines(
-                os.path.abspath(os.path.expanduser(media_dir)),
+                absolute(os.path.expanduser(media_dir)),
                 tuple(sorted(columns.items())),
                 tuple(sorted(_names(value.get("tags"), f"{where}: tags").items())),
                 float(ratio),
@@ -108,10 +109,10 @@ def _entries(path: str, media_root: str | None) -> Iterator[_Entry]:
 
 def _meta(path: str) -> dict[str, dict[str, Any]] | None:
     """What a meta file says; None where the file holds samples."""
-    if not path.endswith(".json") or os.path.getsize(path) > _LARGEST_META:
+    if not path.endswith(".json"):
         return None
-    with open(path, "rb") as file:
-        raw = file.read()
+    with open_file(path) as file:
+        raw = file.read(0, file.size) if file.size <= _LARGEST_META else b""
     if not raw.lstrip().startswith(b"{"):
         return None
     try:
@@ -120,6 +121,13 @@ def _meta(path: str) -> dict[str, dict[str, Any]] | None:
         return None
     is_meta = bool(value) and all(isinstance(item, dict) for item in value.values())
     return value if is_meta else None
+
+
+def _in(folder: str, name: str) -> str:
+    """A path that a meta file names."""
+    if is_address(folder) or is_address(name):
+        return joined(folder, name)
+    return os.path.join(folder, os.path.expanduser(name))
 
 
 def _names(value: Any, where: str) -> dict[str, str]:

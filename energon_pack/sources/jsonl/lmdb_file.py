@@ -1,19 +1,26 @@
 """Images in an LMDB, named `path.lmdb::key`, each read whole."""
 
 import os
-from functools import lru_cache
 from typing import Any
 
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import InMemory, state_of
 
 _SEPARATOR = "::"
+_MOST_OPEN = 16
+#: LMDB → its version and an environment, the last used last
+_environments: dict[str, tuple[str, Any]] = {}
 
 
 def split_name(path: str) -> tuple[str, str | None]:
     """The LMDB and the key that a path names; no key for an ordinary file."""
     database, separator, key = path.partition(_SEPARATOR)
     return (database, key) if separator and database.endswith(".lmdb") else (path, None)
+
+
+def joined_name(database: str, key: str) -> str:
+    """The path that names a key of an LMDB: the reverse of `split_name`."""
+    return f"{database}{_SEPARATOR}{key}"
 
 
 def open_value(database: str, key: str) -> InMemory:
@@ -41,9 +48,20 @@ def open_value(database: str, key: str) -> InMemory:
         raise Skip(Reason.UNREADABLE_MEDIA, f"the LMDB's {key!r}: {error}") from None
 
 
-@lru_cache(maxsize=16)
 def _environment(database: str, version: str) -> Any:
-    """An open LMDB; another one once it was written to."""
+    """An open LMDB; opened anew once it was written to, for a process opens none twice."""
+    was, environment = _environments.pop(database, ("", None))
+    if was != version:
+        if environment is not None:
+            environment.close()
+        while len(_environments) >= _MOST_OPEN:
+            _environments.pop(next(iter(_environments)))[1].close()
+        environment = _opened(database)
+    _environments[database] = version, environment
+    return environment
+
+
+def _opened(database: str) -> Any:
     try:
         import lmdb
     except ImportError:

@@ -1,6 +1,7 @@
 """A run that submits itself to Slurm, waits, and ends as its tasks end; and how far one is."""
 
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -76,10 +77,13 @@ def test_one_may_look_at_what_is_not_waited_for(tmp_path: Path) -> None:
     code, said, _ = run_here("+model=qwen2_5_vl", *SUBMITTED, "executor.wait=false", cwd=tmp_path)
     assert code == 0
     assert "--status" in said
+    (job,) = re.findall(r"Slurm's job (\d+);", said)
     end, lines = time.monotonic() + 60, ""
     while not lines.startswith("done, by") and time.monotonic() < end:
         _, lines, _ = run_here("+model=qwen2_5_vl", "executor=slurm", "--status", cwd=tmp_path)
     assert lines.startswith("done, by"), lines
+    while subprocess.run(["squeue", "--noheader", "--jobs", job], capture_output=True, check=True).stdout:
+        time.sleep(0.1)  # a task that is still there would take over
     # what was killed says nothing any more
     (meeting,) = (tmp_path / "packed" / ".cache" / "meetings").iterdir()
     (end_of,) = (meeting / "terms").glob("*.end")

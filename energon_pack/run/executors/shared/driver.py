@@ -1,17 +1,21 @@
 """The executor of a run on many machines: deals jobs to their inboxes, and takes what comes of them, in order."""
 
 import itertools
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
 from energon_pack import __version__
 from energon_pack.errors import PackError
+from energon_pack.run.console import say
 from energon_pack.run.executors import Folder
+from energon_pack.run.executors.admission import terms_of
 from energon_pack.run.executors.local import LocalExecutor, at_once
 from energon_pack.run.executors.shared.beats import Watched, is_dead
 from energon_pack.run.executors.shared.folder import names_in, read, read_object, refresh, remove, write
@@ -82,13 +86,21 @@ class SharedExecutor:
         self._came: set[int] = set()  # results that are there
         self._nodes: dict[str, _NodeSeen] = {}
         self._orphans: set[int] = set()  # tasks of machines that were lost
+        self._unfit: set[str] = set()  # machines that can't work
         self._looked = self._heard = time.monotonic()
+        self._stack = ExitStack()
+        self._is_shared = False
 
     def share(self, folders: Sequence[Folder]) -> None:
-        """As `Executor.share`: each machine looks for itself, as it is started with the same command."""
+        """As `Executor.share`: machines that do not see them, or have other packages, are given no jobs."""
+        terms = self._stack.enter_context(terms_of(folders))
+        write(self._run.terms, json.dumps(asdict(terms)).encode())
+        self._is_shared = True
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
         """As `Executor.map`; jobs that are short run here until they have taken as long as handing them out."""
+        if not self._is_shared:
+            self.share(())
         jobs = iter(jobs)
         if are_short:
             yield from at_once(function, jobs)
@@ -138,13 +150,13 @@ class SharedExecutor:
         return {node.name: {"num_workers": node.num_workers, "jobs": len(node.tasks)} for node in nodes}
 
     def __enter__(self) -> "SharedExecutor":
-        self._local.__enter__()
+        self._stack.enter_context(self._local)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._local.__exit__(kind, value, trace)
+        self._stack.__exit__(kind, value, trace)
 
     # ------------------------------------------------------------------------------------------------ handing out
 
@@ -254,10 +266,13 @@ class SharedExecutor:
         self.refuse_deposed()
         refresh(self._run.nodes)
         there = {name.removesuffix(".json") for name in names_in(self._run.nodes)}
-        for name in there - self._nodes.keys():
+        for name in there - self._nodes.keys() - self._unfit:
             path = self._run.nodes / f"{name}.json"
             about = read_object(path)
-            if about is not None and about.get("version") == __version__ and not is_dead(about):
+            if about is not None and about.get("unfit"):
+                self._unfit.add(name)
+                say(f"not used: {about['unfit']}")
+            elif about is not None and about.get("version") == __version__ and not is_dead(about):
                 watched = Watched(path, self._lost_after)
                 mine = {task.number for task in self._tasks.values() if name in task.nodes}  # of one that was away
                 self._nodes[name] = _NodeSeen(name, int(about["num_workers"]), watched, mine)

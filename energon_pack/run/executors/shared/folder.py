@@ -9,6 +9,7 @@ and a file is whole or not there.
              runs/<term>-<id>/nodes/<node>.json         a machine that works: other contents as long as it lives
                        inbox/<node>/<number>     jobs that it is to do
                        results/<number>          what came of them
+                       terms.json                what a machine needs that works
                        status.json               how far it is
 """
 
@@ -41,6 +42,10 @@ class RunFolder:
     @property
     def results(self) -> Path:
         return self.path / "results"
+
+    @property
+    def terms(self) -> Path:
+        return self.path / "terms.json"
 
     @property
     def status(self) -> Path:

@@ -16,9 +16,10 @@ from threading import Event, Thread
 from typing import Any
 
 from energon_pack import __version__
+from energon_pack.run.executors.admission import Terms, why_unfit
 from energon_pack.run.executors.local import LocalExecutor, WorkerKilled, count_cores
 from energon_pack.run.executors.shared.beats import Beat, Watched, here
-from energon_pack.run.executors.shared.folder import names_in, read, refresh, remove, write
+from energon_pack.run.executors.shared.folder import names_in, read, read_object, refresh, remove, write
 from energon_pack.run.executors.shared.terms import Term, latest_term
 from energon_pack.run.executors.shared.wire import decode, encode
 from energon_pack.run.executors.workers import INTERRUPTS
@@ -64,9 +65,15 @@ class Node:
         self._is_over = False
 
     def work(self) -> None:
-        """Do what comes into the inbox."""
+        """Do what comes into the inbox, where this machine is fit for the run."""
+        while (terms := read_object(self._run.terms)) is None:
+            if self._over() or self._ended.wait(_LONGEST_WAIT):
+                return
+        self._about["unfit"] = why_unfit(Terms(**terms))
         self._inbox.mkdir(parents=True, exist_ok=True)
         with Beat(self._run.nodes / f"{self.name}.json", self._describe):
+            while self._about["unfit"] and not self._over():
+                self._ended.wait(_LOOK_SECONDS)
             while not self._over():
                 try:
                     with LocalExecutor(self._num_workers) as executor:

@@ -1,0 +1,45 @@
+"""A packed shard on an object store: made in a folder of temporary files, put there, and removed here."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from energon_pack.dataset.shards import ShardJob, WrittenShard, write_packs, written_shard
+from energon_pack.dataset.tar_writer import TarWriter
+from energon_pack.run import stores
+from energon_pack.sources.tar import tar_len
+
+
+def put_shard(job: ShardJob) -> WrittenShard:
+    """As `write_shard`, to the address of the job: the shard in parts, then its index.
+
+    Raises:
+        PackError: a source shard changed since it was measured; the store does not take it.
+    """
+    table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
+    address = f"{job.stored}/{job.path.name}"
+    num_packs = pc.count_distinct(table["pack"]).as_py()
+    size = _size_there(address, num_packs)
+    if size is not None:
+        return written_shard(job, table, num_packs, size, was_there=True)
+    with TemporaryDirectory(prefix="energon_pack-") as folder:
+        path = Path(folder, job.path.name)
+        with open(path, "wb", buffering=0) as file:
+            starts = write_packs(TarWriter(file.fileno()), job, table)
+        stores.put_file(address, path)
+        size = path.stat().st_size
+    stores.put(f"{address}.idx", starts)
+    return written_shard(job, table, num_packs, size, was_there=False)
+
+
+def _size_there(address: str, num_packs: int) -> int | None:
+    """The size of a shard that a run before has put there; a store has an object whole or not at all."""
+    try:
+        ends, size = stores.read_whole(f"{address}.idx"), stores.find(address).size
+    except FileNotFoundError:
+        return None
+    is_whole = len(ends) == 8 * (num_packs + 1) and size == tar_len(int(np.frombuffer(ends, "<u8")[-1]))
+    return size if is_whole else None

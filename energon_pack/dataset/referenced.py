@@ -1,0 +1,126 @@
+"""Packs whose media lie in their source: where that is now, and their media as if they were in the shard.
+
+Where the source is, in this order: what a loader is given (`source_root` in dataset.yaml), the environment's
+ENERGON_PACK_SOURCE, report.json beside the packs, which says where it was when they were packed.
+"""
+
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import accumulate
+
+from energon_pack.dataset.manifest import REPORT
+from energon_pack.errors import PackError
+from energon_pack.samples.bytes import Bytes
+from energon_pack.samples.flavors.parts import Parts
+from energon_pack.samples.flavors.references import Reference
+from energon_pack.sources.referenced import SourceMedia
+from energon_pack.sources.storage import open_file, path_in
+
+SOURCE_ROOT = "ENERGON_PACK_SOURCE"
+
+
+def source_root(dataset: str | os.PathLike[str]) -> str:
+    """Where the source of a dataset lies.
+
+    Raises:
+        PackError: nobody says.
+    """
+    if root := os.environ.get(SOURCE_ROOT):
+        return root
+    try:
+        with open_file(path_in(os.fspath(dataset), REPORT)) as file:
+            root = json.loads(file.read(0, file.size)).get("source_root")
+    except (OSError, ValueError, AttributeError):
+        root = None
+    if not isinstance(root, str):
+        raise PackError(
+            f"{os.fspath(dataset)}: its media lie in its source, and no {REPORT} beside it says where that is:"
+            f" {SOURCE_ROOT}=FOLDER does"
+        )
+    return root
+
+
+class DatasetMedia:
+    """The media that packs of a dataset refer to; where they lie is asked when the first is read.
+
+    Args:
+        root: where the source lies; None: as `source_root` says.
+    """
+
+    def __init__(self, dataset: str | os.PathLike[str], root: str | None = None):
+        self._dataset, self._root = os.fspath(dataset), root
+
+    @cached_property
+    def _source(self) -> SourceMedia:
+        return SourceMedia(self._root or source_root(self._dataset))
+
+    def opened(self, reference: Reference) -> Bytes:
+        """As of `SourceMedia`; raises as that and `source_root`."""
+        return self._source.opened(reference)
+
+    def read(self, references: Sequence[Reference], parts: Parts | None = None) -> list[bytes]:
+        """The bytes of media of a pack; raises as `opened`."""
+        return self._source.read(references) if references else []
+
+
+class LoadedMedia:
+    """Reads media for Energon, which says with each pack in which dataset it is. It travels to workers.
+
+    Args:
+        root: where the source lies; None: as `source_root` says.
+    """
+
+    def __init__(self, root: str | None = None):
+        self._root = root
+        self._datasets: dict[str, DatasetMedia] = {}
+
+    def __call__(self, references: Sequence[Reference], parts: Parts) -> list[bytes]:
+        """The bytes of media of a pack.
+
+        Raises:
+            FatalSampleError: one can't be read, or is not what was packed. Ends the training: Energon would only log
+                any other error, and leave out the pack.
+        """
+        dataset = str(parts["__sources__"][0].dataset_path) if parts.get("__sources__") else ""
+        if dataset not in self._datasets:
+            self._datasets[dataset] = DatasetMedia(dataset, self._root)
+        try:
+            return self._datasets[dataset].read(references, parts)
+        except PackError as error:
+            from megatron.energon.errors import FatalSampleError
+
+            raise FatalSampleError(str(error)) from None
+
+
+class Beside:
+    """The bytes of a shard up to the end of a pack, and behind them those of the media that it refers to.
+
+    Args:
+        end: of the pack.
+        opened: as `SourceMedia.opened`.
+    """
+
+    def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], opened: Callable[[Reference], Bytes]):
+        self._shard, self._references, self._opened = shard, references, opened
+        self._starts = starts_behind(end, references)
+        self.size = self._starts[-1]
+        self._last: tuple[int, Bytes] = -1, shard
+
+    def read(self, offset: int, size: int) -> bytes:
+        """As of any file; raises as `opened` where it is in one of the media."""
+        if offset < self._starts[0]:
+            return self._shard.read(offset, size)
+        index = bisect_right(self._starts, offset) - 1
+        if index == len(self._references):
+            return b""
+        if self._last[0] != index:
+            self._last = index, self._opened(self._references[index])
+        return self._last[1].read(offset - self._starts[index], size)
+
+
+def starts_behind(end: int, references: Sequence[Reference]) -> list[int]:
+    """Where each of the media that a pack refers to begins behind it, and the end of the last one."""
+    return list(accumulate((reference.size for reference in references), initial=end))

@@ -1,0 +1,81 @@
+"""What a plan comes to, counted many items, or packs, at a time."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from energon_pack.plan.items import MEDIA_TYPES, AnyInts, Items, Lengths
+from energon_pack.plan.plan import LEFT_OUT, PackPlan, costs_of_packs, features_of_packs, media_of_packs
+from energon_pack.plan.tally import Moments, Tally
+from energon_pack.run.scratch import blocks
+from energon_pack.run.seeded import Ints
+from energon_pack.steps.cost import CostModel
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What is counted of items, many at a time. By medium: those of `MEDIA_TYPES`, then those that can't be told."""
+
+    samples: Ints
+    packed: Ints  # of these, whole or as their parts
+    tokens: Ints  # of items in packs
+    left_out: Ints  # samples by index into LEFT_OUT
+    tokens_left_out: int
+    num_parts: int  # in packs
+    lens: Tally  # of samples that were measured
+
+
+def count(lengths: Lengths, plan: PackPlan) -> Counted:
+    """Count all of a plan."""
+    items, num_samples = lengths.items, lengths.num_samples
+    in_a_pack, lens = plan.is_packed(lengths.scratch), Tally()
+    samples, packed, tokens = np.zeros((3, len(MEDIA_TYPES) + 1), np.int64)
+    left_out, num_parts, tokens_left_out = np.zeros(len(LEFT_OUT), np.int64), 0, 0
+    for block in blocks(len(items)):
+        media, is_in = items.media[block], in_a_pack[block]
+        tokens += _by(media[is_in], len(tokens), items.lens[block][is_in])
+        num = max(0, min(block.stop, num_samples) - block.start)  # then come parts
+        num_parts += int(np.count_nonzero(is_in[num:]))
+        media, out, of_samples = media[:num], plan.left_out[block][:num], lengths.sample_lens[block][:num]
+        samples += _by(media, len(samples))
+        packed += _by(media[is_in[:num] | lengths.is_cut[block]], len(packed))
+        left_out += np.bincount(out, minlength=len(left_out))
+        tokens_left_out += int(of_samples[out > 0].sum())
+        lens.add(of_samples[of_samples > 0])
+    return Counted(samples, packed, tokens, left_out, tokens_left_out, num_parts, lens)
+
+
+@dataclass
+class CountedPacks:
+    """What is counted of packs, by those of `MEDIA_TYPES` where it is several numbers."""
+
+    packs: Ints
+    tokens: Ints
+    num_supervised: int
+    members: Tally
+    visual_tokens: Tally
+    attention_cost: Moments
+    lm: float  # by the cost model, as the next
+    vision: float
+
+
+def count_packs(items: Items, plan: PackPlan, cost: CostModel) -> CountedPacks:
+    """Count all packs of a plan."""
+    num = len(MEDIA_TYPES)
+    found = CountedPacks(np.zeros(num, np.int64), np.zeros(num, np.int64), 0, Tally(), Tally(), Moments(), 0.0, 0.0)
+    for part in plan.parts():
+        media, features = media_of_packs(items, part), features_of_packs(items, part)
+        found.packs += _by(media, num)
+        found.tokens += _by(media, num, part.per_pack(items.lens))
+        found.num_supervised += int(part.per_pack(items.num_supervised).sum())
+        found.members.add(features["members"])
+        found.visual_tokens.add(features["visual_tokens"])
+        found.attention_cost.add(features["attention_cost"])
+        lm, vision = costs_of_packs(items, part, cost).sum(axis=1).tolist()
+        found.lm, found.vision = found.lm + lm, found.vision + vision
+    return found
+
+
+def _by(media: AnyInts, num: int, weights: AnyInts | None = None) -> Ints:
+    """By medium how many, or how much of them; index -1 is of those that can't be told."""
+    return np.bincount(media % num, weights, num).astype(np.int64)

@@ -1,0 +1,87 @@
+"""Arrays over all samples of a run: they lie in files, and memory holds what of them is at work.
+
+The files have no name, so nothing is left of a run that is killed.
+"""
+
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+AT_WORK = 1 << 20  # of a very long array: what is counted in blocks is the same whatever this is
+
+
+def blocks(num: int, each: float = 1.0) -> Iterator[slice]:
+    """Slices of `num` things in a row, many at a time.
+
+    Args:
+        each: how many numbers one of them is.
+    """
+    size = max(1, int(AT_WORK / max(1.0, each)))
+    for start in range(0, num, size):
+        yield slice(start, min(start + size, num))
+
+
+class Scratch:
+    """Where arrays lie.
+
+    Args:
+        folder: of the files; None: arrays are in memory.
+    """
+
+    def __init__(self, folder: Path | None = None):
+        self._folder = folder
+
+    def column(self, dtype: npt.DTypeLike) -> "Column":
+        """An array that grows."""
+        return Column(dtype, self._folder)
+
+    def zeros(self, num: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array to write to."""
+        if self._folder is None or not num:
+            return np.zeros(num, dtype)
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            os.posix_fallocate(file.fileno(), 0, num * np.dtype(dtype).itemsize)  # a full disk is said here
+            return np.memmap(file, dtype, shape=(num,)).view(np.ndarray)
+
+
+class Column:
+    """An array that is made one block after another.
+
+    Args:
+        folder: as in `Scratch`.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike, folder: Path | None):
+        self._dtype = np.dtype(dtype)
+        self._num = 0
+        self._blocks: list[npt.NDArray[Any]] = []
+        self._file = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            with ExitStack() as stack:
+                self._file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+                weakref.finalize(self, stack.pop_all().close)
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        """Put values behind those that are there."""
+        values = np.ascontiguousarray(values, self._dtype)
+        self._num += len(values)
+        if self._file is None:
+            self._blocks.append(values)
+        else:
+            self._file.write(values.data)
+
+    def array(self) -> npt.NDArray[Any]:
+        """All of it; nothing is added after that."""
+        if self._file is None or not self._num:
+            return np.concatenate([np.zeros(0, self._dtype), *self._blocks])
+        with self._file:
+            self._file.flush()
+            return np.memmap(self._file, self._dtype, shape=(self._num,)).view(np.ndarray)

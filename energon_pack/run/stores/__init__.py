@@ -1,0 +1,36 @@
+"""Object stores: addresses as users and Energon write them, and requests that are tried again and counted."""
+
+from energon_pack.run.stores.address import energon_address, is_address, joined, lies_in, parent, tidy
+from energon_pack.run.stores.client import (
+    Found,
+    delete,
+    entries,
+    find,
+    put,
+    put_file,
+    read,
+    read_ranges,
+    read_whole,
+)
+from energon_pack.run.stores.requests import COUNTS, StoreError, losing_no_fault
+
+__all__ = [
+    "COUNTS",
+    "Found",
+    "StoreError",
+    "delete",
+    "energon_address",
+    "entries",
+    "find",
+    "is_address",
+    "joined",
+    "lies_in",
+    "losing_no_fault",
+    "parent",
+    "put",
+    "put_file",
+    "read",
+    "read_ranges",
+    "read_whole",
+    "tidy",
+]

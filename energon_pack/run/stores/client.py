@@ -1,0 +1,197 @@
+"""What is asked of an object store: size and version, bytes by place, what lies under a prefix, and to write.
+
+address ──place_of──► profile, key ──► obstore, where it is there and knows the profile; else multi-storage-client
+"""
+
+import errno
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from energon_pack.errors import PackError
+from energon_pack.run.stores.address import place_of, tidy
+from energon_pack.run.stores.requests import COUNTS, tried
+from energon_pack.run.user_cache import version_of
+
+#: A part of an object that is written in several; a store takes 10,000 of them.
+PART_BYTES = 16 << 20
+_DELETED_AT_ONCE = 1000
+#: type of a storage provider → our extra, and the package of it without which nobody opens the store
+_NEEDS = {"s3": ("s3", "boto3"), "gcs": ("gs", "google-cloud-storage")}
+_OF_BUCKETS = {"s3": "s3", "gs": "gcs"}  # scheme → type
+
+
+class Found(NamedTuple):
+    """What tells whether an object is still the same."""
+
+    size: int
+    version: str
+
+
+class Objects(ABC):
+    """The objects of a profile, by their keys. Raises FileNotFoundError, and what `tried` knows."""
+
+    @abstractmethod
+    def find(self, key: str) -> Found:
+        """Size and version as they are now."""
+
+    @abstractmethod
+    def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
+        """Bytes, and of which version they are where the store says so."""
+
+    @abstractmethod
+    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes of each range, from its start to before its end: a request each, several at a time."""
+
+    @abstractmethod
+    def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
+        """Keys below a prefix, which is a folder; whole."""
+
+    @abstractmethod
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object; it is there whole, or as it was."""
+
+    @abstractmethod
+    def put_file(self, key: str, path: Path) -> None:
+        """The same from a file, a large one in parts."""
+
+    @abstractmethod
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects; those that are not there, too."""
+
+
+def find(address: str) -> Found:
+    """Size and version of an object.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StoreError: the store does not answer, as all here.
+    """
+    objects, key = _of(address)
+    if not key:
+        raise FileNotFoundError(errno.ENOENT, "a bucket, and no object", address)
+    return tried("HEAD", address, lambda: objects.find(key))
+
+
+def read(address: str, start: int, end: int) -> tuple[memoryview, str | None]:
+    """Bytes of an object, and of which version they are where the store says so."""
+    objects, key = _of(address)
+    data, version = tried("GET", address, lambda: objects.read(key, start, end))
+    COUNTS["bytes read"] += len(data)
+    return data, version
+
+
+def read_whole(address: str) -> bytes:
+    """All of an object."""
+    found = find(address)
+    return bytes(read(address, 0, found.size)[0]) if found.size else b""
+
+
+def read_ranges(address: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Bytes of several ranges of an object, from start to before end."""
+    if not ranges:
+        return []
+    objects, key = _of(address)
+    COUNTS["GET"] += len(ranges) - 1
+    found = tried("GET", address, lambda: objects.read_ranges(key, ranges))
+    COUNTS["bytes read"] += sum(map(len, found))
+    return found
+
+
+def entries(folder: str) -> dict[str, Found]:
+    """Addresses of all objects in a folder and in the folders in it, in the order of their names."""
+    objects, key = _of(folder)
+    prefix = f"{tidy(key)}/" if key else ""
+    found = tried("LIST", folder, lambda: dict(objects.entries(prefix)))
+    begin = folder[: len(folder) - len(key)] if key else f"{tidy(folder)}/"
+    return {f"{begin}{name}": found[name] for name in sorted(found) if name.startswith(prefix)}
+
+
+def put(address: str, data: bytes) -> None:
+    """Write an object."""
+    objects, key = _of(address)
+    tried("PUT", address, lambda: objects.put(key, data))
+    COUNTS["bytes written"] += len(data)
+
+
+def put_file(address: str, path: Path) -> None:
+    """Write an object from a file of this machine, in parts where it is large."""
+    objects, key = _of(address)
+    size = path.stat().st_size
+    tried("PUT", address, lambda: objects.put_file(key, path))
+    COUNTS["PUT"] += max(0, -(-size // PART_BYTES) - 1)
+    COUNTS["bytes written"] += size
+
+
+def delete(addresses: Iterable[str]) -> None:
+    """Remove objects of one profile, in this order as far as a store keeps to one."""
+    waiting = iter(addresses)
+    while some := list(islice(waiting, _DELETED_AT_ONCE)):
+        objects, keys = _of(some[0])[0], [place_of(address).key for address in some]
+        tried("DELETE", some[0], partial(objects.delete, keys))
+
+
+# ------------------------------------------------------------------------------------------------------- who is asked
+
+
+def _of(address: str) -> tuple[Objects, str]:
+    place = place_of(address)
+    return objects_of(place.profile), place.key
+
+
+@lru_cache(maxsize=64)
+def objects_of(profile: str) -> Objects:
+    """Who is asked for the objects of a profile.
+
+    Raises:
+        PackError: there is no such profile, or its client is not installed.
+    """
+    settings = _settings_of(profile)
+    provider = settings.get("storage_provider", {})
+    if provider.get("type") in _NEEDS:
+        extra, package = _NEEDS[provider["type"]]
+        if version_of(package) is None:
+            raise PackError(f"msc://{profile} needs {package}: pip install 'energon-pack[{extra}]'")
+    if provider.get("type") == "s3" and not _Forked.is_so and version_of("obstore") is not None:
+        from energon_pack.run.stores.by_obstore import KNOWN, ObstoreObjects
+
+        credentials = settings.get("credentials_provider", {})
+        is_plain = settings.keys() <= {"storage_provider", "credentials_provider", "retry", "caching_enabled"}
+        if is_plain and provider["options"].keys() <= KNOWN and credentials.get("type") in (None, "S3Credentials"):
+            return ObstoreObjects(provider["options"], credentials.get("options", {}))
+    from energon_pack.run.stores.by_msc import MscObjects
+
+    return MscObjects(profile)
+
+
+def _settings_of(profile: str) -> Mapping[str, Any]:
+    """A profile as the user wrote it; of a bucket named by its address, the least that names it."""
+    from multistorageclient import StorageClientConfig
+    from multistorageclient.utils import expand_env_vars
+
+    written, _ = StorageClientConfig.read_msc_config()
+    settings = (written or {}).get("profiles", {}).get(profile)
+    if settings is not None:
+        return dict(expand_env_vars(settings))
+    scheme, _, bucket = profile.removeprefix("_").partition("-")
+    if profile.startswith("_") and scheme in _OF_BUCKETS:
+        return {"storage_provider": {"type": _OF_BUCKETS[scheme], "options": {"base_path": bucket}}}
+    return {}  # rclone's, or none: multi-storage-client says
+
+
+class _Forked:
+    """Whether this process is a copy of one that may have used obstore: its threads are not in the copy."""
+
+    is_so = False
+
+    @classmethod
+    def now(cls) -> None:
+        cls.is_so = True
+        objects_of.cache_clear()
+
+
+os.register_at_fork(after_in_child=_Forked.now)

@@ -1,0 +1,114 @@
+"""Packs without media: their JSON says where in the source each of them lies, and what tells whether it still does.
+
+    {"media_refs": [[["a.tar", 1536, 48211]]], "_meta": {"media_parts": [[["s000.i00.jpg", 48211, 230973]]], …}, …}
+
+`media_refs` takes the place of the field that names media, so that a reader who knows only copies fails at once. With
+the names put back, such a pack is read as one with copies. Pure.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from energon_pack.errors import short
+from energon_pack.samples.flavors.base import Fields, PackedFlavor
+from energon_pack.samples.flavors.parts import Parts
+from energon_pack.samples.flavors.schema import is_count, is_list_of
+
+REFS, PARTS = "media_refs", "media_parts"
+
+
+class Reference(NamedTuple):
+    """A medium of a pack, or an array beside one, where it lies in the source."""
+
+    name: str  # of the part that a copy is
+    place: tuple[str | int, ...]  # shard, offset and size; or the path of a file; or that of an LMDB and a key
+    size: int
+    checksum: int  # of what it was when it was packed: `sources.referenced.checksum`
+    sample: str  # id of the member whose it is
+
+
+#: The bytes of parts of a pack that lie in its source; the pack is known by the parts that it has.
+ReadMedia = Callable[[Sequence[Reference], Parts], list[bytes]]
+
+
+def _is_place(value: Any) -> bool:
+    """`[shard, offset, size]`, `[path]` or `[path, key]`."""
+    names, numbers = (value[:1], value[1:]) if isinstance(value, list) and len(value) == 3 else (value, [])
+    return is_list_of(str)(names) and 0 < len(names) < 3 and all(map(is_count, numbers))
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and all(map(is_count, value[1:]))
+
+
+def _is_lists_of(is_it: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def are_all(items: Any) -> bool:
+        return isinstance(items, list) and all(map(is_it, items))
+
+    return lambda value: isinstance(value, list) and all(map(are_all, value))
+
+
+def has_references(value: Fields) -> bool:
+    """Whether the media of a pack lie in its source."""
+    return REFS in value
+
+
+def with_references(value: Fields, flavor: PackedFlavor, members: Sequence[Sequence[Reference]]) -> dict[str, Any]:
+    """The JSON of a pack whose parts are not copied.
+
+    Args:
+        value: as it is with copies.
+        members: the parts of each, in the order of writing.
+    """
+    refs = [[list(part.place) for part in parts] for parts in members]
+    stated = [[[part.name, part.size, part.checksum] for part in parts] for parts in members]
+    fields = {REFS if name == flavor.media_field else name: item for name, item in value.items()}
+    return {**fields, REFS: refs, "_meta": {**value["_meta"], PARTS: stated}}
+
+
+def with_names(value: Fields, flavor: PackedFlavor) -> dict[str, Any]:
+    """The JSON of a pack as it is with copies: the reverse of `with_references`."""
+    names = [[part[0] for part in parts] for parts in value["_meta"][PARTS]]
+    return {
+        flavor.media_field if name == REFS else name: flavor.media_names(names) if name == REFS else item
+        for name, item in value.items()
+    }
+
+
+def references_of(value: Fields) -> list[list[Reference]]:
+    """The parts of each member that lie in the source, in the order of writing."""
+    meta = value["_meta"]
+    members = zip(value[REFS], meta[PARTS], meta["sample_ids"], strict=True)
+    return [
+        [Reference(name, tuple(place), size, checksum, sample) for place, (name, size, checksum) in pairs]
+        for pairs, sample in ((zip(refs, parts, strict=True), sample) for refs, parts, sample in members)
+    ]
+
+
+def defects_of(value: Fields) -> Iterator[str]:
+    """Why the references of a pack can't be read; nothing: they can."""
+    meta = value["_meta"] if isinstance(value.get("_meta"), dict) else {}
+    refs, parts, ids = value[REFS], meta.get(PARTS), meta.get("sample_ids")
+    for name, found, (wanted, is_it) in (
+        (REFS, refs, ("a list of lists of places in the source", _is_lists_of(_is_place))),
+        (f"_meta.{PARTS}", parts, ("a list of lists of a name, a size and a checksum", _is_lists_of(_is_part))),
+        ("_meta.sample_ids", ids, ("a list of strings", is_list_of(str))),
+    ):
+        if not is_it(found):
+            yield f"{name} is {short(found)}, not {wanted}"
+            return
+    if not len(refs) == len(parts or ()) == len(ids or ()) or any(map(_are_others, refs, parts or ())):
+        yield f"{REFS} and _meta.{PARTS} are not of the same media"
+
+
+def _are_others(refs: list[Any], parts: list[Any]) -> bool:
+    return len(refs) != len(parts) or any(len(r) == 3 and r[2] != p[1] for r, p in zip(refs, parts, strict=True))
+
+
+def all_parts(parts: Parts, value: Fields, flavor: PackedFlavor, read: ReadMedia) -> tuple[Parts, Fields]:
+    """The parts of a pack and its JSON, as they are with copies: those that it lacks are read from the source."""
+    if not has_references(value):
+        return parts, value
+    missing = [part for member in references_of(value) for part in member if part.name not in parts]
+    found = zip(missing, read(missing, parts), strict=True)
+    return {**parts, **{part.name: data for part, data in found}}, with_names(value, flavor)

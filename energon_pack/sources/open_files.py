@@ -1,0 +1,48 @@
+"""Open files of a source; an image of an LMDB is one, too."""
+
+import os
+from typing import Any
+
+from energon_pack.sources.jsonl.lmdb_file import open_value, split_name
+from energon_pack.sources.storage import File, State, open_file
+
+_MOST_OPEN = 64
+
+
+def open_medium(path: str, expected: State | None = None) -> File:
+    """A file for reading, or an image of an LMDB as if it were one; as `open_file` and `open_value`."""
+    database, key = split_name(path)
+    return open_file(path, expected) if key is None else open_value(database, key)
+
+
+class OpenFiles:
+    """Files by their paths, the least recently used closed first. Each process opens its own."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, File] = {}
+        self._process = os.getpid()
+
+    def open(self, path: str, expected: State | None = None) -> File:
+        """The file of a path, opened where it is not; as `open_medium`."""
+        if self._process != os.getpid():  # those that are open are of the process that this one was forked from
+            self._open, self._process = {}, os.getpid()
+        file = self._open.pop(path, None)
+        if file is None:
+            while len(self._open) >= _MOST_OPEN:
+                self._open.pop(next(iter(self._open))).close()
+            file = open_medium(path, expected)
+        self._open[path] = file
+        return file
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __reduce__(self) -> Any:
+        return OpenFiles, ()
+
+    def __enter__(self) -> "OpenFiles":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            self._open.popitem()[1].close()

@@ -1,0 +1,149 @@
+"""Media that packs refer to, read where they lie in the source. An offset is believed where what is there is still
+what was packed: size, name in the tar, and the bytes at both ends tell.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+from zlib import crc32
+
+from energon_pack.errors import PackError
+from energon_pack.run.stores import is_address
+from energon_pack.samples.bytes import Bytes, Range
+from energon_pack.samples.flavors.references import Reference
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.jsonl.lmdb_file import joined_name
+from energon_pack.sources.open_files import OpenFiles
+from energon_pack.sources.storage import File, path_in, read_ahead
+from energon_pack.sources.tar import BLOCK, member_of
+
+#: Bytes at each end of a medium that tell whether it is still the same.
+END = 1024
+_AT_ONCE = 32  # media of a pack: fewer than files are kept open
+
+
+class Ends(NamedTuple):
+    """What stands before a part of a source, its first and its last bytes."""
+
+    header: bytes  # of the tar; none before a file of its own
+    first: bytes
+    last: bytes
+
+    @property
+    def checksum(self) -> int:
+        """What tells it from any other of its size; raises ValueError where the header is none."""
+        name = b""
+        if self.header:
+            member = member_of(self.header)
+            if member is None:
+                raise ValueError("no header of a tar")
+            name = member[0].encode()
+        return crc32(self.last, crc32(self.first, crc32(name)))
+
+
+def ends_within(offset: int, size: int) -> list[tuple[int, int]]:
+    """Where the first and the last bytes of a part are, and how many."""
+    end = min(size, END)
+    return [(offset, end), (offset + size - end, end)]
+
+
+def ends_of(file: Bytes, offset: int, size: int, lead: int) -> Ends:
+    """Two short reads of a part.
+
+    Args:
+        lead: bytes of the header before it.
+    """
+    (first, end), last = ends_within(offset, size)
+    head = file.read(first - lead, lead + end)
+    return Ends(head[:lead], head[lead:], file.read(*last))
+
+
+class SourceMedia:
+    """The media of a source.
+
+    Args:
+        root: where it lies now.
+    """
+
+    def __init__(self, root: str):
+        self._root = root
+        self._files = OpenFiles()
+
+    def read(self, references: Sequence[Reference]) -> list[bytes]:
+        """The bytes of media.
+
+        Raises:
+            PackError: one can't be read, or is not what was packed.
+        """
+        found: list[bytes] = []
+        for first in range(0, len(references), _AT_ONCE):
+            some = references[first : first + _AT_ONCE]
+            if is_address(self._root):
+                self._read_ahead(some)
+            found += map(self._read, some)
+        return found
+
+    def _read_ahead(self, references: Sequence[Reference]) -> None:
+        wanted: dict[str, tuple[File, list[tuple[int, int]]]] = {}
+        for reference in references:
+            path, offset, lead = self._place(reference)
+            with _readable(path, reference):
+                _, ranges = wanted.setdefault(path, (self._files.open(path), []))
+            ranges.append((offset - lead, lead + reference.size))
+        read_ahead(list(wanted.values()))
+
+    def _read(self, reference: Reference) -> bytes:
+        path, offset, lead = self._place(reference)
+        with _readable(path, reference):
+            file = self._files.open(path)
+            data = file.read(offset - lead, lead + reference.size)
+        header, medium = data[:lead], data[lead:]
+        size = len(medium) if lead else file.size
+        self._check(reference, Ends(header, medium[:END], medium[-END:]), size)
+        return medium
+
+    def opened(self, reference: Reference) -> Bytes:
+        """The bytes of a medium, most of which are not read yet; raises as `read`."""
+        path, offset, lead = self._place(reference)
+        with _readable(path, reference):
+            file = self._files.open(path)
+            ends = ends_of(file, offset, reference.size, lead)
+        size = min(file.size - offset, reference.size) if lead else file.size
+        self._check(reference, ends, size)
+        return Range(file, offset, size)
+
+    def _place(self, reference: Reference) -> tuple[str, int, int]:
+        """Path, offset and the bytes of the header before it."""
+        name, *where = reference.place
+        path = path_in(self._root, str(name))
+        if len(where) == 2:
+            return path, int(where[0]), BLOCK
+        return joined_name(path, str(where[0])) if where else path, 0, 0
+
+    def _check(self, reference: Reference, ends: Ends, size: int) -> None:
+        """Refuse another medium.
+
+        Args:
+            size: of what is there.
+        """
+        member = member_of(ends.header) if ends.header else ("", size)
+        is_it = member is not None and member[1] == size == reference.size and ends.checksum == reference.checksum
+        if not is_it:
+            path, offset, lead = self._place(reference)
+            where = f" at byte {offset:,}" if lead else ""
+            raise PackError(
+                f"{path}{where} is not {reference.name} of {reference.sample} as it was packed: the source changed, or"
+                f" {self._root} is another one (ENERGON_PACK_SOURCE=FOLDER says where it is): put it back or pack again"
+            )
+
+
+@contextmanager
+def _readable(path: str, reference: Reference) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, KeyError, ValueError, Skip) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise PackError(
+            f"{path}, where {reference.name} of {reference.sample} lies, can't be read ({why}): packs of"
+            " output.media=reference need their source, and ENERGON_PACK_SOURCE=FOLDER says where it is"
+        ) from None

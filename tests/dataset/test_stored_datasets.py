@@ -1,0 +1,249 @@
+"""Datasets on an object store: the same bytes as on disk, there whole or not at all, and read by Energon from there."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_pack.config import PackConfig, Stage
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
+from energon_pack.run.stores import by_obstore, requests
+from support.packed import files
+from support.running import ROOT, run_here
+from support.samples import chat, picture, write_tar
+from support.stores import Bucket, Request
+
+Make = Callable[..., PackConfig]
+
+
+def same(found: dict[str, bytes]) -> dict[str, bytes]:
+    """What is promised to be the same."""
+    return {name: data for name, data in found.items() if not name.startswith("report")}
+
+
+def small(config: Make, folder: str | Path, cache: Path, **settings: object) -> PackConfig:
+    """A run of the demo in several shards."""
+    shards = {"output__max_shard_packs": 3, "output__dir": str(folder), "cache_dir": str(cache)}
+    return config(None, **{**shards, **settings})
+
+
+def test_a_dataset_in_a_bucket_has_the_bytes_of_one_on_disk(
+    config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = bucket.put_folder(demo[0], "data")
+    pack(small(config, tmp_path / "out", tmp_path / "cache", source__path=source))
+    pack(small(config, f"{bucket.address}/out/", tmp_path / "cache", source__path=source))
+    assert same(bucket.files("out/packed")) == same(files(tmp_path / "out" / "packed"))
+    assert bucket.names("out/.staging") == []
+    assert f'get_train_dataset("msc://_s3-{bucket.name}/out/packed", ...)' in capsys.readouterr().out
+    page = bucket.read("out/packed/report.html").decode()
+    assert "Pack 0" in page
+    assert f"msc://_s3-{bucket.name}/out/packed" in page
+
+
+def test_metadata_come_last_and_what_makes_it_a_dataset_last_of_all(
+    config: Make, bucket: Bucket, tmp_path: Path
+) -> None:
+    pack(small(config, f"{bucket.address}/out", tmp_path / "cache"))
+    requests_seen = bucket.seen().requests
+    puts = [request.path.partition("?")[0] for request in requests_seen if request.method == "PUT"]
+    final = [path for path in dict.fromkeys(puts) if "/out/packed/" in path]
+    is_meta = ["/.nv-meta/" in path for path in final]
+    assert is_meta == sorted(is_meta)
+    assert [path.rpartition("/")[2] for path in final[-2:]] == ["energon_pack.json", "dataset.yaml"]
+
+
+def failing_from(bucket: Bucket, number: int) -> None:
+    """Let so many writes pass, and refuse all that come after them, as a store does whose keys are withdrawn."""
+    numbers = count()
+
+    def refuse(request: Request) -> int | None:
+        return 403 if request.method in ("PUT", "POST", "DELETE") and next(numbers) >= number else None
+
+    bucket.proxy.fault = refuse
+
+
+def is_published(bucket: Bucket) -> bool:
+    return "out/packed/.nv-meta/dataset.yaml" in bucket.names("out/packed/.nv-meta/")
+
+
+def refused_at_each_write(
+    config: Make, bucket: Bucket, tmp_path: Path, numbers: Iterable[int], replaced: bool
+) -> tuple[int, int]:
+    """How many runs failed, and at how many of their ends no dataset was there."""
+    run = small(config, f"{bucket.address}/out", tmp_path / "cache", output__overwrite=replaced)
+    pack(run)
+    new = same(bucket.files("out/packed"))
+    other = small(config, f"{bucket.address}/out", tmp_path / "cache", output__overwrite=replaced, seed=7)
+    bucket.clear()
+    if replaced:
+        pack(other)
+        old = same(bucket.files("out/packed"))
+    num_failed = num_gone = 0
+    said = "PermissionDenied"
+    for number in numbers:
+        failing_from(bucket, number)
+        try:
+            pack(run)
+        except PackError as error:
+            num_failed += 1
+            said = str(error)
+        bucket.proxy.fault = lambda request: None
+        assert "PermissionDenied" in said
+        if is_published(bucket):
+            there = same(bucket.files("out/packed"))
+            assert there == new or (replaced and there == old)
+        else:
+            num_gone += 1
+        if not is_published(bucket) or replaced:
+            pack(run)
+        assert same(bucket.files("out/packed")) == new
+        if replaced:
+            pack(other)
+        else:
+            bucket.clear()
+    return num_failed, num_gone
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_store_that_refuses_a_write_leaves_no_half_of_a_dataset(
+    config: Make, bucket: Bucket, tmp_path: Path, replaced: bool
+) -> None:
+    """At whichever write it ends, there is a whole dataset or none, and the same command goes on."""
+    num_failed, num_gone = refused_at_each_write(config, bucket, tmp_path, range(2, 24, 7), replaced)
+    assert num_failed == 4
+    assert num_gone >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replaced", [False, True])
+def test_the_same_at_every_write_there_is(config: Make, bucket: Bucket, tmp_path: Path, replaced: bool) -> None:
+    num_failed, _ = refused_at_each_write(config, bucket, tmp_path, range(40), replaced)
+    assert 25 < num_failed < 40
+
+
+def test_shards_that_are_there_are_not_written_again(config: Make, bucket: Bucket, tmp_path: Path) -> None:
+    """Those of the same identity; of another, all go."""
+    run = small(config, f"{bucket.address}/out", tmp_path / "cache")
+    failing_from(bucket, 9)  # a probe and its end, two markers, two shards and a half
+    with pytest.raises(PackError, match="PermissionDenied"):
+        pack(run)
+    bucket.proxy.fault = lambda request: None
+    assert [name for name in bucket.names("out/packed") if name.endswith(".idx")] == [
+        "out/packed/packed-000000.tar.idx",
+        "out/packed/packed-000001.tar.idx",
+    ]
+    bucket.seen()
+    pack(run)
+    written = {request.path.partition("?")[0] for request in bucket.seen().requests if request.method == "PUT"}
+    assert [f"/{bucket.name}/out/packed/packed-00000{n}.tar" in written for n in range(4)] == [False, False, True, True]
+
+
+def test_what_is_there_already_is_kept(config: Make, bucket: Bucket, tmp_path: Path) -> None:
+    run = small(config, f"{bucket.address}/out", tmp_path / "cache")
+    bucket.put("out/packed/mine.txt", b"mine")
+    with pytest.raises(PackError, match=r"packed exists; output.overwrite=true replaces it"):
+        pack(run)
+    with pytest.raises(PackError, match="is not a packed dataset"):
+        pack(replace(run, output=replace(run.output, overwrite=True)))
+    assert bucket.read("out/packed/mine.txt") == b"mine"
+
+
+def test_nothing_is_written_into_a_source_in_a_bucket(
+    config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
+) -> None:
+    source = bucket.put_folder(demo[0], "data/deep")
+    before = bucket.names()
+    for folder, cache, named in (
+        (source, tmp_path / "cache", "output.dir: .* lies in the source"),
+        (f"{source}/more", tmp_path / "cache", "output.dir: .* lies in the source"),
+        (tmp_path / "out", f"{source}/cache", "cache_dir: .* lies in the source"),
+    ):
+        with pytest.raises(PackError, match=named):
+            pack(small(config, folder, Path("/"), source__path=source, cache_dir=str(cache)))
+    around = small(config, bucket.address, tmp_path / "cache", source__path=source, output__name="data")
+    with pytest.raises(PackError, match=r"the source .* lies in"):
+        pack(replace(around, stage=Stage.plan))
+    with pytest.raises(PackError, match=r"nowhere-at-all.*404 Not Found"):
+        pack(small(config, "s3://nowhere-at-all", tmp_path / "cache", source__path=source))
+    assert bucket.names() == before
+
+
+def test_a_cache_in_a_bucket_serves_another_machine(
+    config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which has nothing of its own: it measures no sample again."""
+    run = config(None, cache_dir=f"{bucket.address}/cache")
+    figures = pack(run)
+    assert figures["cache"]["shards_reused"] == 0
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    again = pack(replace(run, output=replace(run.output, name="again")))
+    assert again["cache"]["shards_measured"] == 0
+    assert {name.split("/")[1] for name in bucket.names("cache")} == {"index", "lengths"}
+    number = len(bucket.names("cache"))
+    pack(replace(run, stage=Stage.plan))
+    assert len(bucket.names("cache")) == number
+
+
+def test_faults_while_a_dataset_is_written_are_passed_over(
+    config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of shards that are written in parts, too."""
+    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(by_obstore, "PART_BYTES", 5 << 20)
+    (tmp_path / "in").mkdir()
+    large = picture(700, 800) + bytes(12 << 20) + b"\xff\xd9"
+    write_tar(tmp_path / "in" / "x.tar", {"a.json": chat("<image>?", "yes"), "a.jpg": large})
+    turns = cycle([None, 500, None, None, 503, "cut"])
+    bucket.proxy.fault = lambda request: next(turns)
+    figures = {}
+    for place, folder in (("local", str(tmp_path / "out")), ("stored", f"{bucket.address}/out")):
+        figures[place] = pack(config(tmp_path / "in", output__dir=folder, cache_dir=str(tmp_path / "cache")))
+    assert any("uploadId" in request.path for request in bucket.proxy.seen.requests)
+    bucket.proxy.fault = lambda request: None
+    assert same(bucket.files("out/packed")) == same(files(tmp_path / "out" / "packed"))
+
+
+def test_a_sweep_into_a_bucket_has_a_folder_of_this_machine(bucket: Bucket, tmp_path: Path) -> None:
+    """Hydra would make one that is called `s3:`, in the folder where one is."""
+    arguments = ("-m", "+model=qwen2_5_vl", f"output.dir={bucket.address}/out", "packing.max_token_len=1400,2800")
+    code, out, errors = run_here(*arguments, f"cache_dir={tmp_path}/cache", "source.limit=40", cwd=tmp_path)
+    assert (code, errors) == (0, "")
+    assert "sweep.html" in out
+    assert len([name for name in bucket.names("out/") if name.endswith("/dataset.yaml")]) == 2
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("s3")] == []
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_leaves_no_half_of_a_dataset(
+    config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
+) -> None:
+    """At any moment of its writing; what it had put there in parts, and its threads, go with it."""
+    pack(small(config, f"{bucket.address}/out", tmp_path / "cache"))
+    wanted = same(bucket.files("out/packed"))
+    command = [sys.executable, "-m", "energon_pack", "+model=qwen2_5_vl", f"model.processor={demo[1]}"]
+    command += [f"source.path={demo[0]}", f"output.dir={bucket.address}/out", "output.name=packed"]
+    command += ["output.max_shard_packs=3", "measure.verify=0", f"cache_dir={tmp_path}/cache", "executor.num_workers=2"]
+    for number in range(1, 28, 2):
+        bucket.clear()
+        numbers = count()
+        process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+
+        def kill(request: Request, left: int = number, process: Any = process, numbers: Any = numbers) -> None:
+            if request.method in ("PUT", "POST") and next(numbers) == left:
+                process.kill()
+
+        bucket.proxy.fault = kill
+        process.wait()
+        bucket.proxy.fault = lambda request: None
+        assert not is_published(bucket) or same(bucket.files("out/packed")) == wanted
+        if not is_published(bucket):
+            subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, check=True)
+        assert same(bucket.files("out/packed")) == wanted

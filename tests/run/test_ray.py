@@ -1,0 +1,198 @@
+"""Tasks of a Ray cluster: four nodes on this machine keep what an executor promises."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from energon_pack.config import ExecutorConfig, ExecutorKind, PackConfig
+from energon_pack.errors import PackError, SamplesLost
+from energon_pack.pack import pack
+from energon_pack.run.executors import Folder, admission
+from energon_pack.run.executors.choose import executor_of
+from support.jobs import about, die, die_once, double, fail_beside, hold, large, listed, refuse, sleep, where
+from support.packed import files
+from support.ray_cluster import Nodes, nodes
+from support.running import ROOT
+
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+RayExecutor = pytest.importorskip("energon_pack.run.executors.ray").RayExecutor
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    with nodes() as made:
+        yield made
+
+
+@pytest.fixture
+def settings(cluster: Nodes) -> ExecutorConfig:
+    return ExecutorConfig(kind=ExecutorKind.ray, address=cluster.address)
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_a_cluster_packs_the_same_bytes(
+    config: Callable[..., PackConfig], settings: ExecutorConfig, tmp_path: Path
+) -> None:
+    shared = {"packing__max_token_len": 512, "output__max_shard_packs": 8, "measure__verify": 0.01}
+    local = config(**shared, cache_dir=str(tmp_path / "cache"))
+    pack(local)
+    other = tmp_path / "other"
+    remote = config(**shared, cache_dir=str(other / "cache"), output__dir=str(other / "out"), executor=settings)
+    pack(remote)
+    assert files(other / "out" / "packed") == files(Path(local.output.dir) / "packed")
+    assert listed(other / "cache") == ["index", "lengths", "templates"]
+
+
+def test_results_come_in_order_from_all_nodes(settings: ExecutorConfig) -> None:
+    with executor_of(settings) as executor:
+        assert list(executor.map(double, range(50))) == [2 * number for number in range(50)]
+        found = list(executor.map(where, [0.2] * 40))
+    assert len({node for _, node in found}) > 2
+
+
+def test_a_worker_measures_without_torch_and_with_one_thread(settings: ExecutorConfig) -> None:
+    with executor_of(settings) as executor:
+        assert set(executor.map(about, range(4))) == {(False, "1", "false")}
+
+
+def test_jobs_are_taken_as_nodes_become_free(settings: ExecutorConfig) -> None:
+    """Else all jobs of a large set, or all results, would be in memory."""
+    numbers = itertools.count()
+    with executor_of(settings) as executor:
+        results = executor.map(double, numbers)
+        assert [next(results) for _ in range(3)] == [0, 2, 4]
+    assert next(numbers) < 4 * 2 + 4
+
+
+def test_an_error_comes_with_its_type_in_its_turn(settings: ExecutorConfig) -> None:
+    with executor_of(settings) as executor:
+        results = executor.map(refuse, range(8))
+        assert next(results) == 0
+        with pytest.raises(SamplesLost, match=r"^number 1$") as caught:
+            next(results)
+    assert caught.value.page == "page"
+    assert "in refuse" in str(caught.value.__cause__)  # where it was raised
+
+
+def test_the_job_of_a_lost_worker_is_done_again(settings: ExecutorConfig, tmp_path: Path) -> None:
+    paths = [tmp_path / str(number) for number in range(6)]
+    with executor_of(settings) as executor:
+        assert list(executor.map(die_once, paths)) == [path.name for path in paths]
+
+
+def test_a_job_that_kills_every_worker_is_an_error_that_names_the_knobs(settings: ExecutorConfig) -> None:
+    with (
+        executor_of(settings) as executor,
+        pytest.raises(PackError, match=r"was lost 4 times, .*executor\.memory or executor\.num_cpus"),
+    ):
+        list(executor.map(die, range(2)))
+
+
+def test_a_worker_that_never_returns_is_an_error(settings: ExecutorConfig, tmp_path: Path) -> None:
+    """Without it a deadlock in a decoder is a run that waits for ever, on a node that nobody looks at."""
+    settings.retries = 1
+    for work in (hold, sleep):
+        with RayExecutor(settings, patience=2.0) as executor, pytest.raises(PackError, match="stuck for 2 s"):
+            list(executor.map(work, [tmp_path / "one", tmp_path / "two"]))
+
+
+def test_a_task_for_which_there_is_no_room_is_not_waited_for(settings: ExecutorConfig) -> None:
+    settings.num_cpus, settings.give_up_after = 64.0, 2.0
+    with (
+        executor_of(settings) as executor,
+        pytest.raises(PackError, match=r"of its 4 CPUs are free, and a task takes executor\.num_cpus=64;"),
+    ):
+        list(executor.map(double, range(2)))
+
+
+def test_a_long_job_is_no_reason_to_give_up(settings: ExecutorConfig) -> None:
+    with executor_of(settings) as executor:
+        list(executor.map(double, range(8)))  # workers are up
+        settings.give_up_after = 4.0
+        executor.share([])
+        assert len(list(executor.map(where, [7.0, 7.0]))) == 2
+
+
+def test_large_results_do_not_pile_up_in_the_store(settings: ExecutorConfig) -> None:
+    with executor_of(settings) as executor:
+        results = [result for result in executor.map(large, range(12)) if result[0] % 3 == 0]  # some are kept
+        assert len(results) == 4
+        room = ray.cluster_resources()["object_store_memory"]
+        wait_for(lambda: room - ray.available_resources()["object_store_memory"] < 20e6)
+
+
+def test_an_error_ends_the_jobs_at_work(settings: ExecutorConfig, tmp_path: Path) -> None:
+    """Without it nodes would go on with a failed run, and write beside the next one."""
+    paths = [tmp_path / "fail", tmp_path / "began"]
+    with pytest.raises(ValueError, match="mistake"), executor_of(settings) as executor:
+        list(executor.map(fail_beside, paths))
+    wait_for(lambda: not psutil.pid_exists(int(paths[1].read_text())))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_exits_with_130_and_ends_its_own_ray(
+    demo: tuple[Path, Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    """Ray's own handler would exit with other codes; its processes would go on."""
+    arguments = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", "executor=ray"]
+    arguments += [f"output.dir={tmp_path / 'out'}", "executor.num_workers=1", "media.image=support.jobs:SlowImage"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "energon_pack", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        text=True,
+    )
+    wait_for(lambda: any(tmp_path.glob("out/.cache/index/*/*.parquet")), 120)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert "raylet" in {child.name() for child in children}
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    assert psutil.wait_procs(children, timeout=20)[1] == []
+
+
+def test_another_version_on_a_node_is_refused(settings: ExecutorConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lengths might be others."""
+    here = {**admission.packages(), "tokenizers": "0.1"}
+    monkeypatch.setattr(admission, "packages", lambda: here)
+    with (
+        executor_of(settings) as executor,
+        pytest.raises(PackError, match=r"the Ray node .* has tokenizers .* instead of 0\.1: install the same"),
+    ):
+        list(executor.map(double, range(2)))
+
+
+def test_a_folder_that_a_node_does_not_see_is_named(settings: ExecutorConfig, tmp_path: Path) -> None:
+    """It was a FileNotFoundError deep in a worker."""
+    with executor_of(settings) as executor:
+        executor.share([Folder("cache_dir", tmp_path, True)])
+        for mark in tmp_path.iterdir():
+            mark.unlink()
+        with pytest.raises(PackError, match=f"does not see {tmp_path} as it is .* cache_dir has to name"):
+            list(executor.map(double, range(2)))
+
+
+def test_no_ray_there_and_none_installed_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "energon_pack.run.executors.ray", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(PackError, match=r"pip install 'energon-pack\[ray\]'"):
+        executor_of(ExecutorConfig(kind=ExecutorKind.ray))

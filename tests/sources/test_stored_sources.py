@@ -1,0 +1,176 @@
+"""Sources on an object store: packed as from disk, read in few requests, and no fault of the network costs a sample."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from energon_pack.config import Format, PackConfig, Stage
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
+from energon_pack.run.stores import StoreError, requests
+from energon_pack.run.stores.blocks import Blocks
+from energon_pack.sources import stored
+from support.packed import files
+from support.samples import chat, noise, picture, write_tar
+from support.stores import Bucket
+
+Make = Callable[..., PackConfig]
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """What is promised to be the same."""
+    return {name: data for name, data in files(folder).items() if not name.startswith("report")}
+
+
+def test_a_demo_in_a_bucket_is_packed_as_from_disk(
+    config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
+) -> None:
+    """Each byte is asked for once, many in a request."""
+    source = bucket.put_folder(demo[0], "data")
+    size = sum(path.stat().st_size for path in demo[0].rglob("*.tar"))
+    bucket.seen()
+    pack(config(source, output__name="stored", cache_dir=str(tmp_path / "cache")))
+    seen = bucket.seen()
+    pack(config(demo[0], output__name="local", cache_dir=str(tmp_path / "cache")))
+    assert written(tmp_path / "out" / "stored") == written(tmp_path / "out" / "local")
+    assert seen.counts["bytes read"] < 1.01 * size + 10_000
+
+
+def test_a_source_that_is_larger_than_what_is_kept_is_packed_the_same(
+    config: Make, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then members are read by their ranges, a request each sample, and no byte beside them."""
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        members: dict[str, bytes] = {}
+        for number in range(30):
+            members |= {f"{number:03}.json": chat("<image>?", f"{name}{number}"), f"{number:03}.png": noise(number)}
+        write_tar(tmp_path / "in" / f"{name}.tar", members)
+    source = bucket.put_folder(tmp_path / "in", "data")
+    pack(config(tmp_path / "in", output__name="local", cache_dir=str(tmp_path / "cache")))
+    monkeypatch.setattr(stored, "BLOCKS", Blocks(most=0))
+    run = config(source, output__name="stored", cache_dir=str(tmp_path / "cache"))
+    pack(replace(run, stage=Stage.lengths))
+    monkeypatch.setattr(stored, "BLOCKS", Blocks(most=0))
+    bucket.seen()
+    pack(run)
+    size = sum(path.stat().st_size for path in (tmp_path / "in").iterdir())
+    assert bucket.seen().counts["bytes read"] < 1.05 * size
+    assert written(tmp_path / "out" / "stored") == written(tmp_path / "out" / "local")
+
+
+@pytest.mark.parametrize("source", list(Format))
+def test_a_source_of_any_kind_is_found_in_a_bucket(
+    config: Make, tmp_path: Path, bucket: Bucket, source: Format
+) -> None:
+    """A folder, a glob, one object; media beside their lines, and above them."""
+    (tmp_path / "in" / "lines").mkdir(parents=True)
+    if source is Format.wds:
+        write_tar(
+            tmp_path / "in" / "lines" / "x.tar", {"a.json": chat("<image>?", "a"), "a.png": picture(format="PNG")}
+        )
+        write_tar(tmp_path / "in" / "y.tar", {"b.json": chat("?", "b")})
+    else:
+        (tmp_path / "in" / "p.png").write_bytes(picture(format="PNG"))
+        line = {"image": "../p.png", **json.loads(chat("<image>?", "a"))}
+        (tmp_path / "in" / "lines" / "x.jsonl").write_text(json.dumps(line) + "\n")
+        (tmp_path / "in" / "y.jsonl").write_text(chat("?", "b").decode() + "\n")
+    address = bucket.put_folder(tmp_path / "in", "some data")
+    end = {Format.wds: "tar", Format.jsonl: "jsonl"}[source]
+    for name, local, remote in (
+        ("folder", str(tmp_path / "in"), address),
+        ("glob", f"{tmp_path}/in/**/[x-y].{end}", f"{address}/**/[x-y].{end}"),
+        ("one", f"{tmp_path}/in/lines/x.{end}", f"{address}/lines/x.{end}"),
+    ):
+        found = []
+        for place, path in (("local", local), ("stored", remote)):
+            run = config(path, source__format=source, output__name=f"{name}-{place}", cache_dir=str(tmp_path / "cache"))
+            assert pack(run)["samples_packed"] == (1 if name == "one" else 2)
+            found.append(written(tmp_path / "out" / f"{name}-{place}"))
+        assert found[0] == found[1]
+
+
+def test_faults_of_the_network_are_passed_over(
+    config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second request fails in some way, and none of them costs a sample."""
+    source = bucket.put_folder(demo[0], "data")
+    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    turns = cycle([500, None, "cut", None, 503, None])
+    bucket.proxy.fault = lambda request: next(turns)
+    before = requests.COUNTS["retries"]
+    figures = pack(config(source, output__name="stored", cache_dir=str(tmp_path / "cache")))
+    assert figures["samples_skipped"] == 0
+    assert requests.COUNTS["retries"] - before > 4
+
+
+@pytest.mark.parametrize("fault", [500, "cut"])
+def test_a_store_that_does_not_answer_ends_the_run_and_the_next_goes_on(
+    config: Make,
+    demo: tuple[Path, Path],
+    bucket: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: int | str,
+) -> None:
+    source = bucket.put_folder(demo[0], "data")
+    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    run = config(source, output__name="stored", cache_dir=str(tmp_path / "cache"))
+    bucket.proxy.fault = lambda request: fault if request.range else None
+    with pytest.raises(PackError, match=r"GET failed 7 times.*the same command goes on"):
+        pack(run)
+    assert not (tmp_path / "out" / "stored").exists()
+    bucket.proxy.fault = lambda request: None
+    assert pack(run)["samples_skipped"] == 0
+
+
+def test_a_fault_while_media_are_looked_at_is_no_damaged_medium(
+    config: Make, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow takes whatever reading raises for a damaged picture, and the sample would be lost for ever."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "p.gif").write_bytes(picture(format="GIF"))
+    (tmp_path / "in" / "x.jsonl").write_text(json.dumps({"image": "p.gif", **json.loads(chat("<image>?", "a"))}))
+    run = config(bucket.put_folder(tmp_path / "in", "data"), source__format=Format.jsonl)
+    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    bucket.proxy.fault = lambda request: 503 if "p.gif" in request.path and request.range else None
+    with pytest.raises(StoreError, match=r"p\.gif: GET failed 7 times"):
+        pack(run)
+    bucket.proxy.fault = lambda request: None
+    assert pack(run)["samples_packed"] == 1
+
+
+def test_an_object_that_changed_is_noticed(
+    config: Make, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same size: its version tells, between two runs and within one."""
+    before, after = ({"a.json": chat("?", word), "b.json": chat("?", word)} for word in ("one", "two"))
+    bucket.put("data/x.tar", write_tar(tmp_path / "x.tar", before).read_bytes())
+    run = config(f"{bucket.address}/data", cache_dir=str(tmp_path / "cache"), output__overwrite=True)
+    pack(replace(run, stage=Stage.lengths))
+
+    def change(*_: object) -> int:
+        bucket.put("data/x.tar", write_tar(tmp_path / "x.tar", after).read_bytes())
+        monkeypatch.setattr(stored, "BLOCKS", Blocks())
+        return 0
+
+    monkeypatch.setattr("energon_pack.pack.refuse_little_space", change)
+    with pytest.raises(PackError, match="changed"):
+        pack(run)
+    monkeypatch.undo()
+    assert pack(replace(run, output=replace(run.output, name="again")))["samples_packed"] == 2
+
+
+def test_what_is_not_there_is_said(config: Make, bucket: Bucket, tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="data: no such folder or object"):
+        pack(config(f"{bucket.address}/data"))
+    (tmp_path / "x.jsonl").write_text(
+        json.dumps({"image": f"{bucket.address}/no.png", **json.loads(chat("<image>?", "a"))})
+    )
+    run = config(tmp_path / "x.jsonl", source__format=Format.jsonl, max_skipped=1.0)
+    with pytest.raises(PackError, match="every image sample was skipped"):
+        pack(replace(run, stage=Stage.plan))
