@@ -29,6 +29,7 @@ bench: $(VENV)/.dev
 	$(RUN) benchmarks/composition.py
 	$(RUN) benchmarks/omnibal.py
 	$(RUN) benchmarks/writer.py
+	$(RUN) -W ignore benchmarks/reference.py
 	$(RUN) -W ignore benchmarks/loading.py
 	$(RUN) benchmarks/jsonl.py
 	$(RUN) benchmarks/whole.py

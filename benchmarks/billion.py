@@ -179,7 +179,8 @@ def run(num: int, window: int | None, folder: Path) -> Steps:
     with steps.step("draw audit"):
         draw(measured, 0.002, 0)
     with steps.step("plan file"):
-        write_plan(folder / "pack_plan.parquet", lengths, plan, shards)
+        names = [f"packed-{number:06d}.tar" for number in range(len(shards.splits))]
+        write_plan(folder / "pack_plan.parquet", lengths, plan, shards, names)
     print(f"{report.packs:,} packs, fill {report.fill:.3%}, {len(shards.bounds) - 1:,} shards")
     print(f"pack_plan.parquet {os.path.getsize(folder / 'pack_plan.parquet') / num:.1f} bytes a sample")
     return steps
@@ -197,6 +198,18 @@ def table_of(steps: Steps, num: int, base: int) -> Table:
     return table
 
 
+def breaks_first(steps: Steps, num: int, base: int) -> str:
+    """What a billion samples would take, and of what most; straight lines, so that few samples say too much."""
+    by, most = 10**9 / num, max(steps, key=lambda step: step.own)
+    longest = max(steps, key=lambda step: step.seconds)
+    hours = sum(step.seconds for step in steps) * by / 3600
+    return (
+        f"1 B: {hours:.1f} CPU hours, {longest.seconds * by / 3600:.1f} of them {longest.name};"
+        f" {(most.own - base) * by / 1e9:.1f} GB of memory ({most.name}),"
+        f" {max(step.mapped for step in steps) * by / 1e9:.0f} GB of scratch files"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("samples", type=int)
@@ -208,7 +221,8 @@ def main() -> None:
         with base.step("before"):
             time.sleep(0.1)
         steps = run(args.samples, args.window, Path(folder))
-    Console().print(table_of(steps, args.samples, base[0].own))
+    Console(width=120).print(table_of(steps, args.samples, base[0].own))
+    print(breaks_first(steps, args.samples, base[0].own))
 
 
 if __name__ == "__main__":

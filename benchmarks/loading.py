@@ -80,13 +80,15 @@ def make_source(folder: Path) -> None:
                     {"role": "user", "content": "<image>What was drawn here?"},
                     {"role": "assistant", "content": "red circles. " * rng.randint(3, 12)},
                 ]
-                for name, data in (
-                    (f"{shard}_{i:06d}.json", json.dumps({"messages": turns}).encode()),
-                    (f"{shard}_{i:06d}.jpg", file.getvalue()),
-                ):
-                    info = tarfile.TarInfo(name)
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
+                add_sample(tar, f"{shard}_{i:06d}", turns, file.getvalue())
+
+
+def add_sample(tar: tarfile.TarFile, key: str, turns: list[dict[str, str]], image: bytes) -> None:
+    """A conversation and its JPEG."""
+    for name, data in ((f"{key}.json", json.dumps({"messages": turns}).encode()), (f"{key}.jpg", image)):
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
 
 
 def prepare(source: Path, folder: Path) -> None:

@@ -21,20 +21,15 @@ from energon_pack.dataset.check import check, get_ready, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
 from energon_pack.dataset.files import LEDGER, PAGE
+from energon_pack.dataset.losses import bad_data, foresee, kept_ledger, losses, page_beside, refuse_losses
 from energon_pack.dataset.manifest import REPLAY, REPORT
 from energon_pack.dataset.plan_file import ShardPlan, entries_of, ledger, plan_shards, write_ledger
 from energon_pack.dataset.publish import (
     announced,
     appeared,
-    bad_data,
     discarding_shards,
-    foresee,
-    kept_ledger,
-    losses,
-    page_beside,
     publish,
     refuse_little_space,
-    refuse_losses,
     refuse_unwritable,
     staging_folder,
 )

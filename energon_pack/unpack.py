@@ -248,7 +248,7 @@ def _write_tar(
             for part in row["media"]:
                 name = f"{row['key']}.{part['name']}"
                 if part["reference"] is not None:
-                    tar.add(name, media.read(Reference(*json.loads(part["reference"]))))
+                    tar.add(name, media.read([Reference(*json.loads(part["reference"]))])[0])
                     continue
                 source = reader.shard_file(packed[row["packed"]])
                 tar.copy(name, source, part["offset"], part["size"])

@@ -102,6 +102,11 @@ def real() -> Path:
     return REAL
 
 
+def pytest_unconfigure() -> None:
+    """Let go what is frozen below: DuckDB says at the end that it leaks what was never freed."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _what_is_imported_is_no_garbage() -> None:
     """Energon looks for garbage with each loader it makes, so with each pack: a second, in all that is imported."""

@@ -1,4 +1,7 @@
-"""The rows of pack_plan.parquet: one a member, in the order of writing."""
+"""The rows of pack_plan.parquet: one a member, in the order of writing.
+
+What is written for whoever asks the file, and what this package reads of it: `docs/manifest.md` has the questions.
+"""
 
 from dataclasses import dataclass
 
@@ -17,6 +20,8 @@ COLUMNS = (
 PLAN_SCHEMA = pa.schema(
     [("pack", pa.string()), ("shard", pa.string()), *(LENGTHS_SCHEMA.field(name) for name in COLUMNS)]
 )
+#: with what joins a row to the tar that its pack is in
+WRITTEN_SCHEMA = PLAN_SCHEMA.append(pa.field("output_shard", pa.string()))
 
 
 @dataclass(slots=True)

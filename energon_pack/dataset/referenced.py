@@ -17,7 +17,7 @@ from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.parts import Parts
 from energon_pack.samples.flavors.references import Reference
 from energon_pack.sources.referenced import SourceMedia
-from energon_pack.sources.storage import open_file
+from energon_pack.sources.storage import open_file, path_in
 
 SOURCE_ROOT = "ENERGON_PACK_SOURCE"
 
@@ -31,7 +31,7 @@ def source_root(dataset: str | os.PathLike[str]) -> str:
     if root := os.environ.get(SOURCE_ROOT):
         return root
     try:
-        with open_file(os.path.join(dataset, REPORT)) as file:
+        with open_file(path_in(os.fspath(dataset), REPORT)) as file:
             root = json.loads(file.read(0, file.size)).get("source_root")
     except (OSError, ValueError, AttributeError):
         root = None
@@ -61,9 +61,9 @@ class DatasetMedia:
         """As of `SourceMedia`; raises as that and `source_root`."""
         return self._source.opened(reference)
 
-    def read(self, reference: Reference, parts: Parts | None = None) -> bytes:
-        """The bytes of a medium, of a pack with these parts; raises as `opened`."""
-        return self._source.read(reference)
+    def read(self, references: Sequence[Reference], parts: Parts | None = None) -> list[bytes]:
+        """The bytes of media of a pack; raises as `opened`."""
+        return self._source.read(references) if references else []
 
 
 class LoadedMedia:
@@ -77,18 +77,18 @@ class LoadedMedia:
         self._root = root
         self._datasets: dict[str, DatasetMedia] = {}
 
-    def __call__(self, reference: Reference, parts: Parts) -> bytes:
-        """The bytes of a medium.
+    def __call__(self, references: Sequence[Reference], parts: Parts) -> list[bytes]:
+        """The bytes of media of a pack.
 
         Raises:
-            FatalSampleError: it can't be read, or is not what was packed. Ends the training: Energon would only log any
-                other error, and leave out the pack.
+            FatalSampleError: one can't be read, or is not what was packed. Ends the training: Energon would only log
+                any other error, and leave out the pack.
         """
         dataset = str(parts["__sources__"][0].dataset_path) if parts.get("__sources__") else ""
         if dataset not in self._datasets:
             self._datasets[dataset] = DatasetMedia(dataset, self._root)
         try:
-            return self._datasets[dataset].read(reference, parts)
+            return self._datasets[dataset].read(references, parts)
         except PackError as error:
             from megatron.energon.errors import FatalSampleError
 

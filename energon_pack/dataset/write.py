@@ -35,13 +35,14 @@ def write_shards(
         SourceChanged: a source shard is not what was measured.
     """
     root, stored, plan_file = target.root, target.stored, target.staging / PLAN
-    write_plan(plan_file, lengths, plan, shards)
+    names = [f"{target.prefix}-{number:06d}.tar" for number in range(len(shards.splits))]
+    write_plan(plan_file, lengths, plan, shards, names)
     sources = [item.shard for item in lengths.shards]
     members = np.split(plan.items, plan.starts[shards.bounds[1:-1]])
     fingerprint = method.identity.fingerprint
     jobs = (
         ShardJob(
-            path=target.staging / f"{target.prefix}-{number:06d}.tar",
+            path=target.staging / names[number],
             plan=plan_file,
             row_group=number,
             source={sources[n].name: sources[n] for n in np.unique(lengths.items.shard[items]).tolist()},

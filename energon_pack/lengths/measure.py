@@ -93,7 +93,8 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
                 here = slice(start, start + size)
                 slices.append((numbers[here], rows[here]))
                 shards = [indexed[number].shard for number in numbers[here].tolist()]
-                part = samples.slice(start, size).combine_chunks()
+                # A slice would be sent with all the rows that it was cut from.
+                part = samples.take(np.arange(start, start + len(shards))).combine_chunks()
                 costs.append(_cost(part))
                 yield MeasureJob(shards, part, method)
 

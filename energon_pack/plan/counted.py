@@ -1,14 +1,15 @@
-"""What a plan comes to, counted item by item, many at a time."""
+"""What a plan comes to, counted many items, or packs, at a time."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from energon_pack.plan.items import MEDIA_TYPES, AnyInts, Lengths
-from energon_pack.plan.plan import LEFT_OUT, PackPlan
-from energon_pack.plan.tally import Tally
+from energon_pack.plan.items import MEDIA_TYPES, AnyInts, Items, Lengths
+from energon_pack.plan.plan import LEFT_OUT, PackPlan, costs_of_packs, features_of_packs, media_of_packs
+from energon_pack.plan.tally import Moments, Tally
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
+from energon_pack.steps.cost import CostModel
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,37 @@ def count(lengths: Lengths, plan: PackPlan) -> Counted:
         tokens_left_out += int(of_samples[out > 0].sum())
         lens.add(of_samples[of_samples > 0])
     return Counted(samples, packed, tokens, left_out, tokens_left_out, num_parts, lens)
+
+
+@dataclass
+class CountedPacks:
+    """What is counted of packs, by those of `MEDIA_TYPES` where it is several numbers."""
+
+    packs: Ints
+    tokens: Ints
+    num_supervised: int
+    members: Tally
+    visual_tokens: Tally
+    attention_cost: Moments
+    lm: float  # by the cost model, as the next
+    vision: float
+
+
+def count_packs(items: Items, plan: PackPlan, cost: CostModel) -> CountedPacks:
+    """Count all packs of a plan."""
+    num = len(MEDIA_TYPES)
+    found = CountedPacks(np.zeros(num, np.int64), np.zeros(num, np.int64), 0, Tally(), Tally(), Moments(), 0.0, 0.0)
+    for part in plan.parts():
+        media, features = media_of_packs(items, part), features_of_packs(items, part)
+        found.packs += _by(media, num)
+        found.tokens += _by(media, num, part.per_pack(items.lens))
+        found.num_supervised += int(part.per_pack(items.num_supervised).sum())
+        found.members.add(features["members"])
+        found.visual_tokens.add(features["visual_tokens"])
+        found.attention_cost.add(features["attention_cost"])
+        lm, vision = costs_of_packs(items, part, cost).sum(axis=1).tolist()
+        found.lm, found.vision = found.lm + lm, found.vision + vision
+    return found
 
 
 def _by(media: AnyInts, num: int, weights: AnyInts | None = None) -> Ints:

@@ -1,6 +1,6 @@
 """Which items go into which pack, in which order, and which are left out. Pure: arrays in, arrays out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from energon_pack.plan.order import order_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig
 from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.windows import by_chance, window_of, windows
-from energon_pack.run.scratch import AT_WORK, Scratch, blocks
+from energon_pack.run.scratch import Scratch, blocks
 from energon_pack.run.seeded import Ints, seed_of
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel, cost_model
@@ -46,9 +46,14 @@ class PackPlan:
         return len(self.starts) - 1
 
     @property
-    def at_once(self) -> int:
-        """Packs of about as many members as are at work together."""
-        return max(1, AT_WORK * self.num_packs // max(1, len(self.items)))
+    def mean_members(self) -> float:
+        return len(self.items) / max(1, self.num_packs)
+
+    def parts(self) -> "Iterator[PackPlan]":
+        """The packs, many at a time."""
+        for packs in blocks(self.num_packs, self.mean_members):
+            starts = self.starts[packs.start : packs.stop + 1]
+            yield replace(self, starts=starts - starts[0], items=self.items[starts[0] : starts[-1]])
 
     def per_pack(self, *columns: npt.NDArray[Any], of: Callable[..., Any] = _same, add: np.ufunc = np.add) -> Ints:
         """Sums over the members of each pack of one value an item; of `num_packs` int64 alone memory is taken.
@@ -58,12 +63,11 @@ class PackPlan:
             of: what makes the value of them; of one column, it is the value.
             add: what takes the place of a sum.
         """
-        sums = np.zeros(self.num_packs, np.int64)
-        for packs in blocks(self.num_packs, self.at_once):
-            start, end = self.starts[[packs.start, packs.stop]]
-            members = self.items[start:end]
-            values = of(*(column[members] for column in columns)).astype(np.int64)
-            sums[packs] = add.reduceat(values, self.starts[packs] - start)
+        sums, done = np.zeros(self.num_packs, np.int64), 0
+        for part in self.parts():
+            values = of(*(column[part.items] for column in columns)).astype(np.int64)
+            sums[done : done + part.num_packs] = add.reduceat(values, part.starts[:-1])
+            done += part.num_packs
         return sums
 
     def is_packed(self, scratch: Scratch) -> npt.NDArray[np.bool_]:
@@ -209,7 +213,7 @@ def in_order(
                 kind = groups(items.take(some.items[some.starts[:-1]]), packing)
             features = list(features_of_packs(items, some).values())
             in_row = order_packs(features, kind, seed_of(seed, number))
-            for block in blocks(len(in_row), some.at_once):
+            for block in blocks(len(in_row), some.mean_members):
                 packs.add(*_taken(some, in_row[block]))
     return packs.plan(plan.left_out, plan.lower_bound)
 
@@ -221,15 +225,14 @@ def split_of_packs(items: Items, plan: PackPlan) -> AnyInts:
 
 def split_counts(items: Items, plan: PackPlan) -> dict[str, dict[str, int]]:
     """Packs, samples and tokens of each split that has any."""
-    split, sizes, tokens = split_of_packs(items, plan), np.diff(plan.starts), plan.per_pack(items.lens)
+    counts = np.zeros((len(SPLITS), 3), np.int64)
+    for part in plan.parts():
+        split = split_of_packs(items, part)
+        of_packs = np.ones(len(split), np.int64), np.diff(part.starts), part.per_pack(items.lens)
+        np.add.at(counts, split, np.stack(of_packs, axis=1))
+    names = "packs", "samples", "tokens"
     return {
-        name: {
-            "packs": int((split == number).sum()),
-            "samples": int(sizes[split == number].sum()),
-            "tokens": int(tokens[split == number].sum()),
-        }
-        for number, name in enumerate(SPLITS)
-        if (split == number).any()
+        split: dict(zip(names, row, strict=True)) for split, row in zip(SPLITS, counts.tolist(), strict=True) if row[0]
     }
 
 
@@ -287,7 +290,7 @@ def taken(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) 
     """Some packs of a plan, in this order."""
     found = _Packs(scratch)
     for order in packs:
-        for block in blocks(len(order), plan.at_once):
+        for block in blocks(len(order), plan.mean_members):
             found.add(*_taken(plan, order[block]))
     return found.plan(plan.left_out, plan.lower_bound)
 

@@ -10,25 +10,22 @@ import numpy as np
 from rich.table import Table
 
 from energon_pack.errors import PackError
-from energon_pack.plan.counted import count
+from energon_pack.plan.counted import CountedPacks, count, count_packs
 from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Items, Lengths
 from energon_pack.plan.plan import (
     LEFT_OUT,
     PackPlan,
     costs_of_packs,
-    features_of_packs,
-    media_of_packs,
     split_counts,
     split_of_packs,
     without_window,
 )
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
-from energon_pack.plan.tally import Tally
+from energon_pack.plan.tally import Moments, Tally
 from energon_pack.run.console import console, say
 from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import blocks
-from energon_pack.run.seeded import Ints
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 from energon_pack.steps.spread import PackCosts, compared
@@ -143,10 +140,8 @@ def summarize(
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
     """
     items, num_samples = lengths.items, lengths.num_samples
-    pack_media, tokens_of_pack, features = (
-        media_of_packs(items, plan), plan.per_pack(items.lens), features_of_packs(items, plan)
-    )  # fmt: skip
-    found = count(lengths, plan)
+    found, packs = count(lengths, plan), count_packs(items, plan, cost)
+    tokens = int(packs.tokens.sum())
     reasons = lengths.reasons + Counter(
         {reason.value: int(found.left_out[code]) for code, reason in enumerate(LEFT_OUT) if reason is not None}
     )
@@ -156,7 +151,7 @@ def summarize(
             f"{num_samples} samples, but {num_packed} packed and {dict(reasons)} skipped;"
             f" {found.num_parts} of {len(items) - num_samples} parts packed: a bug"
         )
-    capacity = packing.max_token_len
+    capacity, of_packs = packing.max_token_len, [*packs.packs.tolist(), 0]
     return Report(
         samples_in=num_samples,
         samples_excluded=num_found + num_repeated - num_samples,
@@ -169,11 +164,11 @@ def summarize(
         packs=plan.num_packs,
         packs_lower_bound=plan.lower_bound,
         packs_without_window=without_window(items, packing, lengths.seed),
-        fill=_fill(tokens_of_pack.sum(), plan.num_packs, capacity),
+        fill=_fill(tokens, plan.num_packs, capacity),
         max_token_len=capacity,
-        tokens=int(tokens_of_pack.sum()),
+        tokens=tokens,
         tokens_left_out=found.tokens_left_out,
-        num_supervised=int(plan.per_pack(items.num_supervised).sum()),
+        num_supervised=packs.num_supervised,
         samples_with_control_tokens=lengths.notes["control_tokens"],
         samples_with_placeholders_put_in=lengths.notes["placeholders_put_in"],
         samples_with_placeholders_as_text=lengths.notes["placeholders_as_text"],
@@ -184,28 +179,28 @@ def summarize(
             name: MediaFigures(
                 samples_in=int(found.samples[code]),
                 samples=int(found.packed[code]),
-                packs=int((pack_media == code).sum()),
+                packs=int(of_packs[code]),
                 tokens=int(found.tokens[code]),
-                fill=_fill(tokens_of_pack[pack_media == code].sum(), int((pack_media == code).sum()), capacity),
+                fill=_fill(packs.tokens[code], int(of_packs[code]), capacity) if code >= 0 else 0.0,
             )
             for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
-            if found.samples[code] or (pack_media == code).any()
+            if found.samples[code] or of_packs[code]
         },
         by_split=split_counts(items, plan),
-        members_per_pack=spread(np.diff(plan.starts)),
+        members_per_pack=packs.members.spread(),
         token_len=found.lens.spread(),
-        visual_tokens_per_pack=spread(features["visual_tokens"]),
-        attention_cost=_evenness(features["attention_cost"]),
-        flops=_flops(items, plan, cost),
+        visual_tokens_per_pack=packs.visual_tokens.spread(),
+        attention_cost=_evenness(packs.attention_cost),
+        flops=_flops(packs, cost),
         steps=_steps(items, plan, packing.topology, cost),
     )
 
 
-def _flops(items: Items, plan: PackPlan, cost: CostModel) -> dict[str, Any]:
+def _flops(packs: CountedPacks, cost: CostModel) -> dict[str, Any]:
     """What one forward pass over all packs costs, and what says so."""
-    lm, vision = costs_of_packs(items, plan, cost).sum(axis=1).tolist()
-    weights = cost.lm_token * float(plan.per_pack(items.lens).sum())
-    return {"weights": weights, "attention": max(0.0, lm - weights), "vision": vision, "source": cost.source}
+    weights = cost.lm_token * float(packs.tokens.sum())
+    attention = max(0.0, packs.lm - weights)
+    return {"weights": weights, "attention": attention, "vision": packs.vision, "source": cost.source}
 
 
 def _steps(items: Items, plan: PackPlan, topology: Topology, cost: CostModel) -> dict[str, Any] | None:
@@ -220,9 +215,8 @@ def _steps(items: Items, plan: PackPlan, topology: Topology, cost: CostModel) ->
     return {"split": SPLITS[split[0]], "cost": cost.source, **figures}
 
 
-def _evenness(cost: Ints) -> dict[str, Any]:
-    mean = float(cost.mean()) if len(cost) else 0.0
-    return {"mean": mean, "max": int(cost.max(initial=0)), "cv": float(cost.std() / mean) if mean else 0.0}
+def _evenness(cost: Moments) -> dict[str, Any]:
+    return {"mean": cost.mean, "max": cost.most, "cv": cost.deviation / cost.mean if cost.mean else 0.0}
 
 
 def num_lost_to_bad_data(skipped_by_reason: Mapping[str, int]) -> int:

@@ -1,4 +1,4 @@
-"""How numbers spread, counted some at a time: which values there are, and how often."""
+"""How numbers spread, counted some at a time."""
 
 import math
 
@@ -45,3 +45,28 @@ class Tally:
         upto, last = np.cumsum(self.counts), len(self) - 1
         places = {name: math.ceil(rank * last) for name, rank in _RANKS.items()}
         return {name: int(self.values[np.searchsorted(upto, place, "right")]) for name, place in places.items()}
+
+
+class Moments:
+    """Mean, deviation and largest of numbers, counted some at a time.
+
+    Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+    """
+
+    def __init__(self) -> None:
+        self.num = self.most = 0
+        self.mean = self._squares = 0.0
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(self._squares / max(1, self.num))
+
+    def add(self, values: Ints) -> None:
+        """Count more."""
+        if not len(values):
+            return
+        mean, num = float(values.mean()), self.num + len(values)
+        away = mean - self.mean
+        self._squares += float(((values - mean) ** 2).sum()) + away**2 * self.num * len(values) / num
+        self.mean += away * len(values) / num
+        self.num, self.most = num, max(self.most, int(values.max()))

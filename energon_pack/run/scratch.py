@@ -14,11 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-AT_WORK = 1 << 20  # of a very long array
+AT_WORK = 1 << 20  # of a very long array: what is counted in blocks is the same whatever this is
 
 
-def blocks(num: int, size: int = AT_WORK) -> Iterator[slice]:
-    """Slices of `num` things in a row, many at a time."""
+def blocks(num: int, each: float = 1.0) -> Iterator[slice]:
+    """Slices of `num` things in a row, many at a time.
+
+    Args:
+        each: how many numbers one of them is.
+    """
+    size = max(1, int(AT_WORK / max(1.0, each)))
     for start in range(0, num, size):
         yield slice(start, min(start + size, num))
 

@@ -2,22 +2,24 @@
 what was packed: size, name in the tar, and the bytes at both ends tell.
 """
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 from zlib import crc32
 
 from energon_pack.errors import PackError
+from energon_pack.run.stores import is_address
 from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.samples.flavors.references import Reference
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.lmdb_file import joined_name
 from energon_pack.sources.open_files import OpenFiles
+from energon_pack.sources.storage import File, path_in, read_ahead
 from energon_pack.sources.tar import BLOCK, member_of
 
 #: Bytes at each end of a medium that tell whether it is still the same.
 END = 1024
+_AT_ONCE = 32  # media of a pack: fewer than files are kept open
 
 
 class Ends(NamedTuple):
@@ -39,15 +41,21 @@ class Ends(NamedTuple):
         return crc32(self.last, crc32(self.first, crc32(name)))
 
 
+def ends_within(offset: int, size: int) -> list[tuple[int, int]]:
+    """Where the first and the last bytes of a part are, and how many."""
+    end = min(size, END)
+    return [(offset, end), (offset + size - end, end)]
+
+
 def ends_of(file: Bytes, offset: int, size: int, lead: int) -> Ends:
     """Two short reads of a part.
 
     Args:
         lead: bytes of the header before it.
     """
-    end = min(size, END)
-    head = file.read(offset - lead, lead + end)
-    return Ends(head[:lead], head[lead:], file.read(offset + size - end, end))
+    (first, end), last = ends_within(offset, size)
+    head = file.read(first - lead, lead + end)
+    return Ends(head[:lead], head[lead:], file.read(*last))
 
 
 class SourceMedia:
@@ -61,12 +69,30 @@ class SourceMedia:
         self._root = root
         self._files = OpenFiles()
 
-    def read(self, reference: Reference) -> bytes:
-        """The bytes of a medium.
+    def read(self, references: Sequence[Reference]) -> list[bytes]:
+        """The bytes of media.
 
         Raises:
-            PackError: it can't be read, or is not what was packed.
+            PackError: one can't be read, or is not what was packed.
         """
+        found: list[bytes] = []
+        for first in range(0, len(references), _AT_ONCE):
+            some = references[first : first + _AT_ONCE]
+            if is_address(self._root):
+                self._read_ahead(some)
+            found += map(self._read, some)
+        return found
+
+    def _read_ahead(self, references: Sequence[Reference]) -> None:
+        wanted: dict[str, tuple[File, list[tuple[int, int]]]] = {}
+        for reference in references:
+            path, offset, lead = self._place(reference)
+            with _readable(path, reference):
+                _, ranges = wanted.setdefault(path, (self._files.open(path), []))
+            ranges.append((offset - lead, lead + reference.size))
+        read_ahead(list(wanted.values()))
+
+    def _read(self, reference: Reference) -> bytes:
         path, offset, lead = self._place(reference)
         with _readable(path, reference):
             file = self._files.open(path)
@@ -89,7 +115,7 @@ class SourceMedia:
     def _place(self, reference: Reference) -> tuple[str, int, int]:
         """Path, offset and the bytes of the header before it."""
         name, *where = reference.place
-        path = os.path.join(self._root, str(name))
+        path = path_in(self._root, str(name))
         if len(where) == 2:
             return path, int(where[0]), BLOCK
         return joined_name(path, str(where[0])) if where else path, 0, 0

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address, joined, lies_in
+from energon_pack.run.stores import is_address, lies_in
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
@@ -25,7 +25,7 @@ from energon_pack.sources import wds
 from energon_pack.sources.jsonl import index as lines
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.jsonl.lmdb_file import split_name
-from energon_pack.sources.storage import absolute, folder_of, real_path, state_of
+from energon_pack.sources.storage import absolute, folder_of, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
 
 #: A file beside the shard as a part, by the name it has in a sample; raises Skip where it can't be read.
@@ -68,10 +68,7 @@ class _File:
 
     def path_of(self, name: str) -> str:
         """The file that a part is in."""
-        if self.media_root is None:
-            return self.path
-        in_store = is_address(self.media_root) or is_address(name)
-        return joined(self.media_root, name) if in_store else os.path.join(self.media_root, name)
+        return self.path if self.media_root is None else path_in(self.media_root, name)
 
     @property
     def ratio(self) -> float:
@@ -125,7 +122,7 @@ class TarShard(_File):
         return listed_parts([name], key, parts)[0]
 
     @property
-    def root(self) -> str:
+    def base(self) -> str:
         """The folder in which it has its name."""
         return self.path.removesuffix(f"/{self.name}")
 
@@ -177,7 +174,8 @@ class JsonlShard(_File):
         return look_up(name)
 
     @property
-    def root(self) -> str:
+    def base(self) -> str:
+        """The folder to which names of its media are relative."""
         return self.media_root
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
@@ -231,7 +229,7 @@ class Source:
         Raises:
             PackError: tars of it have their names in several folders.
         """
-        roots = sorted({shard.root for shard in self.shards})
+        roots = sorted({shard.base for shard in self.shards})
         if len(roots) > 1 and any(shard.media_root is None for shard in self.shards):
             raise PackError(
                 f"output.media=reference: the source lies in {roots[0]} and {roots[1]}: give source.path one folder"

@@ -208,6 +208,11 @@ def absolute(path: str) -> str:
     return stores.tidy(path) if is_address(path) else os.path.abspath(path)
 
 
+def path_in(folder: str, name: str) -> str:
+    """As `os.path.join`, of addresses too."""
+    return stores.joined(folder, name) if is_address(folder) or is_address(name) else os.path.join(folder, name)
+
+
 def folder_of(path: str) -> str:
     """As `os.path.dirname`; of a bucket, itself."""
     return stores.parent(path) if is_address(path) else os.path.dirname(path)

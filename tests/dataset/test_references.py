@@ -5,6 +5,7 @@ A source that changed ends the training: no reader may get another medium than t
 
 import json
 import os
+import pickle
 import runpy
 import shutil
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from support.damage import change, found, lines, read_shard
 from support.packed import demo_config, files, packed, samples, train
 from support.running import ROOT, command_here, need_torchvision
 from support.samples import chat, npy, picture, video, write_source, write_tar
+from support.stores import Bucket
 
 Make = Callable[..., PackConfig]
 BOTH = tuple(MediaIn)
@@ -131,6 +133,21 @@ def referred(config: Make, tmp_path: Path) -> Path:
     """Two shards of images, referred to; the source lies in tmp_path/source."""
     settings = {"packing__max_token_len": 512, "packing__overlong": Overlong.split_turns}
     return packed(config(write_tars(tmp_path / "source"), output__media=MediaIn.reference, **settings))
+
+
+@pytest.mark.parametrize(("name", "format"), [("image_demo", "wds"), ("video_demo", "wds"), ("image_demo", "jsonl")])
+def test_real_samples_are_those_of_copies(real: Path, config: Make, name: str, format: str) -> None:
+    """Photographs of up to 5,304 × 3,540 pixels, several in a chat; clips in mp4 and avi."""
+    source = real / "wds" / name if format == "wds" else real / "jsonl" / f"{name}.jsonl"
+    settings: dict[str, Any] = {"source__format": Format(format), "packing__max_token_len": 65_536, "max_skipped": 0.3}
+    settings |= {"source__media_root": str(real / "data" / name)} if format == "jsonl" else {}
+    settings |= {"model__processor": str(real / "processors" / "qwen2_5_vl"), "model__factor": 28}
+    copied, referred = (
+        packed(config(source, output__media=media, output__name=media.value, **settings)) for media in BOTH
+    )
+    assert (copied / "pack_plan.parquet").read_bytes() == (referred / "pack_plan.parquet").read_bytes()
+    assert list(map(plain, train(copied))) == list(map(plain, train(referred)))
+    assert lines(found(referred, source=[], lengths=3)) == ""
 
 
 # ------------------------------------------------------------------------------------------------- what is loaded
@@ -298,7 +315,31 @@ def test_lines_of_several_folders_have_one_root(config: Make, tmp_path: Path) ->
     assert lines(found(folder)).count("can't be read") == 4
     name, size, checksum = value["_meta"]["media_parts"][0][0]
     reference = Reference(name, tuple(value["media_refs"][0][0]), size, checksum, "")
-    assert media.read(reference)[:2] == b"\xff\xd8"
+    assert media.read([reference])[0][:2] == b"\xff\xd8"
+
+
+@pytest.mark.parametrize("kind", ["tars", "lines"])
+def test_a_source_that_moved_to_an_object_store(
+    config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Packed from there or from disk it is the same, and media of a pack are read in few requests."""
+    source = write_tars(tmp_path / "source") if kind == "tars" else write_source(tmp_path / "source").parent
+    format, name = (Format.wds, "") if kind == "tars" else (Format.jsonl, "/media.jsonl")
+    address = bucket.put_folder(source, "data")
+    make = partial(config, source__format=format, output__media=MediaIn.reference, max_skipped=0.9)
+    local = packed(make(f"{source}{name}", output__name="local"))
+    stored = packed(make(f"{address}{name}", output__name="stored", source__media_root=None))
+    assert files(local) == files(stored)
+    assert source_root(stored) == address
+    whole = [plain(pack) for pack in train(local)]
+    assert [plain(pack) for pack in train(stored)] == whole
+    monkeypatch.setenv("ENERGON_PACK_SOURCE", address)
+    shutil.rmtree(source)
+    bucket.seen()
+    assert [plain(pack) for pack in train(local)] == whole
+    monkeypatch.setenv("ENERGON_PACK_SOURCE", f"{address}/nowhere")
+    with pytest.raises(FatalSampleError, match=r"data/nowhere/.* can't be read"):
+        list(train(local))
 
 
 def test_tars_need_one_folder(config: Make, tmp_path: Path) -> None:
@@ -419,6 +460,28 @@ def test_a_stale_lmdb_ends_the_training(config: Make, tmp_path: Path) -> None:
             list(train(folder))
 
 
+def test_a_run_that_was_stopped_goes_on(config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the shards that it had written, which are compared with the source; the bytes are those of one run."""
+    source = write_tars(tmp_path / "source")
+    make = partial(
+        config, source, output__media=MediaIn.reference, output__max_shard_packs=1, packing__max_token_len=1300
+    )
+    whole = files(packed(make(output__name="whole")))
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("energon_pack.pack.publish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            pack(make())
+    (left,) = (tmp_path / "out" / ".staging").glob("*/packed-000000.tar")
+    written = left.stat().st_ino
+    again = packed(make())
+    assert files(again) == whole
+    assert (again / left.name).stat().st_ino == written
+
+
 # ------------------------------------------------------------------------------------------------- damaged packs
 
 
@@ -455,8 +518,9 @@ def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def reference(i: int) -> Reference:
         return Reference("s000.i00.jpg", (f"{i}.jpg",), 5, crc32(bytes([i]) * 10), "s")
 
+    media = pickle.loads(pickle.dumps(media))  # as to a worker that is spawned
     for i in (0, 1, 0, 2, 3, 4, 0):
-        assert media.read(reference(i)) == bytes([i]) * 5
+        assert media.read([reference(i)]) == [bytes([i]) * 5]
         assert len(media._files) <= 2
 
 

@@ -79,6 +79,7 @@ NOT_RUN: dict[str, tuple[str, Callable[[str], bool]]] = {
     r"python benchmarks/": ("it takes minutes", _a_script),
     r"energon-pack .*s3://": ("there is no such bucket; tests/dataset/test_stored_datasets.py has one", _of_a_model),
     r"srun ": ("there is no Slurm; tests/run/shared/test_slurm.py starts one where it is installed", _on_nodes),
+    r"energon-pack .*executor[.]address=": ("there is no Ray cluster; tests/run/test_ray.py starts one", _on_nodes),
     r"pytest ": ("these are tests themselves", _tests),
 }
 

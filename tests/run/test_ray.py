@@ -1,6 +1,9 @@
 """Tasks of a Ray cluster: four nodes on this machine keep what an executor promises."""
 
 import itertools
+import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +20,7 @@ from energon_pack.run.executors.choose import executor_of
 from support.jobs import about, die, die_once, double, fail_beside, hold, large, listed, refuse, sleep, where
 from support.packed import files
 from support.ray_cluster import Nodes, nodes
+from support.running import ROOT
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 RayExecutor = pytest.importorskip("energon_pack.run.executors.ray").RayExecutor
@@ -33,8 +37,8 @@ def settings(cluster: Nodes) -> ExecutorConfig:
     return ExecutorConfig(kind=ExecutorKind.ray, address=cluster.address)
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+def wait_for(is_so: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.1)
@@ -137,6 +141,33 @@ def test_an_error_ends_the_jobs_at_work(settings: ExecutorConfig, tmp_path: Path
     with pytest.raises(ValueError, match="mistake"), executor_of(settings) as executor:
         list(executor.map(fail_beside, paths))
     wait_for(lambda: not psutil.pid_exists(int(paths[1].read_text())))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_exits_with_130_and_ends_its_own_ray(
+    demo: tuple[Path, Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    """Ray's own handler would exit with other codes; its processes would go on."""
+    arguments = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", "executor=ray"]
+    arguments += [f"output.dir={tmp_path / 'out'}", "executor.num_workers=1", "media.image=support.jobs:SlowImage"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "energon_pack", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        text=True,
+    )
+    wait_for(lambda: any(tmp_path.glob("out/.cache/index/*/*.parquet")), 120)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert "raylet" in {child.name() for child in children}
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    assert psutil.wait_procs(children, timeout=20)[1] == []
 
 
 def test_another_version_on_a_node_is_refused(settings: ExecutorConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,9 @@ class _Killer:
             self._awake.remove((when, task))
             task.signal(signal.SIGCONT)
 
-    def kill(self) -> bool:
+    def kill(self, writes: bool) -> bool:
         """One process, or all of a task; False: there was none of the kind that was to be killed."""
-        stage = self._nodes.line.partition(":")[0].partition(" ")[0] or "start"
+        stage = "write" if writes else self._nodes.line.partition(":")[0].partition(" ")[0] or "start"
         stopped = [task for _, task in self._awake]
         tasks = [task for task in self._nodes.tasks if task.is_alive and task not in stopped]
         if len(tasks) < 2:
@@ -74,20 +74,30 @@ class _Killer:
 
 
 def _kill_and_compare(
-    folder: Path, command: tuple[str, ...], expected: dict[str, bytes], most: int, seed: int, pause: float
+    folder: Path, command: tuple[str, ...], expected: dict[str, bytes], most: tuple[int, int], seed: int, pause: float
 ) -> Counter[tuple[str, str]]:
-    """One run with some kills."""
+    """One run with some kills.
+
+    Args:
+        most: kills until it writes, and from then on.
+        pause: the longest between two, in seconds; a quarter of it while it writes.
+    """
     template = folder.parent / "undisturbed" / ".cache" / "templates"
     shutil.copytree(template, folder / "shared" / ".cache" / "templates")
     with Nodes(folder, command) as nodes:
         killer, random = _Killer(nodes, seed), Random(seed)
         begun = time.monotonic()
         following = begun + 3 + random.uniform(0, pause)
+        nums = [0, 0]
         while not killer.is_over:
             assert time.monotonic() - begun < _RUN_SECONDS, "\n".join(task.said[-3000:] for task in nodes.tasks)
             killer.look()
-            if sum(killer.done.values()) < most and time.monotonic() > following and killer.kill():
-                following = time.monotonic() + random.uniform(0.3, pause)
+            writes = any(nodes.shared.glob(".staging/*/*.tar.idx"))
+            if nums[writes] < most[writes] and time.monotonic() > following and killer.kill(writes):
+                nums[writes] += 1
+                following = time.monotonic() + random.uniform(0.3, pause / 4 if writes else pause)
+            elif writes and not nums[True]:
+                following = min(following, time.monotonic() + random.uniform(0, 1))
             time.sleep(0.05)
         said = "\n".join(f"--- {task.num_started}\n{task.said[-3000:]}" for task in nodes.tasks)
         assert [task.process.returncode for task in nodes.tasks] == [0] * 4, said
@@ -98,36 +108,31 @@ def _kill_and_compare(
     return killer.done
 
 
-@pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory, demo: tuple[Path, Path]) -> tuple[str, ...]:
-    source = write_texts(tmp_path_factory.mktemp("texts"), 30, 2000, 120)
-    return ("+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={source}", *SETTINGS)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, command: tuple[str, ...]) -> tuple[Path, dict[str, bytes]]:
-    """Where one machine packed it, and the bytes."""
-    folder = tmp_path_factory.mktemp("runs")
-    code, _, errors = run_here(*command, f"output.dir={folder / 'undisturbed'}", cwd=ROOT)
+def _undisturbed(folder: Path, demo: tuple[Path, Path], size: tuple[int, int, int]) -> tuple[tuple[str, ...], Path]:
+    """A source of that size, packed by one machine: the command without its executor, and where the runs are to be."""
+    source = write_texts(folder / "texts", *size)
+    command = ("+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={source}", *SETTINGS)
+    code, _, errors = run_here(*command, f"output.dir={folder / 'runs' / 'undisturbed'}", cwd=ROOT)
     assert code == 0, errors
-    return folder, files(folder / "undisturbed" / "packed")
+    return command, folder / "runs"
 
 
-def test_a_few_kills(command: tuple[str, ...], undisturbed: tuple[Path, dict[str, bytes]]) -> None:
-    folder, expected = undisturbed
-    done = _kill_and_compare(folder / "few", command, expected, 4, 7, 4.0)
-    assert sum(done.values()) >= 1
+def test_a_few_kills(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    command, runs = _undisturbed(tmp_path, demo, (6, 2000, 40))
+    expected = files(runs / "undisturbed" / "packed")
+    assert sum(_kill_and_compare(runs / "few", command, expected, (3, 1), 7, 3.0).values()) >= 1
 
 
 @pytest.mark.slow
-def test_fifty_kills(command: tuple[str, ...], undisturbed: tuple[Path, dict[str, bytes]]) -> None:
+def test_fifty_kills(demo: tuple[Path, Path], tmp_path: Path) -> None:
     """Spread over some runs, over measuring and writing."""
-    folder, expected = undisturbed
+    command, runs = _undisturbed(tmp_path, demo, (30, 2000, 120))
+    expected = files(runs / "undisturbed" / "packed")
     done: Counter[tuple[str, str]] = Counter()
     number = 0
     while sum(done.values()) < 50:
         number += 1
-        here = _kill_and_compare(folder / str(number), command, expected, 8, number, 6.0)
+        here = _kill_and_compare(runs / str(number), command, expected, (4, 4), number, 6.0)
         print(f"run {number}: {dict(here)}", flush=True)
         done += here
     print(f"{sum(done.values())} kills in {number} runs: {dict(done)}")

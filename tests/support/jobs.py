@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from energon_pack.errors import SamplesLost
 
@@ -73,3 +74,17 @@ def large(number: int) -> bytes:
 
 def listed(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
+
+
+class SlowImage:
+    """A rule of `media.image` that changes nothing, and takes its time to measure."""
+
+    def __init__(self, settings: object, factor: int):
+        pass
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        time.sleep(0.01)
+        return width, height
+
+    def apply(self, image: Any) -> Any:
+        return image

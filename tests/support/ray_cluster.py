@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -33,9 +33,10 @@ class Nodes:
     def workers(self) -> list[psutil.Process]:
         """The processes that are at work on jobs of a run."""
         found = []
-        for process in psutil.process_iter(["cmdline"]):
-            if (process.info["cmdline"] or [""])[0].startswith(_TASK):
-                found.append(process)
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if process.cmdline()[:1] and process.cmdline()[0].startswith(_TASK):
+                    found.append(process)
         return found
 
     def lose(self, number: int) -> None:

@@ -123,7 +123,8 @@ class RayExecutor:
 
     def _first(self, waiting: deque[_Task], ended: _Ended) -> Any:
         """The result of the first job that waits; those that are lost meanwhile are begun again."""
-        seconds, quiet, sign = min(_LOOK_SECONDS, self._settings.give_up_after / 4), 0.0, self._sign_of_life()
+        seconds, quiet = min(_LOOK_SECONDS, self._settings.give_up_after / 4), 0.0
+        sign: bytes | None = None
         while waiting[0] in self._at_work or not ended.empty():
             try:
                 task, future = ended.get(timeout=seconds)
@@ -157,16 +158,14 @@ class RayExecutor:
 
     def _most(self) -> int:
         """Jobs that may be on their way: clusters grow and shrink."""
-        if self._settings.num_workers is not None:
-            return self._settings.num_workers
-        now = time.monotonic()
+        now, most = time.monotonic(), self._settings.num_workers
         if now >= self._next_look:
             total, self._next_look = ray.cluster_resources(), now + _LOOK_SECONDS
             slots = total.get("CPU", 0.0) / self._settings.num_cpus
             if self._settings.memory is not None:
                 slots = min(slots, total.get("memory", 0.0) / self._settings.memory)
             self._room = max(1, int(slots)) * _JOBS_PER_SLOT
-        return self._room
+        return self._room if most is None or self._settings.address is None else min(most, self._room)
 
     def _sign_of_life(self) -> bytes | None:
         """Another one each time that a worker with a long job says that it is at work."""

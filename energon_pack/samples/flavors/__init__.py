@@ -9,7 +9,7 @@ from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.foreign import LlavaCaptioning, LoongForgeChatMix, LoongForgeMixQA
 from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA
 from energon_pack.samples.flavors.parts import Parts, json_of
-from energon_pack.samples.flavors.references import ReadMedium, all_parts
+from energon_pack.samples.flavors.references import ReadMedia, all_parts
 from energon_pack.samples.sample import Message
 
 UNPACKED = MultiMixQA()
@@ -32,7 +32,7 @@ def foreign_flavor(value: Fields) -> PackedFlavor | None:
     return next((flavor for flavor in FOREIGN if set(flavor.told_by) <= value.keys()), None)
 
 
-def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedium) -> dict[str, Any]:
+def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
     """The fields of a flavour's sample class from the parts of a pack, whoever wrote it; raises Skip as its `load`.
 
     Args:
@@ -43,7 +43,7 @@ def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedium) -> dict[str,
     return whose.load(*all_parts(parts, value, whose, read))
 
 
-def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedium) -> Iterator[MemberInput]:
+def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Iterator[MemberInput]:
     """The members of a pack from its parts, without a sample class; raises Skip as `load` and `inputs` do.
 
     Args:

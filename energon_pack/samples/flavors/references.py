@@ -27,8 +27,8 @@ class Reference(NamedTuple):
     sample: str  # id of the member whose it is
 
 
-#: The bytes of a part that lies in the source of a pack.
-ReadMedium = Callable[[Reference, Parts], bytes]
+#: The bytes of parts of a pack that lie in its source; the pack is known by the parts that it has.
+ReadMedia = Callable[[Sequence[Reference], Parts], list[bytes]]
 
 
 def _is_place(value: Any) -> bool:
@@ -105,9 +105,10 @@ def _are_others(refs: list[Any], parts: list[Any]) -> bool:
     return len(refs) != len(parts) or any(len(r) == 3 and r[2] != p[1] for r, p in zip(refs, parts, strict=True))
 
 
-def all_parts(parts: Parts, value: Fields, flavor: PackedFlavor, read: ReadMedium) -> tuple[Parts, Fields]:
+def all_parts(parts: Parts, value: Fields, flavor: PackedFlavor, read: ReadMedia) -> tuple[Parts, Fields]:
     """The parts of a pack and its JSON, as they are with copies: those that it lacks are read from the source."""
     if not has_references(value):
         return parts, value
     missing = [part for member in references_of(value) for part in member if part.name not in parts]
-    return {**parts, **{part.name: read(part, parts) for part in missing}}, with_names(value, flavor)
+    found = zip(missing, read(missing, parts), strict=True)
+    return {**parts, **{part.name: data for part, data in found}}, with_names(value, flavor)

@@ -1,5 +1,6 @@
-"""Slurm itself, as a distribution has it: tasks are cancelled, killed, requeued; the bytes are those of one machine."""
+"""Slurm itself, as a distribution has it: tasks that are cancelled, killed and requeued, and the same bytes."""
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory, demo: tuple[Path, Path]) -> tuple[str, ...]:
-    source = write_texts(tmp_path_factory.mktemp("texts"), 30, 2000, 120)
+    source = write_texts(tmp_path_factory.mktemp("texts"), 16, 2000, 120)
     return ("+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={source}", *SETTINGS)
 
 
@@ -38,10 +39,12 @@ def expected(tmp_path_factory: pytest.TempPathFactory, command: tuple[str, ...])
     return files(folder / "packed")
 
 
-def _until(is_so: Callable[[], object], seconds: float = 120) -> None:
+def _until(is_so: Callable[[], object], run: "subprocess.Popen[str]", seconds: float = 200) -> None:
     end = time.monotonic() + seconds
     while not is_so():
-        assert time.monotonic() < end
+        if run.poll() or time.monotonic() > end:
+            run.kill()
+            raise AssertionError("".join(run.communicate()))
         time.sleep(0.2)
 
 
@@ -49,32 +52,30 @@ def test_an_array_whose_tasks_are_cancelled_killed_and_requeued(
     slurm: RealSlurm, command: tuple[str, ...], expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     submitted = (
-        "executor.sbatch=--cpus-per-task=1 --requeue",
+        'executor.sbatch="--cpus-per-task=1 --requeue"',
         "executor.num_nodes=4",
         f"output.dir={tmp_path / 'out'}",
     )
     run = start_alone(*command, *SHARED, *submitted, cwd=tmp_path)
-    _until(lambda: len(slurm.say("squeue", "-h", "-t", "R", "-o", "%i").split()) == 4)
-    nodes = {
-        node: job for job, node in (line.split() for line in slurm.say("squeue", "-h", "-o", "%i %N").splitlines())
-    }
-    assert sorted(nodes) == ["n1", "n2", "n3", "n4"]
-    lengths = tmp_path / "out" / ".cache" / "lengths"
-    _until(lambda: [*lengths.glob("*/*.parquet")])  # it measures
-    print(slurm.say("scancel", nodes["n1"]), slurm.say("scontrol", "requeue", nodes["n2"]))
+    _until(lambda: len(slurm.say("squeue", "-h", "-t", "R", "-o", "%i").split()) == 4, run)
+    lines = slurm.say("squeue", "-h", "-o", "%i %N").splitlines()
+    jobs = {node: job for job, node in map(str.split, lines)}
+    assert sorted(jobs) == ["n1", "n2", "n3", "n4"]
+    _until(lambda: [*(tmp_path / "out" / ".cache" / "lengths").glob("*/*.parquet")], run)  # it measures
+    assert slurm.say("scancel", jobs["n1"]) == slurm.say("scontrol", "requeue", jobs["n2"]) == ""
     time.sleep(3)
     slurm.kill_node("n3")
     staging = tmp_path / "out" / ".staging"
-    _until(lambda: [*staging.glob("*/*.tar.idx")] or run.poll() is not None)  # it writes
-    assert run.poll() is None
+    _until(lambda: [*staging.glob("*/*.tar.idx")], run)  # it writes
     slurm.start_node("n3")
+    assert slurm.processes("n4")
     for process in slurm.processes("n4"):
         process.kill()
     said, errors = run.communicate(timeout=300)
     print(said, errors, slurm.say("squeue"))
     assert run.returncode == 0, said + errors
     assert files(tmp_path / "out" / "packed") == expected
-    _until(lambda: not slurm.say("squeue", "-h"))  # a task that comes late ends as the others did
+    _until(lambda: not slurm.say("squeue", "-h"), run)  # a task that comes late ends as the others did
     assert not staging.exists()
 
 

@@ -17,6 +17,7 @@ from energon_pack.run.executors.shared.folder import read, remove, write
 
 #: between two beats; one that misses `lost_after` of them is lost
 BEAT_SECONDS = 2.0
+_QUIET_SECONDS = 3 * BEAT_SECONDS
 
 
 class Beat:
@@ -66,13 +67,19 @@ class Watched:
         self._changed = time.monotonic()
         #: whether it was seen to change
         self.lives = False
+        #: whether it is gone, or has not changed for a while: time to look closer at who writes it
+        self.is_quiet = False
 
     def is_lost(self) -> bool:
-        """Whether it has not changed for too long; looks."""
+        """Whether it has not changed for too long; looks.
+
+        NFS asks its server for a file that is opened, though not for a name that was not there, or for a folder.
+        """
         content, now = read(self.path), time.monotonic()
         if content is not None and content != self._content:
             self.lives = self._content is not None
             self._content, self._changed = content, now
+        self.is_quiet = content is None or now - self._changed > _QUIET_SECONDS
         return now - self._changed > self._lost_after
 
 

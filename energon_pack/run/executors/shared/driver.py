@@ -29,7 +29,7 @@ _JOBS_PER_WORKER = 2  # one at work, one waiting
 _RESULTS_PER_JOB = 2  # so many more may wait for one before them
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 0.3  # seconds between two looks at results
 _LOOK_SECONDS = 1.0  # between two looks at nodes
-_REFRESH_SECONDS = 2.0  # without a result
+_REFRESH_SECONDS = 0.5  # without a result
 _TWICE_SECONDS = 30.0  # after which a job is given to a second node, where nodes have nothing else to do
 _MOST_LOST = 10  # nodes that one job may cost
 _BESIDE = 2  # processes of the driver itself: the one beside all others
@@ -171,10 +171,11 @@ class SharedExecutor:
         return task
 
     def _send(self, task: _Task, node: _NodeSeen) -> None:
-        task.nodes.append(node.name)
         task.sent = time.monotonic()
-        node.tasks.add(task.number)
-        if not write(self._run.inbox(node.name) / task.name, task.data):
+        if write(self._run.inbox(node.name) / task.name, task.data):
+            task.nodes.append(node.name)
+            node.tasks.add(task.number)
+        else:
             self._orphans.add(task.number)
 
     def _hand_out_twice(self, waiting: Iterable[_Task]) -> None:
@@ -263,6 +264,7 @@ class SharedExecutor:
         self._looked = now
         self._look_around()
         self.refuse_deposed()
+        refresh(self._run.nodes)
         there = {name.removesuffix(".json") for name in names_in(self._run.nodes)}
         for name in there - self._nodes.keys() - self._unfit:
             path = self._run.nodes / f"{name}.json"

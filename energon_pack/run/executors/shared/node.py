@@ -18,7 +18,7 @@ from typing import Any
 from energon_pack import __version__
 from energon_pack.run.executors.admission import Terms, why_unfit
 from energon_pack.run.executors.local import LocalExecutor, WorkerKilled, count_cores
-from energon_pack.run.executors.shared.beats import Beat, here
+from energon_pack.run.executors.shared.beats import Beat, Watched, here
 from energon_pack.run.executors.shared.folder import names_in, read, read_object, refresh, remove, write
 from energon_pack.run.executors.shared.terms import Term, latest_term
 from energon_pack.run.executors.shared.wire import decode, encode
@@ -48,10 +48,12 @@ class Node:
 
     Args:
         ended: set when this process is to end.
+        is_beside: the process that started this one drives, and this one beats for it.
     """
 
-    def __init__(self, term: Term, num_workers: int, ended: Event):
+    def __init__(self, term: Term, num_workers: int, ended: Event, is_beside: bool = False):
         self._term, self._run, self._num_workers, self._ended = term, term.run, num_workers, ended
+        self._is_beside = is_beside
         about = here()
         self.name = f"{about['host']}-{about['pid']}-{uuid.uuid4().hex[:4]}"
         self._about = {**about, "num_workers": num_workers, "version": __version__}
@@ -59,6 +61,7 @@ class Node:
         self._at_work: dict[Future[bool], str] = {}
         self._num_done = 0
         self._looked = 0.0
+        self._driver = Watched(term.beat, 0.0)
         self._is_over = False
 
     def work(self) -> None:
@@ -145,14 +148,17 @@ class Node:
         now = time.monotonic()
         if not self._is_over and now - self._looked > _LOOK_SECONDS:
             self._looked = now
-            self._is_over = not is_open(self._term)
+            self._driver.is_lost()
+            if self._driver.is_quiet or self._is_beside:
+                refresh(self._term.folder / "terms")
+                self._is_over = not is_open(self._term)
         return self._is_over or self._ended.is_set()
 
 
 def is_open(term: Term) -> bool:
-    """Whether it is the last one, and has not ended."""
+    """Whether it is the last one, and has not ended; True where that can't be seen just now."""
     latest = latest_term(term.folder)
-    return latest is not None and latest.number == term.number and latest.outcome is None
+    return latest is None or (latest.number == term.number and latest.outcome is None)
 
 
 def _do_here(job: tuple[Path, Path]) -> bool:
@@ -168,9 +174,10 @@ def _serve_all(folder: Path, num_workers: int, ended: Event) -> None:
             ended.wait(_LONGEST_WAIT)
             continue
         with ExitStack() as stack:
-            if term.about.get("pid") == parent and term.about.get("machine") == here()["machine"]:
+            is_beside = term.about.get("pid") == parent and term.about.get("machine") == here()["machine"]
+            if is_beside:
                 stack.enter_context(Beat(term.beat, dict))
-            Node(term, num_workers, ended).work()
+            Node(term, num_workers, ended, is_beside).work()
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_pack.run.executors.shared.folder import RunFolder, claim, names_in, read_object, refresh, write
+from energon_pack.run.executors.shared.folder import RunFolder, claim, names_in, read_object, refresh, remove, write
 
 _ABOUT = ".json"
 
@@ -43,6 +43,11 @@ class Term:
         """What came of it; None: it has not ended, as far as its driver could say."""
         return read_object(self._path(".end"))
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is an outcome, even if it can't be read yet: a folder is seen anew before a file in it."""
+        return self._path(".end").name in names_in(self.folder / "terms")
+
     def _path(self, ending: str) -> Path:
         return _path(self.folder, self.number, ending)
 
@@ -70,6 +75,8 @@ def claim_term(folder: Path, after: Term | None, about: Mapping[str, Any]) -> Te
         return None
     term = Term(folder, number, about)
     term.run.make()
+    if after is not None:
+        remove(after.beat)  # who works for it then looks who drives
     return term
 
 

@@ -14,6 +14,7 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.console import say
 from energon_pack.run.executors.shared.beats import Beat, Watched, here, is_dead
 from energon_pack.run.executors.shared.driver import Deposed, SharedExecutor
+from energon_pack.run.executors.shared.folder import refresh
 from energon_pack.run.executors.shared.terms import Term, claim_term, latest_term
 from energon_pack.run.progress import Progress
 
@@ -104,8 +105,11 @@ class Together:
                 is_mine = term.number in self._joined or (launch is not None and launch == term.about.get("launch"))
                 is_mine = is_mine or (was_met and term.about.get("settings") == self._about["settings"])
                 return outcome if is_mine and not outcome.get(LEFT) else None
+            is_lost = watched.is_lost() or is_dead(term.about)
+            if watched.is_quiet or is_lost:
+                refresh(self._folder / "terms")
             latest = latest_term(self._folder)
-            if (latest and latest.number != term.number) or is_dead(term.about) or watched.is_lost():
+            if (latest and latest.number != term.number) or (is_lost and not term.has_ended):
                 return None
             term, was_met = latest or term, bool(term.about)
             if watched.lives and was_met and term.number not in self._joined:
@@ -145,6 +149,7 @@ class _NodeProcess:
         if self._num_started == _MOST_STARTS:
             raise PackError(f"the process that does jobs here ended {_MOST_STARTS} times: it says why above")
         self._num_started += 1
+        self._hang_up()
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
 
     def __enter__(self) -> "_NodeProcess":
@@ -154,6 +159,10 @@ class _NodeProcess:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Have it end, and wait for that."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
