@@ -223,18 +223,19 @@ def test_a_sweep_into_a_bucket_has_a_folder_of_this_machine(bucket: Bucket, tmp_
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_leaves_no_half_of_a_dataset(
-    config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
+    demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
 ) -> None:
     """At any moment of its writing; what it had put there in parts, and its threads, go with it."""
-    pack(small(config, f"{bucket.address}/out", tmp_path / "cache"))
-    wanted = same(bucket.files("out/packed"))
     command = [sys.executable, "-m", "energon_pack", "+model=qwen2_5_vl", f"model.processor={demo[1]}"]
     command += [f"source.path={demo[0]}", f"output.dir={bucket.address}/out", "output.name=packed"]
     command += ["output.max_shard_packs=3", "measure.verify=0", f"cache_dir={tmp_path}/cache", "executor.num_workers=2"]
-    for number in range(1, 28, 2):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+    wanted = same(bucket.files("out/packed"))
+    for number in range(1, 28, 3):
         bucket.clear()
         numbers = count()
-        process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
 
         def kill(request: Request, left: int = number, process: Any = process, numbers: Any = numbers) -> None:
             if request.method in ("PUT", "POST") and next(numbers) == left:
@@ -245,5 +246,5 @@ def test_a_process_that_is_killed_leaves_no_half_of_a_dataset(
         bucket.proxy.fault = lambda request: None
         assert not is_published(bucket) or same(bucket.files("out/packed")) == wanted
         if not is_published(bucket):
-            subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, check=True)
+            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
         assert same(bucket.files("out/packed")) == wanted
