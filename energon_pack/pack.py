@@ -130,10 +130,10 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
             begin_there(places.stored, planned.identity)
         elif root is None:  # without media, packs are small
             refuse_little_space(staging, planned.shards.num_bytes)
-        is_dealt = config.executor.kind is not ExecutorKind.local
-        auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run, is_dealt)
+        is_shared = config.executor.kind is not ExecutorKind.local
+        auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run, is_shared)
         replaying = start_replay(planned.lengths, planned.plan, method, config.seed, run)
-        target = Target(staging, config.output.shard_prefix, root, places.stored)
+        target = Target(staging, config.output.shard_prefix, root, places.stored, is_shared)
         written = _write(config, planned, method, target, run)
         with run.progress.timed("verify"):
             audit = finish(auditing, run)

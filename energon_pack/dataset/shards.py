@@ -49,6 +49,7 @@ class ShardJob:
     checksums: npt.NDArray[np.uint32]  # of each row of the row group: its sample as it was measured
     root: str | None = None  # of the source: packs refer to media in it; None: media are copied
     stored: str | None = None  # address of the folder on an object store in which `put_shard` writes it
+    is_synced: bool = False  # at once; else all that was written is, at the end, by this machine
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,19 @@ def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
     temporary = parts / f"{job.path.name}.{uuid.uuid4().hex}"
     with open(temporary, "wb", buffering=0) as file:
         starts = write_packs(TarWriter(file.fileno()), job, table)
-    os.replace(temporary, job.path)
+    _put_in_place(temporary, job.path, job.is_synced)
     temporary.write_bytes(starts)
-    os.replace(temporary, index)
+    _put_in_place(temporary, index, job.is_synced)
+
+
+def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
+    if is_synced:
+        fd = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    os.replace(temporary, path)
 
 
 def parts_folder(staging: Path) -> Path:

@@ -34,8 +34,8 @@ class Together:
         settings: of the run, without those of the executor: another run with others is not joined.
         num_workers: processes of this machine; None: all cores.
         lost_after: seconds without a sign of life after which another process is lost.
-        launch: the same word in all processes that were started together; one that comes when all is done ends as they
-            did. None: it begins anew.
+        launch: the same word in all processes that were started together; one that comes when all is well done, is done
+            too. None: it begins anew.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class Together:
         while True:
             outcome, launch = term.outcome, self._about["launch"]
             if outcome is not None:
-                is_mine = term.number in self._joined or (launch is not None and launch == term.about.get("launch"))
+                is_ours = launch is not None and launch == term.about.get("launch") and not outcome.get("exit_code")
+                is_mine = is_ours or term.number in self._joined
                 is_mine = is_mine or (was_met and term.about.get("settings") == self._about["settings"])
                 return outcome if is_mine and not outcome.get(LEFT) else None
             is_lost = watched.is_lost() or is_dead(term.about)
