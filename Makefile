@@ -33,6 +33,7 @@ bench: $(VENV)/.dev
 	$(RUN) -W ignore benchmarks/loading.py
 	$(RUN) benchmarks/jsonl.py
 	$(RUN) benchmarks/whole.py
+	PYTHONPATH=tests $(RUN) -W ignore benchmarks/stores.py
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -35,6 +35,8 @@ from energon_pack.run.command import (
     tool_lines,
 )
 from energon_pack.run.console import in_one_piece, say
+from energon_pack.run.stores import is_address
+from energon_pack.run.user_cache import user_folder
 from energon_pack.templates.models import packaged_models, read_model
 
 #: Which keys a sweep is over: for its jobs, wherever a launcher runs them.
@@ -146,6 +148,7 @@ def main() -> NoReturn:
         _run(composed, refusals)
 
     OmegaConf.register_new_resolver("energon_pack_help", _end_of_help, replace=True)
+    OmegaConf.register_new_resolver("energon_pack_runs", _runs_folder, replace=True)
     if sys.argv[1:] in (["--version"], ["-V"]):
         print(f"energon-pack {__version__}")
         sys.exit(0)
@@ -196,6 +199,11 @@ def _end_sweep() -> None:
         from energon_pack.report.sweep_page import end_sweep
 
         end_sweep(folder)
+
+
+def _runs_folder(output_dir: str) -> str:
+    """Where sweeps have their folders: beside the datasets, or on this machine where these are on an object store."""
+    return str(user_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
 
 
 def _end_of_help() -> str:

@@ -21,20 +21,15 @@ from energon_pack.dataset.check import check, get_ready, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
 from energon_pack.dataset.files import LEDGER, PAGE
+from energon_pack.dataset.losses import bad_data, foresee, kept_ledger, losses, page_beside, refuse_losses
 from energon_pack.dataset.manifest import REPLAY, REPORT
 from energon_pack.dataset.plan_file import ShardPlan, entries_of, ledger, plan_shards, write_ledger
 from energon_pack.dataset.publish import (
     announced,
     appeared,
-    bad_data,
     discarding_shards,
-    foresee,
-    kept_ledger,
-    losses,
-    page_beside,
     publish,
     refuse_little_space,
-    refuse_losses,
     refuse_unwritable,
     staging_folder,
 )
@@ -135,10 +130,10 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
             begin_there(places.stored, planned.identity)
         elif root is None:  # without media, packs are small
             refuse_little_space(staging, planned.shards.num_bytes)
-        is_dealt = config.executor.kind is not ExecutorKind.local
-        auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run, is_dealt)
+        is_shared = config.executor.kind is not ExecutorKind.local
+        auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run, is_shared)
         replaying = start_replay(planned.lengths, planned.plan, method, config.seed, run)
-        target = Target(staging, config.output.shard_prefix, root, places.stored)
+        target = Target(staging, config.output.shard_prefix, root, places.stored, is_shared)
         written = _write(config, planned, method, target, run)
         with run.progress.timed("verify"):
             audit = finish(auditing, run)

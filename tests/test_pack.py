@@ -67,6 +67,18 @@ def test_the_plan_file_holds_every_member(config: Make) -> None:
     assert list(tokens) == sorted(tokens)
 
 
+def test_the_plan_file_names_the_tar_of_each_pack(config: Make) -> None:
+    run = config(output__max_shard_packs=3, output__shard_prefix="node1")
+    pack(run)
+    rows = pq.read_table(output(run) / "pack_plan.parquet", columns=["pack", "output_shard"]).to_pylist()
+    found: dict[str, str] = {}
+    for path in output(run).glob("*.tar"):
+        with tarfile.open(path) as tar:
+            found |= {name.partition(".")[0]: path.name for name in tar.getnames()}
+    assert {row["pack"]: row["output_shard"] for row in rows} == found
+    assert len({*found.values()}) > 3
+
+
 def test_the_same_bytes_every_time(config: Make, tmp_path: Path, demo: tuple[Path, Path]) -> None:
     """Whatever the workers, the folder, the cache and the time: only the report tells runs apart."""
     first = config()

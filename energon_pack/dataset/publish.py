@@ -9,15 +9,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
-from energon_pack.dataset.files import LEDGER, PAGE
+from energon_pack.dataset.files import PAGE
+from energon_pack.dataset.losses import kept_ledger, page_beside
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.shards import parts_folder
 from energon_pack.dataset.stored import discard_shards, publish_there, refuse_existing_there, refuse_unwritable_there
-from energon_pack.errors import PackError, SamplesLost
-from energon_pack.plan.compare_lens import Choices
-from energon_pack.plan.report import Report, num_lost_to_bad_data
+from energon_pack.errors import PackError
 from energon_pack.run.executors.shared.folder import refresh
 from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
 from energon_pack.run.stores import is_address, lies_in
@@ -75,31 +74,6 @@ def refuse_existing(final: Path | str, overwrite: bool) -> None:
         raise PackError(f"{final} is not a packed dataset, output.overwrite does not replace it: choose another name")
 
 
-def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
-    """Says that bad data cost too much; None: it did not."""
-    num_lost, num_samples = num_lost_to_bad_data(figures.skipped_by_reason), figures.samples_in
-    if num_lost <= max_skipped * num_samples:
-        return None
-    return f"bad data cost {num_lost} of {num_samples} samples, max_skipped={max_skipped:g} allows fewer"
-
-
-def losses(report: Report, max_skipped: float) -> str | None:
-    """Why a dataset of these figures is not published; None: it is."""
-    if not report.samples_in:
-        left_out = report.samples_excluded
-        others = (
-            f"{left_out} samples are there, and the settings leave out every one"
-            if left_out
-            else "there are none in it"
-        )
-        return f"the source has no samples ({others})"
-    if why := bad_data(report, max_skipped):
-        return why
-    if report.lost_modalities:
-        return f"every {' and every '.join(report.lost_modalities)} sample was skipped"
-    return None if report.samples_packed else "no sample is left to pack"
-
-
 def refuse_unwritable(knob: str, folder: Path | str) -> None:
     """Write a file that has no name where a folder is, or would be: now, not after hours of measuring.
 
@@ -119,34 +93,6 @@ def refuse_unwritable(knob: str, folder: Path | str) -> None:
             file.flush()
     except OSError as error:
         raise PackError(f"{knob}={folder}: {there} can't be written: {error.strerror}; choose another {knob}") from None
-
-
-def foresee(why: str | None, page: Path) -> None:
-    """End a run that writes no dataset as one that does would end.
-
-    Args:
-        page: that shows what there is.
-
-    Raises:
-        SamplesLost: there is a reason, of `losses` or `bad_data`.
-    """
-    if why is not None:
-        raise SamplesLost(f"{why}: stage=all would publish nothing", str(page))
-
-
-def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
-    """Publish nothing where too much was lost; the ledger is kept beside where the dataset would have been.
-
-    Args:
-        why: of `losses`.
-
-    Raises:
-        SamplesLost: always; the line names both files.
-    """
-    kept, page = kept_ledger(final), page_beside(final, PAGE)
-    shutil.move(skipped, kept)
-    text = f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is"
-    raise SamplesLost(text, str(page))
 
 
 @contextmanager
@@ -307,16 +253,6 @@ def appeared(note: Path, final: str) -> dict[str, Any] | None:
     report = read_whole(str(note))
     is_whole = report is not None and read_whole(f"{final}/{META_FOLDER}/dataset.yaml") is not None
     return dict(json.loads(report)) if report and is_whole and read_whole(f"{final}/{REPORT}") == report else None
-
-
-def kept_ledger(final: Path) -> Path:
-    """Where the ledger of a run is that published nothing."""
-    return final.with_name(f"{final.name}.{LEDGER}")
-
-
-def page_beside(final: Path, name: str) -> Path:
-    """Where the page of a run is that publishes no dataset: of a stage, or of one that lost too much."""
-    return final.with_name(f"{final.name}.{name}")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ class Target:
     prefix: str  # of the names of shards
     root: str | None  # of the source: packs refer to media in it; None: media are copied
     stored: str | None  # address of the dataset, where its shards are put on an object store; else they are in staging
+    is_shared: bool = False  # other machines write there, too
 
 
 def write_shards(
@@ -53,6 +54,7 @@ def write_shards(
             checksums=lengths.checksums[items],
             root=root,
             stored=stored,
+            is_synced=target.is_shared,
         )
         for number, (items, split) in enumerate(zip(members, shards.splits.tolist(), strict=True))
     )

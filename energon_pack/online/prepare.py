@@ -19,8 +19,9 @@ from energon_pack.config.naming import content_settings
 from energon_pack.config.resolve import Places, local_cache, resolve
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
+from energon_pack.dataset.losses import losses
 from energon_pack.dataset.plan_file import write_ledger
-from energon_pack.dataset.publish import losses, refuse_unwritable
+from energon_pack.dataset.publish import refuse_unwritable
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lengths.method import Method
 from energon_pack.online.given import Given, GivenRows, MapStyle

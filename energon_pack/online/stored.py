@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from energon_pack.dataset.shards import Sources
+from energon_pack.dataset.sources import Sources
 from energon_pack.online.rows import ItemRow
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.settings import ReadSettings

@@ -37,7 +37,7 @@ class Blockwise:
         for number in range(offset // BLOCK, -(-end // BLOCK)):
             here = max(0, offset - number * BLOCK), min(BLOCK, end - number * BLOCK)
             kept = BLOCKS.read(self._key, number, *here)
-            pieces.append(self._fetch(number, -(-end // BLOCK))[slice(*here)] if kept is None else kept)
+            pieces.append(bytes(self._fetch(number, -(-end // BLOCK))[slice(*here)]) if kept is None else kept)
         return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
     def read_ahead(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -60,7 +60,7 @@ class Blockwise:
         found = stores.read_ranges(self._address, wanted)
         self._ranges = {start: data for (start, _), data in zip(wanted, found, strict=True)}
 
-    def _fetch(self, number: int, before: int) -> bytes:
+    def _fetch(self, number: int, before: int) -> memoryview:
         """A block, and those after it that are read next: of what is asked for, or of an object that is read in order.
 
         Args:

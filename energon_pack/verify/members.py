@@ -6,7 +6,8 @@ from typing import Any
 
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.plan_rows import PlanRow
-from energon_pack.dataset.shards import Sources, conversation, parts_beside
+from energon_pack.dataset.shards import conversation, parts_beside
+from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.sample import AnyPart

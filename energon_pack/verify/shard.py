@@ -16,7 +16,7 @@ from energon_pack.dataset.contents import Pack, parse, with_media
 from energon_pack.dataset.files import PackFiles, PlanFile, packs_in
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.referenced import DatasetMedia
-from energon_pack.dataset.shards import Sources
+from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS, split_numbers
 from energon_pack.run.context import Run

@@ -62,6 +62,10 @@ def _on_nodes(line: str) -> bool:
     return "energon-pack +model=" in line and {*settings} <= {field.name for field in fields(ExecutorConfig)}
 
 
+def _of_a_model(line: str) -> bool:
+    return "+model=" in line and "source.path=" in line
+
+
 def _tests(line: str) -> bool:
     return all((ROOT / word).is_file() for word in line.split() if word.startswith("tests/"))
 
@@ -73,6 +77,7 @@ NOT_RUN: dict[str, tuple[str, Callable[[str], bool]]] = {
     r"\. \.venv/bin/activate": ("the tests have an environment of their own", lambda line: True),
     r"make ": ("it makes an environment, and runs what is tested here by itself", _a_target),
     r"python benchmarks/": ("it takes minutes", _a_script),
+    r"energon-pack .*s3://": ("there is no such bucket; tests/dataset/test_stored_datasets.py has one", _of_a_model),
     r"srun ": ("there is no Slurm; tests/run/shared/test_slurm.py starts one where it is installed", _on_nodes),
     r"energon-pack .*executor[.]address=": ("there is no Ray cluster; tests/run/test_ray.py starts one", _on_nodes),
     r"pytest ": ("these are tests themselves", _tests),

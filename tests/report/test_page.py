@@ -143,7 +143,7 @@ def worst() -> tuple[Any, About]:
         peak_rss_bytes_by_stage=dict.fromkeys(names, 10**9), bytes_read=10**9, bytes_written=10**9,
         cache={"shards_reused": 3, "shards_measured": 4}, samples_verified=100, samples_not_verified=3,
     )  # fmt: skip
-    return of, About(config, text, text, facts, Path("/x"), "skipped.jsonl", text)
+    return of, About(config, text, text, facts, "/x", "skipped.jsonl", text)
 
 
 def test_names_that_mean_harm_are_text() -> None:

@@ -108,36 +108,31 @@ def _kill_and_compare(
     return killer.done
 
 
-@pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory, demo: tuple[Path, Path]) -> tuple[str, ...]:
-    source = write_texts(tmp_path_factory.mktemp("texts"), 30, 2000, 120)
-    return ("+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={source}", *SETTINGS)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, command: tuple[str, ...]) -> tuple[Path, dict[str, bytes]]:
-    """Where one machine packed it, and the bytes."""
-    folder = tmp_path_factory.mktemp("runs")
-    code, _, errors = run_here(*command, f"output.dir={folder / 'undisturbed'}", cwd=ROOT)
+def _undisturbed(folder: Path, demo: tuple[Path, Path], size: tuple[int, int, int]) -> tuple[tuple[str, ...], Path]:
+    """A source of that size, packed by one machine: the command without its executor, and where the runs are to be."""
+    source = write_texts(folder / "texts", *size)
+    command = ("+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={source}", *SETTINGS)
+    code, _, errors = run_here(*command, f"output.dir={folder / 'runs' / 'undisturbed'}", cwd=ROOT)
     assert code == 0, errors
-    return folder, files(folder / "undisturbed" / "packed")
+    return command, folder / "runs"
 
 
-def test_a_few_kills(command: tuple[str, ...], undisturbed: tuple[Path, dict[str, bytes]]) -> None:
-    folder, expected = undisturbed
-    done = _kill_and_compare(folder / "few", command, expected, (2, 2), 7, 4.0)
-    assert sum(done.values()) >= 1
+def test_a_few_kills(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    command, runs = _undisturbed(tmp_path, demo, (6, 2000, 40))
+    expected = files(runs / "undisturbed" / "packed")
+    assert sum(_kill_and_compare(runs / "few", command, expected, (3, 1), 7, 3.0).values()) >= 1
 
 
 @pytest.mark.slow
-def test_fifty_kills(command: tuple[str, ...], undisturbed: tuple[Path, dict[str, bytes]]) -> None:
+def test_fifty_kills(demo: tuple[Path, Path], tmp_path: Path) -> None:
     """Spread over some runs, over measuring and writing."""
-    folder, expected = undisturbed
+    command, runs = _undisturbed(tmp_path, demo, (30, 2000, 120))
+    expected = files(runs / "undisturbed" / "packed")
     done: Counter[tuple[str, str]] = Counter()
     number = 0
     while sum(done.values()) < 50:
         number += 1
-        here = _kill_and_compare(folder / str(number), command, expected, (4, 4), number, 6.0)
+        here = _kill_and_compare(runs / str(number), command, expected, (4, 4), number, 6.0)
         print(f"run {number}: {dict(here)}", flush=True)
         done += here
     print(f"{sum(done.values())} kills in {number} runs: {dict(done)}")

@@ -11,13 +11,30 @@ from pathlib import Path
 from random import Random
 
 import psutil
+import pytest
 
+from energon_pack.run.executors.shared import beats, driver, node, together
 from energon_pack.run.executors.shared.folder import read_object
 from energon_pack.run.executors.shared.terms import latest_term
 from support.running import ROOT
 from support.samples import chat, write_tar
 
 LOST_AFTER = 5.0
+
+
+def hurry(patch: pytest.MonkeyPatch) -> None:
+    """Have the parts of `executor=slurm` in this process look at each other more often."""
+    for module, name, value in (
+        (beats, "BEAT_SECONDS", 0.05),
+        (beats, "_QUIET_SECONDS", 0.2),
+        (driver, "_LOOK_SECONDS", 0.05),
+        (driver, "_LONGEST_WAIT", 0.02),
+        (driver, "_REFRESH_SECONDS", 0.1),
+        (node, "_LOOK_SECONDS", 0.05),
+        (node, "_LONGEST_WAIT", 0.02),
+        (together, "_FOLLOW_SECONDS", 0.02),
+    ):
+        patch.setattr(module, name, value)
 
 
 def write_texts(folder: Path, num_tars: int, num_samples: int, num_words: int) -> Path:

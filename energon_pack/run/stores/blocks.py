@@ -32,7 +32,7 @@ class Blocks:
     """The blocks that this process keeps, and those of all processes of the user on this machine."""
 
     def __init__(self, most: int = _MOST_BLOCKS) -> None:
-        self._memory: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._memory: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
         self._most = most
         self._folder: Path | None = None
         self._room = 0  # blocks to keep before the folder is looked at again; below 0: it is full
@@ -42,7 +42,7 @@ class Blocks:
         data = self._memory.get((key, number))
         if data is not None:
             self._memory.move_to_end((key, number))
-            return data[start:end]
+            return bytes(data[start:end])
         try:
             fd = os.open(self._path(key, number), os.O_RDONLY)
         except OSError:
@@ -56,7 +56,7 @@ class Blocks:
         """Whether a block need not be read from the store."""
         return (key, number) in self._memory or os.path.exists(self._path(key, number))
 
-    def keep(self, key: str, number: int, data: bytes) -> None:
+    def keep(self, key: str, number: int, data: memoryview) -> None:
         """Keep a block: in memory, and on disk where there is room."""
         self._memory[key, number] = data
         while len(self._memory) > _IN_MEMORY:

@@ -29,12 +29,12 @@ class MscObjects(Objects):
             raise FileNotFoundError(key)
         return _found(found)
 
-    def read(self, key: str, start: int, end: int) -> tuple[bytes, str | None]:
+    def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
         with _named():
-            return bytes(self._client.read(key, byte_range=Range(start, end - start))), None
+            return memoryview(self._client.read(key, byte_range=Range(start, end - start))), None
 
     def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return [self.read(key, start, end)[0] for start, end in ranges]
+        return [bytes(self.read(key, start, end)[0]) for start, end in ranges]
 
     def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
         with _named():

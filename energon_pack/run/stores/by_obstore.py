@@ -70,10 +70,10 @@ class ObstoreObjects(Objects):
         with _named():
             return _found(obstore.head(self._store, key))
 
-    def read(self, key: str, start: int, end: int) -> tuple[bytes, str]:
+    def read(self, key: str, start: int, end: int) -> tuple[memoryview, str]:
         with _named():
             result = obstore.get(self._store, key, options={"range": (start, end)})
-            return result.bytes().to_bytes(), _version(result.meta)
+            return memoryview(result.bytes()), _version(result.meta)
 
     def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         starts, ends = zip(*ranges, strict=True)

@@ -40,7 +40,7 @@ class Objects(ABC):
         """Size and version as they are now."""
 
     @abstractmethod
-    def read(self, key: str, start: int, end: int) -> tuple[bytes, str | None]:
+    def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
         """Bytes, and of which version they are where the store says so."""
 
     @abstractmethod
@@ -77,7 +77,7 @@ def find(address: str) -> Found:
     return tried("HEAD", address, lambda: objects.find(key))
 
 
-def read(address: str, start: int, end: int) -> tuple[bytes, str | None]:
+def read(address: str, start: int, end: int) -> tuple[memoryview, str | None]:
     """Bytes of an object, and of which version they are where the store says so."""
     objects, key = _of(address)
     data, version = tried("GET", address, lambda: objects.read(key, start, end))
@@ -88,7 +88,7 @@ def read(address: str, start: int, end: int) -> tuple[bytes, str | None]:
 def read_whole(address: str) -> bytes:
     """All of an object."""
     found = find(address)
-    return read(address, 0, found.size)[0] if found.size else b""
+    return bytes(read(address, 0, found.size)[0]) if found.size else b""
 
 
 def read_ranges(address: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from energon_pack import __version__
 from energon_pack.config import Layout, PackConfig
-from energon_pack.errors import PackError, SamplesLost
+from energon_pack.errors import PackError, SamplesLost, check_buffer_size
 from energon_pack.lengths.table_cache import Piece, Record
 from energon_pack.pack import pack
 from energon_pack.run.executors import Job, Result
@@ -31,7 +32,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import SourceChanged
 from energon_pack.sources.shard import TarShard
 from energon_pack.sources.storage import counted
-from run.test_context import Elsewhere
+from support.elsewhere import Elsewhere
 from support.packed import files
 
 _plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -120,8 +121,8 @@ def test_what_this_package_defines_arrives(tmp_path: Path) -> None:
     for flavor in PACKED.values():
         assert type(_crossed(flavor)) is type(flavor)
         assert vars(_crossed(flavor)) == vars(flavor)
-    function = _crossed(partial(counted, TarShard, version="v"))
-    assert (function.func, function.args, function.keywords) == (counted, (TarShard,), {"version": "v"})
+    function = _crossed(partial(check_buffer_size, "size", value=7))
+    assert (function.func, function.args, function.keywords) == (check_buffer_size, ("size",), {"value": 7})
 
 
 def test_what_is_there_twice_is_sent_once() -> None:
@@ -257,14 +258,15 @@ class _Wired(Elsewhere):
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_every_job_of_a_run_goes_through(
-    config: Callable[..., PackConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+    config: Callable[..., PackConfig], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut: bool
 ) -> None:
     """A type that can't cross would fail on a cluster alone."""
     settings: dict[str, Any] = {"packing__max_token_len": 512, "output__max_shard_packs": 8}
     if is_cut:
         settings |= {"packing__overlong": "split_turns", "source__slice": "0/2"}
-    local = config(**settings, cache_dir=str(tmp_path / "cache"))
+    local = config(**settings)
     pack(local)
+    shutil.copytree(cache / "templates", tmp_path / "other" / "templates")
     wired = _Wired()
     monkeypatch.setattr("energon_pack.run.executors.choose.executor_of", lambda *_: wired)
     remote = config(**settings, cache_dir=str(tmp_path / "other"), output__dir=str(tmp_path / "other" / "out"))

@@ -4,7 +4,7 @@ import itertools
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -32,6 +32,7 @@ _LOOK_SECONDS = 1.0  # between two looks at nodes
 _REFRESH_SECONDS = 0.5  # without a result
 _TWICE_SECONDS = 30.0  # after which a job is given to a second node, where nodes have nothing else to do
 _MOST_LOST = 10  # nodes that one job may cost
+_MOST_BYTES = 4 << 30  # of jobs that were handed out: more than one process deals in half a minute
 _BESIDE = 2  # processes of the driver itself: the one beside all others
 _NOTHING: Any = object()
 
@@ -105,21 +106,22 @@ class SharedExecutor:
         if are_short:
             yield from at_once(function, jobs)
         waiting: deque[_Task] = deque()
-        is_end = False
+        num_bytes, is_end = 0, False
         try:
             while True:
-                while not is_end and self._has_room(len(waiting)):
+                while not is_end and self._has_room(waiting, num_bytes):
                     job = next(jobs, _NOTHING)
                     if job is _NOTHING:
                         is_end = True
                     else:
                         waiting.append(self._hand_out(encode((function, job))))
+                        num_bytes += len(waiting[-1].data)
                 if is_end and not waiting:
                     return
                 if waiting and waiting[0].number in self._came:
                     result = self._take(waiting[0])
                     if result is not _NOTHING:
-                        waiting.popleft()
+                        num_bytes -= len(waiting.popleft().data)
                         yield result
                         continue
                 self._hand_out_twice(waiting)
@@ -160,9 +162,10 @@ class SharedExecutor:
 
     # ------------------------------------------------------------------------------------------------ handing out
 
-    def _has_room(self, num_waiting: int) -> bool:
+    def _has_room(self, waiting: Sized, num_bytes: int) -> bool:
         most = _RESULTS_PER_JOB * _JOBS_PER_WORKER * sum(node.num_workers for node in self._nodes.values())
-        return num_waiting < most and any(node.room > 0 for node in self._nodes.values())
+        has_memory = not waiting or num_bytes < _MOST_BYTES
+        return has_memory and len(waiting) < most and any(node.room > 0 for node in self._nodes.values())
 
     def _hand_out(self, data: bytes) -> _Task:
         task = _Task(next(self._numbers), data)
@@ -171,10 +174,11 @@ class SharedExecutor:
         return task
 
     def _send(self, task: _Task, node: _NodeSeen) -> None:
-        task.nodes.append(node.name)
         task.sent = time.monotonic()
-        node.tasks.add(task.number)
-        if not write(self._run.inbox(node.name) / task.name, task.data):
+        if write(self._run.inbox(node.name) / task.name, task.data):
+            task.nodes.append(node.name)
+            node.tasks.add(task.number)
+        else:
             self._orphans.add(task.number)
 
     def _hand_out_twice(self, waiting: Iterable[_Task]) -> None:

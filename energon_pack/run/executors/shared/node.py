@@ -156,9 +156,9 @@ class Node:
 
 
 def is_open(term: Term) -> bool:
-    """Whether it is the last one, and has not ended."""
+    """Whether it is the last one, and has not ended; True where that can't be seen just now."""
     latest = latest_term(term.folder)
-    return latest is not None and latest.number == term.number and latest.outcome is None
+    return latest is None or (latest.number == term.number and latest.outcome is None)
 
 
 def _do_here(job: tuple[Path, Path]) -> bool:

@@ -34,8 +34,8 @@ class Together:
         settings: of the run, without those of the executor: another run with others is not joined.
         num_workers: processes of this machine; None: all cores.
         lost_after: seconds without a sign of life after which another process is lost.
-        launch: the same word in all processes that were started together; one that comes when all is done ends as they
-            did. None: it begins anew.
+        launch: the same word in all processes that were started together; one that comes when all is well done, is done
+            too. None: it begins anew.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class Together:
             outcome, launch = term.outcome, self._about["launch"]
             if outcome is not None:
                 is_same = term.about.get("settings") == self._about["settings"]
-                is_together = was_met or (launch is not None and launch == term.about.get("launch"))
-                is_mine = term.number in self._joined or (is_same and is_together)
+                is_ours = launch is not None and launch == term.about.get("launch") and not outcome.get("exit_code")
+                is_mine = term.number in self._joined or (is_same and (is_ours or was_met))
                 return outcome if is_mine and not outcome.get(LEFT) else None
             is_lost = watched.is_lost() or is_dead(term.about)
             if watched.is_quiet or is_lost:
@@ -150,6 +150,7 @@ class _NodeProcess:
         if self._num_started == _MOST_STARTS:
             raise PackError(f"the process that does jobs here ended {_MOST_STARTS} times: it says why above")
         self._num_started += 1
+        self._hang_up()
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
 
     def __enter__(self) -> "_NodeProcess":
@@ -159,6 +160,10 @@ class _NodeProcess:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Have it end, and wait for that."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()

@@ -1,6 +1,7 @@
 """Jobs and results as bytes in a file: values, and the names of what this package itself defines.
 
-A folder that many machines write to is no place for pickles: whoever may write there could have anything run.
+A folder that many machines write to is no place for pickles, which bring code along. Reading a file runs none; a job
+calls a function of this package, as its file says.
 
     bytes  =  magic · checksum of all that follows · length of the JSON · JSON · buffers
     JSON   =  a tree: numbers, texts and null as they are, all else a list that begins with its kind

@@ -1,0 +1,132 @@
+"""The source of the shards that a job writes: samples and parts by the rows of the plan, each as it was measured."""
+
+from zlib import crc32
+
+from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.dataset.tar_writer import TarWriter
+from energon_pack.run.stores import is_address
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.flavors.references import Reference
+from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.sample import AnyPart
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.reader import Reader, SourceChanged
+from energon_pack.sources.referenced import END, Ends, ends_of, ends_within
+from energon_pack.sources.sample import ReadSample, read_but_media
+from energon_pack.sources.shard import Shard
+from energon_pack.sources.storage import File, read_ahead
+from energon_pack.sources.tar import is_header_of
+
+
+class Sources:
+    """The source shards of a job, open."""
+
+    def __init__(self, shards: dict[str, Shard]):
+        self._shards = shards
+        self._reader = Reader()
+
+    def read_ahead(self, rows: list[PlanRow], are_copied: bool) -> None:
+        """Have what a pack is made of read at once where it lies on object stores; their errors are those of `read`.
+
+        Args:
+            are_copied: all of the media are read; else their ends.
+        """
+        wanted: dict[str, list[tuple[int, int]]] = {}
+        for row in rows:
+            if is_address(self._shards[row.shard].path) and (lead := self._lead(row)):
+                parts = [(part.offset, part.size) for part in row.parts]
+                if not are_copied:
+                    parts = [end for offset, size in parts for end in ends_within(offset, size)]
+                places = [(row.record_offset, row.record_size), *parts]
+                wanted.setdefault(row.shard, []).extend((offset - lead, size + lead) for offset, size in places)
+        read_ahead([(self._reader.shard_file(self._shards[name]), ranges) for name, ranges in wanted.items()])
+
+    def read(self, row: PlanRow, settings: ReadSettings) -> ReadSample:
+        """All of a sample but its media.
+
+        Raises:
+            PackError: the shard is not what was measured.
+        """
+        shard, lead = self._shards[row.shard], self._lead(row)
+        raw = self._reader.shard_file(shard).read(row.record_offset - lead, lead + row.record_size)
+        self._check_header(raw[:lead], row, row.record_part, row.record_size)
+        try:
+            return read_but_media(self._reader, shard, row, settings, raw[lead:])
+        except Skip as skip:  # it was read well when it was measured
+            raise self.changed(row) from skip
+
+    def member(self, row: PlanRow, settings: ReadSettings, checksum: int) -> MemberInput:
+        """A sample with its media, as training encodes it.
+
+        Args:
+            checksum: of the sample as it was measured.
+
+        Raises:
+            PackError: the shard, or a file that is one of its media, is not what was measured.
+        """
+        sample = self.read(row, settings)
+        media = [self.checked_file(row, part).read(part.offset, part.size) for part in sample.parts]
+        found = crc32(sample.raw)
+        for data in media:
+            found = crc32(data[-END:], crc32(data[:END], found))  # as `Reader.checksum`
+        if found != checksum:
+            raise self.changed(row)
+        named = list(zip(sample.parts, media, strict=True))
+        images = [LazyImage(data, f"{row.sample_id}: {part.name}") for part, data in named if part.kind == "image"]
+        videos = [data for part, data in named if part.kind == "video"]
+        frames = sample.fields.get("video_frames")
+        return MemberInput(row.sample_id, sample.timed, images, videos, sample.tools, frames, row.token_len)
+
+    def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
+        """Copy a part of a sample into a tar; the bytes at both its ends.
+
+        Raises:
+            PackError: the shard, or the file that the part is, is not what was measured.
+        """
+        header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._lead(row), END)
+        self._check_header(header, row, part.name, part.size)
+        return ends
+
+    def refer(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
+        """Where a part of a sample lies, and the bytes at both its ends; raises as `copy`.
+
+        Args:
+            name: that a copy would have.
+            root: of the source.
+        """
+        ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
+        self._check_header(ends.header, row, part.name, part.size)
+        place = self._shards[row.shard].place(part, root)
+        return Reference(name, place, part.size, ends.checksum, row.sample_id), ends
+
+    def checked_file(self, row: PlanRow, part: AnyPart) -> File:
+        """The file in which a part of a sample lies at its offset.
+
+        Raises:
+            PackError: the shard, or the file that the part is, is not what was measured.
+        """
+        file, lead = self._file(row, part), self._lead(row)
+        self._check_header(file.read(part.offset - lead, lead), row, part.name, part.size)
+        return file
+
+    def _file(self, row: PlanRow, part: AnyPart) -> File:
+        return self._reader.part_file(self._shards[row.shard], part)
+
+    def _lead(self, row: PlanRow) -> int:
+        """Bytes of the header that stands before each part of a sample: a file of its own has none."""
+        return self._shards[row.shard].lead
+
+    def _check_header(self, header: bytes, row: PlanRow, part: str, size: int) -> None:
+        """Compare what stands before the bytes of a part with the header it had when it was measured."""
+        if self._lead(row) and not is_header_of(header, f"{row.key}.{part}", size):
+            raise self.changed(row)
+
+    def changed(self, row: PlanRow) -> SourceChanged:
+        return SourceChanged(self._shards[row.shard].path, row.sample_id)
+
+    def __enter__(self) -> "Sources":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.__exit__()
