@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_pack.config import ExecutorKind, Format, PackConfig, Stage, plain
+from energon_pack.config import ExecutorKind, Format, MediaIn, PackConfig, Stage, plain
 from energon_pack.dataset.publish import refuse_existing, refuse_source, refuse_unwritable
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
@@ -19,7 +19,7 @@ from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.jsonl.find import find_lines
-from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.settings import Compressed, SourceConfig
 from energon_pack.sources.shard import Source
 from energon_pack.templates.folder import named_processor
 
@@ -147,14 +147,19 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
         path, processor = _demo(config, cache_dir)
     else:
         processor = named_processor(config.model)
-    return source_of(config.source, path), processor
+    copies = cache_dir / "uncompressed" if config.source.compressed is Compressed.copy else None
+    with naming_place("cache_dir", cache_dir):
+        source = source_of(config.source, path, copies)
+    if copies and config.output.media is MediaIn.reference and any(folder.parent == copies for folder in source.beside):
+        raise PackError(f"output.media=reference: packs would point to copies in {copies}: unpack the compressed tars")
+    return source, processor
 
 
-def source_of(settings: SourceConfig, path: str | Sequence[str]) -> Source:
-    """The files of a source at some place, as the settings have them read; raises as `find_lines`, `find_shards`."""
+def source_of(settings: SourceConfig, path: str | Sequence[str], copies: Path | None = None) -> Source:
+    """The files of a source at some place, as the settings have them read; as `find_lines`, `find_shards`."""
     if settings.format is Format.jsonl:
         return find_lines(path, settings.media_root)
-    return find_shards(path, settings.split)
+    return find_shards(path, settings.split, copies)
 
 
 def _demo(config: PackConfig, cache_dir: Path) -> tuple[str, str]:

@@ -1,14 +1,34 @@
-"""Compressed files, by their first bytes: sources are read in place, so these are refused with what to do about it."""
+"""Compressed files, by their first bytes: sources are read in place, so these are refused with what to do about it.
 
+Tars may be copied, too: streamed once, and kept as long as the compressed one is the same.
+"""
+
+import bz2
+import gzip
+import hashlib
+import lzma
+import os
 import re
 import shlex
+import shutil
+import uuid
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.samples.bytes import Bytes
-from energon_pack.sources.storage import open_file
+from energon_pack.run.console import say
+from energon_pack.run.executors.local import count_cores
+from energon_pack.samples.bytes import Bytes, as_file
+from energon_pack.sources.storage import File, open_file, real_path
 
 #: of tars
 COMPRESSED_NAMES = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
+_OPENED_BY: dict[str, Callable[..., Any]] = {"gunzip": gzip.open, "bunzip2": bz2.open, "unxz": lzma.open}
+_BLOCK = 4 << 20
 _ENDING = re.compile(r"\.(tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|lz4)$")
 
 
@@ -27,12 +47,66 @@ def compressed_error(path: str, number: int = 1) -> PackError:
     """What to do about a compressed file, with a command after which the same source is read."""
     with open_file(path) as file:
         command = compression(file)
-    stem = _ENDING.sub("", path)
-    plain = f"{stem}.tar" if COMPRESSED_NAMES.search(path) and not stem.endswith(".tar") else stem
+    plain = plain_name(path)
     made = plain if plain != path else f"{path}.plain"
     rest = f"rm {shlex.quote(path)}" if plain != path else f"mv {shlex.quote(made)} {shlex.quote(path)}"
     unpack = f"{command} < {shlex.quote(path)} > {shlex.quote(made)} && {rest}"
     if command is None:  # only its name says so
         unpack = f"mv {shlex.quote(path)} {shlex.quote(plain)}"
     others = f" (and {number - 1} more)" if number > 1 else ""
-    return PackError(f"{path}{others} is compressed, sources are read in place: replace it by what it holds: {unpack}")
+    copied = "source.compressed=copy packs a copy in cache_dir; or " if command in _OPENED_BY and plain != path else ""
+    return PackError(
+        f"{path}{others} is compressed, sources are read in place: {copied}replace it by what it holds: {unpack}"
+    )
+
+
+def plain_name(path: str) -> str:
+    """What a file is called once it is unpacked."""
+    stem = _ENDING.sub("", path)
+    return f"{stem}.tar" if COMPRESSED_NAMES.search(path) and not stem.endswith(".tar") else stem
+
+
+def plain_copies(tars: Sequence[str], folder: Path) -> dict[str, str]:
+    """Where copies of compressed tars are that hold what these hold; they are made where they are not there.
+
+    Args:
+        folder: of all copies.
+
+    Raises:
+        PackError: one is damaged, or compressed in a way that Python can't undo.
+    """
+    if tars:
+        say(f"{len(tars)} compressed tars are packed from copies in {folder}")
+    with ThreadPoolExecutor(count_cores()) as pool:  # decompressing lets other threads go on
+        return dict(zip(tars, pool.map(partial(_copied, folder=folder), tars), strict=True))
+
+
+def _copied(tar: str, folder: Path) -> str:
+    with open_file(tar) as file:
+        how = compression(file)
+        if how is None:  # only its name says so
+            return tar
+        if how not in _OPENED_BY:
+            raise compressed_error(tar)
+        of_tar = folder / hashlib.sha256(real_path(tar).encode()).hexdigest()[:16]
+        copy = of_tar / f"{hashlib.sha256(f'{file.size} {file.version}'.encode()).hexdigest()[:16]}.tar"
+        if not copy.exists():
+            of_tar.mkdir(parents=True, exist_ok=True)
+            for old in of_tar.glob("*.tar"):  # of what the file was before
+                old.unlink()
+            _unpack(tar, file, how, copy)
+    return os.fspath(copy)
+
+
+def _unpack(tar: str, file: File, how: str, copy: Path) -> None:
+    temporary = copy.with_name(uuid.uuid4().hex)
+    try:
+        with _OPENED_BY[how](as_file(file, _BLOCK)) as stream, open(temporary, "wb") as out:
+            shutil.copyfileobj(stream, out, _BLOCK)
+        os.replace(temporary, copy)
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk
+            raise
+        raise PackError(f"{tar} is damaged: {error}; get it again") from None
+    finally:
+        temporary.unlink(missing_ok=True)

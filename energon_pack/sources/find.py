@@ -9,7 +9,7 @@ from pathlib import Path
 
 from energon_pack.errors import PackError
 from energon_pack.run.stores import is_address
-from energon_pack.sources.compressed import COMPRESSED_NAMES, compressed_error
+from energon_pack.sources.compressed import COMPRESSED_NAMES, compressed_error, plain_copies, plain_name
 from energon_pack.sources.prepared import LeftOut, Selection
 from energon_pack.sources.shard import Source, shard_of
 from energon_pack.sources.storage import expand, real_path, walk
@@ -18,12 +18,13 @@ _TARS = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 _LINES = re.compile(r"\.jsonl?$")
 
 
-def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
+def find_shards(path: str | Sequence[str], split: str | None = None, copies: Path | None = None) -> Source:
     """The tars of a source.
 
     Args:
         path: a folder (searched recursively), a tar, a glob, or a list of these.
         split: the part of a prepared folder's `split.yaml` to take; None takes all. What it excludes is always out.
+        copies: where uncompressed copies of compressed tars are kept; None: these are refused.
 
     Raises:
         PackError: nothing there, no such split, or compressed tars among it.
@@ -55,11 +56,16 @@ def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
     if not found:
         raise PackError(f"source.path={path}: every tar is left out by source.split={split} or by an exclude")
     compressed = sorted(tar for tar in found.values() if COMPRESSED_NAMES.search(tar))
-    if compressed:
+    if compressed and copies is None:
         raise compressed_error(compressed[0], len(compressed))
-    names = dict(zip(found, names_of(roots, list(found.values())), strict=True))
+    plain = plain_copies(compressed, copies) if copies else {}
+    called = [plain_name(tar) if tar in plain else tar for tar in found.values()]
+    if twice := [tar for tar, times in Counter(called).items() if times > 1]:
+        raise PackError(f"source.path: {twice[0]} is there compressed, too: leave one of them out")
+    names = dict(zip(found, names_of(roots, called), strict=True))
+    shards = (shard_of(names[real], plain.get(tar, tar)) for real, tar in found.items())
     return Source(
-        shards=sorted((shard_of(names[real], tar) for real, tar in found.items()), key=lambda shard: shard.name),
+        shards=sorted(shards, key=lambda shard: shard.name),
         folders=local_folders(folders),
         stored=frozenset(filter(is_address, folders)),
         excluded={names[real]: keys for real in found if (keys := left_out[real].keys)},

@@ -15,6 +15,13 @@ class Format(str, Enum):
     jsonl = "jsonl"
 
 
+class Compressed(str, Enum):
+    """What a compressed tar does to a run."""
+
+    refuse = "refuse"
+    copy = "copy"
+
+
 class OnDamaged(str, Enum):
     """What a damaged tar does to a run."""
 
@@ -34,6 +41,8 @@ class SourceConfig(ReadSettings):
     media_root: str | None = None
     #: a damaged tar: an error before any work, or what is whole of it is kept
     on_damaged: OnDamaged = OnDamaged.error
+    #: a compressed tar: refused, with the command that unpacks it, or packed from a copy in the cache
+    compressed: Compressed = Compressed.refuse
     #: part of a prepared folder's split.yaml; None: all
     split: str | None = None
     #: only the first so many samples; None: all
