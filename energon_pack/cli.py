@@ -123,7 +123,8 @@ def _submit(config: PackConfig) -> dict[str, Any]:
     options += ["--config-name", given.config_name] if given.config_name else []
     command = [sys.executable, "-m", "energon_pack", *options, *HydraConfig.get().overrides.task]
     command.append(f"output.name={config.output.name}")  # that of a sweep has more in it
-    return submit(config.executor, meeting_of(config).folder, command)
+    meeting = meeting_of(config)
+    return submit(config.executor, meeting.folder, meeting.settings, command)
 
 
 def _show_status(config: PackConfig) -> NoReturn:

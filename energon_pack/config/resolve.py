@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from energon_pack.config import ExecutorKind, Format, MediaIn, PackConfig, Stage, plain
 from energon_pack.dataset.publish import refuse_existing, refuse_source, refuse_unwritable
@@ -110,8 +112,18 @@ def meeting_of(config: PackConfig) -> Meeting:
     final = final_folder(config).absolute()
     told = f"{final.name}-{config.stage.value}-{_short_hash(str(final))}"
     settings = {name: node for name, node in plain(config).items() if name != "executor"}
+    source, processor = settings["source"], config.model.processor
+    settings["source"] = {**source, **{name: _from_here(source[name]) for name in ("path", "media_root")}}
+    settings["processor"] = _from_here(processor) if processor and os.path.isdir(processor) else None  # or a hub id
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return Meeting(local_cache(config).absolute() / "meetings" / told, digest)
+
+
+def _from_here(path: Any) -> Any:
+    """What a setting names, the same in every working folder."""
+    if isinstance(path, list):
+        return list(map(_from_here, path))
+    return os.path.abspath(os.path.expanduser(path)) if isinstance(path, str) and not is_address(path) else path
 
 
 def local_cache(config: PackConfig) -> Path:

@@ -5,15 +5,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
 
-from energon_pack.run.executors.settings import ExecutorConfig
-from energon_pack.run.executors.shared.slurm import launch_of
+from energon_pack.config.resolve import meeting_of
+from energon_pack.errors import PackError
+from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
+from energon_pack.run.executors.shared.slurm import launch_of, submit
+from energon_pack.run.executors.shared.terms import claim_term
 from energon_pack.run.executors.shared.together import Together
 from energon_pack.run.progress import Progress
-from support.packed import files
+from support.packed import demo_config, files
 from support.running import run_here
 from support.slurm import slurm_stand_in
 
@@ -63,6 +67,35 @@ def test_tasks_that_are_gone_are_not_waited_for(tmp_path: Path, monkeypatch: pyt
     code, _, errors = run_here("+model=qwen2_5_vl", *SUBMITTED, cwd=tmp_path)
     assert code == 1
     assert "is over, and the run is not" in errors
+
+
+@pytest.mark.usefixtures("slurm")
+def test_tasks_may_join_a_run_that_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who gives the command a second time to wait for the first hears how that ended."""
+    submitted = demo_config((tmp_path, tmp_path), tmp_path, tmp_path)
+    submitted.executor = ExecutorConfig(ExecutorKind.slurm, sbatch="--exclusive", num_nodes=2)
+    meeting = meeting_of(submitted)
+    term = claim_term(meeting.folder, None, {"settings": meeting.settings, "host": "one", "launch": "first"})
+    assert term is not None
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    ending = Timer(0.5, term.end, ({"exit_code": 0, "figures": {"packs": 3}},))
+    ending.start()
+    assert submit(submitted.executor, meeting.folder, meeting.settings, [sys.executable]) == {"packs": 3}
+    ending.join()
+    with pytest.raises(PackError, match="is over, and the run is not"):  # which ended before these were submitted
+        submit(submitted.executor, meeting.folder, meeting.settings, [sys.executable])
+
+
+def test_a_relative_source_is_another_one_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks do not work for a run that packs another source, and end as if theirs were packed."""
+    told = set()
+    for name in ("a", "b"):
+        (tmp_path / name / "model").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / name)
+        for processor, source in (("hub/id", "/data"), ("hub/id", "data"), ("hub/id", ["data"]), ("model", "/data")):
+            config = demo_config((tmp_path, Path(processor)), tmp_path, tmp_path, source)
+            told.add(meeting_of(config).settings)
+    assert len(told) == 7
 
 
 def test_what_can_not_be_submitted_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
