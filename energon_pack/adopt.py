@@ -19,7 +19,7 @@ from energon_pack.dataset.files import packs_in, shard_paths
 from energon_pack.dataset.manifest import is_packed_here
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.command import parser, run
+from energon_pack.run.command import on_disk, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.flavors import PACKED
@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     made.add_argument("dataset", metavar="DIR", help="folder of packs that another tool wrote")
     given = made.parse_args(arguments)
-    name, written = adopt(Path(given.dataset))
+    name, written = adopt(on_disk(given.dataset))
     say(f"written: {', '.join(written) or 'nothing, all is there'}")
     config = "" if name == "dataset.yaml" else f', dataset_config="{name}"'
     say(f'load it with megatron.energon.get_train_dataset("{given.dataset}"{config}, ...)')

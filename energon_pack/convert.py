@@ -18,7 +18,7 @@ from energon_pack.dataset.energon import write_energon
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError
-from energon_pack.run.command import parser, run
+from energon_pack.run.command import on_disk, parser, run
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors import UNPACKED
 from energon_pack.samples.sample import AnyPart
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     made.add_argument("--max-shard-bytes", type=float, default=1e9, metavar="N", help="of a tar (default: 1e9)")
     given = made.parse_args(arguments)
-    done = convert(given.source, Path(given.out), given.media_root, given.max_shard_bytes)
+    done = convert(given.source, on_disk(given.out), given.media_root, given.max_shard_bytes)
     print(
         f"{done['samples']:,} samples in {done['shards']} shards of {given.out}; {done['skipped']:,} in skipped.jsonl"
     )

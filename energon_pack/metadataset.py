@@ -17,7 +17,7 @@ from rich.table import Table
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.command import count, parser, run
+from energon_pack.run.command import count, on_disk, parser, run
 from energon_pack.run.console import console, say
 from energon_pack.run.files import META_FOLDER, write_whole
 
@@ -52,7 +52,7 @@ def read_entry(text: str) -> Entry:
     path, equals, given = text.rpartition("=")
     if not equals or Path(text).is_dir():
         path, given = text, ""
-    folder = Path(path).expanduser().resolve()
+    folder = on_disk(path).expanduser().resolve()
     if folder.is_file():
         raise PackError(f"{path} is a file: name the packed datasets themselves, their folders")
     try:
@@ -236,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
     written.add_argument("--relative", action="store_true", help="paths relative to OUT.yaml's folder")
     written.add_argument("--overwrite", action="store_true", help="replace OUT.yaml")
     given = made.parse_args(arguments)
-    out = Path(given.out)
+    out = on_disk(given.out)
     if out.suffix != ".yaml":
         raise PackError(f"{out}: Energon knows a Metadataset by the name: it has to end in .yaml")
     if out.exists() and not given.overwrite:

@@ -22,7 +22,7 @@ from energon_pack.dataset.files import PLAN, PlanFile, at
 from energon_pack.dataset.manifest import MANIFEST, read_manifest
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.command import count, parser, run
+from energon_pack.run.command import count, on_disk, parser, run
 from energon_pack.run.console import console, say
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.seeded import Ints
@@ -212,7 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
     costs.add_argument("--times", type=Path, metavar="FILE", help="CSV or JSON of measured steps: times are seconds")
     made.add_argument("--json", action="store_true", help="print all figures as JSON")
     given: argparse.Namespace = made.parse_args(arguments)
-    folder = Path(given.dataset)
+    folder = on_disk(given.dataset)
     laid = topology_of(_manifest_of(folder))
     data_parallel = given.data_parallel or [laid.data_parallel if laid != Topology() else 8]
     sizes = given.micro_batches or [laid.micro_batches]

@@ -29,7 +29,7 @@ from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.single import singles
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, printable
-from energon_pack.run.command import count, parser, run
+from energon_pack.run.command import count, on_disk, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
@@ -272,7 +272,7 @@ def main() -> int:
         "--max-shard-samples", type=count, default=10_000, metavar="N", help="samples in a tar (default: 10000)"
     )
     arguments = made.parse_args()
-    number = unpack(Path(arguments.dataset), Path(arguments.out), arguments.max_shard_samples)
+    number = unpack(on_disk(arguments.dataset), on_disk(arguments.out), arguments.max_shard_samples)
     say(f"{number:,} samples unpacked into {arguments.out}")
     return 0
 

@@ -25,6 +25,29 @@ def examples(tool: str, cwd: Path) -> list[str]:
     return re.findall(rf"^  python -m energon_pack\.{tool} (.*)$", page(tool, cwd), re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("verify", ["s3://b/packed"]),
+        ("inspect", ["s3://b/packed"]),
+        ("simulate", ["s3://b/packed"]),
+        ("adopt", ["s3://b/packed"]),
+        ("unpack", ["s3://b/packed", "out"]),
+        ("unpack", ["packed", "s3://b/out"]),
+        ("convert", ["a.jsonl", "s3://b/out"]),
+        ("metadataset", ["blend.yaml", "s3://b/packed=2"]),
+        ("metadataset", ["s3://b/blend.yaml", "packed"]),
+    ],
+)
+def test_tools_refuse_addresses_as_they_were_given(tool: str, arguments: list[str], tmp_path: Path) -> None:
+    """`s3:/b/packed: no such folder` helps nobody, and a folder called `s3:` would be made."""
+    result = command_here(f"energon_pack.{tool}", *arguments, cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"energon_pack.{tool}: s3://b/")
+    assert "takes what is on disk" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_tool_is_named() -> None:
     """One that `energon-pack --help` does not name is found by nobody."""
     calls = re.compile(r"\brun\(\"(\w+)\"")

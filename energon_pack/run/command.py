@@ -7,10 +7,12 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from energon_pack import __version__
 from energon_pack.errors import PackError, SamplesLost
+from energon_pack.run.stores import is_address
 
 EXIT_INTERRUPTED = 130
 #: What a command ends with; all pages of help show them from here.
@@ -86,6 +88,13 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def on_disk(text: str) -> Path:
+    """A file or folder, as a tool is given it; raises PackError for an address: no tool takes one."""
+    if is_address(text):
+        raise PackError(f"{text} is on an object store, and this takes what is on disk: copy it, or mount the bucket")
+    return Path(text)
 
 
 def prepare_process() -> None:

@@ -21,7 +21,7 @@ from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import split_shares
-from energon_pack.run.command import count, parser
+from energon_pack.run.command import count, on_disk, parser
 from energon_pack.run.console import console, say
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
@@ -264,7 +264,7 @@ def print_findings(findings: Findings, max_errors: int) -> None:
 def main() -> int:
     """Entry point; the exit code."""
     given = vars(_arguments())
-    findings = verify(Path(given.pop("dataset")), options := Options(**given))
+    findings = verify(on_disk(given.pop("dataset")), options := Options(**given))
     print_findings(findings, options.max_errors)
     return 1 if findings.num_defects.total() else 0
 
