@@ -57,6 +57,7 @@ def test_a_cluster_packs_the_same_bytes(
     assert listed(other / "cache") == ["index", "lengths", "templates"]
 
 
+@pytest.mark.slow
 def test_results_come_in_order_from_all_nodes(settings: ExecutorConfig) -> None:
     with executor_of(settings) as executor:
         assert list(executor.map(double, range(50))) == [2 * number for number in range(50)]
@@ -64,11 +65,13 @@ def test_results_come_in_order_from_all_nodes(settings: ExecutorConfig) -> None:
     assert len({node for _, node in found}) > 2
 
 
+@pytest.mark.slow
 def test_a_worker_measures_without_torch_and_with_one_thread(settings: ExecutorConfig) -> None:
     with executor_of(settings) as executor:
         assert set(executor.map(about, range(4))) == {(False, "1", "false")}
 
 
+@pytest.mark.slow
 def test_jobs_are_taken_as_nodes_become_free(settings: ExecutorConfig) -> None:
     """Else all jobs of a large set, or all results, would be in memory."""
     numbers = itertools.count()
@@ -78,6 +81,7 @@ def test_jobs_are_taken_as_nodes_become_free(settings: ExecutorConfig) -> None:
     assert next(numbers) < 4 * 2 + 4
 
 
+@pytest.mark.slow
 def test_an_error_comes_with_its_type_in_its_turn(settings: ExecutorConfig) -> None:
     with executor_of(settings) as executor:
         results = executor.map(refuse, range(8))
@@ -94,6 +98,7 @@ def test_the_job_of_a_lost_worker_is_done_again(settings: ExecutorConfig, tmp_pa
         assert list(executor.map(die_once, paths)) == [path.name for path in paths]
 
 
+@pytest.mark.slow
 def test_a_job_that_kills_every_worker_is_an_error_that_names_the_knobs(settings: ExecutorConfig) -> None:
     with (
         executor_of(settings) as executor,
@@ -102,6 +107,7 @@ def test_a_job_that_kills_every_worker_is_an_error_that_names_the_knobs(settings
         list(executor.map(die, range(2)))
 
 
+@pytest.mark.slow
 def test_a_worker_that_never_returns_is_an_error(settings: ExecutorConfig, tmp_path: Path) -> None:
     """Without it a deadlock in a decoder is a run that waits for ever, on a node that nobody looks at."""
     settings.retries = 1
@@ -110,6 +116,7 @@ def test_a_worker_that_never_returns_is_an_error(settings: ExecutorConfig, tmp_p
             list(executor.map(work, [tmp_path / "one", tmp_path / "two"]))
 
 
+@pytest.mark.slow
 def test_a_task_for_which_there_is_no_room_is_not_waited_for(settings: ExecutorConfig) -> None:
     settings.num_cpus, settings.give_up_after = 64.0, 2.0
     with (
@@ -119,6 +126,7 @@ def test_a_task_for_which_there_is_no_room_is_not_waited_for(settings: ExecutorC
         list(executor.map(double, range(2)))
 
 
+@pytest.mark.slow
 def test_a_long_job_is_no_reason_to_give_up(settings: ExecutorConfig) -> None:
     with executor_of(settings) as executor:
         list(executor.map(double, range(8)))  # workers are up
@@ -127,6 +135,7 @@ def test_a_long_job_is_no_reason_to_give_up(settings: ExecutorConfig) -> None:
         assert len(list(executor.map(where, [7.0, 7.0]))) == 2
 
 
+@pytest.mark.slow
 def test_large_results_do_not_pile_up_in_the_store(settings: ExecutorConfig) -> None:
     with executor_of(settings) as executor:
         results = [result for result in executor.map(large, range(12)) if result[0] % 3 == 0]  # some are kept
@@ -135,6 +144,7 @@ def test_large_results_do_not_pile_up_in_the_store(settings: ExecutorConfig) -> 
         wait_for(lambda: room - ray.available_resources()["object_store_memory"] < 20e6)
 
 
+@pytest.mark.slow
 def test_an_error_ends_the_jobs_at_work(settings: ExecutorConfig, tmp_path: Path) -> None:
     """Without it nodes would go on with a failed run, and write beside the next one."""
     paths = [tmp_path / "fail", tmp_path / "began"]
@@ -143,6 +153,7 @@ def test_an_error_ends_the_jobs_at_work(settings: ExecutorConfig, tmp_path: Path
     wait_for(lambda: not psutil.pid_exists(int(paths[1].read_text())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_exits_with_130_and_ends_its_own_ray(
     demo: tuple[Path, Path], tmp_path: Path, number: signal.Signals

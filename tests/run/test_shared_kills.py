@@ -117,6 +117,7 @@ def _undisturbed(folder: Path, demo: tuple[Path, Path], size: tuple[int, int, in
     return command, folder / "runs"
 
 
+@pytest.mark.slow
 def test_a_few_kills(demo: tuple[Path, Path], tmp_path: Path) -> None:
     command, runs = _undisturbed(tmp_path, demo, (6, 2000, 40))
     expected = files(runs / "undisturbed" / "packed")
