@@ -51,11 +51,7 @@ def main() -> None:
         processor, cache, out, max_token_len = json.loads(rest[0])
         demo = Path(here), Path(processor)
         stored, local = (
-            LazyPackedDataset(
-                demo_config(
-                    (Path(here), Path(processor)), Path(cache), Path(out), path, packing__max_token_len=max_token_len
-                )
-            )
+            LazyPackedDataset(demo_config(demo, Path(cache), Path(out), path, packing__max_token_len=max_token_len))
             for path in (there, here)
         )
         equal(lazy_batches(stored, 2), lazy_batches(local, 2))
