@@ -82,16 +82,16 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def bucket(s3: Proxy, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+def bucket(s3: Proxy, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """An empty bucket, and a folder of temporary files in which nothing of an object is kept."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(stored, "BLOCKS", Blocks())
-    objects_of.cache_clear()
-    s3.fault = lambda request: None
-    s3.seen = Seen()
-    return Bucket(f"b{zlib.crc32(request.node.nodeid.encode()):08x}", s3)
+    with tempfile.TemporaryDirectory() as folder:  # in a longer path, workers of a loader could have no socket
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        monkeypatch.setattr(stored, "BLOCKS", Blocks())
+        objects_of.cache_clear()
+        s3.fault = lambda request: None
+        s3.seen = Seen()
+        yield Bucket(f"b{zlib.crc32(request.node.nodeid.encode()):08x}", s3)
 
 
 @pytest.fixture(scope="session")

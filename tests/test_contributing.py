@@ -6,7 +6,7 @@ from support.running import ROOT
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 #: What somebody may want to add, in the words of its heading.
-THINGS = ("a model family", "a flavour", "a cap", "an object store", "a skip reason", "a batch key")
+THINGS = ("a model family", "a flavour", "a cap", "a source", "a skip reason", "a batch key")
 
 
 def test_there_is_a_list_for_whatever_one_may_add() -> None:

@@ -112,7 +112,7 @@ def refused_at_each_write(
     return num_failed, num_gone
 
 
-@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("replaced", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_store_that_refuses_a_write_leaves_no_half_of_a_dataset(
     config: Make, bucket: Bucket, tmp_path: Path, replaced: bool
 ) -> None:
