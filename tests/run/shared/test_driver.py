@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -119,7 +119,7 @@ def test_jobs_are_not_taken_ahead_of_the_machines(term: Term) -> None:
         with at_work(machine.do_all):
             assert next(results) == "0"
         assert len(taken) <= 12  # two a process at work, and as many results that wait
-        results.close()  # type: ignore[attr-defined]
+        cast(Generator[str, None, None], results).close()
         assert machine.jobs == []
 
 
