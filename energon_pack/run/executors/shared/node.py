@@ -11,6 +11,7 @@ import uuid
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -58,6 +59,7 @@ class Node:
         self.name = f"{about['host']}-{about['pid']}-{uuid.uuid4().hex[:4]}"
         self._about = {**about, "num_workers": num_workers, "version": __version__}
         self._inbox = self._run.inbox(self.name)
+        self._do = partial(do, results=self._run.results)
         self._at_work: dict[Future[bool], str] = {}
         self._num_done = 0
         self._looked = 0.0
@@ -90,7 +92,7 @@ class Node:
             begun = set(self._at_work.values())
             new = [name for name in names_in(self._inbox) if name not in begun]
             for name in new:
-                self._at_work[executor.submit(_do_here, (self._inbox / name, self._run.results))] = name
+                self._at_work[executor.submit(self._do, self._inbox / name)] = name
             done = wait(self._at_work, pause, FIRST_COMPLETED).done if self._at_work else set()
             for future in done:
                 self._finish(future)
@@ -134,7 +136,7 @@ class Node:
                 if self._over():
                     return
                 with LocalExecutor(1) as executor:
-                    future = executor.submit(_do_here, (self._inbox / name, self._run.results))
+                    future = executor.submit(self._do, self._inbox / name)
                     while not future.done() and not self._over():
                         wait([future], _LOOK_SECONDS)
                     if not future.done():
@@ -159,10 +161,6 @@ def is_open(term: Term) -> bool:
     """Whether it is the last one, and has not ended; True where that can't be seen just now."""
     latest = latest_term(term.folder)
     return latest is None or (latest.number == term.number and latest.outcome is None)
-
-
-def _do_here(job: tuple[Path, Path]) -> bool:
-    return do(*job)
 
 
 def _serve_all(folder: Path, num_workers: int, ended: Event) -> None:

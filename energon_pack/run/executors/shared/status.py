@@ -29,15 +29,11 @@ class Status:
         return bool(self.outcome and self.outcome.get(LEFT))
 
     @property
-    def driver(self) -> str:
-        return f"{self.term.about.get('host')} (process {self.term.about.get('pid')})"
-
-    @property
     def line(self) -> str:
         nodes = self.told.get("nodes", {})
         workers = sum(node["num_workers"] for node in nodes.values())
         machines = f"{len(nodes)} machine{'s' * (len(nodes) != 1)} with {workers} processes"
-        return ", ".join(filter(None, [self.told.get("line"), machines, f"{self.driver} drives"]))
+        return ", ".join(filter(None, [self.told.get("line"), machines, f"{self.term.driver} drives"]))
 
 
 def status_of(folder: Path, launch: str | None = None) -> Status | None:
@@ -63,7 +59,7 @@ def status_lines(folder: Path) -> tuple[list[str], int]:
         refresh(status.term.run.path)
         status = status_of(folder) or status
         if read(status.term.run.status) == before and status.outcome is None:
-            return [f"{status.driver} drove, and gives no sign of life: the next one that comes goes on"], 1
+            return [f"{status.term.driver} drove, and gives no sign of life: the next one that comes goes on"], 1
     if status.outcome is None:
         nodes = sorted(status.told.get("nodes", {}).items())
         return [
@@ -71,6 +67,8 @@ def status_lines(folder: Path) -> tuple[list[str], int]:
             *(f"  {name}: {node['num_workers']} processes, {node['jobs']} jobs" for name, node in nodes),
         ], 0
     if status.was_left:
-        return [f"{status.driver} was interrupted: the next one that comes goes on"], 1
+        return [f"{status.term.driver} was interrupted: the next one that comes goes on"], 1
     code = int(status.outcome.get("exit_code", 1))
-    return [f"done, by {status.driver}" if code == 0 else f"{status.outcome.get('text')} (on {status.driver})"], code
+    return [
+        f"done, by {status.term.driver}" if code == 0 else f"{status.outcome.get('text')} (on {status.term.driver})"
+    ], code

@@ -26,6 +26,11 @@ class Term:
         return RunFolder(self.folder / "runs" / f"{self.number:06d}-{self.about.get('id')}")
 
     @property
+    def driver(self) -> str:
+        """Who drives, as one says it."""
+        return f"{self.about.get('host')} (process {self.about.get('pid')})"
+
+    @property
     def beat(self) -> Path:
         return self._path(".beat")
 

@@ -119,12 +119,10 @@ class Together:
             time.sleep(_FOLLOW_SECONDS)
 
     def _join(self, term: Term) -> None:
-        theirs, ours = term.about, self._about
-        driver = f"{theirs.get('host')} (process {theirs.get('pid')})"
-        if theirs.get("version") != __version__:
-            version = theirs.get("version")
+        driver, version = term.driver, term.about.get("version")
+        if version != __version__:
             raise PackError(f"{driver} packs with energon_pack {version}, and this is {__version__}: install the same")
-        if theirs.get("settings") != ours["settings"]:
+        if term.about.get("settings") != self._about["settings"]:
             raise PackError(f"{driver} packs there with other settings: wait for it, or choose another output.name")
         self._joined.add(term.number)
         say(f"{driver} drives this run, and this machine works for it")
