@@ -23,8 +23,8 @@ from support.stores import WHO, Bucket, Seen, store_server
 _RUN = "from energon_pack.cli import main; main()"
 _KEEPING_NOTHING = f"""
 from energon_pack.run.stores.blocks import Blocks
-from energon_pack.sources import stored
-stored.BLOCKS = Blocks(most=0)
+from energon_pack.sources import blockwise
+blockwise.BLOCKS = Blocks(most=0)
 {_RUN}"""
 
 
