@@ -89,7 +89,7 @@ def bucket(s3: Proxy, request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         monkeypatch.setattr(tempfile, "tempdir", None)
         monkeypatch.setattr(blockwise, "BLOCKS", Blocks())
         objects_of.cache_clear()
-        s3.fault = lambda request: None
+        s3.fault, s3.pause = lambda request: None, 0.05
         s3.seen = Seen()
         yield Bucket(f"b{zlib.crc32(request.node.nodeid.encode()):08x}", s3)
 

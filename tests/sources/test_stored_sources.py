@@ -1,6 +1,7 @@
 """Sources on an object store: packed as from disk, read in few requests, and no fault of the network costs a sample."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
@@ -130,6 +131,55 @@ def test_a_store_that_does_not_answer_ends_the_run_and_the_next_goes_on(
     with pytest.raises(PackError, match=r"GET failed 7 times.*the same command goes on"):
         pack(run)
     assert not (tmp_path / "out" / "stored").exists()
+    bucket.proxy.fault = lambda request: None
+    assert pack(run)["samples_skipped"] == 0
+
+
+def test_slow_answers_are_waited_for(config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path) -> None:
+    source = bucket.put_folder(demo[0], "data")
+    turns = cycle(["slow", "drip", None])
+    bucket.proxy.fault = lambda request: next(turns)
+    before = requests.COUNTS["retries"]
+    assert pack(config(source, cache_dir=str(tmp_path / "cache")))["samples_skipped"] == 0
+    assert requests.COUNTS["retries"] == before
+
+
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds as in other tests are minutes here."""
+    for name, seconds in {"FIRST_WAIT": 0.001, "READ_SECONDS": 0.3, "REQUEST_SECONDS": 0.8, "PATIENCE": 2.0}.items():
+        monkeypatch.setattr(requests, name, seconds)
+
+
+@pytest.mark.parametrize("fault", ["slow", "drip"])
+def test_an_answer_that_comes_too_late_is_asked_for_again(
+    config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    source = bucket.put_folder(demo[0], "data")
+    impatient(monkeypatch)
+    bucket.proxy.pause = {"slow": 1.0, "drip": 0.1}[fault]
+    turns = cycle([fault, None, None])
+    bucket.proxy.fault = lambda request: next(turns) if request.range else None
+    before = requests.COUNTS["retries"]
+    assert pack(config(source, cache_dir=str(tmp_path / "cache")))["samples_skipped"] == 0
+    assert requests.COUNTS["retries"] > before
+
+
+@pytest.mark.parametrize("fault", ["slow", "drip"])
+def test_a_store_that_is_always_too_slow_ends_the_run(
+    config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Whether nothing comes for long, or always a little; and it is not tried for ever."""
+    source = bucket.put_folder(demo[0], "data")
+    impatient(monkeypatch)
+    bucket.proxy.pause = {"slow": 1.0, "drip": 0.1}[fault]
+    bucket.proxy.fault = lambda request: fault if request.range else None
+    run = config(source, cache_dir=str(tmp_path / "cache"))
+    start = time.monotonic()
+    with pytest.raises(PackError, match=r"GET failed \d times: .*the same command goes on") as caught:
+        pack(run)
+    assert time.monotonic() - start < 30
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out" / "packed").exists()
     bucket.proxy.fault = lambda request: None
     assert pack(run)["samples_skipped"] == 0
 
