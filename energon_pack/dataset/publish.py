@@ -220,7 +220,7 @@ def publish(staging: Path, final: Path, overwrite: bool, stored: str | None, ide
     refuse_existing(final, overwrite)
     (staging / _IDENTITY).unlink()
     sync_file_system(staging)
-    old = staging.with_name(f"{staging.name}.old")
+    old = staging.with_name(f"{final.name}.old")
     if final.exists():
         os.rename(final, old)
     os.rename(staging, final)
@@ -229,8 +229,7 @@ def publish(staging: Path, final: Path, overwrite: bool, stored: str | None, ide
         path.unlink(missing_ok=True)
 
 
-@contextmanager
-def announced(note: Path | None, report: Path) -> Iterator[None]:
+def announce(note: Path | None, report: Path) -> None:
     """Say which dataset appears, for one who takes over: this process may be lost before it has said that it is there.
 
     Args:
@@ -239,18 +238,15 @@ def announced(note: Path | None, report: Path) -> Iterator[None]:
     """
     if note is not None:
         write_whole(note, report.read_bytes())
-    yield
-    if note is not None:
-        note.unlink()
 
 
-def appeared(note: Path, final: str) -> dict[str, Any] | None:
-    """The report of the dataset, where a driver that was lost after it published has `announced` just this one.
+def appeared(note: Path | None, final: str) -> dict[str, Any] | None:
+    """The report of the dataset, where a driver that was lost or away has published just the one it did `announce`.
 
     Args:
         final: its folder, or its address.
     """
-    report = read_whole(str(note))
+    report = None if note is None else read_whole(str(note))
     is_whole = report is not None and read_whole(f"{final}/{META_FOLDER}/dataset.yaml") is not None
     return dict(json.loads(report)) if report and is_whole and read_whole(f"{final}/{REPORT}") == report else None
 

@@ -1,5 +1,7 @@
 """Who drives and who follows, in small: each test is several tasks, in threads or in processes of their own."""
 
+import json
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from energon_pack import __version__
+from energon_pack.dataset.publish import staging_folder
 from energon_pack.errors import PackError, SamplesLost, short
 from energon_pack.run.executors.shared import beats
 from energon_pack.run.executors.shared.beats import Beat, Watched, here, is_dead
@@ -19,6 +22,7 @@ from energon_pack.run.executors.shared.terms import Term, claim_term, latest_ter
 from energon_pack.run.executors.shared.together import Together
 from energon_pack.run.progress import Progress
 from support.nodes import hurry
+from support.running import run_here
 
 ABOUT = {"settings": "s", "version": __version__}
 Figures = dict[str, Any]
@@ -193,6 +197,77 @@ def test_whatever_goes_wrong_for_one_that_was_away_is_no_end_of_the_run(tmp_path
             time.sleep(0.3)
             successor[0].end({"exit_code": 0, "figures": {"packs": 7}, "host": "x"})
         assert end.result(20) == {"packs": 7}
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_what_was_about_to_be_published_is_told_to_one_who_goes_on_alone(tmp_path: Path) -> None:
+    """Another run, or the same one begun anew, would else be done before it began."""
+
+    def drive(executor: SharedExecutor) -> Figures:
+        was_told = executor.note.exists()
+        executor.note.write_bytes(b"report")
+        return {"told": was_told}
+
+    def told(settings: str) -> bool:
+        return bool(_task(tmp_path, settings).run(drive, Progress(quiet=True))["told"])
+
+    assert not told("s")
+    _lose_driver(tmp_path)
+    assert told("s")
+    assert not told("s")
+    _lose_driver(tmp_path)
+    assert not told("other")
+
+
+def _lose_driver(folder: Path) -> None:
+    """As if the one that drove there was killed before it said what came of it."""
+    end = sorted(folder.rglob("*.end"))[-1]
+    end.unlink()
+    about = end.with_suffix(".json")
+    write(about, json.dumps({**json.loads(about.read_text()), "born": 1}).encode())
+
+
+@pytest.fixture
+def packs(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """The same command once more, with some settings."""
+    shutil.copytree(cache, tmp_path / ".cache")
+    command = ("+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", "output.name=packed")
+    return lambda *more: run_here(*command, f"output.dir={tmp_path}", "executor=slurm", *more, cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("template")
+def test_a_driver_that_was_lost_after_it_published_is_no_error(
+    packs: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """Its successor would refuse the dataset, as another's; every task would end with 1."""
+    assert packs()[0] == 0
+    _lose_driver(tmp_path)
+    made = (tmp_path / "packed" / "report.json").stat().st_mtime_ns
+    assert packs()[0] == 0
+    assert (tmp_path / "packed" / "report.json").stat().st_mtime_ns == made
+    code, _, errors = packs()  # that one said what came of it
+    assert (code, "exists" in errors) == (1, True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("template")
+def test_one_that_was_away_may_publish_while_another_begins(
+    packs: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other would write all anew, and then refuse what is there."""
+    assert packs()[0] == 0
+    _lose_driver(tmp_path)
+    (tmp_path / "packed").rename(tmp_path / "soon")
+
+    def appears(*arguments: Any) -> Any:
+        (tmp_path / "soon").rename(tmp_path / "packed")
+        return staging_folder(*arguments)
+
+    monkeypatch.setattr("energon_pack.pack.staging_folder", appears)
+    code, _, errors = packs()
+    assert code == 0, errors
+    assert not (tmp_path / ".staging").exists()
 
 
 def test_jobs_are_done_by_the_process_beside(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -144,6 +145,11 @@ class SharedExecutor:
     def term(self) -> int:
         """Which driver of this run this one is: those that come later have higher numbers."""
         return self._term.number
+
+    @property
+    def note(self) -> Path:
+        """Where a driver says what it is about to publish."""
+        return self._term.note
 
     @property
     def nodes(self) -> dict[str, dict[str, int]]:

@@ -31,6 +31,11 @@ class Term:
         return f"{self.about.get('host')} (process {self.about.get('pid')})"
 
     @property
+    def note(self) -> Path:
+        """What its driver is about to publish, for the next one; that of a term that came to an end counts no more."""
+        return self.folder / "publishing"
+
+    @property
     def beat(self) -> Path:
         return self._path(".beat")
 

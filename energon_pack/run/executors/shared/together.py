@@ -14,7 +14,7 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.console import say
 from energon_pack.run.executors.shared.beats import Beat, Watched, here, is_dead
 from energon_pack.run.executors.shared.driver import Deposed, SharedExecutor
-from energon_pack.run.executors.shared.folder import refresh
+from energon_pack.run.executors.shared.folder import refresh, remove
 from energon_pack.run.executors.shared.terms import Term, claim_term, latest_term
 from energon_pack.run.progress import Progress
 
@@ -63,10 +63,17 @@ class Together:
                 if mine is None:
                     time.sleep(_CLAIM_SECONDS)
                     continue
+                if latest is not None and not self._goes_on(latest):
+                    remove(latest.note)
                 try:
                     return self._drive(mine, drive, progress)
                 except Deposed as error:
                     say(str(error))
+
+    def _goes_on(self, term: Term) -> bool:
+        """Whether the driver of a term was lost, or left, at work on what this one is to do."""
+        outcome = term.outcome
+        return term.about.get("settings") == self._about["settings"] and (outcome is None or bool(outcome.get(LEFT)))
 
     def _drive(self, term: Term, drive: Callable[[SharedExecutor], Figures], progress: Progress) -> Figures:
         for old in term.runs_before():
