@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from threading import Barrier, Event
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from energon_pack import __version__
 from energon_pack.dataset.publish import staging_folder
 from energon_pack.errors import PackError, SamplesLost, short
+from energon_pack.run.executors.admission import Terms
 from energon_pack.run.executors.shared import beats
 from energon_pack.run.executors.shared.beats import Beat, Watched, here, is_dead
 from energon_pack.run.executors.shared.driver import SharedExecutor
@@ -82,7 +84,7 @@ def test_of_many_that_claim_one_wins(tmp_path: Path) -> None:
     assert first.number == 1
     second = claim_term(tmp_path, first, ABOUT)
     assert second is not None
-    assert second.runs_before() == [first.run.path]
+    assert second.runs_before() == [first.run]
     assert first.runs_before() == []  # one that was away removes nothing of its successor
 
 
@@ -197,6 +199,20 @@ def test_whatever_goes_wrong_for_one_that_was_away_is_no_end_of_the_run(tmp_path
             time.sleep(0.3)
             successor[0].end({"exit_code": 0, "figures": {"packs": 7}, "host": "x"})
         assert end.result(20) == {"packs": 7}
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_what_a_lost_driver_left_in_the_folders_of_the_run_is_removed(tmp_path: Path) -> None:
+    """On another machine: the next driver does not know that process, and knows its term."""
+    lost = claim_term(tmp_path / "meeting", None, {**ABOUT, "machine": "another", "pid": 1, "born": 1})
+    assert lost is not None
+    mark, data = tmp_path / ".seen-by-all-7", tmp_path / "data"
+    for path in (mark, data):
+        path.touch()
+    terms = Terms({}, "/", (("output.dir", str(mark)), ("source.path", str(data))))
+    write(lost.run.terms, json.dumps(asdict(terms)).encode())
+    assert _task(tmp_path / "meeting", lost_after=0.3).run(lambda _: {"packs": 7}, Progress(quiet=True))
+    assert (mark.exists(), data.exists()) == (False, True)
 
 
 @pytest.mark.usefixtures("no_nodes")

@@ -12,9 +12,10 @@ from typing import Any
 from energon_pack import __version__
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.console import say
+from energon_pack.run.executors.admission import forget
 from energon_pack.run.executors.shared.beats import Beat, Watched, here, is_dead
 from energon_pack.run.executors.shared.driver import Deposed, SharedExecutor
-from energon_pack.run.executors.shared.folder import refresh, remove
+from energon_pack.run.executors.shared.folder import read_object, refresh, remove
 from energon_pack.run.executors.shared.terms import Term, claim_term, latest_term
 from energon_pack.run.progress import Progress
 
@@ -77,7 +78,8 @@ class Together:
 
     def _drive(self, term: Term, drive: Callable[[SharedExecutor], Figures], progress: Progress) -> Figures:
         for old in term.runs_before():
-            shutil.rmtree(old, ignore_errors=True)
+            forget(read_object(old.terms) or {})
+            shutil.rmtree(old.path, ignore_errors=True)
         outcome: Mapping[str, Any] = {LEFT: True}  # interrupted: another may go on
         executor = SharedExecutor(term, self._lost_after, self._node.keep)
 
