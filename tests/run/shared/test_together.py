@@ -2,8 +2,9 @@
 
 import json
 import shutil
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -16,9 +17,9 @@ from energon_pack import __version__
 from energon_pack.dataset.publish import staging_folder
 from energon_pack.errors import PackError, SamplesLost, short
 from energon_pack.run.executors.admission import Terms
-from energon_pack.run.executors.shared import beats
+from energon_pack.run.executors.shared import beats, together
 from energon_pack.run.executors.shared.beats import Beat, Watched, here, is_dead
-from energon_pack.run.executors.shared.driver import SharedExecutor
+from energon_pack.run.executors.shared.driver import Deposed, SharedExecutor
 from energon_pack.run.executors.shared.folder import write
 from energon_pack.run.executors.shared.terms import Term, claim_term, latest_term
 from energon_pack.run.executors.shared.together import Together
@@ -174,6 +175,23 @@ def test_a_driver_that_is_lost_is_followed_by_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_nodes")
+def test_one_whose_end_can_not_be_said_does_not_wait_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node beats for it, and it is alive: it would follow itself for ever."""
+    said: list[Mapping[str, Any]] = []
+    monkeypatch.setattr(Term, "end", lambda _, outcome: said.append(outcome))
+
+    def drive(executor: SharedExecutor) -> Figures:
+        if executor.term == 1:
+            raise Deposed("a listing of the folder was not whole")
+        return {"term": executor.term}
+
+    assert _task(tmp_path).run(drive, Progress(quiet=True)) == {"term": 2}
+    assert len(said) == 2
+
+
+@pytest.mark.usefixtures("no_nodes")
 def test_a_claim_that_was_cut_short_is_no_end(tmp_path: Path) -> None:
     """A process that was killed between the two calls that make a file leaves an empty one."""
     (tmp_path / "terms").mkdir()
@@ -297,6 +315,27 @@ def test_jobs_are_done_by_the_process_beside(tmp_path: Path) -> None:
 
     task = _task(tmp_path, lost_after=2.0)
     assert task.run(drive, Progress(quiet=True)) == {"found": [str(number) for number in range(30)]}
+
+
+def test_a_process_beside_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is done would else be waited for."""
+    monkeypatch.setattr(together, "_END_SECONDS", 0.3)
+    with together._NodeProcess(tmp_path, 1) as beside:
+        process = beside._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_what_ends_the_process_beside_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is started again: twenty tracebacks would hide what the run says."""
+    (tmp_path / "terms").symlink_to("terms")  # a file system that answers with an error
+    with together._NodeProcess(tmp_path, 1) as beside:
+        assert beside._process is not None
+        assert beside._process.wait(20) == 0
+    said = capfd.readouterr()
+    assert said.out.startswith("the process that does jobs ends: [Errno 40]")
+    assert (said.out.count("\n"), said.err) == (1, "")
 
 
 def test_a_beat_outlasts_a_folder_that_is_away(tmp_path: Path) -> None:

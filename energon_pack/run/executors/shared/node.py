@@ -18,12 +18,14 @@ from threading import Event, Thread
 from typing import Any
 
 from energon_pack import __version__
+from energon_pack.errors import PackError
+from energon_pack.run.console import say
 from energon_pack.run.executors.admission import Terms, why_unfit
 from energon_pack.run.executors.local import LocalExecutor, WorkerKilled, count_cores
 from energon_pack.run.executors.shared.beats import Beat, Watched, here
 from energon_pack.run.executors.shared.folder import names_in, read, read_object, refresh, remove, write
 from energon_pack.run.executors.shared.terms import Term, latest_term
-from energon_pack.run.executors.shared.wire import decode, encode
+from energon_pack.run.executors.shared.wire import WireError, decode, encode
 from energon_pack.run.executors.workers import INTERRUPTS
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.02, 0.5  # seconds between two looks into an inbox
@@ -41,7 +43,10 @@ def do(task: Path, results: Path) -> bool:
     data = read(task)
     if data is None:
         return False
-    function, job = decode(data)
+    try:
+        function, job = decode(data)
+    except WireError as error:
+        return write(results / task.name, encode(("unread", str(error))))
     return write(results / task.name, encode(("done", function(job))))
 
 
@@ -202,7 +207,10 @@ def main() -> None:
         os._exit(1)
 
     Thread(target=follow, daemon=True).start()
-    _serve_all(folder, num_workers, ended)
+    try:
+        _serve_all(folder, num_workers, ended)
+    except (PackError, OSError) as error:
+        say(f"the process that does jobs ends: {error}")
     os._exit(0)
 
 

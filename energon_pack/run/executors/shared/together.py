@@ -23,6 +23,7 @@ _FOLLOW_SECONDS = 0.5  # between two looks at the one who drives
 _CLAIM_SECONDS = 0.1  # until what another has claimed is seen
 #: in an outcome: its driver was interrupted, and another may go on
 LEFT = "left"
+_END_SECONDS = 15.0  # that it may take to end: it ends its own processes
 _MOST_STARTS = 20  # of the process that does jobs
 Figures = dict[str, Any]
 
@@ -54,10 +55,12 @@ class Together:
             PackError: the run ended so, here or elsewhere; or another one is at work in the folder.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
+        mine: Term | None = None
         with self._node:
             while True:
                 latest = latest_term(self._folder)
-                outcome = self._follow(latest) if latest else None
+                is_mine = mine is not None and latest is not None and latest.number == mine.number
+                outcome = None if latest is None or is_mine else self._follow(latest)
                 if outcome is not None:
                     return figures_of(outcome)
                 mine = claim_term(self._folder, latest, self._about)
@@ -174,7 +177,11 @@ class _NodeProcess:
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
-            self._process.wait()
+            try:
+                self._process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
 
 def _outcome_of(error: BaseException) -> dict[str, Any]:
