@@ -83,6 +83,11 @@ class Task:
         node = self.node
         return [] if node is None else _children(node.pid, "spawn_main")
 
+    @property
+    def beside(self) -> list[psutil.Process]:
+        """The process that does single jobs of one that drives, if it has begun any."""
+        return _children(self.process.pid, "spawn_main")
+
     def signal(self, number: int) -> None:
         """To all processes of the task, as a scheduler or a frozen machine has it."""
         with suppress(ProcessLookupError):

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from energon_pack.errors import PackError
 from energon_pack.run.executors import Folder
 from energon_pack.run.executors.admission import terms_of
-from energon_pack.run.executors.local import LocalExecutor, at_once
+from energon_pack.run.executors.beside import Beside
+from energon_pack.run.executors.local import at_once
 from energon_pack.run.executors.shared.folder import names_in, read, refresh, remove, write
 from energon_pack.run.executors.shared.machines import JOBS_PER_WORKER, Machine, Machines
 from energon_pack.run.executors.shared.terms import Term, latest_term
@@ -31,7 +32,6 @@ _REFRESH_SECONDS = 0.5  # without a result
 _TWICE_SECONDS = 30.0  # after which a job is given to a second node, where nodes have nothing else to do
 _MOST_LOST = 10  # nodes that one job may cost
 _MOST_BYTES = 4 << 30  # of jobs that were handed out: more than one process deals in half a minute
-_BESIDE = 2  # processes of the driver itself: the one beside all others
 _NOTHING: Any = object()
 
 
@@ -65,7 +65,7 @@ class SharedExecutor:
 
     def __init__(self, term: Term, lost_after: float, look: Callable[[], None]):
         self._term, self._run, self._lost_after, self._look_around = term, term.run, lost_after, look
-        self._local = LocalExecutor(_BESIDE)
+        self._local = Beside()
         self._numbers = itertools.count()
         self._tasks: dict[int, _Task] = {}  # handed out, nothing came of them yet
         self._came: set[int] = set()  # results that are there
