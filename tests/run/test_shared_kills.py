@@ -54,8 +54,8 @@ class _Killer:
         if task is None or task not in tasks:
             return False
         if what in ("worker", "node", "beside"):
-            kinds = {"worker": task.workers, "node": [task.node], "beside": task.beside}
-            process = next(iter(kinds[what]), None)
+            of_task = {"worker": task.worker, "node": task.node, "beside": task.beside}
+            process = of_task[what]
             if process is None:
                 return False
             with suppress(psutil.NoSuchProcess):
