@@ -48,15 +48,16 @@ def measured_again(
     except (KeyError, TypeError, AttributeError) as error:  # of a damaged manifest
         yield str(folder), [f"the manifest does not say how it was measured: {error!r}"]
         return
-    starts = np.cumsum([0, *(shard.num_members for shard in shards)])
+    starts = np.cumsum([0, *(sum(shard.members) for shard in shards)])
     drawn = np.random.default_rng(_SEED).choice(starts[-1], min(number, int(starts[-1])), replace=False)
     for shard, start, end in zip(shards, starts[:-1], starts[1:], strict=True):
-        wanted = set((drawn[(drawn >= start) & (drawn < end)] - start).tolist())
-        first = 0
-        for file, pack, _ in packs_of(folder, shard.name, flavor) if wanted else ():
-            for index in sorted(wanted & set(range(first, first + len(pack.ids)))):
-                yield pack.ids[index - first], list(_differs(file, pack, index - first, template))
-            first += len(pack.ids)
+        wanted = np.sort(drawn[(drawn >= start) & (drawn < end)] - start)
+        firsts = np.cumsum([0, *shard.members])
+        chosen = np.unique(np.searchsorted(firsts, wanted, side="right") - 1).tolist()
+        packs = packs_of(folder, shard.name, flavor, [(shard.ends[n], shard.ends[n + 1]) for n in chosen])
+        for n, (file, pack, _) in zip(chosen, packs, strict=True) if chosen else ():
+            for index in (wanted[(wanted >= firsts[n]) & (wanted < firsts[n + 1])] - firsts[n]).tolist():
+                yield pack.ids[index], list(_differs(file, pack, index, template))
 
 
 def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:

@@ -21,7 +21,7 @@ from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS, split_numbers
 from energon_pack.run.context import Run
 from energon_pack.run.stores import losing_no_fault
-from energon_pack.samples.bytes import Bytes
+from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.image import open_image
@@ -32,7 +32,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
 from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import counted
+from energon_pack.sources.storage import File, counted, read_ahead
 from energon_pack.sources.tar import TarScan
 from energon_pack.verify import packs as checks
 from energon_pack.verify.findings import Findings, hashed
@@ -72,6 +72,8 @@ class VerifiedShard:
     name: str
     findings: Findings
     packs: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of their keys
+    members: "array[int]" = field(default_factory=lambda: array("Q"))  # how many are in each
+    ends: "array[int]" = field(default_factory=lambda: array("Q", [0]))  # where each begins, and the last one ends
     samples: "array[int]" = field(default_factory=lambda: array("Q"))  # of `<source shard>/<key>`, of whole samples
     parts: dict[str, list[str]] = field(default_factory=dict)  # the other members: by that name, `2of3`
     num_tokens: int = 0
@@ -79,7 +81,6 @@ class VerifiedShard:
     media_types: Counter[str] = field(default_factory=Counter)
     splits: set[str] = field(default_factory=set)  # in which its samples are, by their ids
     whose: Counter[str] = field(default_factory=Counter)  # packs of other tools
-    num_members: int = 0
 
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
         """Count a pack in.
@@ -97,7 +98,7 @@ class VerifiedShard:
                 self.samples.append(hashed(sample))
             else:
                 self.parts.setdefault(sample, []).append(part)
-        self.num_members += len(pack.ids)
+        self.members.append(len(pack.ids))
         self.num_tokens += sum(pack.meta.get("token_lens", ()))
         self.num_supervised += sum(pack.meta.get("num_supervised", ()))
         self.media_types[pack.media_type] += 1
@@ -115,7 +116,7 @@ def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> li
         for (shard, num_bytes), size in zip(results, sizes, strict=True):
             findings.merge(shard.findings)
             shards.append(shard)
-            run.progress.add(shard.num_members, num_bytes)
+            run.progress.add(sum(shard.members), num_bytes)
             advance(1, size)
     return shards
 
@@ -127,18 +128,17 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
     findings = Findings(job.max_defects)
     shard = VerifiedShard(job.name, findings)
     plan = None if job.plan is None else PlanRows(job.plan)
-    ends = [0]  # where each pack begins, and the last one ends
     try:
         with job.folder.open(job.name) as file, Sources(job.source or {}) as sources:
             compressed, scan = compression(file), TarScan(file)
             for some in _in_turn(packs_in(scan)):
-                ends[-1:] = [*(files.start for files in some), some[-1].end]
+                shard.ends[-1:] = array("Q", [*(files.start for files in some), some[-1].end])
                 rows = None if plan is None else _rows(plan, job, some, findings)
                 plan = None if rows is None else plan
                 for files in some:
                     _verify_pack(file, files, rows, sources, job, shard)
-            findings.add("tar", job.name, _damage(compressed, scan, len(ends) - 1))
-            findings.add("index", job.name, _index(job, ends), len(ends) - 1)
+            findings.add("tar", job.name, _damage(compressed, scan, len(shard.packs)))
+            findings.add("index", job.name, _index(job, shard), len(shard.packs))
     except OSError as error:
         findings.add("tar", job.name, [f"it can't be read: {error.strerror or error}"])
     return shard
@@ -180,18 +180,29 @@ def _in_turn(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
 
 
 def packs_of(
-    folder: DatasetFolder, name: str, flavor: PackedFlavor | None = DEFAULT
+    folder: DatasetFolder,
+    name: str,
+    flavor: PackedFlavor | None = DEFAULT,
+    places: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[tuple[Bytes, Pack, list[str]]]:
     """The packs of a shard: the file to read them from, each pack, and what its JSON lacks.
 
     Args:
         flavor: it may be another's where only `meta` is asked for; None: another tool wrote them.
+        places: where those that are wanted begin and end; None: all.
     """
     media = DatasetMedia(folder.path)
     with folder.open(name) as file:
-        for files in packs_in(TarScan(file)):
-            pack, defects = parse(files, _json(file, files), flavor)
-            yield with_media(file, pack, media), pack, defects
+        for some in [file] if places is None else (_alone(file, *place) for place in places):
+            for files in packs_in(TarScan(some)):
+                pack, defects = parse(files, _json(some, files), flavor)
+                yield with_media(some, pack, media), pack, defects
+
+
+def _alone(file: File, start: int, end: int) -> Bytes:
+    """A part of a file, of an object the only one that is read."""
+    read_ahead([(file, [(start, end - start)])])
+    return Range(file, start, end - start)
 
 
 def _json(file: Bytes, files: PackFiles) -> bytes | None:
@@ -208,9 +219,9 @@ def _damage(compressed: str | None, scan: TarScan, num_packs: int) -> Iterator[s
         yield "it holds no pack"
 
 
-def _index(job: VerifyJob, ends: list[int]) -> Iterator[str]:
+def _index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
     """Where each pack's first header is, and where the last pack ends, as Energon wants it."""
-    wanted = ends if len(ends) > 1 else []
+    wanted = shard.ends if shard.packs else []
     try:
         data = job.folder.read(f"{job.name}.idx")
     except OSError as error:
@@ -220,7 +231,7 @@ def _index(job: VerifyJob, ends: list[int]) -> Iterator[str]:
         yield f"its .tar.idx has {len(data)} bytes, not a multiple of 8"
     entries = np.frombuffer(data[: len(data) // 8 * 8], "<u8").tolist()
     if len(entries) != len(wanted):
-        yield f"its .tar.idx has {len(entries)} entries for {len(ends) - 1} packs"
+        yield f"its .tar.idx has {len(entries)} entries for {len(shard.packs)} packs"
     for number, (entry, start) in enumerate(zip(entries, wanted, strict=False)):
         if entry != start:
             yield f"entry {number} of its .tar.idx is {entry}, it should be {start}"
