@@ -144,7 +144,7 @@ class Numbers(Dataset[int]):
         return index
 
 
-def ends(*first: int, others: tuple[int, ...]) -> Any:
+def ends(*first: int, others: tuple[int, ...]) -> pytest.MarkDecorator:
     """Where a loader ends, and with how many workers; the others, with workers, are slow."""
     quick = [(at, num) for at in (*first, *others) for num in (0, 2) if num == 0 or at in first]
     return pytest.mark.parametrize(
