@@ -66,8 +66,9 @@ class Reader:
 
     def _fetch(self, wanted: "_Wanted") -> None:
         """Read ranges of shards; what was read ahead before is forgotten."""
-        self._ahead = {path: open_file(path, State(shard.size, shard.version)) for path, (shard, _) in wanted.items()}
-        read_ahead([(self._ahead[path], ranges) for path, (_, ranges) in wanted.items()])
+        files = {path: open_file(path, State(shard.size, shard.version)) for path, (shard, _) in wanted.items()}
+        read_ahead([(file, wanted[path][1]) for path, file in files.items()])
+        self._ahead = files
 
     def raw(self, shard: Shard, row: SampleRow) -> bytes:
         """The bytes of a sample's JSON or text, of which `Shard.record` makes the record.

@@ -2,15 +2,18 @@
 
 python -m support.from_stores packs ADDRESS FOLDER PROCESSOR    packs, through Energon, by workers that are forked
 python -m support.from_stores lazy CONFIG CONFIG                packs made while they are loaded (configs as JSON)
+python -m support.from_stores forked ADDRESS...                 objects, all but the first in processes that are forked
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
+from megatron.energon.epathlib import EPath
 from torch.utils.data import DataLoader
 
 from energon_pack.lazy import LazyPackedDataset
@@ -42,10 +45,23 @@ def equal(found: list[Any], expected: list[Any]) -> None:
                 assert torch.equal(one[name], value), name
 
 
+def read_forked(addresses: list[str]) -> None:
+    """Read an object in this process, and each of the others in one that is forked from it, one after the other."""
+    first, *others = map(EPath, addresses)
+    first.read_bytes()
+    for path in others:
+        if (child := os.fork()) == 0:
+            path.read_bytes()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+
+
 def main() -> None:
     """What the module says."""
     what, there, here, *rest = sys.argv[1:]
-    if what == "packs":
+    if what == "forked":
+        read_forked([there, here, *rest])
+    elif what == "packs":
         equal(batches(there, Path(rest[0]), 2), batches(here, Path(rest[0]), 2))
     else:
         processor, cache, out, max_token_len = json.loads(rest[0])

@@ -36,6 +36,7 @@ class Request:
     method: str
     path: str  # with its bucket, and what is asked behind a question mark
     range: str | None
+    connection: int  # the client's port
 
 
 #: What becomes of a request: a status instead of an answer, "cut" in the middle of its body, "slow": it comes after
@@ -77,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _hand_on(self) -> None:
         body = self._body()
-        request = Request(self.command, self.path, self.headers.get("Range"))
+        request = Request(self.command, self.path, self.headers.get("Range"), self.client_address[1])
         seen = self.server.seen
         seen.requests.append(request)
         seen.counts[self.command] += 1

@@ -49,6 +49,20 @@ def test_energon_reads_the_same_batches_from_a_bucket(
     assert manifest_of(address) == manifest_of(f"{bucket.address}/out/packed") == manifest_of(local)
 
 
+def test_each_worker_has_a_connection_of_its_own(bucket: Bucket, tmp_path: Path) -> None:
+    """With that of the process they were forked from, workers get each other's bytes: packs that are cut, or wrong."""
+    for name in "abc":
+        bucket.put(name, name.encode())
+    bucket.seen()
+    compare("forked", *(energon_address(f"{bucket.address}/{name}") for name in "abc"), cwd=tmp_path)
+    requests = bucket.seen().requests
+    of_a, of_b, of_c = ({one.connection for one in requests if one.path[-1] == name} for name in "abc")
+    assert of_a
+    assert of_b
+    assert of_c
+    assert len(of_a | of_b | of_c) == len(of_a) + len(of_b) + len(of_c)
+
+
 def test_a_blend_may_name_datasets_in_buckets(
     config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
 ) -> None:

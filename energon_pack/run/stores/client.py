@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError
 from energon_pack.run.stores.address import place_of, tidy
+from energon_pack.run.stores.forked import is_forked
 from energon_pack.run.stores.requests import COUNTS, tried
 from energon_pack.run.user_cache import version_of
 
@@ -156,7 +157,7 @@ def objects_of(profile: str) -> Objects:
         extra, package = _NEEDS[provider["type"]]
         if version_of(package) is None:
             raise PackError(f"msc://{profile} needs {package}: pip install 'energon-pack[{extra}]'")
-    if provider.get("type") == "s3" and not _Forked.is_so and version_of("obstore") is not None:
+    if provider.get("type") == "s3" and not is_forked() and version_of("obstore") is not None:
         from energon_pack.run.stores.by_obstore import KNOWN, ObstoreObjects
 
         credentials = settings.get("credentials_provider", {})
@@ -183,15 +184,4 @@ def _settings_of(profile: str) -> Mapping[str, Any]:
     return {}  # rclone's, or none: multi-storage-client says
 
 
-class _Forked:
-    """Whether this process is a copy of one that may have used obstore: its threads are not in the copy."""
-
-    is_so = False
-
-    @classmethod
-    def now(cls) -> None:
-        cls.is_so = True
-        objects_of.cache_clear()
-
-
-os.register_at_fork(after_in_child=_Forked.now)
+os.register_at_fork(after_in_child=objects_of.cache_clear)
