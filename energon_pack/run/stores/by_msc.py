@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multistorageclient import StorageClient, StorageClientConfig
-from multistorageclient.types import Range, RetryableError
+from multistorageclient.types import Range
 
 from energon_pack.errors import PackError
 from energon_pack.run.stores import requests
@@ -16,9 +16,14 @@ from energon_pack.run.stores.requests import Refused, Transient, said
 
 
 class MscObjects(Objects):
-    """The objects of a profile."""
+    """The objects of a profile.
 
-    def __init__(self, profile: str):
+    Args:
+        by_time: the version of an object is when it was written: its etag is another where it is listed.
+    """
+
+    def __init__(self, profile: str, by_time: bool = False):
+        self._by_time = by_time
         try:
             self._client = StorageClient(StorageClientConfig.from_file(profile=profile))
         except ValueError as error:
@@ -28,7 +33,7 @@ class MscObjects(Objects):
         found = _asked(lambda: self._client.info(key))
         if found.type != "file":
             raise FileNotFoundError(key)
-        return _found(found)
+        return self._found(found)
 
     def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
         return memoryview(_asked(lambda: self._client.read(key, byte_range=Range(start, end - start)))), None
@@ -39,7 +44,7 @@ class MscObjects(Objects):
     def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
         with _named():
             for item in self._client.list_recursive(path=prefix):
-                yield item.key, _found(item)
+                yield item.key, self._found(item)
 
     def put(self, key: str, data: bytes) -> None:
         _asked(lambda: self._client.write(key, data))
@@ -51,6 +56,10 @@ class MscObjects(Objects):
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             _asked(partial(self._client.delete, key))
+
+    def _found(self, item: Any) -> Found:
+        etag = "" if self._by_time else item.etag
+        return Found(item.content_length, etag or f"{item.last_modified:%Y%m%d%H%M%S.%f}")
 
 
 def _asked(request: Callable[[], Any], times: int = 1) -> Any:
@@ -64,13 +73,11 @@ def _named() -> Iterator[None]:
     """Errors as `tried` knows them."""
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, Transient):
         raise
     except (PermissionError, NotImplementedError) as error:
         raise Refused(said(error)) from None
-    except (RetryableError, RuntimeError, OSError) as error:
-        raise Transient(said(error)) from None
-
-
-def _found(item: Any) -> Found:
-    return Found(item.content_length, item.etag or f"{item.last_modified:%Y%m%d%H%M%S.%f}")
+    except Exception as error:  # of the client behind it, too: it does not translate all of them
+        code = getattr(error, "code", None)  # as Google's have it
+        is_refused = isinstance(code, int) and 400 <= code < 500 and code not in (408, 429)
+        raise (Refused if is_refused else Transient)(said(error)) from None

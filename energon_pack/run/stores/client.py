@@ -23,6 +23,8 @@ PART_BYTES = 16 << 20
 _DELETED_AT_ONCE = 1000
 #: type of a storage provider → our extra, and the package of it without which nobody opens the store
 _NEEDS = {"s3": ("s3", "boto3"), "gcs": ("gs", "google-cloud-storage")}
+#: types of which multi-storage-client lists other etags than it finds
+_OTHER_ETAGS = ("gcs",)
 _OF_BUCKETS = {"s3": "s3", "gs": "gcs"}  # scheme → type
 
 
@@ -166,7 +168,7 @@ def objects_of(profile: str) -> Objects:
             return ObstoreObjects(provider["options"], credentials.get("options", {}))
     from energon_pack.run.stores.by_msc import MscObjects
 
-    return MscObjects(profile)
+    return MscObjects(profile, by_time=provider.get("type") in _OTHER_ETAGS)
 
 
 def _settings_of(profile: str) -> Mapping[str, Any]:

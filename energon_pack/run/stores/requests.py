@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from threading import Thread
 from typing import TypeVar
 
-from energon_pack.errors import PackError, one_line
+from energon_pack.errors import PackError
 
 Result = TypeVar("Result")
 
@@ -114,4 +114,5 @@ def losing_no_fault() -> Iterator[None]:
 
 def said(error: Exception) -> str:
     """What a client's error says, without what it adds for its own developers."""
-    return one_line(type(error)(str(error).partition("\n")[0].rstrip(" :")), 300)
+    first = str(error).partition("\n")[0].rstrip(" :")
+    return f"{type(error).__name__}: {' '.join(first.split())[:300]}"
