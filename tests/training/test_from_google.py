@@ -122,3 +122,12 @@ def test_a_bucket_that_there_is_not_is_said(
     assert "\n" not in str(caught.value)
     with pytest.raises(PackError, match="nothing: no such folder or object"):
         pack(config(f"{google}/nothing"))
+
+
+@pytest.mark.usefixtures("google")
+def test_credentials_that_there_are_not_are_said(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # it would look for a machine of Google's around this one
+    monkeypatch.setenv("CLOUDSDK_CONFIG", "/nonexistent")
+    with pytest.raises(PackError, match=r"msc://_gs-my-data: DefaultCredentialsError: .*not found"):
+        pack(config("gs://my-data/x"))

@@ -26,8 +26,8 @@ class MscObjects(Objects):
         self._by_time = by_time
         try:
             self._client = StorageClient(StorageClientConfig.from_file(profile=profile))
-        except ValueError as error:
-            raise PackError(f"msc://{profile}: {error}") from None
+        except Exception as error:  # whatever the client behind it says: of a setting, of credentials
+            raise PackError(f"msc://{profile}: {said(error)}") from None
 
     def find(self, key: str) -> Found:
         found = _asked(lambda: self._client.info(key))
