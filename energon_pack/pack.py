@@ -25,7 +25,7 @@ from energon_pack.dataset.losses import bad_data, foresee, kept_ledger, losses, 
 from energon_pack.dataset.manifest import REPLAY, REPORT
 from energon_pack.dataset.plan_file import ShardPlan, entries_of, ledger, plan_shards, write_ledger
 from energon_pack.dataset.publish import (
-    announced,
+    announce,
     appeared,
     discarding_shards,
     publish,
@@ -53,7 +53,7 @@ from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
-from energon_pack.run.executors.choose import drive, term_of
+from energon_pack.run.executors.choose import drive, note_of, term_of
 from energon_pack.run.files import META_FOLDER, naming_place, write_whole
 from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import Scratch
@@ -87,9 +87,9 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
 
 
 def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[str, Any]:
-    term = term_of(executor)
-    note = None if term is None else meeting_of(config).folder / "publishing.json"
-    if note is not None and (figures := appeared(note, stored_dataset(config) or str(final_folder(config)))):
+    term, note = term_of(executor), note_of(executor)
+    named = stored_dataset(config) or str(final_folder(config))
+    if figures := appeared(note, named):
         return figures
     places = resolve(config)
     root = places.source.root if config.output.media is MediaIn.reference else None
@@ -123,6 +123,8 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
         staging_folder(places.final, planned.identity, term) as staging,
         forgetting_wrong(planned.lengths.shards, method, run),
     ):
+        if figures := appeared(note, named):  # of a driver that was away; from now on it finds nothing to publish
+            return figures
         write_ledger(staging / LEDGER, planned.lengths, planned.plan, config.packing)
         if why_not:
             _leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
@@ -143,7 +145,8 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
         write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
         skipped = entries_of(staging / LEDGER)
         page.write(staging / PAGE, skipped, report.run, places.for_energon, LEDGER, None, staging, places.stored)
-        with run.progress.timed("publish"), announced(note, staging / REPORT):
+        with run.progress.timed("publish"):
+            announce(note, staging / REPORT)
             publish(staging, places.final, places.overwrite, places.stored, planned.identity)
     print_stages(run.progress)
     load = f'load it with megatron.energon.get_train_dataset("{places.for_energon}", ...)'

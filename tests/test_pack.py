@@ -19,7 +19,7 @@ import pytest
 
 from energon_pack.config import MediaIn, OnDamaged, Overlong, PackConfig, Stage
 from energon_pack.dataset import shards
-from energon_pack.dataset.publish import staging_folder
+from energon_pack.dataset.publish import publish, staging_folder
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.sources.settings import Compressed
@@ -306,6 +306,26 @@ def test_a_kill_between_the_two_renames_loses_nothing(config: Make) -> None:
     with staging_folder(output(run), "identity"):
         assert files(output(run)) == before
     assert not staging.exists()
+
+
+def test_nobody_publishes_what_others_write_in_the_same_folder(tmp_path: Path) -> None:
+    """Machines that meet in another cache_dir do not know of each other: a dataset would hold shards of both."""
+    final = tmp_path / "packed"
+
+    def write_late(staging: Path) -> None:
+        with staging_folder(final, "other", 1):
+            pass
+        (staging / "packed-000000.tar").touch()
+
+    with (
+        pytest.raises(PackError, match=r"another run is writing .*packed"),
+        staging_folder(final, "one", 1) as staging,
+        staging_folder(final, "other", 1),
+    ):
+        publish(staging, final, False, None, "one")
+    with pytest.raises(PackError, match=r"another run is writing .*packed"), staging_folder(final, "one", 1) as staging:
+        write_late(staging)
+    assert not final.exists()
 
 
 @pytest.fixture

@@ -126,6 +126,10 @@ def staging_folder(final: Path, identity: str, term: int | None = None) -> Itera
         try:
             yield staging
             is_done = True
+        except (OSError, PackError):
+            if term is not None and (not staging.exists() or _identity_of(staging) not in (identity, None)):
+                raise _beside(final) from None
+            raise
         finally:
             if (term is None or is_done) and not any(staging.glob("*.tar.idx")):
                 shutil.rmtree(staging, ignore_errors=True)
@@ -159,7 +163,7 @@ def _of_earlier_term(staging: Path, term: int, lock_file: Path, final: Path) -> 
 def _keep_shards(staging: Path, identity: str) -> None:
     """Leave finished shards of the same run, and nothing else."""
     marker = staging / _IDENTITY
-    if not marker.exists() or marker.read_text() != identity:
+    if _identity_of(staging) != identity:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         write_whole(marker, identity.encode())
@@ -167,6 +171,15 @@ def _keep_shards(staging: Path, identity: str) -> None:
     for path in staging.iterdir():
         if path.name not in indices and f"{path.name}.idx" not in indices and path != marker:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _identity_of(staging: Path) -> str | None:
+    marker = staging / _IDENTITY
+    return marker.read_text() if marker.exists() else None
+
+
+def _beside(final: Path) -> PackError:
+    return PackError(f"another run is writing {final}")
 
 
 @contextmanager
@@ -218,9 +231,11 @@ def publish(staging: Path, final: Path, overwrite: bool, stored: str | None, ide
         publish_there(staging, stored, identity)
         return
     refuse_existing(final, overwrite)
+    if _identity_of(staging) != identity:  # of other machines, that meet in another cache_dir
+        raise _beside(final)
     (staging / _IDENTITY).unlink()
     sync_file_system(staging)
-    old = staging.with_name(f"{staging.name}.old")
+    old = staging.with_name(f"{final.name}.old")
     if final.exists():
         os.rename(final, old)
     os.rename(staging, final)
@@ -229,8 +244,7 @@ def publish(staging: Path, final: Path, overwrite: bool, stored: str | None, ide
         path.unlink(missing_ok=True)
 
 
-@contextmanager
-def announced(note: Path | None, report: Path) -> Iterator[None]:
+def announce(note: Path | None, report: Path) -> None:
     """Say which dataset appears, for one who takes over: this process may be lost before it has said that it is there.
 
     Args:
@@ -239,18 +253,15 @@ def announced(note: Path | None, report: Path) -> Iterator[None]:
     """
     if note is not None:
         write_whole(note, report.read_bytes())
-    yield
-    if note is not None:
-        note.unlink()
 
 
-def appeared(note: Path, final: str) -> dict[str, Any] | None:
-    """The report of the dataset, where a driver that was lost after it published has `announced` just this one.
+def appeared(note: Path | None, final: str) -> dict[str, Any] | None:
+    """The report of the dataset, where a driver that was lost or away has published just the one it did `announce`.
 
     Args:
         final: its folder, or its address.
     """
-    report = read_whole(str(note))
+    report = None if note is None else read_whole(str(note))
     is_whole = report is not None and read_whole(f"{final}/{META_FOLDER}/dataset.yaml") is not None
     return dict(json.loads(report)) if report and is_whole and read_whole(f"{final}/{REPORT}") == report else None
 
@@ -262,7 +273,7 @@ def _locked(path: Path, final: Path) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise PackError(f"another run is writing {final}") from None
+                raise _beside(final) from None
             if _is_still(lock, path):  # else its last owner removed it between our two calls
                 yield
                 return

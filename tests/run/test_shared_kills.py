@@ -49,12 +49,13 @@ class _Killer:
         tasks = [task for task in self._nodes.tasks if task.is_alive and task not in stopped]
         if len(tasks) < 2:
             return False
-        what = self._random.choice(("worker", "node", "task", "driver", "away"))
-        task = self._nodes.driver if what in ("driver", "away") else self._random.choice(tasks)
+        what = self._random.choice(("worker", "node", "task", "driver", "beside", "away"))
+        task = self._nodes.driver if what in ("driver", "beside", "away") else self._random.choice(tasks)
         if task is None or task not in tasks:
             return False
-        if what in ("worker", "node"):
-            process = next(iter(task.workers), None) if what == "worker" else task.node
+        if what in ("worker", "node", "beside"):
+            of_task = {"worker": task.worker, "node": task.node, "beside": task.beside}
+            process = of_task[what]
             if process is None:
                 return False
             with suppress(psutil.NoSuchProcess):

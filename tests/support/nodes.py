@@ -79,9 +79,15 @@ class Task:
         return next(iter(_children(self.process.pid, "shared.node")), None)
 
     @property
-    def workers(self) -> list[psutil.Process]:
+    def worker(self) -> psutil.Process | None:
+        """One of those that do jobs."""
         node = self.node
-        return [] if node is None else _children(node.pid, "spawn_main")
+        return None if node is None else next(iter(_children(node.pid, "spawn_main")), None)
+
+    @property
+    def beside(self) -> psutil.Process | None:
+        """The process that does single jobs of one that drives, if it has begun any."""
+        return next(iter(_children(self.process.pid, "spawn_main")), None)
 
     def signal(self, number: int) -> None:
         """To all processes of the task, as a scheduler or a frozen machine has it."""

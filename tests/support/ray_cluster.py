@@ -35,7 +35,7 @@ class Nodes:
         found = []
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                if process.cmdline()[:1] and process.cmdline()[0].startswith(_TASK):
+                if " ".join(process.cmdline()).startswith(_TASK):
                     found.append(process)
         return found
 

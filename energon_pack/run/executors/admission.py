@@ -1,23 +1,28 @@
 """Whether another machine is fit for a run: it has the same packages, and sees the same folders."""
 
 import hashlib
+import json
 import os
 import platform
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from energon_pack import __version__
 from energon_pack.run.executors import Folder
+from energon_pack.run.executors.shared.beats import here, is_dead
+from energon_pack.run.executors.shared.folder import read_object, remove
 from energon_pack.run.user_cache import version_of
 
 #: Packages on which lengths or bytes of packs may depend.
 _PACKAGES = ("transformers", "tokenizers", "pyarrow", "pillow", "av")
+_MARK = ".seen-by-all-"  # of a file that tells who made it
 _APPEARS_SECONDS = 5.0  # a network file system may show a new file late
 
 
@@ -33,20 +38,35 @@ class Terms:
 
 @contextmanager
 def terms_of(folders: Sequence[Folder]) -> Iterator[Terms]:
-    """What a run asks of each machine, while it lasts: a file without content lies in the folders that it writes to."""
+    """What a run asks of each machine, while it lasts: a file lies in the folders that it writes to."""
     seen = []
     with ExitStack() as stack:
         for folder in folders:
             if folder.is_written:
                 folder.path.mkdir(parents=True, exist_ok=True)
-                mark = folder.path / f".seen-by-all-{uuid.uuid4().hex}"
-                stack.callback(mark.unlink, missing_ok=True)
-                mark.touch()
+                for left in folder.path.glob(f"{_MARK}*"):
+                    with suppress(OSError):  # another user's
+                        if is_dead(read_object(left) or {}):
+                            remove(left)
+                mark = folder.path / f"{_MARK}{uuid.uuid4().hex}"
+                stack.callback(remove, mark)
+                mark.write_text(json.dumps(here()))
                 seen.append((folder.knob, os.fspath(mark)))
             elif folder.path.is_dir():  # not in an object store
                 with os.scandir(folder.path) as entries:
                     seen += [(folder.knob, entry.path) for entry in islice(entries, 1)]
         yield Terms(packages(), os.getcwd(), tuple(seen))
+
+
+def forget(terms: Mapping[str, Any]) -> None:
+    """Remove what a run that was lost left in the folders it wrote to.
+
+    Args:
+        terms: its `Terms`, as an object.
+    """
+    for _, path in terms.get("seen", ()):
+        if os.path.basename(path).startswith(_MARK):
+            remove(Path(path))
 
 
 def why_unfit(terms: Terms) -> str | None:

@@ -49,6 +49,11 @@ def term_of(executor: Executor) -> int | None:
     return executor.term if isinstance(executor, SharedExecutor) else None
 
 
+def note_of(executor: Executor) -> Path | None:
+    """Where this process says what it is about to publish, for one that may follow it; None: there is none."""
+    return executor.note if isinstance(executor, SharedExecutor) else None
+
+
 def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:
     """Who does the jobs of a run that one process drives, while it lasts.
 

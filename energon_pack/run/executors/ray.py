@@ -37,7 +37,8 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.executors import Folder
 from energon_pack.run.executors.admission import terms_of
-from energon_pack.run.executors.local import LocalExecutor, at_once
+from energon_pack.run.executors.beside import Beside
+from energon_pack.run.executors.local import at_once
 from energon_pack.run.executors.ray_worker import Ticket
 from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.run.executors.workers import INTERRUPTS, ONE_THREAD, RAY_IS_QUIET, environment
@@ -73,7 +74,7 @@ class RayExecutor:
 
     def __init__(self, settings: ExecutorConfig, patience: float = 600.0):
         self._settings, self._patience = settings, patience
-        self._here = LocalExecutor(2)  # the process beside, and this one
+        self._here = Beside()
         self._stack = ExitStack()
         self._at_work: set[_Task] = set()
         self._run = f"energon_pack-{uuid.uuid4().hex}"

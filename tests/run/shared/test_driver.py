@@ -231,6 +231,54 @@ def test_a_result_that_is_gone_or_damaged_is_made_again(term: Term) -> None:
         assert list(there.map(short, range(6))) == [str(number) for number in range(6)]
 
 
+def test_a_job_that_is_cut_or_gone_is_sent_again(term: Term, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that went down, and is back, may have lost it; a node that reads half of it is no end of the run."""
+    monkeypatch.setattr(driver, "_TWICE_SECONDS", 0.2)
+    machine = Machine(term, "a")
+    spoiled: list[str] = []
+
+    def spoil() -> None:
+        machine.beat()
+        for name in machine.jobs:
+            path = term.run.inbox("a") / name
+            if name in ("000000001", "000000002") and name not in spoiled:
+                spoiled.append(name)
+                if name == "000000001":
+                    write(path, path.read_bytes()[:40])
+                else:
+                    path.unlink()
+                    continue
+            machine.do(name)
+
+    with at_work(spoil), executor(term) as there:
+        assert list(there.map(short, range(6))) == [str(number) for number in range(6)]
+    assert spoiled == ["000000001", "000000002"]
+
+
+def test_a_job_that_is_lost_again_and_again_ends_the_run(term: Term, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_TWICE_SECONDS", 0.05)
+    machine = Machine(term, "a")
+
+    def clear() -> None:
+        machine.beat()
+        for name in machine.jobs:
+            (term.run.inbox("a") / name).unlink(missing_ok=True)
+
+    with (
+        at_work(clear),
+        executor(term) as there,
+        pytest.raises(PackError, match="000000000: it is gone: something changes or removes files in"),
+    ):
+        list(there.map(short, range(3)))
+
+
+def test_a_run_for_which_no_machine_is_fit_ends(term: Term) -> None:
+    """It waited for ever, where the code of a checkout was changed between the starts of two processes."""
+    write(term.run.nodes / "a.json", json.dumps({"version": __version__, "unfit": "a has pyarrow 1"}).encode())
+    with executor(term, 0.3) as there, pytest.raises(PackError, match="no machine is fit for this run: a has pyarrow"):
+        list(there.map(short, range(3)))
+
+
 def test_a_file_system_with_bad_moments(term: Term, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any read, list or write may find a file or a folder gone that is there a moment later."""
     chance = Random(1)
@@ -272,22 +320,31 @@ def test_names_that_nfs_makes_are_no_jobs_and_no_results(term: Term) -> None:
 
 @pytest.mark.parametrize("kills", ["always", "once"])
 def test_a_job_that_kills_its_process(term: Term, tmp_path: Path, kills: str) -> None:
-    """For memory, most often: it is tried alone, as what was beside it; one that kills alone, too, ends the run."""
+    """For memory, most often: at last it is tried alone; one that kills alone, too, ends the run.
+
+    One kill costs no more than that: all processes of the node go on.
+    """
     ended = Event()
     node = Node(term, 2, ended)
     work = ThreadPoolExecutor(1).submit(node.work)
-    victims: list[int] = []
+    victims: list[psutil.Process] = []
+    at_once = [0]  # processes, since the first kill
 
     def kill() -> None:
-        busy = [one for one in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(one.cmdline())]
+        children = psutil.Process().children(recursive=True)
+        busy = [one for one in children if "spawn_main" in " ".join(one.cmdline()) and one not in before]
+        if victims:
+            at_once.append(len(busy))
         if busy and (kills == "always" or not victims) and names_in(node._inbox):
-            victims.append(busy[0].pid)
+            before.update(busy)
+            victims.append(busy[0])
             busy[0].kill()
 
     def careful() -> None:
         with suppress(psutil.Error):
             kill()
 
+    before: set[psutil.Process] = set()
     try:
         with at_work(careful), executor(term) as there:
             results = there.map(digest_of, [_file(tmp_path, number) for number in range(4)])
@@ -296,6 +353,7 @@ def test_a_job_that_kills_its_process(term: Term, tmp_path: Path, kills: str) ->
                     list(results)
             else:
                 assert len(list(results)) == 4
+                assert max(at_once) == 2
     finally:
         ended.set()
         work.result(30)

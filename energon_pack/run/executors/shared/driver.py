@@ -8,24 +8,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from energon_pack import __version__
 from energon_pack.errors import PackError
-from energon_pack.run.console import say
 from energon_pack.run.executors import Folder
 from energon_pack.run.executors.admission import terms_of
-from energon_pack.run.executors.local import LocalExecutor, at_once
-from energon_pack.run.executors.shared.beats import Watched, is_dead
-from energon_pack.run.executors.shared.folder import names_in, read, read_object, refresh, remove, write
+from energon_pack.run.executors.beside import Beside
+from energon_pack.run.executors.local import at_once
+from energon_pack.run.executors.shared.folder import names_in, read, refresh, remove, write
+from energon_pack.run.executors.shared.machines import JOBS_PER_WORKER, Machine, Machines
 from energon_pack.run.executors.shared.terms import Term, latest_term
 from energon_pack.run.executors.shared.wire import WireError, decode, encode
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-_JOBS_PER_WORKER = 2  # one at work, one waiting
 _RESULTS_PER_JOB = 2  # so many more may wait for one before them
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.01, 0.3  # seconds between two looks at results
 _LOOK_SECONDS = 1.0  # between two looks at nodes
@@ -33,7 +32,6 @@ _REFRESH_SECONDS = 0.5  # without a result
 _TWICE_SECONDS = 30.0  # after which a job is given to a second node, where nodes have nothing else to do
 _MOST_LOST = 10  # nodes that one job may cost
 _MOST_BYTES = 4 << 30  # of jobs that were handed out: more than one process deals in half a minute
-_BESIDE = 2  # processes of the driver itself: the one beside all others
 _NOTHING: Any = object()
 
 
@@ -56,20 +54,6 @@ class _Task:
         return f"{self.number:09d}"
 
 
-@dataclass
-class _NodeSeen:
-    """A machine that works, as it is seen from here."""
-
-    name: str
-    num_workers: int
-    watched: Watched
-    tasks: set[int] = field(default_factory=set)
-
-    @property
-    def room(self) -> int:
-        return _JOBS_PER_WORKER * self.num_workers - len(self.tasks)
-
-
 class SharedExecutor:
     """Runs jobs on all machines that work in a term.
 
@@ -81,13 +65,12 @@ class SharedExecutor:
 
     def __init__(self, term: Term, lost_after: float, look: Callable[[], None]):
         self._term, self._run, self._lost_after, self._look_around = term, term.run, lost_after, look
-        self._local = LocalExecutor(_BESIDE)
+        self._local = Beside()
         self._numbers = itertools.count()
         self._tasks: dict[int, _Task] = {}  # handed out, nothing came of them yet
         self._came: set[int] = set()  # results that are there
-        self._nodes: dict[str, _NodeSeen] = {}
+        self._machines = Machines(term.run, lost_after)
         self._orphans: set[int] = set()  # tasks of machines that were lost
-        self._unfit: set[str] = set()  # machines that can't work
         self._looked = self._heard = time.monotonic()
         self._stack = ExitStack()
         self._is_shared = False
@@ -125,6 +108,8 @@ class SharedExecutor:
                         yield result
                         continue
                 self._hand_out_twice(waiting)
+                if waiting:
+                    self._find_gone(waiting[0])
                 self._wait(waiting[0] if waiting else None)
         finally:
             for task in waiting:
@@ -146,10 +131,14 @@ class SharedExecutor:
         return self._term.number
 
     @property
+    def note(self) -> Path:
+        """Where a driver says what it is about to publish."""
+        return self._term.note
+
+    @property
     def nodes(self) -> dict[str, dict[str, int]]:
         """How many processes each machine has, and how many jobs it was given."""
-        nodes = [*self._nodes.values()]  # at once: another thread asks
-        return {node.name: {"num_workers": node.num_workers, "jobs": len(node.tasks)} for node in nodes}
+        return {one.name: {"num_workers": one.num_workers, "jobs": len(one.tasks)} for one in self._machines}
 
     def __enter__(self) -> "SharedExecutor":
         self._stack.enter_context(self._local)
@@ -163,21 +152,21 @@ class SharedExecutor:
     # ------------------------------------------------------------------------------------------------ handing out
 
     def _has_room(self, waiting: Sized, num_bytes: int) -> bool:
-        most = _RESULTS_PER_JOB * _JOBS_PER_WORKER * sum(node.num_workers for node in self._nodes.values())
+        most = _RESULTS_PER_JOB * JOBS_PER_WORKER * self._machines.num_workers
         has_memory = not waiting or num_bytes < _MOST_BYTES
-        return has_memory and len(waiting) < most and any(node.room > 0 for node in self._nodes.values())
+        return has_memory and len(waiting) < most and any(machine.room > 0 for machine in self._machines)
 
     def _hand_out(self, data: bytes) -> _Task:
         task = _Task(next(self._numbers), data)
         self._tasks[task.number] = task
-        self._send(task, self._freest())
+        self._send(task, self._machines.freest)
         return task
 
-    def _send(self, task: _Task, node: _NodeSeen) -> None:
+    def _send(self, task: _Task, machine: Machine) -> None:
         task.sent = time.monotonic()
-        if write(self._run.inbox(node.name) / task.name, task.data):
-            task.nodes.append(node.name)
-            node.tasks.add(task.number)
+        if write(self._run.inbox(machine.name) / task.name, task.data):
+            task.nodes.append(machine.name)
+            machine.tasks.add(task.number)
         else:
             self._orphans.add(task.number)
 
@@ -185,12 +174,23 @@ class SharedExecutor:
         """Give the oldest jobs to machines that have nothing to do, too: one that is slow, or away, holds up nobody."""
         now = time.monotonic()
         old = [task for task in waiting if task.number in self._tasks and now - task.sent > _TWICE_SECONDS]
-        idle = [node for node in self._nodes.values() if not node.tasks] if old else []
+        idle = [machine for machine in self._machines if not machine.tasks] if old else []
         for task in old:
-            others = [node for node in idle if node.name not in task.nodes]
+            others = [machine for machine in idle if machine.name not in task.nodes]
             if others:
                 idle.remove(others[0])
                 self._send(task, others[0])
+
+    def _find_gone(self, task: _Task) -> None:
+        """Have a job done once more that all wait for, and that lies nowhere any more: a server may lose a file."""
+        inboxes = [self._run.inbox(name) / task.name for name in task.nodes if self._machines.get(name)]
+        if not inboxes or task.number not in self._tasks or time.monotonic() - task.sent < _TWICE_SECONDS:
+            return
+        if not any(path.exists() for path in inboxes):
+            refresh(self._run.results)
+            self._arrived()  # it may just be done
+            if task.number in self._tasks:
+                self._lose(task, f"{inboxes[0]}: it is gone")
 
     # --------------------------------------------------------------------------------------------------- taking in
 
@@ -200,7 +200,7 @@ class SharedExecutor:
         while True:
             came = self._arrived()
             self._look()
-            if came or time.monotonic() - start > _LOOK_SECONDS or (task is None and self._nodes):
+            if came or time.monotonic() - start > _LOOK_SECONDS or (task is None and self._machines):
                 return
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT)
@@ -235,16 +235,23 @@ class SharedExecutor:
         try:
             what, result = decode(data or b"")
         except WireError as error:
-            task.num_lost += 1
-            if task.num_lost > _MOST_LOST:
-                raise PackError(f"{path}: {error}: something changes or removes files in {self._term.folder}") from None
-            self._tasks[task.number] = task
-            self._orphans.add(task.number)
-            task.nodes.clear()
-            return _NOTHING
+            what, result = "unread", error
         if what == "error":
             raise result
+        if what == "unread":
+            self._lose(task, f"{path}: {result}")
+            return _NOTHING
         return result
+
+    def _lose(self, task: _Task, why: str) -> None:
+        """A file of it is gone, or damaged: it is done once more."""
+        task.num_lost += 1
+        if task.num_lost > _MOST_LOST:
+            raise PackError(f"{why}: something changes or removes files in {self._term.folder}")
+        self._forget(task)
+        task.nodes.clear()
+        self._tasks[task.number] = task
+        self._orphans.add(task.number)
 
     def _drop(self, task: _Task) -> None:
         self._tasks.pop(task.number, None)
@@ -254,58 +261,43 @@ class SharedExecutor:
 
     def _forget(self, task: _Task) -> None:
         for name in task.nodes:
-            if name in self._nodes:
-                self._nodes[name].tasks.discard(task.number)
+            if machine := self._machines.get(name):
+                machine.tasks.discard(task.number)
 
     # ------------------------------------------------------------------------------------------------------- nodes
 
     def _look(self) -> None:
         """Now and then, see who works, and whether this process still drives."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS and self._nodes:
+        if now - self._looked < _LOOK_SECONDS and self._machines:
             return
         self._looked = now
         self._look_around()
         self.refuse_deposed()
-        refresh(self._run.nodes)
-        there = {name.removesuffix(".json") for name in names_in(self._run.nodes)}
-        for name in there - self._nodes.keys() - self._unfit:
-            path = self._run.nodes / f"{name}.json"
-            about = read_object(path)
-            if about is not None and about.get("unfit"):
-                self._unfit.add(name)
-                say(f"not used: {about['unfit']}")
-            elif about is not None and about.get("version") == __version__ and not is_dead(about):
-                watched = Watched(path, self._lost_after)
-                mine = {task.number for task in self._tasks.values() if name in task.nodes}  # of one that was away
-                self._nodes[name] = _NodeSeen(name, int(about["num_workers"]), watched, mine)
-        for node in list(self._nodes.values()):
-            if node.name not in there or node.watched.is_lost():
-                del self._nodes[node.name]
-                remove(node.watched.path)  # it would be seen again
-                self._orphans |= node.tasks
+        came, lost = self._machines.look()
+        for machine in came:  # of one that was away, and is back
+            machine.tasks |= {task.number for task in self._tasks.values() if machine.name in task.nodes}
+        for machine in lost:
+            self._orphans |= machine.tasks
         self._hand_on()
 
     def refuse_deposed(self) -> None:
         """Raises Deposed where another process has taken this one for lost."""
         latest = latest_term(self._term.folder)
-        if latest is None or latest.number != self._term.number:
+        if latest is not None and latest.number != self._term.number:
             away = f"this one was away for more than executor.lost_after={self._lost_after:g} s"
             raise Deposed(f"another process drives this run now: {away}")
 
     def _hand_on(self) -> None:
         """Give the jobs of machines that were lost to others."""
-        for number in sorted(self._orphans) if self._nodes else ():
+        for number in sorted(self._orphans) if self._machines else ():
             self._orphans.discard(number)
             task = self._tasks.get(number)
-            if task is None or any(name in self._nodes for name in task.nodes):
+            if task is None or any(map(self._machines.get, task.nodes)):
                 continue
             if len(task.nodes) >= _MOST_LOST:
                 raise PackError(
                     f"{len(task.nodes)} machines were lost while they did the same job ({', '.join(task.nodes)}), most"
                     " likely for memory: try a smaller executor.num_workers"
                 )
-            self._send(task, self._freest())
-
-    def _freest(self) -> _NodeSeen:
-        return max(self._nodes.values(), key=lambda node: node.room / node.num_workers)
+            self._send(task, self._machines.freest)

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import uuid
+from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -17,17 +18,19 @@ from threading import Event, Thread
 from typing import Any
 
 from energon_pack import __version__
+from energon_pack.errors import PackError
+from energon_pack.run.console import say
 from energon_pack.run.executors.admission import Terms, why_unfit
 from energon_pack.run.executors.local import LocalExecutor, WorkerKilled, count_cores
 from energon_pack.run.executors.shared.beats import Beat, Watched, here
 from energon_pack.run.executors.shared.folder import names_in, read, read_object, refresh, remove, write
 from energon_pack.run.executors.shared.terms import Term, latest_term
-from energon_pack.run.executors.shared.wire import decode, encode
+from energon_pack.run.executors.shared.wire import WireError, decode, encode
 from energon_pack.run.executors.workers import INTERRUPTS
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.02, 0.5  # seconds between two looks into an inbox
 _LOOK_SECONDS = 1.0  # between two looks at who drives
-_TRIES_ALONE = 3
+_TRIES, _TRIES_ALONE = 2, 3  # of a job at work when a process was killed
 _END_SECONDS = 5.0
 
 
@@ -40,7 +43,10 @@ def do(task: Path, results: Path) -> bool:
     data = read(task)
     if data is None:
         return False
-    function, job = decode(data)
+    try:
+        function, job = decode(data)
+    except WireError as error:
+        return write(results / task.name, encode(("unread", str(error))))
     return write(results / task.name, encode(("done", function(job))))
 
 
@@ -61,6 +67,7 @@ class Node:
         self._inbox = self._run.inbox(self.name)
         self._do = partial(do, results=self._run.results)
         self._at_work: dict[Future[bool], str] = {}
+        self._num_kills: Counter[str] = Counter()  # that a job saw
         self._num_done = 0
         self._looked = 0.0
         self._driver = Watched(term.beat, 0.0)
@@ -81,7 +88,7 @@ class Node:
                     with LocalExecutor(self._num_workers) as executor:
                         self._serve(executor)
                 except WorkerKilled:
-                    self._again_alone()
+                    self._after_kill()
 
     def _describe(self) -> dict[str, Any]:
         return {**self._about, "num_done": self._num_done, "at_work": len(self._at_work)}
@@ -126,25 +133,33 @@ class Node:
         if came:
             remove(self._inbox / name)
             self._num_done += 1
+            del self._num_kills[name]
 
-    def _again_alone(self) -> None:
-        """Do one by one what was at work when a process was killed: who is killed alone, too, is the cause."""
+    def _after_kill(self) -> None:
+        """Have what was at work when a process was killed done again; what saw a second kill, one by one."""
         names, self._at_work = sorted(self._at_work.values()), {}
+        self._num_kills.update(names)
         for name in names:
-            came: BaseException | bool = True
-            for _ in range(_TRIES_ALONE):
-                if self._over():
-                    return
+            if self._num_kills[name] >= _TRIES and not self._over():
+                self._do_alone(name)
+
+    def _do_alone(self, name: str) -> None:
+        """Do a job with nothing beside it: one that is killed so, too, is the cause."""
+        for _ in range(_TRIES_ALONE):
+            try:
                 with LocalExecutor(1) as executor:
                     future = executor.submit(self._do, self._inbox / name)
-                    while not future.done() and not self._over():
-                        wait([future], _LOOK_SECONDS)
-                    if not future.done():
-                        return
+                    while not wait([future], _LOOK_SECONDS).done:
+                        if self._over():
+                            return
+                        executor.look(_LOOK_SECONDS)
                     came = future.exception() or future.result()
-                if not isinstance(came, BrokenProcessPool):
-                    break
-            self._end(name, WorkerKilled() if isinstance(came, BrokenProcessPool) else came)
+            except WorkerKilled:
+                continue
+            if not isinstance(came, BrokenProcessPool):
+                self._end(name, came)
+                return
+        self._end(name, WorkerKilled())
 
     def _over(self) -> bool:
         now = time.monotonic()
@@ -192,7 +207,10 @@ def main() -> None:
         os._exit(1)
 
     Thread(target=follow, daemon=True).start()
-    _serve_all(folder, num_workers, ended)
+    try:
+        _serve_all(folder, num_workers, ended)
+    except (PackError, OSError) as error:
+        say(f"the process that does jobs ends: {error}")
     os._exit(0)
 
 

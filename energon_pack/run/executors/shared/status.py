@@ -54,11 +54,13 @@ def status_lines(folder: Path) -> tuple[list[str], int]:
     if status is None:
         return ["nobody has begun"], 1
     if status.outcome is None:
-        before = read(status.term.run.status)
+        signs = (status.term.run.status, status.term.beat)
+        before = [*map(read, signs)]
         time.sleep(_BEATS_TO_SEE * BEAT_SECONDS)
-        refresh(status.term.run.path)
-        status = status_of(folder) or status
-        if read(status.term.run.status) == before and status.outcome is None:
+        for path in signs:
+            refresh(path.parent)
+        now, status = [*map(read, signs)], status_of(folder) or status
+        if now == before and status.outcome is None:
             return [f"{status.term.driver} drove, and gives no sign of life: the next one that comes goes on"], 1
     if status.outcome is None:
         nodes = sorted(status.told.get("nodes", {}).items())

@@ -31,13 +31,18 @@ class Term:
         return f"{self.about.get('host')} (process {self.about.get('pid')})"
 
     @property
+    def note(self) -> Path:
+        """What its driver is about to publish, for the next one; that of a term that came to an end counts no more."""
+        return self.folder / "publishing"
+
+    @property
     def beat(self) -> Path:
         return self._path(".beat")
 
-    def runs_before(self) -> list[Path]:
+    def runs_before(self) -> list[RunFolder]:
         """Folders of earlier terms; never one of a later: this driver may have been away."""
         names = names_in(self.folder / "runs")
-        return [self.folder / "runs" / name for name in names if int(name.partition("-")[0]) < self.number]
+        return [RunFolder(self.folder / "runs" / name) for name in names if int(name.partition("-")[0]) < self.number]
 
     def end(self, outcome: Mapping[str, Any]) -> None:
         """Say what came of it."""

@@ -12,9 +12,10 @@ from typing import Any
 from energon_pack import __version__
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.console import say
+from energon_pack.run.executors.admission import forget
 from energon_pack.run.executors.shared.beats import Beat, Watched, here, is_dead
 from energon_pack.run.executors.shared.driver import Deposed, SharedExecutor
-from energon_pack.run.executors.shared.folder import refresh
+from energon_pack.run.executors.shared.folder import read_object, refresh, remove
 from energon_pack.run.executors.shared.terms import Term, claim_term, latest_term
 from energon_pack.run.progress import Progress
 
@@ -22,6 +23,7 @@ _FOLLOW_SECONDS = 0.5  # between two looks at the one who drives
 _CLAIM_SECONDS = 0.1  # until what another has claimed is seen
 #: in an outcome: its driver was interrupted, and another may go on
 LEFT = "left"
+_END_SECONDS = 15.0  # that it may take to end: it ends its own processes
 _MOST_STARTS = 20  # of the process that does jobs
 Figures = dict[str, Any]
 
@@ -53,24 +55,34 @@ class Together:
             PackError: the run ended so, here or elsewhere; or another one is at work in the folder.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
+        mine: Term | None = None
         with self._node:
             while True:
                 latest = latest_term(self._folder)
-                outcome = self._follow(latest) if latest else None
+                is_mine = mine is not None and latest is not None and latest.number == mine.number
+                outcome = None if latest is None or is_mine else self._follow(latest)
                 if outcome is not None:
                     return figures_of(outcome)
                 mine = claim_term(self._folder, latest, self._about)
                 if mine is None:
                     time.sleep(_CLAIM_SECONDS)
                     continue
+                if latest is not None and not self._goes_on(latest):
+                    remove(latest.note)
                 try:
                     return self._drive(mine, drive, progress)
                 except Deposed as error:
                     say(str(error))
 
+    def _goes_on(self, term: Term) -> bool:
+        """Whether the driver of a term was lost, or left, at work on what this one is to do."""
+        outcome = term.outcome
+        return term.about.get("settings") == self._about["settings"] and (outcome is None or bool(outcome.get(LEFT)))
+
     def _drive(self, term: Term, drive: Callable[[SharedExecutor], Figures], progress: Progress) -> Figures:
         for old in term.runs_before():
-            shutil.rmtree(old, ignore_errors=True)
+            forget(read_object(old.terms) or {})
+            shutil.rmtree(old.path, ignore_errors=True)
         outcome: Mapping[str, Any] = {LEFT: True}  # interrupted: another may go on
         executor = SharedExecutor(term, self._lost_after, self._node.keep)
 
@@ -165,7 +177,11 @@ class _NodeProcess:
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
-            self._process.wait()
+            try:
+                self._process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
 
 def _outcome_of(error: BaseException) -> dict[str, Any]:

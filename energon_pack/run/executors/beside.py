@@ -1,0 +1,73 @@
+"""The process beside all others on the machine that drives many: where it is killed, another does its jobs."""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, TypeVar
+
+from energon_pack.run.executors.local import LocalExecutor, WorkerKilled
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+_PROCESSES = 2  # the one beside, and this one
+_TRIES = 3
+
+
+class Beside:
+    """Single jobs of a run that other machines do: on one machine a kill ends the run, here it does not."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._local = LocalExecutor(_PROCESSES)
+        self._begun: dict[Future[Any], tuple[LocalExecutor, Callable[[Any], Any], Any]] = {}
+
+    def map(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
+        """As `Executor.map`."""
+        return self._local.map(function, jobs)
+
+    def start(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
+        """As `Executor.start`."""
+        try:
+            future = self._local.start(function, job)
+        except WorkerKilled:
+            self._replace(self._local)
+            future = self._local.start(function, job)
+        self._begun[future] = self._local, function, job
+        return future
+
+    def result(self, future: "Future[Result]") -> Result:
+        """As `Executor.result`.
+
+        Raises:
+            WorkerKilled: each process that did the job was killed.
+        """
+        for _ in range(_TRIES - 1):
+            try:
+                return self._result(future)
+            except WorkerKilled:
+                local, function, job = self._begun.pop(future)
+                self._replace(local)
+                future = self.start(function, job)
+        return self._result(future)
+
+    def _result(self, future: "Future[Result]") -> Result:
+        local = self._begun[future][0]
+        result = local.result(future)
+        del self._begun[future]
+        return result
+
+    def _replace(self, killed: LocalExecutor) -> None:
+        """Have another one do jobs, unless that has happened: it breaks for all jobs at once."""
+        if self._local is killed:
+            self._local = self._stack.enter_context(LocalExecutor(_PROCESSES))
+
+    def __enter__(self) -> "Beside":
+        self._stack.enter_context(self._local)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, value, trace)
