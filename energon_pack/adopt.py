@@ -15,7 +15,8 @@ import yaml
 
 from energon_pack.dataset.contents import parse
 from energon_pack.dataset.energon import dataset_yamls
-from energon_pack.dataset.files import packs_in, shard_paths
+from energon_pack.dataset.files import packs_in
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import is_packed_here
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
@@ -38,7 +39,7 @@ def adopt(folder: Path) -> tuple[str, list[str]]:
         raise PackError(f"{folder}: no such folder")
     if is_packed_here(folder):
         raise PackError(f"{folder}: energon_pack packed it, it is loadable as it is")
-    paths = shard_paths(folder)
+    paths = [folder / name for name in DatasetFolder(folder).shards]
     found = {path: _scanned(path) for path in paths}
     names = {flavor.name for flavor, _ in found.values()}
     if len(names) != 1:

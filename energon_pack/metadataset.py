@@ -6,7 +6,6 @@ Writes Energon's Metadataset (v2), and says of each dataset what one wants to kn
 import json
 import math
 import os
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,17 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from energon_pack.dataset.manifest import read_manifest
+from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.command import count, on_disk, parser, run
+from energon_pack.run import stores
+from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import console, say
 from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.run.stores import StoreError, is_address
+from energon_pack.sources.storage import absolute, folder_of, is_file, real_path
+from energon_pack.sources.tar import TarScan
 
 _COUNTS = ("packs", "samples", "tokens")
 _TEXT_TAG = "tag:yaml.org,2002:str"
@@ -31,7 +35,7 @@ _ALIKE = ("fingerprint", "flavor")
 class Entry:
     """A packed dataset of the blend."""
 
-    folder: Path
+    folder: DatasetFolder
     manifest: dict[str, Any]
     counts: dict[str, dict[str, int]]  # by split: packs, samples, tokens
     given: float | None  # weight
@@ -44,20 +48,22 @@ class Entry:
 
 
 def read_entry(text: str) -> Entry:
-    """A `DIR` or `DIR=WEIGHT` of the command line.
+    """A `DIR` or `DIR=WEIGHT` of the command line; DIR is a folder or an address.
 
     Raises:
         PackError: no packed dataset, or no weight that makes sense.
     """
     path, equals, given = text.rpartition("=")
-    if not equals or Path(text).is_dir():
+    if not equals or DatasetFolder(text).is_there:
         path, given = text, ""
-    folder = on_disk(path).expanduser().resolve()
-    if folder.is_file():
+    folder = DatasetFolder(real_path(absolute(os.path.expanduser(path))))
+    if is_file(folder.path):
         raise PackError(f"{path} is a file: name the packed datasets themselves, their folders")
     try:
-        manifest = read_manifest(folder)
+        manifest = folder.read_object(f"{META_FOLDER}/{MANIFEST}")
         counts = manifest["splits"]
+    except StoreError:
+        raise
     except (OSError, ValueError, KeyError):
         raise PackError(f"{path} is not a dataset that energon_pack packed") from None
     try:
@@ -88,7 +94,7 @@ def read_subflavor(text: str) -> tuple[str, Any]:
 
 
 def blend(
-    entries: list[Entry], out: Path, weight_by: str, subflavors: dict[str, Any], config: str | None, relative: bool
+    entries: list[Entry], out: str, weight_by: str, subflavors: dict[str, Any], config: str | None, relative: bool
 ) -> Any:
     """The Metadataset of these datasets, as YAML has it.
 
@@ -102,7 +108,7 @@ def blend(
             one of them has not.
     """
     first = entries[0]
-    without = [str(entry.folder) for entry in entries if entry.given is None]
+    without = [entry.folder.path for entry in entries if entry.given is None]
     if 0 < len(without) < len(entries):
         raise PackError(
             f"{', '.join(without)}: no weight, beside others that have one: a number of {weight_by} and a given weight"
@@ -115,15 +121,15 @@ def blend(
                     f"{entry.folder} has the {name} {entry.manifest[name]}, {first.folder} {first.manifest[name]}:"
                     " packs of one blend are for one model and of one flavor"
                 )
-        if config is not None and not (entry.folder / META_FOLDER / config).is_file():
+        if config is not None and not entry.folder.has(f"{META_FOLDER}/{config}"):
             raise PackError(f"--config {config}: {entry.folder}/{META_FOLDER} has none")
-    start = out.resolve().parent
+    start = folder_of(real_path(absolute(out)))
     splits = {}
     for part in SPLITS:
         references = [
             {
                 "weight": entry.weight(part, weight_by),
-                "path": Path(os.path.relpath(entry.folder, start)).as_posix() if relative else str(entry.folder),
+                "path": _relative(entry.folder, start) if relative else entry.folder.for_energon,
                 "split_part": part,
                 **({"dataset_config": config} if config else {}),
                 **({"subflavors": subflavors} if subflavors else {}),
@@ -136,9 +142,38 @@ def blend(
     return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
 
 
+def _relative(folder: DatasetFolder, start: str) -> str:
+    """The path of a dataset from where the Metadataset lies.
+
+    Raises:
+        PackError: they don't lie on one machine or in one bucket.
+    """
+    (store, path), (other, beside) = map(_rooted, (folder.path, start))
+    if store != other:
+        raise PackError(f"--relative: from {start} there is no relative path to {folder}: leave it out")
+    return Path(os.path.relpath(path, beside)).as_posix()
+
+
+def _rooted(path: str) -> tuple[str, str]:
+    """The bucket of an address, and its key as a path; of a path none, and itself."""
+    if not is_address(path):
+        return "", path
+    scheme, _, rest = path.partition("://")
+    bucket, _, key = rest.partition("/")
+    return f"{scheme}://{bucket}", f"/{key}"
+
+
 def to_yaml(value: dict[str, Any]) -> bytes:
     """YAML that Energon's reader takes as it was meant: it knows no aliases, and takes a plain `1e5` for a number."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1 << 20, allow_unicode=True).encode()
+
+
+def _write(out: str, data: bytes) -> None:
+    if is_address(out):
+        stores.put(out, data)
+        return
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(Path(out), data)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -192,7 +227,7 @@ def _cells(entry: Entry, split: str, weight: float, in_all: float, batch_size: i
 
 
 def _shards(entry: Entry, split: str) -> list[str]:
-    parts = yaml.safe_load((entry.folder / META_FOLDER / "split.yaml").read_text())["split_parts"]
+    parts = yaml.safe_load(entry.folder.read(f"{META_FOLDER}/split.yaml"))["split_parts"]
     shards: list[str] = parts[split]
     return shards
 
@@ -200,9 +235,9 @@ def _shards(entry: Entry, split: str) -> list[str]:
 def _json_keys(entry: Entry) -> list[str]:
     """Keys of the first pack's JSON."""
     shard = _shards(entry, next(iter(entry.counts)))[0]
-    with tarfile.open(entry.folder / shard) as tar:
-        value: dict[str, Any] = json.load(tar.extractfile(next(iter(tar))))  # type: ignore[arg-type]
-    return sorted(value)
+    with entry.folder.open(shard) as file:
+        _, offset, size = next(iter(TarScan(file)))
+        return sorted(json.loads(file.read(offset, size)))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -217,8 +252,8 @@ def main(arguments: list[str] | None = None) -> int:
             "blend.yaml packed/text packed/image --weight packs",
         ),
     )
-    made.add_argument("out", metavar="OUT.yaml", help="the Metadataset to write")
-    made.add_argument("datasets", nargs="+", metavar="DIR[=WEIGHT]", help="packed datasets")
+    made.add_argument("out", metavar="OUT.yaml", help="the Metadataset to write: a file, or an address")
+    made.add_argument("datasets", nargs="+", metavar="DIR[=WEIGHT]", help="packed datasets: folders, or addresses")
     weights = made.add_argument_group("how often each comes")
     weights.add_argument(
         "--weight",
@@ -236,16 +271,15 @@ def main(arguments: list[str] | None = None) -> int:
     written.add_argument("--relative", action="store_true", help="paths relative to OUT.yaml's folder")
     written.add_argument("--overwrite", action="store_true", help="replace OUT.yaml")
     given = made.parse_args(arguments)
-    out = on_disk(given.out)
-    if out.suffix != ".yaml":
+    out: str = given.out
+    if not out.endswith(".yaml"):
         raise PackError(f"{out}: Energon knows a Metadataset by the name: it has to end in .yaml")
-    if out.exists() and not given.overwrite:
+    if is_file(out) and not given.overwrite:
         raise PackError(f"{out} exists; --overwrite replaces it")
     entries = [read_entry(text) for text in given.datasets]
     subflavors = dict(map(read_subflavor, given.subflavors))
     value = blend(entries, out, given.weight, subflavors, given.config, given.relative)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, to_yaml(value))
+    _write(out, to_yaml(value))
     print_entries(entries, given.weight, given.batch_size, given.steps)
     say(f"written: {out}")
     return 0

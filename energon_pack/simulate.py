@@ -18,14 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.table import Table
 
-from energon_pack.dataset.files import PLAN, PlanFile, at
+from energon_pack.dataset.files import PlanFile, at
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, read_manifest
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.command import count, on_disk, parser, run
+from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import console, say
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.seeded import Ints
+from energon_pack.sources.storage import is_file
 from energon_pack.steps.cost import CostModel, cost_model
 from energon_pack.steps.fit import Fit, fit, read_times
 from energon_pack.steps.spread import PackCosts, compared
@@ -67,7 +69,7 @@ class Simulation:
 
 
 def simulate(
-    folder: Path,
+    dataset: str | Path,
     worlds: Sequence[Topology],
     loader: str = "plan",
     split: str = "train",
@@ -77,6 +79,7 @@ def simulate(
     """Replay a loader over the packs of a split.
 
     Args:
+        dataset: a folder, or an address.
         worlds: who trains; `workers` are felt with Energon's own loader alone.
         loader: of `LOADERS`.
         model: folder whose config.json says what samples cost; None: as the dataset says.
@@ -85,12 +88,13 @@ def simulate(
     Raises:
         PackError: no packed dataset, a Metadataset, a split without packs, no config.json, or no such table.
     """
+    folder = DatasetFolder(dataset)
     manifest = _manifest_of(folder)
     if model and not (model / "config.json").is_file():
         raise PackError(f"--model {model}: there is no config.json in it")
     cost = CostModel.from_json(manifest["cost"]) if "cost" in manifest and not model else cost_model(model)
     fitted = fit(read_times(times), cost, times.name) if times else None
-    costs, tokens = _costs_of_packs(PlanFile(folder / PLAN), fitted.cost if fitted else cost)
+    costs, tokens = _costs_of_packs(PlanFile(folder), fitted.cost if fitted else cost)
     first, num = _packs_of(manifest, split, len(costs))
     costs, tokens = costs.take(np.arange(first, first + num)), tokens[first : first + num]
     planned = topology_of(manifest)
@@ -105,12 +109,13 @@ def simulate(
     return Simulation(split, num, planned, fitted.cost if fitted else cost, fitted, padding, loader, found)
 
 
-def _manifest_of(folder: Path) -> dict[str, Any]:
-    if folder.is_file():
-        raise PackError(f"{folder}: Energon draws from a Metadataset's datasets by chance; simulate each by its folder")
-    if not (folder / META_FOLDER / MANIFEST).is_file():
+def _manifest_of(folder: DatasetFolder) -> dict[str, Any]:
+    if not folder.has(f"{META_FOLDER}/{MANIFEST}"):
+        if is_file(folder.path):
+            what = "Energon draws from a Metadataset's datasets by chance; simulate each by its folder"
+            raise PackError(f"{folder}: {what}")
         raise PackError(f"{folder} is no dataset that energon_pack packed: there is no {META_FOLDER}/{MANIFEST}")
-    return read_manifest(folder)
+    return read_manifest(folder.path)
 
 
 def _packs_of(manifest: dict[str, Any], split: str, num_packs: int) -> tuple[int, int]:
@@ -212,12 +217,11 @@ def main(arguments: list[str] | None = None) -> int:
     costs.add_argument("--times", type=Path, metavar="FILE", help="CSV or JSON of measured steps: times are seconds")
     made.add_argument("--json", action="store_true", help="print all figures as JSON")
     given: argparse.Namespace = made.parse_args(arguments)
-    folder = on_disk(given.dataset)
-    laid = topology_of(_manifest_of(folder))
+    laid = topology_of(_manifest_of(DatasetFolder(given.dataset)))
     data_parallel = given.data_parallel or [laid.data_parallel if laid != Topology() else 8]
     sizes = given.micro_batches or [laid.micro_batches]
     worlds = [Topology(*world) for world in product(data_parallel, [given.workers or laid.workers], sizes)]
-    found = simulate(folder, worlds, given.loader, given.split, given.model, given.times)
+    found = simulate(given.dataset, worlds, given.loader, given.split, given.model, given.times)
     if given.json:
         print(json.dumps(asdict(found), indent=2))
     else:

@@ -21,7 +21,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from energon_pack.dataset.contents import Pack
-from energon_pack.dataset.files import PLAN, PlanFile, read_object, shard_paths
+from energon_pack.dataset.files import PLAN, PlanFile, PlanRows
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.publish import staging_folder
@@ -33,17 +34,20 @@ from energon_pack.run.command import count, on_disk, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
+from energon_pack.run.stores import lies_in
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.references import Reference
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard, shard_of
+from energon_pack.sources.storage import absolute, read_ahead, real_path
 from energon_pack.verify import packs as checks
 from energon_pack.verify.shard import packs_of
 from energon_pack.verify.source import read_settings
 
 _ROWS = 50_000  # dealt at once
 _PACKS = 256  # of which the rows of the plan are held at once
+_AHEAD = 16  # samples whose media are read at once: each may lie in another shard
 _VERIFY = "python -m energon_pack.verify says more"
 _MEDIA = pa.list_(
     pa.struct(
@@ -69,27 +73,30 @@ _ROW = pa.schema(
 _Row = dict[str, Any]
 
 
-def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
+def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> int:
     """Write the members of a packed dataset as samples of their own; how many.
 
+    Args:
+        dataset: its folder, or its address.
+
     Raises:
-        PackError: the folder is no packed dataset or is damaged, or `out` is there already. Nothing is written then.
+        PackError: it is no packed dataset or is damaged, or `out` is there already. Nothing is written then.
     """
-    plan, (flavor, messages_key) = PlanFile(folder / PLAN), _settings(folder)
+    folder = DatasetFolder(dataset)
+    plan, (flavor, messages_key) = PlanFile(folder), _settings(folder)
     out = out.absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise PackError(f"{out} exists and is not empty: choose another folder")
-    if out.resolve().is_relative_to(folder.resolve()):
+    if lies_in(os.path.realpath(out), real_path(absolute(folder.path))):
         raise PackError(f"{out} lies in the packed dataset {folder}: choose another folder")
     plan.check()
-    paths = shard_paths(folder)
     progress = Progress()
     with staging_folder(out, "unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
         spill = _Spill(file)
         with progress.stage("read", plan.num_members(), "samples") as advance:
-            for path in paths:
-                for pack, members in _packs(path, flavor, plan):
-                    spill.add_pack(path.name, pack, members, messages_key)
+            for name in folder.shards:
+                for pack, members in _packs(folder, name, flavor, plan):
+                    spill.add_pack(name, pack, members, messages_key)
                     progress.add(len(members))
                     advance(len(members))
             spill.deal()
@@ -97,8 +104,8 @@ def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
             raise PackError(f"{folder} has {spill.num_rows} of the {plan.num_members()} members in {PLAN}; {_VERIFY}")
         tars = staging / "tars"
         taken = set(spill.places)
-        packed = {path.name: shard_of(path.name, str(path)) for path in paths}
-        media = DatasetMedia(folder)
+        packed = {name: shard_of(name, folder.path_of(name)) for name in folder.shards}
+        media = DatasetMedia(folder.path)
         with progress.stage("write", spill.num_rows, "samples") as advance, Reader() as reader:
             for shard in sorted(spill.places):
                 rows = spill.rows_of(shard)
@@ -113,39 +120,41 @@ def unpack(folder: Path, out: Path, max_shard_samples: int = 10_000) -> int:
     return spill.num_rows
 
 
-def _settings(folder: Path) -> tuple[PackedFlavor, str | None]:
+def _settings(folder: DatasetFolder) -> tuple[PackedFlavor, str | None]:
     """The flavour of a packed dataset, and its `source.messages_key`.
 
     Raises:
         PackError: the folder is none.
     """
-    path = folder / META_FOLDER / MANIFEST
-    if not path.is_file():
-        raise PackError(f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}")
+    path = f"{META_FOLDER}/{MANIFEST}"
+    if not folder.has(path):
+        raise PackError(f"{folder} is no packed dataset: it has no {path}")
     try:
-        manifest = read_object(path)
+        manifest = folder.read_object(path)
     except ValueError as error:
-        raise PackError(f"{path} can't be read: {error}") from None
+        raise PackError(f"{folder.path_of(path)} can't be read: {error}") from None
     name = manifest.get("flavor")
     flavor = PACKED.get(name) if isinstance(name, str) else None
     if flavor is None:
-        raise PackError(f"{path} has the flavor {name!r}, which can't be unpacked")
+        raise PackError(f"{folder.path_of(path)} has the flavor {name!r}, which can't be unpacked")
     return flavor, read_settings(manifest).messages_key
 
 
-def _packs(path: Path, flavor: PackedFlavor, plan: PlanFile) -> Iterator[tuple[Pack, list[PlanRow]]]:
+def _packs(
+    folder: DatasetFolder, name: str, flavor: PackedFlavor, plan: PlanFile
+) -> Iterator[tuple[Pack, list[PlanRow]]]:
     """The packs of a shard with their rows of the plan.
 
     Raises:
         PackError: a pack is damaged, or not what the plan says.
     """
-    packs = packs_of(path, flavor)
+    packs, plan_rows = packs_of(folder, name, flavor), PlanRows(plan)
     while some := list(islice(packs, _PACKS)):
-        rows = plan.members({pack.files.key for _, pack, _ in some})
+        rows = plan_rows.members({pack.files.key for _, pack, _ in some})
         for _, pack, defects in some:
             members = rows.get(pack.files.key)
             for defect in chain(defects, checks.parts(pack), checks.placeholders(pack), checks.plan(pack, members)):
-                raise PackError(f"{path}: {pack.files.key}: {printable(defect)}; {_VERIFY}")
+                raise PackError(f"{folder.path_of(name)}: {pack.files.key}: {printable(defect)}; {_VERIFY}")
             yield pack, members or []
 
 
@@ -243,7 +252,9 @@ def _write_tar(
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb", buffering=0) as file:
         tar = TarWriter(file.fileno())
-        for row in rows:
+        for number, row in enumerate(rows):
+            if number % _AHEAD == 0:
+                _read_ahead(rows[number : number + _AHEAD], packed, reader)
             tar.add(f"{row['key']}.json", spill.read(row["offset"], row["size"]))
             for part in row["media"]:
                 name = f"{row['key']}.{part['name']}"
@@ -253,6 +264,15 @@ def _write_tar(
                 source = reader.shard_file(packed[row["packed"]])
                 tar.copy(name, source, part["offset"], part["size"])
         tar.end()
+
+
+def _read_ahead(rows: list[_Row], packed: dict[str, Shard], reader: Reader) -> None:
+    """Have the media of samples read at once where their packs lie on an object store."""
+    wanted: dict[str, list[tuple[int, int]]] = {}
+    for row in rows:
+        places = [(part["offset"], part["size"]) for part in row["media"] if part["reference"] is None]
+        wanted.setdefault(row["packed"], []).extend(places)
+    read_ahead([(reader.shard_file(packed[name]), ranges) for name, ranges in wanted.items()])
 
 
 def main() -> int:
@@ -266,13 +286,13 @@ def main() -> int:
             "packed/demo-qwen2_5_vl-neat-8192 small --max-shard-samples 100",
         ),
     )
-    made.add_argument("dataset", metavar="DIR", help="folder of a packed dataset")
+    made.add_argument("dataset", metavar="DIR", help="a packed dataset: its folder, or its address on an object store")
     made.add_argument("out", metavar="OUT", help="folder to write to: a new one, or empty")
     made.add_argument(
         "--max-shard-samples", type=count, default=10_000, metavar="N", help="samples in a tar (default: 10000)"
     )
     arguments = made.parse_args()
-    number = unpack(on_disk(arguments.dataset), on_disk(arguments.out), arguments.max_shard_samples)
+    number = unpack(arguments.dataset, on_disk(arguments.out), arguments.max_shard_samples)
     say(f"{number:,} samples unpacked into {arguments.out}")
     return 0
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from energon_pack.dataset.files import PLAN, PlanFile
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
 from energon_pack.inspect.search import search
@@ -67,7 +68,7 @@ def test_a_dataset_says_what_it_is_and_shows_its_first_pack(dataset: Path, shown
 
 
 def test_a_pack_is_named_by_number_key_or_from_the_end(dataset: Path, shown: Show, tmp_path: Path) -> None:
-    (*_, last), num_packs = [key for (keys,) in PlanFile(dataset / PLAN).columns("pack") for key in keys], 0
+    (*_, last), num_packs = [key for (keys,) in PlanFile(DatasetFolder(dataset)).columns("pack") for key in keys], 0
     with open_dataset(dataset).packs as packs:
         num_packs = len(packs)
     for name in (str(num_packs - 1), last, "-1"):

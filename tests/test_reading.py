@@ -59,6 +59,10 @@ class Skipping(PackedTaskEncoder):
         return super().encode_sample(sample)
 
 
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.fixture(scope="module")
 def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """41 packs, a shard each."""
@@ -98,7 +102,7 @@ def keys(folder: Path, encoder: Any, ranks: int, workers: int, num: int | None =
 
 
 @pytest.mark.parametrize(
-    ("num", "ranks", "workers"), [(7, 2, 1), (8, 2, 2), (13, 3, 2), (30, 4, 0), (41, 4, 2), (3, 2, 2)]
+    ("num", "ranks", "workers"), [(7, 2, 1), slow(8, 2, 2), slow(13, 3, 2), (30, 4, 0), (41, 4, 2), (3, 2, 2)]
 )
 def test_it_is_what_energon_itself_reads_unshuffled(
     dataset: Path, tmp_path: Path, num: int, ranks: int, workers: int
@@ -167,12 +171,7 @@ def without_skipping(encoder: Skipping) -> Skipping:
     return whole
 
 
-def slow(*values: Any) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize(("skips", "workers"), [(True, 2), (False, 0), slow(False, 2), slow(True, 0)])
 @pytest.mark.parametrize(
     "kills", [(3, 5, 2), slow((1, 1, 1)), slow((6, 2, 4)), slow((2, 9, 3)), slow((7, 0, 5)), slow((4, 11, 1))]
 )

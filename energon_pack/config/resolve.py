@@ -23,6 +23,7 @@ from energon_pack.sources.find import find_shards
 from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.settings import Compressed, SourceConfig
 from energon_pack.sources.shard import Source
+from energon_pack.sources.storage import path_in
 from energon_pack.templates.folder import named_processor
 
 _MOST_FOLDERS = 32  # of the source, at which each worker looks
@@ -127,15 +128,18 @@ def _from_here(path: Any) -> Any:
 
 
 def local_cache(config: PackConfig) -> Path:
-    """Where results are kept; of a cache on an object store, the folder of this machine that is its copy."""
-    address = _cache_address(config)
-    if address is not None:
-        return user_folder("mirrors", _short_hash(address))
-    return Path(config.cache_dir or Path(config.output.dir) / ".cache").expanduser()
+    """Where results are kept."""
+    return cache_folder(config.cache_dir, config.output.dir)
+
+
+def cache_folder(cache_dir: str | None, output_dir: str) -> Path:
+    """Where a run keeps results; of a cache on an object store, the folder of this machine that is its copy."""
+    folder = cache_dir or path_in(output_dir, ".cache")
+    return user_folder("mirrors", _short_hash(tidy(folder))) if is_address(folder) else Path(folder).expanduser()
 
 
 def _cache_address(config: PackConfig) -> str | None:
-    folder = config.cache_dir or (f"{tidy(config.output.dir)}/.cache" if is_address(config.output.dir) else "")
+    folder = config.cache_dir or path_in(config.output.dir, ".cache")
     return tidy(folder) if is_address(folder) else None
 
 

@@ -1,26 +1,26 @@
-"""A packed dataset as it lies on disk: its shards, the packs in each, the rows of its plan.
+"""A packed dataset as it was written: its shards, the packs in each, the rows of its plan.
 
 Read with care: it may be damaged, and whoever reads it here wants to know how.
 """
 
-import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.plan_rows import PLAN_SCHEMA, PlanRow
 from energon_pack.errors import PackError
+from energon_pack.samples.bytes import as_file
 from energon_pack.samples.cut import PART_OF, Cut
 from energon_pack.samples.sample import Part
 from energon_pack.sources.rows import rows_of
-from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import BLOCK, TarScan
 
 PLAN = "pack_plan.parquet"
@@ -53,29 +53,6 @@ def packs_in(scan: TarScan) -> Iterator[PackFiles]:
         yield PackFiles(key, start, end, parts)
 
 
-def shard_paths(folder: Path) -> list[Path]:
-    """Every tar of a dataset, in name order."""
-    return sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object.
-
-    Raises:
-        OSError: it can't be read.
-        ValueError: it is no JSON, or no object.
-    """
-    with open_file(path) as file:
-        data = file.read(0, file.size)
-    try:
-        value = json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"a {type(value).__name__}, not an object")
-    return value
-
-
 def at(value: Any, *keys: str) -> Any:
     """A value deep in JSON; None where it is not there."""
     for key in keys:
@@ -86,27 +63,30 @@ def at(value: Any, *keys: str) -> Any:
 # -------------------------------------------------------------------------------------------------------- the plan
 
 
-#: What reading a damaged file raises.
-_UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError)
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Raises PackError for what reading a damaged file raises."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        what = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
+        raise PackError(f"{PLAN} can't be read: {what}") from None
 
 
 @dataclass(frozen=True)
 class PlanFile:
-    """pack_plan.parquet, opened anew for each question, so that it can be handed to a worker."""
+    """pack_plan.parquet of a folder, opened anew for each question, so that it can be handed to a worker."""
 
-    path: Path
+    folder: DatasetFolder
 
     def num_members(self) -> int:
-        with pq.ParquetFile(self.path) as file:
+        with self.opened() as file:
             return int(file.metadata.num_rows)
 
     def check(self) -> None:
         """Raises PackError where it can't be read, or lacks a column."""
-        try:
-            with open_file(self.path), pq.ParquetFile(self.path) as file:
-                self._refuse_other(file.schema_arrow)
-        except _UNREADABLE as error:
-            raise self._unreadable(error) from None
+        with self.opened() as file:
+            _refuse_other(file.schema_arrow)
 
     def columns(self, *names: str) -> Iterator[list[Any]]:
         """As `tables`, each column as a list."""
@@ -119,41 +99,64 @@ class PlanFile:
         Raises:
             PackError: it can't be read.
         """
-        try:
-            with pq.ParquetFile(self.path) as file:
-                for number in range(file.num_row_groups):
-                    yield file.read_row_group(number, list(names))
-        except _UNREADABLE as error:
-            raise self._unreadable(error) from None
+        with self.opened() as file:
+            for number in range(file.num_row_groups):
+                yield file.read_row_group(number, list(names))
+
+    def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
+        """As `PlanRows.members`."""
+        return PlanRows(self).members(keys)
+
+    @contextmanager
+    def opened(self, metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+        """The file.
+
+        Args:
+            metadata: of it, as they were read before.
+
+        Raises:
+            PackError: it can't be read.
+        """
+        with _readable(), self.folder.open(PLAN) as file, pq.ParquetFile(as_file(file), metadata=metadata) as parquet:
+            yield parquet
+
+
+class PlanRows:
+    """The rows of packs for one who asks for them in the order of the plan: no row group is read twice."""
+
+    def __init__(self, plan: PlanFile):
+        self._plan = plan
+        self._metadata: pq.FileMetaData | None = None
+        self._groups: list[int] = []
+        self._table = PLAN_SCHEMA.empty_table()  # of these row groups
 
     def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
         """The members of some packs, rows that make no sense left out; only row groups that may hold them are read.
 
         Raises:
-            PackError: it can't be read, or lacks a column.
+            PackError: the plan can't be read, or lacks a column.
         """
         if not keys:
             return {}
-        try:
-            with pq.ParquetFile(self.path) as file:
-                self._refuse_other(file.schema_arrow)
-                groups = [n for n in range(file.num_row_groups) if _may_hold(file.metadata.row_group(n), keys)]
-                table = file.read_row_groups(groups, PLAN_SCHEMA.names)
-            table = table.filter(pc.is_in(table["pack"], pa.array(keys, pa.string())))
+        with _readable():
+            if self._metadata is None:
+                with self._plan.opened() as file:
+                    _refuse_other(file.schema_arrow)
+                    self._metadata = file.metadata
+            groups = [n for n in range(self._metadata.num_row_groups) if _may_hold(self._metadata.row_group(n), keys)]
+            if groups != self._groups:
+                with self._plan.opened(self._metadata) as file:
+                    self._table, self._groups = file.read_row_groups(groups, PLAN_SCHEMA.names), groups
+            table = self._table.filter(pc.is_in(self._table["pack"], pa.array(keys, pa.string())))
             rows = sorted(rows_of(table, PlanRow), key=attrgetter("pack"))  # stable: it is sorted, unless damaged
-        except _UNREADABLE as error:
-            raise self._unreadable(error) from None
         by_pack = groupby(rows, key=attrgetter("pack"))
         return {key: [member for member in group if _makes_sense(member)] for key, group in by_pack}
 
-    def _refuse_other(self, schema: pa.Schema) -> None:
-        for column in PLAN_SCHEMA:
-            if column.name not in schema.names or schema.field(column.name).type != column.type:
-                raise PackError(f"{self.path.name} has no column {column.name} of type {column.type}")
 
-    def _unreadable(self, error: Exception) -> PackError:
-        what = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
-        return PackError(f"{self.path.name} can't be read: {what}")
+def _refuse_other(schema: pa.Schema) -> None:
+    for column in PLAN_SCHEMA:
+        if column.name not in schema.names or schema.field(column.name).type != column.type:
+            raise PackError(f"{PLAN} has no column {column.name} of type {column.type}")
 
 
 def _may_hold(group: Any, keys: set[str]) -> bool:

@@ -10,18 +10,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 
 from energon_pack.dataset.contents import Pack, parse, with_media
-from energon_pack.dataset.files import PackFiles, at, packs_in, read_object, shard_paths
+from energon_pack.dataset.files import PackFiles, at, packs_in
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.sources.storage import File, open_file
+from energon_pack.sources.storage import File, read_ahead
 from energon_pack.sources.tar import TarScan
 
 _KEY = re.compile(r"[0-9a-f]{8}_(\d{8,})")  # of ours: its number
@@ -41,27 +41,26 @@ class Found:
 class Packs:
     """The packs of a dataset in the order of its plan, whoever wrote it."""
 
-    def __init__(self, folder: Path, flavor: PackedFlavor | None, stored: str | None = None):
+    def __init__(self, folder: DatasetFolder, flavor: PackedFlavor | None, shards: DatasetFolder | None = None):
         """See which shards there are.
 
         Args:
             flavor: as this package writes it; None: another tool wrote it.
-            stored: address of the folder in which its shards are, where that is another.
+            shards: the folder in which they are, where that is another.
         """
-        self.folder, self._flavor, self._stored = folder, flavor, stored
+        self.folder, self._flavor, self._shards = folder, flavor, shards or folder
         self._opened: dict[str, File] = {}
         #: those that packs refer to
-        self.media = DatasetMedia(folder)
+        self.media = DatasetMedia(folder.path)
 
     @cached_property
     def counts(self) -> dict[str, int]:
         """Packs of each shard, in order: as `.info.json` says, or the size of its `.tar.idx`, or its headers."""
         stated: object = None
         with suppress(OSError, ValueError):
-            stated = at(read_object(self.folder / META_FOLDER / ".info.json"), "shard_counts")
+            stated = at(self.folder.read_object(f"{META_FOLDER}/.info.json"), "shard_counts")
         known = stated if isinstance(stated, dict) else {}
-        names = [path.name for path in shard_paths(self.folder)] if self._stored is None else list(known)
-        return {name: known[name] if _is_count(known.get(name)) else self._count(name) for name in names}
+        return {name: known[name] if _is_count(known.get(name)) else self._count(name) for name in self._shards.shards}
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -97,7 +96,7 @@ class Packs:
         try:
             file, files = self._files(name, place)
         except OSError as error:
-            raise PackError(f"{self.folder / name} can't be read: {error.strerror or error}") from None
+            raise PackError(f"{self._shards.path_of(name)} can't be read: {error.strerror or error}") from None
         part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
         raw = None if part is None else file.read(part.offset, part.size)
         pack, defects = parse(files, raw, self._flavor)
@@ -114,30 +113,31 @@ class Packs:
     def _files(self, name: str, place: int) -> tuple[Bytes, PackFiles]:
         """The files of a pack by the index of its shard; where that is wrong or not there, by the shard itself."""
         file = self._file(name)
-        with suppress(OSError), open_file(self._path(f"{name}.idx")) as index:
+        with suppress(OSError), self._shards.open(f"{name}.idx") as index:
             data = index.read(8 * place, 16)
             ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
             if len(ends) == 2 and ends[0] < ends[1] <= file.size:
                 its_bytes = Range(file, int(ends[0]), int(ends[1] - ends[0]))
+                read_ahead([(file, [(int(ends[0]), its_bytes.size)])])  # of an object these bytes alone
                 found = list(packs_in(TarScan(its_bytes)))
                 if len(found) == 1 and found[0].end == its_bytes.size:
                     return its_bytes, found[0]
         for number, files in enumerate(packs_in(TarScan(file))):
             if number == place:
                 return file, files
-        raise PackError(f"{self.folder / name} has no pack {place}: python -m energon_pack.verify says what is wrong")
+        raise PackError(
+            f"{self._shards.path_of(name)} has no pack {place}: python -m energon_pack.verify says what is wrong"
+        )
 
     def _file(self, name: str) -> File:
         if name not in self._opened:
-            self._opened[name] = open_file(self._path(name))
+            self._opened[name] = self._shards.open(name)
         return self._opened[name]
 
-    def _path(self, name: str) -> str:
-        return str(self.folder / name) if self._stored is None else f"{self._stored}/{name}"
-
     def _count(self, name: str) -> int:
-        with suppress(OSError):
-            return max(0, (self.folder / f"{name}.idx").stat().st_size // 8 - 1)
+        index = self._shards.state(f"{name}.idx")
+        if index is not None:
+            return max(0, index.size // 8 - 1)
         with suppress(OSError):
             return sum(1 for _ in packs_in(TarScan(self._file(name))))
         return 0

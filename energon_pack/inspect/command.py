@@ -11,7 +11,7 @@ from energon_pack.errors import PackError, printable
 from energon_pack.inspect.dataset import Opened, about, open_dataset
 from energon_pack.inspect.overrides import is_override
 from energon_pack.inspect.written import write_page
-from energon_pack.run.command import count, on_disk, parser
+from energon_pack.run.command import count, parser
 from energon_pack.run.console import console, say
 from energon_pack.views.terminal import print_next, print_notes, print_pack, spell_out
 
@@ -43,7 +43,7 @@ def _show_pack(given: argparse.Namespace) -> int:
         raise PackError("a folder of a packed dataset, or --source PATH +model=MODEL; --help says more")
     if len(given.given) > 2 or any(map(is_override, given.given[1:])):
         raise PackError(f"{' '.join(given.given[1:])}: one number or key of a pack; overrides are for --source")
-    opened = open_dataset(on_disk(given.given[0]))
+    opened = open_dataset(given.given[0])
     with opened.packs:
         to = console()
         if given.search is not None:

@@ -3,16 +3,19 @@
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from energon_pack.dataset.files import PLAN, PlanFile, at, read_object, shard_paths
+from energon_pack.dataset.files import PLAN, PlanFile, at
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Found, Packs
-from energon_pack.dataset.manifest import MANIFEST, REPORT
+from energon_pack.dataset.manifest import MANIFEST, REPORT, is_packed_here
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.flavors import DEFAULT, PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.sources.storage import is_file
 from energon_pack.views.packed import Place, pack_view
 from energon_pack.views.view import PackView
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 class Opened:
     """A packed dataset."""
 
-    folder: Path
+    folder: DatasetFolder
     manifest: dict[str, Any]
     report: dict[str, Any]
     packs: Packs
@@ -32,12 +35,12 @@ class Opened:
 
     @property
     def is_ours(self) -> bool:
-        return bool(self.manifest) or (self.folder / PLAN).exists()
+        return bool(self.manifest) or self.folder.has(PLAN)
 
     @property
     def plan(self) -> PlanFile | None:
         """None: there is none."""
-        return PlanFile(self.folder / PLAN) if (self.folder / PLAN).is_file() else None
+        return PlanFile(self.folder) if self.folder.has(PLAN) else None
 
     def number_of(self, named: str) -> int:
         """Which pack is meant: a number, from the end where it is negative, or a key.
@@ -73,41 +76,44 @@ class Opened:
         return pack_view(found.file, found.pack, place, rows, template, max_thumbnails, notes)
 
 
-def open_dataset(folder: Path) -> Opened:
+def open_dataset(dataset: str | Path) -> Opened:
     """A packed dataset.
+
+    Args:
+        dataset: its folder, or its address.
 
     Raises:
         PackError: it is none; says what to give.
     """
-    if folder.is_file():
-        raise PackError(_of_file(folder))
-    if not folder.is_dir():
-        raise PackError(f"{folder}: no such folder")
+    folder = DatasetFolder(dataset)
+    if not folder.is_there:
+        what = _of_file(folder.path) if is_file(folder.path) else f"{folder}: no such folder, or nothing in it"
+        raise PackError(what)
     notes: list[str] = []
-    manifest = _read(folder / META_FOLDER / MANIFEST, notes)
-    report = _read(folder / REPORT, notes)
-    is_ours = bool(manifest) or (folder / PLAN).exists()
+    manifest = _read(folder, f"{META_FOLDER}/{MANIFEST}", notes)
+    report = _read(folder, REPORT, notes)
+    is_ours = bool(manifest) or folder.has(PLAN)
     flavor: PackedFlavor | None = PACKED.get(str(manifest.get("flavor")), DEFAULT) if is_ours else None
     packs = Packs(folder, flavor)
-    if not shard_paths(folder):
-        below = sorted(path.parent.parent for path in folder.glob(f"*/{META_FOLDER}/{MANIFEST}"))
-        beside = f"; packed datasets in it: {', '.join(str(path) for path in below[:4])}" if below else ""
+    if not folder.shards:
+        below = list(islice(filter(is_packed_here, map(folder.path_of, folder.folders)), 4))
+        beside = f"; packed datasets in it: {', '.join(below)}" if below else ""
         raise PackError(f"{folder} is no packed dataset: no *.tar there{beside}")
     if not len(packs):
         raise PackError(f"{folder}: its shards hold no pack: python -m energon_pack.verify says what is wrong")
     if not is_ours and not packs[0].pack.flavor.whose:
         raise PackError(
             f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}, and its first sample is no pack that"
-            f" is known; of a source: --source {shlex.quote(str(folder))} +model=MODEL"
+            f" is known; of a source: --source {shlex.quote(folder.path)} +model=MODEL"
         )
     if is_ours and not manifest and not notes:
         notes.append(f"{META_FOLDER}/{MANIFEST} is missing")
     return Opened(folder, manifest, report, packs, notes)
 
 
-def _of_file(path: Path) -> str:
+def _of_file(path: str) -> str:
     """Why a file is no dataset, and what to give instead."""
-    if path.suffix in (".yaml", ".yml"):
+    if path.endswith((".yaml", ".yml")):
         import yaml
 
         from energon_pack.dataset.manifest import packed_datasets
@@ -118,16 +124,16 @@ def _of_file(path: Path) -> str:
             folders = []
         which = f": give one of {', '.join(map(str, folders[:8]))}" if folders else ", and names no packed dataset"
         return f"{path} is a Metadataset, not a folder{which}"
-    return f"{path} is a file: give the folder of a packed dataset; of a source: --source {shlex.quote(str(path))}"
+    return f"{path} is a file: give the folder of a packed dataset; of a source: --source {shlex.quote(path)}"
 
 
-def _read(path: Path, notes: list[str]) -> dict[str, Any]:
+def _read(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str, Any]:
     try:
-        return read_object(path)
+        return folder.read_object(name)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        notes.append(f"{path.name} can't be read: {error}")
+        notes.append(f"{name.rpartition('/')[2]} can't be read: {error}")
         return {}
 
 

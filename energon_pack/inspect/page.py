@@ -63,7 +63,7 @@ def batch_of(opened: Opened, found: Found, layout: str, processor: str | None, h
     from energon_pack.templates.quiet import errors_only
 
     with errors_only():
-        encoder = pack_encoder(opened.folder, processor, **how, layout=layout, rope_rows=True)
+        encoder = pack_encoder(opened.folder.path, processor, **how, layout=layout, rope_rows=True)
         pack = encoder.encode(found.pack.files.key, inputs_of(opened, found))
         assert pack is not None, "on_bad_member=raise"
         return encoder.batch([pack])

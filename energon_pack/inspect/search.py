@@ -1,5 +1,6 @@
 """Packs and members by a piece of their names."""
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from heapq import nsmallest
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 
 from energon_pack.dataset.files import LEDGER, PlanFile
 from energon_pack.inspect.dataset import Opened
+from energon_pack.samples.bytes import as_file
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.shard import JsonlShard, TarShard
 
@@ -47,11 +49,11 @@ def search(opened: Opened, text: str, most: int) -> tuple[list[Hit], int]:
 
 def skipped(opened: Opened, text: str, most: int) -> Iterator[str]:
     """The first so many samples that are in no pack, and why, by the ledger; lines of it that are none are left out."""
-    path = opened.folder / LEDGER
-    if not path.is_file():
+    if not opened.folder.has(LEDGER):
         return
-    with open(path, encoding="utf-8", errors="replace") as file:
-        found = (entry for entry in map(_entry, file) if text in str(entry.get("sample_id", "")))
+    with opened.folder.open(LEDGER) as file:
+        lines = io.TextIOWrapper(as_file(file, 1 << 20), encoding="utf-8", errors="replace")
+        found = (entry for entry in map(_entry, lines) if text in str(entry.get("sample_id", "")))
         for entry in islice(found, most):
             yield f"{entry['sample_id']}: {entry.get('reason')}: {entry.get('detail')}"
 

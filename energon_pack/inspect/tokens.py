@@ -19,7 +19,7 @@ def template_of(
     if not opened.manifest and not (model and processor):
         return None, "no tokens: --as MODEL and --processor FOLDER say what these packs are for"
     try:
-        return load_template(opened.folder, processor_of(opened, processor), trust_remote_code, model), None
+        return load_template(opened.folder.path, processor_of(opened, processor), trust_remote_code, model), None
     except (OSError, ValueError, ImportError) as error:
         text = " ".join(str(error).split())
         return None, f"no tokens: {text[:300]}{'' if processor else ' (--processor FOLDER names another)'}"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from energon_pack.dataset.files import PLAN, PlanFile
+from energon_pack.dataset.files import PlanFile
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Packs
 from energon_pack.pages.html import Html, details
 from energon_pack.plan.items import MEDIA_TYPES, Items
@@ -52,9 +53,11 @@ def look(job: LookJob) -> list[Html]:
 
 
 def _sections(job: LookJob) -> Iterator[Html]:
-    template, plan = load_saved(job.template_folder), PlanFile(job.folder / PLAN)
+    folder = DatasetFolder(job.folder)
+    template, plan = load_saved(job.template_folder), PlanFile(folder)
     first = next(iter(job.packs), None)
-    with Packs(job.folder, PACKED[job.flavor], job.stored) as packs:
+    shards = None if job.stored is None else DatasetFolder(job.stored)
+    with Packs(folder, PACKED[job.flavor], shards) as packs:
         for number, why in job.packs.items():
             found = packs[number]
             key = found.pack.files.key

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from energon_pack import __version__
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.run.stores import is_address
+from energon_pack.run.stores import is_address, losing_no_fault
 
 EXIT_INTERRUPTED = 130
 #: What a command ends with; all pages of help show them from here.
@@ -91,7 +91,7 @@ def count(text: str) -> int:
 
 
 def on_disk(text: str) -> Path:
-    """A file or folder, as a tool is given it; raises PackError for an address: no tool takes one."""
+    """A file or folder that a tool writes, as it is given; raises PackError for an address."""
     if is_address(text):
         raise PackError(f"{text} is on an object store, and this takes what is on disk: copy it, or mount the bucket")
     return Path(text)
@@ -116,7 +116,9 @@ def run(name: str, work: Callable[[], int]) -> NoReturn:
     prepare_process()
     try:
         try:
-            sys.exit(work())
+            with losing_no_fault():
+                code = work()
+            sys.exit(code)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:

@@ -12,8 +12,9 @@ import os
 import re
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -264,6 +265,26 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths += [os.path.join(here, name) for name in files if not name.startswith(".") and pattern.search(name)]
     return paths
+
+
+def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None]:
+    """What is in a folder, by its name in it: of an object its state as it was listed; of a file None, it is not asked.
+
+    Args:
+        below: folders in it whose files are wanted, too. All others end in a slash, and are not looked into.
+    """
+    if is_address(folder):
+        return {name: State(*found) if found else None for name, found in stored.files_in(folder, below).items()}
+    found: dict[str, State | None] = {}
+    for inner in ("", *below):
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(os.path.join(folder, inner)) as entries:
+            for entry in entries:
+                name = f"{inner}/{entry.name}" if inner else entry.name
+                if not entry.is_dir():
+                    found[name] = None
+                elif name not in below:
+                    found[f"{name}/"] = None
+    return found
 
 
 def _raise(error: OSError) -> None:

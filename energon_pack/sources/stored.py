@@ -1,7 +1,9 @@
 """An object of a store as a file of a source, and which objects an entry of `source.path` stands for."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
+from pathlib import PurePosixPath
 
 from energon_pack.errors import PackError
 from energon_pack.run import stores
@@ -118,6 +120,21 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
         for address, name in names.items()
         if pattern.search(name) and not any(part.startswith(".") for part in name.split("/"))
     ]
+
+
+def files_in(folder: str, below: Collection[str]) -> dict[str, Found | None]:
+    """As `storage.files_in`, of an address; an object that stands for a folder, as a console makes it, is no file."""
+    objects = {address[len(folder) + 1 :]: found for address, found in stores.entries(folder).items()}
+    around = {name: [above.as_posix() for above in PurePosixPath(name).parents][:-1] for name in objects}
+    folders = set(chain.from_iterable(around.values()))
+    found: dict[str, Found | None] = {}
+    for name, state in objects.items():
+        closed = next((above for above in reversed(around[name]) if above not in below), None)
+        if closed is not None:
+            found[f"{closed}/"] = None
+        elif name not in folders:
+            found[name] = state
+    return found
 
 
 def _above(address: str, fixed: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 Every shard's headers, JSON and names are read, in parallel, and compared with the index, the plan, the ledger, the
 report and `.nv-meta`. `--decode` looks at pixels, `--source` at the bytes of the source, `--lengths` tokenizes. A
-defect never hides another: all that can be looked at is, whatever else is damaged.
+defect never hides another: all that can be looked at is, whatever else is damaged. DIR may be an address.
 """
 
 import argparse
@@ -16,17 +16,19 @@ from typing import Any
 from rich.table import Table
 
 from energon_pack.config import MediaIn
-from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at, read_object, shard_paths
+from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import split_shares
-from energon_pack.run.command import count, on_disk, parser
+from energon_pack.run.command import count, parser
 from energon_pack.run.console import console, say
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.progress import Progress
+from energon_pack.run.stores import losing_no_fault
 from energon_pack.samples.flavors import DEFAULT, PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.shard import Source
@@ -60,23 +62,28 @@ class Options:
 _DEFAULTS = Options()
 
 
-def verify(folder: Path, options: Options = _DEFAULTS) -> Findings:
+@losing_no_fault()
+def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
     """Everything that is wrong with a packed dataset.
 
+    Args:
+        dataset: its folder, or its address.
+
     Raises:
-        PackError: the folder is no packed dataset, or the source is not there.
+        PackError: it is no packed dataset, or the source is not there.
     """
+    folder = DatasetFolder(dataset)
     if options.media_root is not None and options.source is None:
         raise PackError(f"--media-root {options.media_root} is for --source, which compares with the source")
     findings = Findings(options.max_errors)
-    if (folder / META_FOLDER / MANIFEST).is_file():
+    if folder.has(f"{META_FOLDER}/{MANIFEST}"):
         _verify_ours(folder, options, findings)
     else:
         _verify_foreign(folder, options, findings)
     return findings
 
 
-def _verify_ours(folder: Path, options: Options, findings: Findings) -> None:
+def _verify_ours(folder: DatasetFolder, options: Options, findings: Findings) -> None:
     if options.packs_as is not None:
         raise PackError(f"--as {options.packs_as}: {folder} says itself what it was packed for")
     stated = _stated(folder, findings)
@@ -102,13 +109,13 @@ def _verify_ours(folder: Path, options: Options, findings: Findings) -> None:
         findings.notes.append(str(checked))
 
 
-def _verify_foreign(folder: Path, options: Options, findings: Findings) -> None:
+def _verify_foreign(folder: DatasetFolder, options: Options, findings: Findings) -> None:
     unnamed = f"{folder} has no {META_FOLDER}/{MANIFEST}"
     if options.source is not None or options.model:
         raise PackError(f"{unnamed}: --source and --model are for what energon_pack packed")
     if options.lengths and not (options.packs_as and options.processor):
         raise PackError(f"{unnamed}: --lengths needs --as MODEL and --processor FOLDER to know what its packs are for")
-    with _working(len(shard_paths(folder)), options) as run:
+    with _working(len(folder.shards), options) as run:
         shards = verify_foreign(folder, options.decode, options.reader == "own", findings, run)
     if options.lengths:
         _check_lengths(Stated(folder), shards, options.processor, options, findings)
@@ -125,36 +132,36 @@ def _working(num_jobs: int, options: Options) -> Iterator[Run]:
 class Stated:
     """What a dataset says of itself, as far as it can be read."""
 
-    folder: Path
+    folder: DatasetFolder
     flavor: PackedFlavor | None = None  # None: another tool packed it
     manifest: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     plan: PlanFile | None = None
 
 
-def _stated(folder: Path, findings: Findings) -> Stated:
-    manifest = _read(folder / META_FOLDER / MANIFEST, "metadata", findings)
+def _stated(folder: DatasetFolder, findings: Findings) -> Stated:
+    manifest = _read(folder, f"{META_FOLDER}/{MANIFEST}", "metadata", findings)
     flavor = next((flavor for name, flavor in PACKED.items() if name == manifest.get("flavor")), DEFAULT)
-    report = _read(folder / REPORT, "totals", findings)
-    return Stated(folder, flavor, manifest, report, _plan(folder / PLAN, findings))
+    report = _read(folder, REPORT, "totals", findings)
+    return Stated(folder, flavor, manifest, report, _plan(folder, findings))
 
 
-def _read(path: Path, check: str, findings: Findings) -> dict[str, Any]:
+def _read(folder: DatasetFolder, name: str, check: str, findings: Findings) -> dict[str, Any]:
     try:
-        return read_object(path)
+        return folder.read_object(name)
     except FileNotFoundError:  # `files` says so
         return {}
     except (OSError, ValueError) as error:
-        findings.add(check, path.name, [f"it can't be read: {error}"])
+        findings.add(check, name.rpartition("/")[2], [f"it can't be read: {error}"])
         return {}
 
 
-def _plan(path: Path, findings: Findings) -> PlanFile | None:
-    plan = PlanFile(path)
+def _plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
+    plan = PlanFile(folder.only(PLAN))
     try:
         plan.check()
     except PackError as error:
-        findings.add("plan", path.parent.name, [str(error)], 0)
+        findings.add("plan", folder.name, [str(error)], 0)
         return None
     return plan
 
@@ -165,10 +172,11 @@ def _jobs(stated: Stated, source: Source | None, options: Options) -> Iterator[V
     as_bytes = is_read_as_bytes(stated.folder)
     by_name = None if source is None else {shard.name: shard for shard in source.shards}
     is_reference = at(stated.manifest, "content", "output", "media") == MediaIn.reference
-    media = DatasetMedia(stated.folder, source.root if source is not None and is_reference else None)
-    for path in shard_paths(stated.folder):
+    media = DatasetMedia(stated.folder.path, source.root if source is not None and is_reference else None)
+    for name in stated.folder.shards:
         yield VerifyJob(
-            path=path,
+            name=name,
+            folder=stated.folder.only(name, f"{name}.idx"),
             flavor=stated.flavor,
             plan=stated.plan,
             packing=packing if isinstance(packing, dict) else {},
@@ -197,9 +205,10 @@ def _check_dataset(stated: Stated, shards: list[VerifiedShard], ledger: checks.L
     folder, manifest = stated.folder, stated.manifest
     prefix = at(manifest, "content", "output", "shard_prefix")
     packed = checks.packed_samples(shards)
-    num_files = sum(not path.is_dir() for path in folder.rglob("*"))
     name = folder.name
-    findings.add("files", name, checks.files(folder, prefix if isinstance(prefix, str) else "packed"), num_files)
+    findings.add(
+        "files", name, checks.files(folder, prefix if isinstance(prefix, str) else "packed"), len(folder.names)
+    )
     findings.add("keys", name, checks.keys(folder, shards, stated.plan), sum(len(shard.packs) for shard in shards))
     findings.add("samples", name, checks.samples(folder, shards), len(packed))
     findings.add("ledger", LEDGER, ledger.check(packed), ledger.reasons.total())
@@ -221,8 +230,8 @@ def _check_accounts(
         findings.add("source samples", stated.folder.name, defects, number)
 
 
-def _samples(folder: Path, shards: Iterable[VerifiedShard]) -> Iterator[str]:
-    packs = (pack for shard in shards for _, pack, _ in packs_of(folder / shard.name))
+def _samples(folder: DatasetFolder, shards: Iterable[VerifiedShard]) -> Iterator[str]:
+    packs = (pack for shard in shards for _, pack, _ in packs_of(folder, shard.name))
     return (sample for pack in packs for sample, _ in samples_of(pack, None))
 
 
@@ -264,7 +273,7 @@ def print_findings(findings: Findings, max_errors: int) -> None:
 def main() -> int:
     """Entry point; the exit code."""
     given = vars(_arguments())
-    findings = verify(on_disk(given.pop("dataset")), options := Options(**given))
+    findings = verify(given.pop("dataset"), options := Options(**given))
     print_findings(findings, options.max_errors)
     return 1 if findings.num_defects.total() else 0
 
@@ -281,7 +290,7 @@ def _arguments() -> argparse.Namespace:
         ),
         codes={0: "all is well", 1: "a defect, each with its line; or refused, in one line"},
     )
-    made.add_argument("dataset", metavar="DIR", help="folder of a packed dataset")
+    made.add_argument("dataset", metavar="DIR", help="a packed dataset: its folder, or its address on an object store")
     more = made.add_argument_group("look at more")
     more.add_argument("--decode", action="store_true", help="decode every image and video, these by Energon, too")
     more.add_argument("--source", nargs="*", metavar="PATH", help="compare with the source, at PATH if it has moved")

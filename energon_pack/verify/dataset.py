@@ -4,25 +4,25 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
-from energon_pack.dataset.files import LEDGER, PAGE, PLAN, PlanFile, at, read_object
+from energon_pack.dataset.files import LEDGER, PAGE, PLAN, PlanFile, at
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPLAY, REPORT, read_replays
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
+from energon_pack.samples.bytes import as_file
 from energon_pack.samples.flavors import FLAVORS
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.storage import open_file
 from energon_pack.verify.findings import Hashes, hashed, hashes, joined, named, several
 from energon_pack.verify.packs import samples_of
 from energon_pack.verify.shard import VerifiedShard, packs_of
-from energon_pack.verify.sqlite import sqlite
+from energon_pack.verify.sqlite import INDEX, sqlite
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
@@ -37,9 +37,9 @@ _REASONS = {reason.value for reason in Reason}
 _OF_ANOTHER = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
 
 
-def files(folder: Path, prefix: str) -> Iterator[str]:
+def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
     """Every file is there, and no other."""
-    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    there = set(folder.names)
     yield from (f"{name} is missing" for name in sorted(_NEEDED - there))
     known = {PLAN, LEDGER, REPORT, PAGE, *(f"{META_FOLDER}/{name}" for name in _META_FILES)}
     shard = re.compile(re.escape(prefix) + r"-\d{6,}\.tar(\.idx)?")
@@ -48,11 +48,10 @@ def files(folder: Path, prefix: str) -> Iterator[str]:
             yield f"{name} is none of a packed dataset's files"
         elif name.endswith(".idx") and name.removesuffix(".idx") not in there:
             yield f"{name} is there without its shard"
-    stray = (path.name for path in sorted(folder.iterdir()) if path.is_dir() and path.name != META_FOLDER)
-    yield from (f"{name} is a folder" for name in stray)
+    yield from (f"{name} is a folder" for name in folder.folders)
 
 
-def metadata(folder: Path, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
+def metadata(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
     """`.info.json` and `.info.yaml` count the packs of the shards, `split.yaml` names the shards."""
     packing, fingerprint = at(manifest, "content", "packing"), manifest.get("fingerprint")
     for name in ("max_token_len", "pad_to_multiple_of"):
@@ -61,24 +60,22 @@ def metadata(folder: Path, manifest: Mapping[str, Any], shards: Sequence[Verifie
     if not isinstance(fingerprint, str):
         yield f"{MANIFEST} has fingerprint={short(fingerprint)}"
     yield from counts(folder, shards)
-    index = folder / META_FOLDER / "index.sqlite"
-    if index.exists():
-        yield from sqlite(index, [folder / shard.name for shard in shards])
+    if folder.has(f"{META_FOLDER}/{INDEX}"):
+        yield from sqlite(folder, [shard.name for shard in shards])
     elif at(manifest, "content", "output", "sqlite") is True:
-        yield f"{index.name} is missing"
+        yield f"{INDEX} is missing"
     yield from _dataset_yamls(folder, manifest)
     yield from _replay(folder, fingerprint)
 
 
-def counts(folder: Path, shards: Sequence[VerifiedShard]) -> Iterator[str]:
+def counts(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[str]:
     """What Energon's own files say of the shards is true."""
     there = {shard.name: len(shard.packs) for shard in shards}
     for name in (".info.json", ".info.yaml"):
-        path = folder / META_FOLDER / name
-        if not path.exists():
+        if not folder.has(f"{META_FOLDER}/{name}"):
             continue  # `files` says so where it has to be
         try:
-            claimed = at(_load(path), "shard_counts")
+            claimed = at(_load(folder, name), "shard_counts")
         except (OSError, ValueError) as error:
             yield f"{name} can't be read: {short(str(error))}"
             continue
@@ -93,12 +90,11 @@ def counts(folder: Path, shards: Sequence[VerifiedShard]) -> Iterator[str]:
     yield from _splits(folder, there, {shard.name: shard.splits for shard in shards})
 
 
-def _splits(folder: Path, counts: Mapping[str, int], of_samples: Mapping[str, set[str]]) -> Iterator[str]:
-    path = folder / META_FOLDER / "split.yaml"
-    if not path.exists():
+def _splits(folder: DatasetFolder, counts: Mapping[str, int], of_samples: Mapping[str, set[str]]) -> Iterator[str]:
+    if not folder.has(f"{META_FOLDER}/split.yaml"):
         return
     try:
-        splits = at(_load(path), "split_parts")
+        splits = at(_load(folder, "split.yaml"), "split_parts")
     except (OSError, ValueError) as error:
         yield f"split.yaml can't be read: {short(str(error))}"
         return
@@ -117,10 +113,10 @@ def _splits(folder: Path, counts: Mapping[str, int], of_samples: Mapping[str, se
                 yield f"{name} is in split {part}, and holds samples of {', '.join(sorted(others))}"
 
 
-def _replay(folder: Path, fingerprint: Any) -> Iterator[str]:
+def _replay(folder: DatasetFolder, fingerprint: Any) -> Iterator[str]:
     """The samples kept for other versions can be read, and are of these packs."""
     try:
-        replays = read_replays(folder)
+        replays = read_replays(folder.path)
     except (OSError, ValueError):
         yield f"{REPLAY} can't be read"
         return
@@ -129,7 +125,7 @@ def _replay(folder: Path, fingerprint: Any) -> Iterator[str]:
             yield f"{REPLAY} has fingerprint={short(replay.fingerprint)}, the manifest {short(fingerprint)}"
 
 
-def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
+def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:
     """Energon is told to read them as they are; subflavors may be a user's own."""
     name, which = manifest.get("flavor"), at(manifest, "content", "output", "dataset_yaml")
     flavor = FLAVORS.get(name) if isinstance(name, str) else None
@@ -138,35 +134,34 @@ def _dataset_yamls(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
         return
     sample_type = at(manifest, "content", "output", "sample_type")
     if isinstance(sample_type, str):
-        yield from _sample_loader(folder / META_FOLDER / SAMPLE_LOADER, flavor)
-    elif (folder / META_FOLDER / SAMPLE_LOADER).exists():
+        yield from _sample_loader(folder, flavor)
+    elif folder.has(f"{META_FOLDER}/{SAMPLE_LOADER}"):
         yield f"{SAMPLE_LOADER} is there, and packing wrote none"
     for name, wanted in dataset_yamls(flavor, which, sample_type if isinstance(sample_type, str) else None).items():
         try:
-            found = _load(folder / META_FOLDER / name)
+            found = _load(folder, name)
         except (OSError, ValueError) as error:
             yield f"{name} can't be read: {short(str(error))}"
             continue
         yield from (f"{name}: {key} is not what packing writes" for key in changed_keys(found, wanted))
 
 
-def _sample_loader(path: Path, flavor: Flavor) -> Iterator[str]:
+def _sample_loader(folder: DatasetFolder, flavor: Flavor) -> Iterator[str]:
     """Energon runs it: it is what packing wrote."""
     try:
-        with open_file(path):
-            if path.read_bytes() != sample_loader_py(flavor):
-                yield f"{path.name} is not what packing writes"
+        if folder.read(f"{META_FOLDER}/{SAMPLE_LOADER}") != sample_loader_py(flavor):
+            yield f"{SAMPLE_LOADER} is not what packing writes"
     except OSError as error:
-        yield f"{path.name} can't be read: {error.strerror or error}"
+        yield f"{SAMPLE_LOADER} can't be read: {error.strerror or error}"
 
 
-def _load(path: Path) -> Any:
-    if path.suffix == ".json":
-        return read_object(path)
-    with open_file(path):
-        pass
+def _load(folder: DatasetFolder, name: str) -> Any:
+    """A file of the metadata; raises OSError and ValueError."""
+    path = f"{META_FOLDER}/{name}"
+    if name.endswith(".json"):
+        return folder.read_object(path)
     try:
-        return yaml.safe_load(path.read_bytes())
+        return yaml.safe_load(folder.read(path))
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
@@ -174,11 +169,11 @@ def _load(path: Path) -> Any:
 # ------------------------------------------------------------------------------------------------ packs and samples
 
 
-def keys(folder: Path, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
+def keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
     """No pack is there twice, and none of the plan is missing."""
     packs = joined([shard.packs for shard in shards])
     if len(twice := several(packs)):
-        found = (pack.files.key for shard in shards for _, pack, _ in packs_of(folder / shard.name))
+        found = (pack.files.key for shard in shards for _, pack, _ in packs_of(folder, shard.name))
         yield from (f"{key} is there twice" for key in named(twice, found))
     if plan is None:
         return
@@ -192,14 +187,14 @@ def keys(folder: Path, shards: Sequence[VerifiedShard], plan: PlanFile | None) -
         yield str(error)
 
 
-def samples(folder: Path, shards: Sequence[VerifiedShard]) -> Iterator[str]:
+def samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[str]:
     """No sample is there twice, and of each that was cut every part."""
     parts: dict[str, list[str]] = {}
     for shard in shards:
         for sample, numbers in shard.parts.items():
             parts.setdefault(sample, []).extend(numbers)
     if len(twice := several(joined([*(shard.samples for shard in shards), hashes(parts)]))):
-        packs = (pack for shard in shards for _, pack, _ in packs_of(folder / shard.name))
+        packs = (pack for shard in shards for _, pack, _ in packs_of(folder, shard.name))
         found = (sample for pack in packs for sample, _ in samples_of(pack, None))
         yield from (f"{sample} is there twice" for sample in named(twice, found))
     for sample, numbers in parts.items():
@@ -221,8 +216,8 @@ def packed_samples(shards: Sequence[VerifiedShard]) -> Hashes:
 class Ledger:
     """skipped.jsonl: who is in it, and what is wrong with it."""
 
-    def __init__(self, folder: Path):
-        self._path = folder / LEDGER
+    def __init__(self, folder: DatasetFolder):
+        self._folder = folder
         self.reasons: Counter[str] = Counter()
         self.defects: list[str] = []
         samples, alone = [], []
@@ -242,8 +237,8 @@ class Ledger:
         self.samples, self.in_no_pack = np.array(samples, np.uint64), np.array(alone, np.uint64)
 
     def _entries(self) -> Iterator[tuple[int, Any]]:
-        with open_file(self._path), open(self._path, "rb") as file:
-            for number, line in enumerate(file, 1):
+        with self._folder.open(LEDGER) as ledger:
+            for number, line in enumerate(as_file(ledger, 1 << 20), 1):
                 try:
                     yield number, json.loads(line)
                 except (ValueError, RecursionError):

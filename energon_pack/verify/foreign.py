@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import yaml
 
-from energon_pack.dataset.files import PLAN, shard_paths
+from energon_pack.dataset.files import PLAN
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
@@ -21,7 +21,9 @@ from energon_pack.verify.videos import is_read_as_bytes
 _PREPARE = "`energon prepare --non-interactive --split-ratio 1,0,0 --skip-dataset-yaml` writes it anew"
 
 
-def verify_foreign(folder: Path, decode: bool, for_stack: bool, findings: Findings, run: Run) -> list[VerifiedShard]:
+def verify_foreign(
+    folder: DatasetFolder, decode: bool, for_stack: bool, findings: Findings, run: Run
+) -> list[VerifiedShard]:
     """Verify a dataset of another tool's: its shards, and in the findings everything that is wrong with it.
 
     Args:
@@ -30,14 +32,13 @@ def verify_foreign(folder: Path, decode: bool, for_stack: bool, findings: Findin
     Raises:
         PackError: it is none.
     """
-    paths = shard_paths(folder) if folder.is_dir() else []
-    if not paths or (folder / PLAN).exists() or (folder / REPORT).exists():  # with these, it is ours
+    if not folder.shards or folder.has(PLAN) or folder.has(REPORT):  # with these, it is ours
         raise PackError(f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}")
     as_bytes = is_read_as_bytes(folder) or not for_stack  # as our loader does
-    most, read, media = findings.max_defects, ReadSettings(), DatasetMedia(folder)
+    most, read, media = findings.max_defects, ReadSettings(), DatasetMedia(folder.path)
     jobs = [
-        VerifyJob(path, None, None, {}, None, decode, as_bytes, None, read, media, most, for_stack=for_stack)
-        for path in paths
+        VerifyJob(name, of, None, None, {}, None, decode, as_bytes, None, read, media, most, for_stack=for_stack)
+        for name, of in ((name, folder.only(name, f"{name}.idx")) for name in folder.shards)
     ]
     shards = verify_shards(jobs, findings, run)
     whose: Counter[str] = sum((shard.whose for shard in shards), Counter())
@@ -65,21 +66,24 @@ def verify_foreign(folder: Path, decode: bool, for_stack: bool, findings: Findin
     return shards
 
 
-def _missing(folder: Path) -> Iterator[str]:
+def _missing(folder: DatasetFolder) -> Iterator[str]:
     """What Energon needs to load it."""
-    meta = folder / META_FOLDER
-    if not (meta / ".info.json").exists() and not (meta / ".info.yaml").exists():
+
+    def has(*names: str) -> bool:
+        return any(folder.has(f"{META_FOLDER}/{name}") for name in names)
+
+    if not has(".info.json", ".info.yaml"):
         yield f".info.json is missing, without which Energon loads nothing: {_PREPARE}"
-    if not (meta / "split.yaml").exists() and not (meta / "split.json").exists():
+    if not has("split.yaml", "split.json"):
         yield f"split.yaml is missing, without which Energon loads nothing: {_PREPARE}"
-    if not (meta / "dataset.yaml").exists():
+    if not has("dataset.yaml"):
         yield "dataset.yaml is missing, which says how Energon reads it"
 
 
-def _missing_code(folder: Path) -> Iterator[str]:
+def _missing_code(folder: DatasetFolder) -> Iterator[str]:
     """Files of Python beside it that its dataset.yaml names: `sample_loader.py:sample_loader`."""
     try:
-        value = yaml.safe_load((folder / META_FOLDER / "dataset.yaml").read_bytes())
+        value = yaml.safe_load(folder.read(f"{META_FOLDER}/dataset.yaml"))
     except (OSError, yaml.YAMLError):
         return  # `_missing` says so, or Energon
     named = value.values() if isinstance(value, dict) else ()
@@ -87,5 +91,5 @@ def _missing_code(folder: Path) -> Iterator[str]:
     yield from (
         f"{name} is missing, which dataset.yaml names"
         for name in sorted(files)
-        if not (folder / META_FOLDER / name).exists()
+        if not folder.has(f"{META_FOLDER}/{name}")
     )

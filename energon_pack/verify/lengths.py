@@ -3,13 +3,13 @@
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import at
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.members import sample_of
 from energon_pack.errors import short
 from energon_pack.loading import load_template
@@ -24,7 +24,7 @@ _SEED = 0
 
 
 def measured_again(
-    folder: Path,
+    folder: DatasetFolder,
     flavor: PackedFlavor | None,
     shards: Sequence[VerifiedShard],
     number: int,
@@ -41,25 +41,26 @@ def measured_again(
     """
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like
     try:
-        template = load_template(folder, processor, trust_remote_code, model)
+        template = load_template(folder.path, processor, trust_remote_code, model)
     except (OSError, ValueError, ImportError) as error:
         yield str(folder), [" ".join(str(error).split())]
         return
     except (KeyError, TypeError, AttributeError) as error:  # of a damaged manifest
         yield str(folder), [f"the manifest does not say how it was measured: {error!r}"]
         return
-    starts = np.cumsum([0, *(shard.num_members for shard in shards)])
+    starts = np.cumsum([0, *(sum(shard.members) for shard in shards)])
     drawn = np.random.default_rng(_SEED).choice(starts[-1], min(number, int(starts[-1])), replace=False)
     for shard, start, end in zip(shards, starts[:-1], starts[1:], strict=True):
-        wanted = set((drawn[(drawn >= start) & (drawn < end)] - start).tolist())
-        first = 0
-        for file, pack, _ in packs_of(folder / shard.name, flavor) if wanted else ():
-            for index in sorted(wanted & set(range(first, first + len(pack.ids)))):
-                yield pack.ids[index - first], list(_differs(file, pack, index - first, template))
-            first += len(pack.ids)
+        wanted = np.sort(drawn[(drawn >= start) & (drawn < end)] - start)
+        firsts = np.cumsum([0, *shard.members])
+        chosen = np.unique(np.searchsorted(firsts, wanted, side="right") - 1).tolist()
+        packs = packs_of(folder, shard.name, flavor, [(shard.ends[n], shard.ends[n + 1]) for n in chosen])
+        for n, (file, pack, _) in zip(chosen, packs, strict=True) if chosen else ():
+            for index in (wanted[(wanted >= firsts[n]) & (wanted < firsts[n + 1])] - firsts[n]).tolist():
+                yield pack.ids[index], list(_differs(file, pack, index, template))
 
 
-def packed_with(folder: Path, report: Mapping[str, Any]) -> str | None:
+def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
     """The processor a dataset was packed with; None: the model's published one."""
     processor: str | None = at(report, "config", "model", "processor")
     if processor is None and at(report, "config", "source", "path") is None and report:

@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset
 
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
@@ -43,7 +44,7 @@ class Checked:
         )
 
 
-def check_model(folder: Path, model: str, processor: str | None, trust_remote_code: bool) -> Checked:
+def check_model(folder: DatasetFolder, model: str, processor: str | None, trust_remote_code: bool) -> Checked:
     """Probe a class of models with members of a dataset, on the CPU.
 
     What can't be run here is no defect: it is not shown either way, and training on it is refused by `guard`.
@@ -61,7 +62,7 @@ def check_model(folder: Path, model: str, processor: str | None, trust_remote_co
     make, config = _named(model, trust_remote_code)
     try:
         encoder = PackedTaskEncoder(
-            folder,
+            folder.path,
             processor,
             layout="neat",
             tokens_per_second=getattr(getattr(config, "vision_config", None), "tokens_per_second", None),
@@ -126,17 +127,22 @@ def _by_config(config: Any, template: Template, trust_remote_code: bool) -> Any:
     return type(auto.from_config(shrink(copy.deepcopy(config)), trust_remote_code=trust_remote_code))
 
 
-def _members(folder: Path, encoder: PackedTaskEncoder) -> list[Encoded]:
+def _members(folder: DatasetFolder, encoder: PackedTaskEncoder) -> list[Encoded]:
     """Two short members with media and one without, or what there is; at least two."""
 
     class Cooked(DefaultTaskEncoder[Any, Any, Any, Any]):
         decoder = None
 
     Cooked.cookers = cookers()
-    split = next(iter(read_manifest(folder)["splits"]))
+    split = next(iter(read_manifest(folder.path)["splits"]))
     worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
     packs = get_val_dataset(
-        folder, split_part=split, worker_config=worker, batch_size=None, limit=_NUM_PACKS, task_encoder=Cooked()
+        folder.for_energon,
+        split_part=split,
+        worker_config=worker,
+        batch_size=None,
+        limit=_NUM_PACKS,
+        task_encoder=Cooked(),
     )
     members = [member for pack in get_loader(packs) for member in inputs_of(pack)]
     members.sort(key=lambda member: member.token_len or 0)

@@ -7,20 +7,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from energon_pack.dataset.contents import Pack, parse, with_media
-from energon_pack.dataset.files import PackFiles, PlanFile, packs_in
+from energon_pack.dataset.files import PackFiles, PlanFile, PlanRows, packs_in
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS, split_numbers
 from energon_pack.run.context import Run
-from energon_pack.samples.bytes import Bytes
+from energon_pack.run.stores import losing_no_fault
+from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.image import open_image
@@ -31,21 +32,24 @@ from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
 from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import counted, open_file
+from energon_pack.sources.storage import File, counted, read_ahead
 from energon_pack.sources.tar import TarScan
 from energon_pack.verify import packs as checks
 from energon_pack.verify.findings import Findings, hashed
 from energon_pack.verify.members import compared
 from energon_pack.verify.videos import decoded_by_energon, decoded_by_us
 
-_PACKS = 256  # of which the rows of the plan are held at once
+#: Packs of which the rows of the plan are held at once; their bytes are still in memory when they are read after
+#: their headers, wherever the shard lies.
+_PACKS, _BYTES = 256, 16 << 20
 
 
 @dataclass(frozen=True)
 class VerifyJob:
     """One shard, and what it is compared with."""
 
-    path: Path
+    name: str
+    folder: DatasetFolder  # with this shard and its index
     flavor: PackedFlavor | None  # None: another tool wrote it
     plan: PlanFile | None  # None: it can't be read
     packing: Mapping[str, Any]
@@ -68,6 +72,8 @@ class VerifiedShard:
     name: str
     findings: Findings
     packs: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of their keys
+    members: "array[int]" = field(default_factory=lambda: array("Q"))  # how many are in each
+    ends: "array[int]" = field(default_factory=lambda: array("Q", [0]))  # where each begins, and the last one ends
     samples: "array[int]" = field(default_factory=lambda: array("Q"))  # of `<source shard>/<key>`, of whole samples
     parts: dict[str, list[str]] = field(default_factory=dict)  # the other members: by that name, `2of3`
     num_tokens: int = 0
@@ -75,7 +81,6 @@ class VerifiedShard:
     media_types: Counter[str] = field(default_factory=Counter)
     splits: set[str] = field(default_factory=set)  # in which its samples are, by their ids
     whose: Counter[str] = field(default_factory=Counter)  # packs of other tools
-    num_members: int = 0
 
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
         """Count a pack in.
@@ -93,7 +98,7 @@ class VerifiedShard:
                 self.samples.append(hashed(sample))
             else:
                 self.parts.setdefault(sample, []).append(part)
-        self.num_members += len(pack.ids)
+        self.members.append(len(pack.ids))
         self.num_tokens += sum(pack.meta.get("token_lens", ()))
         self.num_supervised += sum(pack.meta.get("num_supervised", ()))
         self.media_types[pack.media_type] += 1
@@ -104,59 +109,100 @@ class VerifiedShard:
 def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> list[VerifiedShard]:
     """Verify shards; what is wrong with them joins the findings."""
     shards = []
-    sizes = [job.path.stat().st_size if job.path.is_file() else 0 for job in jobs]
+    states = [job.folder.state(job.name) for job in jobs]
+    sizes = [0 if state is None else state.size for state in states]
     with run.progress.stage("verify", len(jobs), "shards", sum(sizes)) as advance:
         results = run.executor.map(partial(counted, verify_shard), jobs)
         for (shard, num_bytes), size in zip(results, sizes, strict=True):
             findings.merge(shard.findings)
             shards.append(shard)
-            run.progress.add(shard.num_members, num_bytes)
+            run.progress.add(sum(shard.members), num_bytes)
             advance(1, size)
     return shards
 
 
+@losing_no_fault()
 def verify_shard(job: VerifyJob) -> VerifiedShard:
     """All that can be said of one shard; runs in a worker."""
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like
     findings = Findings(job.max_defects)
-    shard = VerifiedShard(job.path.name, findings)
+    shard = VerifiedShard(job.name, findings)
+    plan = None if job.plan is None else PlanRows(job.plan)
     try:
-        with open_file(job.path) as file, Sources(job.source or {}) as sources:
-            scan = TarScan(file)
-            found = list(packs_in(scan))
-            findings.add("tar", job.path.name, _damage(file, scan, found))
-            findings.add("index", job.path.name, _index(job.path, found), len(found))
-            for start in range(0, len(found), _PACKS):
-                some = found[start : start + _PACKS]
-                rows = _rows(job, some, findings)
+        with job.folder.open(job.name) as file, Sources(job.source or {}) as sources:
+            compressed, scan = compression(file), TarScan(file)
+            for some in _in_turn(packs_in(scan)):
+                shard.ends[-1:] = array("Q", [*(files.start for files in some), some[-1].end])
+                rows = None if plan is None else _rows(plan, job, some, findings)
+                plan = None if rows is None else plan
                 for files in some:
-                    pack = _read(file, job, files, findings)
-                    parts = with_media(file, pack, job.media)
-                    members = rows.get(files.key) if rows is not None else None
-                    shard.add(pack, members, job)
-                    _check(job, pack, members, findings)
-                    _check_media(parts, job, pack, findings)
-                    if rows is not None:
-                        findings.add("plan", f"{job.path.name}: {files.key}", checks.plan(pack, members))
-                    if members and job.source is not None:
-                        for check, member, defects in compared(parts, pack, members, job.source, sources, job.read):
-                            findings.add(check, f"{job.path.name}: {files.key}: {member}", defects)
+                    _verify_pack(file, files, rows, sources, job, shard)
+            findings.add("tar", job.name, _damage(compressed, scan, len(shard.packs)))
+            findings.add("index", job.name, _index(job, shard), len(shard.packs))
     except OSError as error:
-        findings.add("tar", job.path.name, [f"it can't be read: {error.strerror or error}"])
+        findings.add("tar", job.name, [f"it can't be read: {error.strerror or error}"])
     return shard
 
 
-def packs_of(path: Path, flavor: PackedFlavor | None = DEFAULT) -> Iterator[tuple[Bytes, Pack, list[str]]]:
+def _verify_pack(
+    file: Bytes,
+    files: PackFiles,
+    rows: dict[str, list[PlanRow]] | None,
+    sources: Sources,
+    job: VerifyJob,
+    shard: VerifiedShard,
+) -> None:
+    findings, where = shard.findings, f"{job.name}: {files.key}"
+    pack, defects = parse(files, _json(file, files), job.flavor)
+    findings.add("json", where, defects)
+    parts = with_media(file, pack, job.media)
+    members = rows.get(files.key) if rows is not None else None
+    shard.add(pack, members, job)
+    _check(job, pack, members, findings)
+    _check_media(parts, job, pack, findings)
+    if rows is not None:
+        findings.add("plan", where, checks.plan(pack, members))
+    if members and job.source is not None:
+        for check, member, whats in compared(parts, pack, members, job.source, sources, job.read):
+            findings.add(check, f"{where}: {member}", whats)
+
+
+def _in_turn(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
+    """Packs of a shard, so many that they are looked at together."""
+    some: list[PackFiles] = []
+    for files in packs:
+        some.append(files)
+        if len(some) == _PACKS or files.end - some[0].start > _BYTES:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def packs_of(
+    folder: DatasetFolder,
+    name: str,
+    flavor: PackedFlavor | None = DEFAULT,
+    places: Sequence[tuple[int, int]] | None = None,
+) -> Iterator[tuple[Bytes, Pack, list[str]]]:
     """The packs of a shard: the file to read them from, each pack, and what its JSON lacks.
 
     Args:
         flavor: it may be another's where only `meta` is asked for; None: another tool wrote them.
+        places: where those that are wanted begin and end; None: all.
     """
-    media = DatasetMedia(path.parent)
-    with open_file(path) as file:
-        for files in packs_in(TarScan(file)):
-            pack, defects = parse(files, _json(file, files), flavor)
-            yield with_media(file, pack, media), pack, defects
+    media = DatasetMedia(folder.path)
+    with folder.open(name) as file:
+        for some in [file] if places is None else (_alone(file, *place) for place in places):
+            for files in packs_in(TarScan(some)):
+                pack, defects = parse(files, _json(some, files), flavor)
+                yield with_media(some, pack, media), pack, defects
+
+
+def _alone(file: File, start: int, end: int) -> Bytes:
+    """A part of a file, of an object the only one that is read."""
+    read_ahead([(file, [(start, end - start)])])
+    return Range(file, start, end - start)
 
 
 def _json(file: Bytes, files: PackFiles) -> bytes | None:
@@ -164,21 +210,20 @@ def _json(file: Bytes, files: PackFiles) -> bytes | None:
     return None if part is None else file.read(part.offset, part.size)
 
 
-def _damage(file: Bytes, scan: TarScan, found: list[PackFiles]) -> Iterator[str]:
-    if command := compression(file):
-        yield f"it is compressed: {command}"
+def _damage(compressed: str | None, scan: TarScan, num_packs: int) -> Iterator[str]:
+    if compressed:
+        yield f"it is compressed: {compressed}"
         return
     yield from (f"{damage.what} at byte {damage.offset}" for damage in scan.damage)
-    if not found and not scan.damage:
+    if not num_packs and not scan.damage:
         yield "it holds no pack"
 
 
-def _index(path: Path, found: list[PackFiles]) -> Iterator[str]:
+def _index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
     """Where each pack's first header is, and where the last pack ends, as Energon wants it."""
-    wanted = [pack.start for pack in found] + [pack.end for pack in found[-1:]]
+    wanted = shard.ends if shard.packs else []
     try:
-        with open_file(path.with_suffix(".tar.idx")) as file:
-            data = file.read(0, file.size)
+        data = job.folder.read(f"{job.name}.idx")
     except OSError as error:
         yield f"its .tar.idx can't be read: {error.strerror or error}"
         return
@@ -186,31 +231,23 @@ def _index(path: Path, found: list[PackFiles]) -> Iterator[str]:
         yield f"its .tar.idx has {len(data)} bytes, not a multiple of 8"
     entries = np.frombuffer(data[: len(data) // 8 * 8], "<u8").tolist()
     if len(entries) != len(wanted):
-        yield f"its .tar.idx has {len(entries)} entries for {len(found)} packs"
+        yield f"its .tar.idx has {len(entries)} entries for {len(shard.packs)} packs"
     for number, (entry, start) in enumerate(zip(entries, wanted, strict=False)):
         if entry != start:
             yield f"entry {number} of its .tar.idx is {entry}, it should be {start}"
 
 
-def _rows(job: VerifyJob, some: list[PackFiles], findings: Findings) -> dict[str, list[PlanRow]] | None:
+def _rows(plan: PlanRows, job: VerifyJob, some: list[PackFiles], findings: Findings) -> dict[str, list[PlanRow]] | None:
     """The rows of the plan of some packs; None where it can't be read."""
-    if job.plan is None:
-        return None
     try:
-        return job.plan.members({files.key for files in some})
+        return plan.members({files.key for files in some})
     except PackError as error:
-        findings.add("plan", job.path.name, [str(error)], 0)
+        findings.add("plan", job.name, [str(error)], 0)
         return None
-
-
-def _read(file: Bytes, job: VerifyJob, files: PackFiles, findings: Findings) -> Pack:
-    pack, defects = parse(files, _json(file, files), job.flavor)
-    findings.add("json", f"{job.path.name}: {files.key}", defects)
-    return pack
 
 
 def _check(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: Findings) -> None:
-    where = f"{job.path.name}: {pack.files.key}"
+    where = f"{job.name}: {pack.files.key}"
     findings.add("parts", where, checks.parts(pack), len(pack.files.parts))
     findings.add("placeholders", where, checks.placeholders(pack), len(pack.members or ()))
     if pack.flavor.meta:
@@ -227,7 +264,7 @@ def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) ->
     for part in pack.files.parts:
         if part.name == "json" or part.size < 0:
             continue
-        where = f"{job.path.name}: {pack.files.key}"
+        where = f"{job.name}: {pack.files.key}"
         try:
             head = file.read(part.offset, min(16, part.size))
         except PackError as error:

@@ -3,31 +3,36 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from energon_pack.config.resolve import cache_folder
 from energon_pack.dataset.files import at
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import REPORT
+from energon_pack.dataset.referenced import source_root
 from energon_pack.errors import PackError, short
 from energon_pack.run.context import Run
 from energon_pack.run.json_nodes import node_of
-from energon_pack.run.stores import is_address
+from energon_pack.run.stores import is_address, lies_in, tidy
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.shard import Shard, Source
+from energon_pack.sources.storage import folder_of, path_in
 from energon_pack.verify.findings import Hashes, hashes, joined, named
 
 
-def find_source(folder: Path, report: Mapping[str, Any], given: Sequence[str], media_root: str | None = None) -> Source:
+def find_source(
+    folder: DatasetFolder, report: Mapping[str, Any], given: Sequence[str], media_root: str | None = None
+) -> Source:
     """The source a dataset was packed from.
 
     Args:
-        given: where it is now; empty: where report.json says it was.
+        given: where it is now; empty: where report.json says it was; of packs that refer to it, where loading looks.
         media_root: where the media of JSONL are now; None: as it was.
 
     Raises:
@@ -42,20 +47,28 @@ def find_source(folder: Path, report: Mapping[str, Any], given: Sequence[str], m
         if stated is None:
             path = demo_of(folder, report)[0]
         elif isinstance(stated, str):
-            path = when_packed(report, stated)
+            path = _now(folder, report, stated)
         elif isinstance(stated, list) and all(isinstance(entry, str) for entry in stated):
-            path = [when_packed(report, entry) for entry in stated]
+            path = [_now(folder, report, entry) for entry in stated]
         else:
             raise PackError(f"{folder}/{REPORT} has config.source.path={short(stated)}: --source PATH says where it is")
     split, root = settings.get("split"), settings.get("media_root")
     if media_root is None and isinstance(root, str):
-        media_root = when_packed(report, root)
+        media_root = when_packed(report, root) if given else _now(folder, report, root)
     try:
         if settings.get("format") == "jsonl":
             return find_lines(path, media_root)
         return find_shards(path, split if isinstance(split, str) else None)
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None
+
+
+def _now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
+    """Where a path of report.json's config is now; one in a source that packs refer to is where loading looks."""
+    path, root = when_packed(report, path), report.get("source_root")
+    if not isinstance(root, str) or not lies_in(path, root):
+        return path
+    return tidy(path_in(source_root(folder.path), path[len(root) :].lstrip("/")))
 
 
 def when_packed(report: Mapping[str, Any], path: str) -> str:
@@ -66,11 +79,11 @@ def when_packed(report: Mapping[str, Any], path: str) -> str:
     return os.path.join(cwd, os.path.expanduser(path)) if isinstance(cwd, str) else path
 
 
-def demo_of(folder: Path, report: Mapping[str, Any]) -> tuple[str, str]:
+def demo_of(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:
     """The source and the processor of a packed demo; they are in its cache, or made again."""
     cache = at(report, "config", "cache_dir")
-    cache_dir = Path(when_packed(report, cache)).expanduser() if isinstance(cache, str) else folder.parent / ".cache"
-    return make_demo(cache_dir / "demo")
+    given = when_packed(report, cache) if isinstance(cache, str) else None
+    return make_demo(cache_folder(given, folder_of(folder.path)) / "demo")
 
 
 def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:

@@ -3,13 +3,13 @@
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from energon_pack.dataset.files import packs_in
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import short
-from energon_pack.sources.storage import open_file
+from energon_pack.run.files import META_FOLDER
 from energon_pack.sources.tar import TarScan
 
 _SAMPLES = "SELECT sample_key, sample_index, byte_offset, byte_size FROM samples WHERE tar_file_id = ? ORDER BY 2"
@@ -20,27 +20,33 @@ _PARTS = (
 _SHARDS = "SELECT tar_file_id FROM samples UNION SELECT tar_file_id FROM sample_parts"
 
 
-def sqlite(path: Path, shards: Sequence[Path]) -> Iterator[str]:
+INDEX = "index.sqlite"
+
+
+def sqlite(folder: DatasetFolder, shards: Sequence[str]) -> Iterator[str]:
     """What is wrong with an index of these shards."""
     try:
-        with open_file(path), closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as index:
+        with (
+            folder.on_this_machine(f"{META_FOLDER}/{INDEX}") as path,
+            closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as index,
+        ):
             for number, shard in enumerate(shards):
-                yield from _shard(index, number, shard)
+                yield from _shard(index, number, folder, shard)
             more = sorted({row[0] for row in index.execute(_SHARDS)} - set(range(len(shards))), key=str)
-            yield from (f"{path.name} has packs of a shard that is not there: {short(number)}" for number in more)
+            yield from (f"{INDEX} has packs of a shard that is not there: {short(number)}" for number in more)
     except (OSError, sqlite3.Error) as error:
-        yield f"{path.name} can't be read: {error}"
+        yield f"{INDEX} can't be read: {error}"
 
 
-def _shard(index: sqlite3.Connection, number: int, shard: Path) -> Iterator[str]:
-    with open_file(shard) as file:
+def _shard(index: sqlite3.Connection, number: int, folder: DatasetFolder, shard: str) -> Iterator[str]:
+    with folder.open(shard) as file:
         packs = list(packs_in(TarScan(file)))
     samples = [(pack.key, place, pack.start, pack.end - pack.start) for place, pack in enumerate(packs)]
     parts = [(place, *part) for place, pack in enumerate(packs) for part in pack.parts]
     for what, wanted, query in (("packs", samples, _SAMPLES), ("parts", parts, _PARTS)):
         found: list[Any] = index.execute(query, (number,)).fetchall()
         if len(found) != len(wanted):
-            yield f"index.sqlite has {len(found)} {what} of {shard.name}, there are {len(wanted)}"
+            yield f"{INDEX} has {len(found)} {what} of {shard}, there are {len(wanted)}"
         elif found != wanted:
             ours, theirs = next(pair for pair in zip(found, wanted, strict=True) if pair[0] != pair[1])
-            yield f"index.sqlite has {short(ours)} of {shard.name}, there is {short(theirs)}"
+            yield f"{INDEX} has {short(ours)} of {shard}, there is {short(theirs)}"

@@ -8,11 +8,11 @@ of the frames, as in every AVI of H.264, it lands on another keyframe: its frame
 import io
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
 import yaml
 
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.media.probe import Media
@@ -59,10 +59,10 @@ def decoded_by_energon(times: Sequence[float], data: bytes) -> Iterator[str]:
         return
 
 
-def is_read_as_bytes(folder: Path) -> bool:
+def is_read_as_bytes(folder: DatasetFolder) -> bool:
     """Whether `dataset.yaml` says `decoder: null`: its sample loader gets bytes, and Energon decodes nothing."""
     try:
-        value = yaml.safe_load((folder / META_FOLDER / "dataset.yaml").read_text())
+        value = yaml.safe_load(folder.read(f"{META_FOLDER}/dataset.yaml"))
     except (OSError, ValueError, yaml.YAMLError):  # `metadata` says so
         return False
     return isinstance(value, dict) and "decoder" in value and value["decoder"] is None

@@ -144,8 +144,15 @@ class Numbers(Dataset[int]):
         return index
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("at", [0, 1, 40, 62, 63, 70])
+def ends(*first: int, others: tuple[int, ...]) -> pytest.MarkDecorator:
+    """Where a loader ends, and with how many workers; the others, with workers, are slow."""
+    quick = [(at, num) for at in (*first, *others) for num in (0, 2) if num == 0 or at in first]
+    return pytest.mark.parametrize(
+        ("at", "num_workers"), [*quick, *(pytest.param(at, 2, marks=pytest.mark.slow) for at in others)]
+    )
+
+
+@ends(1, 63, others=(0, 40, 62, 70))
 def test_a_plain_loader_goes_on_by_the_batches_it_gave(num_workers: int, at: int) -> None:
     """Its workers read ahead of them; 63 batches are an epoch."""
 
@@ -167,8 +174,7 @@ def test_a_plain_loader_goes_on_by_the_batches_it_gave(num_workers: int, at: int
     assert list(islice(endless(again), 80)) == expected
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("at", [1, 40, 63])
+@ends(40, others=(1, 63))
 def test_torchdatas_loader_goes_on_where_it_was(num_workers: int, at: int) -> None:
     """By its own state, which has the sampler's as it was for the batches that came out."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")

@@ -153,9 +153,9 @@ def grown(*path: Any) -> Callable[[Any], None]:
     return damage
 
 
-def found(folder: Path, **options: Any) -> Findings:
+def found(dataset: Path | str, **options: Any) -> Findings:
     """All that verify finds."""
-    return verify(folder, Options(num_workers=1, max_errors=1000, **options))
+    return verify(dataset, Options(num_workers=1, max_errors=1000, **options))
 
 
 def lines(findings: Findings) -> str:

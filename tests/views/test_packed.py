@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from energon_pack.dataset.contents import parse
-from energon_pack.dataset.files import PLAN, PlanFile, packs_in
+from energon_pack.dataset.files import PlanFile, packs_in
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Packs
 from energon_pack.errors import PackError
 from energon_pack.samples.flavors import DEFAULT
@@ -37,8 +38,8 @@ def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempP
 
 def test_every_pack_is_found_by_number_and_by_key(dataset: Path) -> None:
     """Numbers are those of the plan: over the borders of shards, with and without what says where packs begin."""
-    keys = list(dict.fromkeys(key for (keys,) in PlanFile(dataset / PLAN).columns("pack") for key in keys))
-    with Packs(dataset, DEFAULT) as packs:
+    keys = list(dict.fromkeys(key for (keys,) in PlanFile(DatasetFolder(dataset)).columns("pack") for key in keys))
+    with Packs(DatasetFolder(dataset), DEFAULT) as packs:
         assert [packs[i].pack.files.key for i in range(len(packs))] == keys
         assert [packs.number_of(key) for key in keys] == list(range(len(keys)))
         assert packs.number_of("nothing") is None
@@ -56,7 +57,7 @@ def test_a_pack_is_found_without_its_index(dataset: Path, tmp_path: Path, index:
         (tmp_path / f"{path.name}.idx").write_bytes(index)
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {path.name: 3}}))
-    with Packs(dataset, DEFAULT) as packs, Packs(tmp_path, DEFAULT) as copied:
+    with Packs(DatasetFolder(dataset), DEFAULT) as packs, Packs(DatasetFolder(tmp_path), DEFAULT) as copied:
         assert [copied[i].pack.files.key for i in range(3)] == [packs[i].pack.files.key for i in range(3, 6)]
 
 
@@ -67,13 +68,13 @@ def test_a_count_that_is_none_is_counted(dataset: Path, tmp_path: Path, stated: 
     (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {path.name: stated}}))
-    with Packs(tmp_path, DEFAULT) as packs:
+    with Packs(DatasetFolder(tmp_path), DEFAULT) as packs:
         assert len(packs) == 3
 
 
 def test_a_view_has_what_the_plan_and_the_tokenizer_say(dataset: Path, template: Template) -> None:
-    rows = PlanFile(dataset / PLAN)
-    with Packs(dataset, DEFAULT) as packs:
+    rows = PlanFile(DatasetFolder(dataset))
+    with Packs(DatasetFolder(dataset), DEFAULT) as packs:
         for found in packs.all():
             its_rows = rows.members({found.pack.files.key})[found.pack.files.key]
             place = Place(found.number, len(packs), found.shard)

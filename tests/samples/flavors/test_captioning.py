@@ -147,7 +147,13 @@ def test_the_recipe_reads_it(
 
 
 @pytest.mark.parametrize(
-    ("name", "num_skipped"), [("image_demo", 1), ("image_mathv", 0), ("text_alpaca", 144), ("text_toolcall", 312)]
+    ("name", "num_skipped"),
+    [
+        ("image_demo", 1),
+        ("image_mathv", 0),
+        ("text_toolcall", 312),
+        pytest.param("text_alpaca", 144, marks=pytest.mark.slow),
+    ],
 )
 def test_real_sets(real: Path, config: Make, name: str, num_skipped: int) -> None:
     """From JSONL and from tars: the same samples of the same lengths, those of transformers' full processor."""

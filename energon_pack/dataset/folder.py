@@ -1,0 +1,130 @@
+"""The folder of a packed dataset, on this machine or on an object store: what is in it, and each file by its name.
+
+A store is asked once, for the list of its objects. That tells the size and the version of each, so none of them is
+asked for its state, and one that is written over meanwhile is noticed.
+"""
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from energon_pack.run.files import META_FOLDER
+from energon_pack.run.stores import energon_address, is_address, tidy
+from energon_pack.sources.storage import File, State, files_in, open_file, path_in, state_of
+
+_PIECE = 8 << 20
+
+
+class DatasetFolder:
+    """The files of a packed dataset and those of its metadata, by their names in it: `.nv-meta/split.yaml`.
+
+    Args:
+        place: a folder, or an address.
+        listed: what is in it, as of `files_in`; None: it is looked for.
+    """
+
+    def __init__(self, place: str | os.PathLike[str], listed: Mapping[str, State | None] | None = None):
+        self.path = tidy(str(place)) if is_address(place) else str(Path(place))
+        if listed is not None:
+            self._listed = listed
+
+    def __str__(self) -> str:
+        return self.path
+
+    @property
+    def name(self) -> str:
+        """As a person calls it."""
+        return PurePosixPath(self.path).name
+
+    @property
+    def for_energon(self) -> str:
+        """As Energon names it."""
+        return energon_address(self.path) if is_address(self.path) else self.path
+
+    @cached_property
+    def _listed(self) -> Mapping[str, State | None]:
+        return files_in(self.path, (META_FOLDER,))
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is anything in it."""
+        return bool(self._listed)
+
+    @property
+    def names(self) -> list[str]:
+        """All files, in the order of their names."""
+        return sorted(name for name in self._listed if not name.endswith("/"))
+
+    @property
+    def folders(self) -> list[str]:
+        """The folders in it that are none of a packed dataset's."""
+        return sorted(name.rstrip("/") for name in self._listed if name.endswith("/"))
+
+    @cached_property
+    def shards(self) -> list[str]:
+        """Every tar, in the order of their names."""
+        return [name for name in self.names if name.endswith(".tar") and "/" not in name and not name.startswith(".")]
+
+    def only(self, *names: str) -> "DatasetFolder":
+        """The same with these files alone, to be handed to a worker."""
+        return DatasetFolder(self.path, {name: self._listed[name] for name in names if name in self._listed})
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return name in self._listed
+
+    def path_of(self, name: str) -> str:
+        """Where a file is, or would be."""
+        return path_in(self.path, name)
+
+    def open(self, name: str) -> File:
+        """A file for reading; raises as `open_file`."""
+        if name not in self._listed:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path_of(name))
+        return open_file(self.path_of(name), self._listed[name])
+
+    def state(self, name: str) -> State | None:
+        """Size and version of a file; None where there is none that can be read."""
+        if name in self._listed and self._listed[name] is None:
+            with suppress(OSError):
+                return state_of(self.path_of(name))
+        return self._listed.get(name)
+
+    def read(self, name: str) -> bytes:
+        """All of a file; raises as `open`."""
+        with self.open(name) as file:
+            return file.read(0, file.size)
+
+    def read_object(self, name: str) -> dict[str, Any]:
+        """A JSON file that holds an object.
+
+        Raises:
+            OSError: it can't be read.
+            ValueError: it is no JSON, or no object.
+        """
+        try:
+            value = json.loads(self.read(name))
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        if not isinstance(value, dict):
+            raise ValueError(f"a {type(value).__name__}, not an object")
+        return value
+
+    @contextmanager
+    def on_this_machine(self, name: str) -> Iterator[Path]:
+        """A file for those who take paths alone: itself, or for a while a copy of an object; raises as `open`."""
+        with self.open(name) as file:
+            if not is_address(self.path):
+                yield Path(self.path_of(name))
+                return
+            with tempfile.NamedTemporaryFile(prefix="energon_pack-") as copy:
+                for start in range(0, file.size, _PIECE):
+                    copy.write(file.read(start, _PIECE))
+                copy.flush()
+                yield Path(copy.name)
