@@ -39,8 +39,8 @@ def compared(
         Check, sample id of the member, and what is wrong.
     """
     with suppress(PackError):  # each member says so
-        there = [row for row in members if row.shard in shards and _is_within(row, shards[row.shard])]
-        sources.read_ahead(there, are_copied=True)
+        there = [(row, 0) for row in members if row.shard in shards and _is_within(row, shards[row.shard])]
+        next(sources.ahead([there], are_copied=True))
     for index, member in enumerate(members):
         shard = shards.get(member.shard)
         if shard is None or not _is_within(member, shard):
