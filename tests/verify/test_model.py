@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from energon_pack.config import ModelConfig, PackConfig, Rope
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.verify import Options, verify
@@ -79,20 +80,20 @@ def test_a_models_own_code_runs_only_where_it_is_trusted(
 
     monkeypatch.setattr(tf.AutoModelForCausalLM, "from_config", from_config)
     model = saved(texts.parent / "model", tf.Qwen2Config(**TEXT), "ClassOfItsOwn")
-    assert not check_model(texts, model, str(demo[1]), trusts).defects
+    assert not check_model(DatasetFolder(texts), model, str(demo[1]), trusts).defects
     assert seen == [trusts]
 
 
 def test_a_model_that_mixes_is_found(texts: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The row as one text: a change in the first member moves all that come after it."""
     monkeypatch.setattr(Mixing, "config_class", lambda: tf.Qwen2Config(**{**TEXT, "initializer_range": 0.2}))
-    checked = check_model(texts, f"{__name__}:Mixing", str(demo[1]), False)
+    checked = check_model(DatasetFolder(texts), f"{__name__}:Mixing", str(demo[1]), False)
     assert "does not keep members apart. nothing tried here keeps them apart" in checked.defects[0]
 
 
 def test_what_cannot_be_run_here_is_no_defect(texts: Path, demo: tuple[Path, Path]) -> None:
     """Training on it is refused; of the dataset nothing is wrong."""
-    checked = check_model(texts, "Qwen3_5ForCausalLM", str(demo[1]), False)
+    checked = check_model(DatasetFolder(texts), "Qwen3_5ForCausalLM", str(demo[1]), False)
     assert checked.defects == []
     assert "could not be tried: ValueError: `chunk_gated_delta_rule` can't keep packed sequences apart" in str(checked)
 
@@ -101,11 +102,11 @@ def test_a_model_that_needs_masks_is_told_so(texts: Path, demo: tuple[Path, Path
     """The dataset's YAML says positions; the way out was probed."""
     manifest = texts / ".nv-meta" / "energon_pack.json"
     assert json.loads(manifest.read_text())["mask"] == "positions"
-    (said,) = check_model(texts, "GptOssForCausalLM", str(demo[1]), False).defects
+    (said,) = check_model(DatasetFolder(texts), "GptOssForCausalLM", str(demo[1]), False).defects
     assert "PackedTaskEncoder(attention_mask='dict4d') keeps them apart (one member changed," in said
 
 
 @pytest.mark.parametrize("model", ["NoSuch", "energon_pack.nowhere:Class", "energon_pack.pack:NoClass", "/nowhere"])
 def test_no_such_model(texts: Path, model: str) -> None:
     with pytest.raises(PackError, match=f"--model {model}: a class of transformers"):
-        check_model(texts, model, None, False)
+        check_model(DatasetFolder(texts), model, None, False)
