@@ -63,7 +63,6 @@ def test_a_profile_says_where_and_with_which_keys(
     assert found.size == len(data)
     assert stores.entries("msc://mine/in") == {"msc://mine/in/a.bin": found}
     assert bytes(stores.read("msc://mine/in/a.bin", 5, 1000)[0]) == data[5:1000]
-    assert stores.read_ranges("msc://mine/in/a.bin", [(0, 10), (500, 600)]) == [data[:10], data[500:600]]
     (tmp_path / "b").write_bytes(data)
     stores.put_file("msc://mine/out/b", tmp_path / "b")
     stores.put("msc://mine/out/c", b"c")

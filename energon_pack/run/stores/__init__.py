@@ -9,7 +9,6 @@ from energon_pack.run.stores.client import (
     put,
     put_file,
     read,
-    read_ranges,
     read_whole,
 )
 from energon_pack.run.stores.requests import COUNTS, StoreError, losing_no_fault
@@ -30,7 +29,6 @@ __all__ = [
     "put",
     "put_file",
     "read",
-    "read_ranges",
     "read_whole",
     "tidy",
 ]

@@ -38,9 +38,6 @@ class MscObjects(Objects):
     def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
         return memoryview(_asked(lambda: self._client.read(key, byte_range=Range(start, end - start)))), None
 
-    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return [bytes(self.read(key, start, end)[0]) for start, end in ranges]
-
     def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
         with _named():
             for item in self._client.list_recursive(path=prefix):

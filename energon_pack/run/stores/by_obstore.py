@@ -80,12 +80,6 @@ class ObstoreObjects(Objects):
             result = obstore.get(self._store, key, options={"range": (start, end)})
             return memoryview(result.bytes()), _version(result.meta)
 
-    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        starts, ends = zip(*ranges, strict=True)
-        with _named():
-            found = obstore.get_ranges(self._store, key, starts=starts, ends=ends, coalesce=0)
-            return [data.to_bytes() for data in found]
-
     def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
         with _named():
             for some in obstore.list(self._store, prefix, chunk_size=1000):

@@ -47,10 +47,6 @@ class Objects(ABC):
         """Bytes, and of which version they are where the store says so."""
 
     @abstractmethod
-    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes of each range, from its start to before its end: a request each, several at a time."""
-
-    @abstractmethod
     def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
         """Keys below a prefix, which is a folder; whole."""
 
@@ -92,17 +88,6 @@ def read_whole(address: str) -> bytes:
     """All of an object."""
     found = find(address)
     return bytes(read(address, 0, found.size)[0]) if found.size else b""
-
-
-def read_ranges(address: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Bytes of several ranges of an object, from start to before end."""
-    if not ranges:
-        return []
-    objects, key = _of(address)
-    COUNTS["GET"] += len(ranges) - 1
-    found = tried("GET", address, lambda: objects.read_ranges(key, ranges))
-    COUNTS["bytes read"] += sum(map(len, found))
-    return found
 
 
 def entries(folder: str) -> dict[str, Found]:
