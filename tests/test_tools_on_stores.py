@@ -15,7 +15,7 @@ from energon_pack.config import MediaIn, PackConfig
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
 from energon_pack.run.stores import blocks, energon_address, requests
-from energon_pack.sources import stored
+from energon_pack.sources import blockwise
 from energon_pack.verify import Options, verify
 from energon_pack.verify import shard as verify_shard
 from support.corruptions import CORRUPTIONS
@@ -138,8 +138,8 @@ def noises(folder: Path, number: int) -> Path:
 def keep_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a large dataset is to memory and disk, a small one is to less."""
     monkeypatch.setattr(blocks, "_IN_MEMORY", 6)
-    monkeypatch.setattr(stored, "BLOCKS", blocks.Blocks(most=0))
-    monkeypatch.setattr(stored, "_MOST_BLOCKS", 2)
+    monkeypatch.setattr(blockwise, "BLOCKS", blocks.Blocks(most=0))
+    monkeypatch.setattr(blockwise, "_MOST_BLOCKS", 2)
     monkeypatch.setattr(verify_shard, "_BYTES", 1 << 20)
 
 
@@ -237,7 +237,7 @@ def test_unpacked_from_a_bucket_are_the_same_tars(
     """In few requests, too, where nothing is kept of what was read for the texts."""
     address = bucket.put_folder(dataset, "packed")
     here = said("unpack", dataset, tmp_path / "here", cwd=tmp_path)
-    monkeypatch.setattr(stored, "BLOCKS", blocks.Blocks(most=room))
+    monkeypatch.setattr(blockwise, "BLOCKS", blocks.Blocks(most=room))
     bucket.seen()
     there = said("unpack", address, tmp_path / "there", cwd=tmp_path)
     assert there[0] == here[0] == 0

@@ -20,7 +20,7 @@ from energon_pack.run.executors.choose import executor_of
 from support.jobs import about, die, die_once, double, fail_beside, hold, large, listed, refuse, sleep, where
 from support.packed import files
 from support.ray_cluster import Nodes, nodes
-from support.running import ROOT
+from support.running import ROOT, command
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 RayExecutor = pytest.importorskip("energon_pack.run.executors.ray").RayExecutor
@@ -180,6 +180,15 @@ def test_an_interrupted_run_exits_with_130_and_ends_its_own_ray(
     assert "interrupted" in said
     assert "Traceback" not in said
     assert psutil.wait_procs(children, timeout=20)[1] == []
+
+
+@pytest.mark.parametrize(("end", "is_said"), [("os._exit(1)", True), ("sys.exit(1)", False), ("1 / 0", False)])
+def test_a_process_that_ray_ends_has_a_last_word(tmp_path: Path, end: str, is_said: bool) -> None:
+    """Ray's C++ code exits without one where the node of the process is lost: a log would just stop."""
+    head = "import os, sys\nfrom energon_pack.run.executors.ray import _last_words"
+    result = command("-c", f"{head}\nwith _last_words('ended by Ray'):\n {end}", cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.count("ended by Ray\n") == is_said
 
 
 def test_another_version_on_a_node_is_refused(settings: ExecutorConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,18 +19,17 @@ from support.running import ROOT
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
-_COPIES = 40  # of the demo, 320 samples each
 _KILLS = 13  # in each half of a run: without an end to them it would have none on a slow machine
 _BETWEEN = {"measuring": 3.0, "writing": 1.5}  # seconds: a new worker takes some until it does anything
 #: how often what was killed, and in which half
 Kills = Counter[tuple[str, str]]
 
 
-def _copies(demo: Path, folder: Path) -> Path:
-    """A source that takes a while: the demo's tars again and again."""
+def _copies(demo: Path, folder: Path, num: int) -> Path:
+    """A source that takes a while: the demo's tars again and again, 320 samples each time."""
     folder.mkdir()
     for tar in demo.rglob("*.tar"):
-        for number in range(_COPIES):
+        for number in range(num):
             shutil.copy(tar, folder / f"{number:03d}-{tar.name}")
     return folder
 
@@ -62,9 +61,32 @@ def _kill(cluster: Nodes, process: "subprocess.Popen[str]", staging: Path, chanc
 
 
 @pytest.mark.slow
+def test_a_lost_head_ends_the_run_and_the_same_command_goes_on(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Ray itself ends the process, at once or after a minute without an answer, and says nothing or little."""
+    source = _copies(demo[0], tmp_path / "source", 15)
+    arguments = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={source}", "measure.verify=0"]
+    arguments += ["media.image=support.jobs:SlowImage", "output.dir=out", "output.name=packed"]
+    with nodes(2) as cluster:
+        process = _start([*arguments, "executor=ray", f"executor.address={cluster.address}"], tmp_path)
+        while not cluster.workers():
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.05)
+        cluster.lose_head()
+        said = process.communicate(timeout=200)[0]
+    assert process.returncode == 1
+    assert "this process was ended by Ray" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out" / "packed").exists()
+    process = _start([*arguments, "executor=ray", "executor.num_workers=4"], tmp_path)  # a Ray of its own
+    said = process.communicate(timeout=200)[0]
+    assert process.returncode == 0, said
+    assert not [*(tmp_path / "out").glob(".seen-by-all-*")]
+
+
+@pytest.mark.slow
 def test_fifty_kills_of_workers_and_nodes(demo: tuple[Path, Path], tmp_path: Path) -> None:
     """Spread over some runs, over measuring and writing."""
-    source = _copies(demo[0], tmp_path / "source")
+    source = _copies(demo[0], tmp_path / "source", 40)
     shared = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={source}", "packing.max_token_len=1024"]
     shared += ["output.max_shard_packs=8", "media.image=support.jobs:SlowImage", "measure.verify=0"]
     local = _start([*shared, "output.dir=local", "output.name=packed", "executor.num_workers=8"], tmp_path)

@@ -23,7 +23,7 @@ class Nodes:
     def __init__(self, num: int = 4):
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.nodes = [self._add() for _ in range(num)]
 
     @property
@@ -43,6 +43,13 @@ class Nodes:
         """Kill a node with all that runs on it, and add another."""
         self._cluster.remove_node(self.nodes[number], allow_graceful=False)
         self.nodes[number] = self._add()
+
+    def lose_head(self) -> None:
+        """Kill the node through which all others speak, for good."""
+        processes = self._cluster.head_node.all_processes
+        for name in ("gcs_server", "raylet"):
+            for found in processes[name]:
+                psutil.Process(found.process.pid).kill()
 
     def _add(self) -> Any:
         return self._cluster.add_node(num_cpus=1)

@@ -9,13 +9,14 @@ others, are done by processes of this machine.
 import logging
 import pickle
 import signal
+import subprocess
 import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from queue import Empty, SimpleQueue
@@ -48,6 +49,10 @@ Result = TypeVar("Result")
 
 _LOST = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError, OutOfMemoryError, ObjectLostError)
 _JOBS_PER_SLOT = 2  # one at work, one waiting
+_ENDED = (
+    "energon-pack: error: this process was ended by Ray, where the head of its cluster or the node of this machine was"
+    " lost, or by the system; the same command goes on from what is there"
+)
 _LOOK_SECONDS = 10.0  # how often the size of the cluster is asked for, and signs of life
 
 
@@ -235,9 +240,21 @@ def _ray(settings: ExecutorConfig) -> Iterator[None]:
             for number, handler in handlers.items():  # Ray's own exits where a run would end well
                 signal.signal(number, handler)
     try:
-        yield
+        with _last_words(_ENDED):
+            yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _last_words(text: str) -> Iterator[None]:
+    """Have a line said where this process is ended meanwhile, with no chance to say it: Ray does so in its C++ code."""
+    with subprocess.Popen(["sh", "-c", 'read -r _ || echo "$0" >&2', text], stdin=subprocess.PIPE) as listener:
+        try:
+            yield
+        finally:
+            with suppress(BrokenPipeError):  # an interrupt that went to all processes of a terminal
+                listener.communicate(b"\n")
 
 
 def _by_value() -> Callable[[bytes, bytes], bytes | str]:

@@ -14,6 +14,7 @@ from energon_pack.config.resolve import meeting_of
 from energon_pack.errors import PackError
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
 from energon_pack.run.executors.shared.slurm import launch_of, submit
+from energon_pack.run.executors.shared.status import status_lines
 from energon_pack.run.executors.shared.terms import claim_term
 from energon_pack.run.executors.shared.together import Together
 from energon_pack.run.progress import Progress
@@ -84,6 +85,24 @@ def test_tasks_may_join_a_run_that_is_at_work(tmp_path: Path, monkeypatch: pytes
     ending.join()
     with pytest.raises(PackError, match="is over, and the run is not"):  # which ended before these were submitted
         submit(submitted.executor, meeting.folder, meeting.settings, [sys.executable])
+
+
+@pytest.mark.usefixtures("slurm")
+def test_what_waits_in_the_queue_is_not_taken_for_the_run_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--status` would say that it is done, hours before it begins."""
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    settings = ExecutorConfig(ExecutorKind.slurm, sbatch="--exclusive", num_nodes=2, wait=False)
+    assert submit(settings, tmp_path, "settings", ["/bin/true"]) == {}
+    lines, code = status_lines(tmp_path)
+    assert (lines[0].partition("Slurm's job ")[0], code) == ("submitted as ", 1)
+    term = claim_term(tmp_path, None, {"host": "one"})
+    assert term is not None
+    term.end({"exit_code": 0})
+    assert status_lines(tmp_path) == (["done, by one (process None)"], 0)
+    submit(settings, tmp_path, "settings", ["/bin/true"])
+    assert status_lines(tmp_path)[0][0].endswith(", of which no task has begun")
 
 
 def test_a_relative_source_is_another_one_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ and a file is whole or not there.
     <folder>/terms/000001.json      who drives the run: whoever made the file (nobody can make it twice)
              terms/000001.beat      that it lives: another content every few seconds
              terms/000001.end       what came of it
+             submitted              the last array of Slurm's tasks that are to come
              publishing             what a driver is about to publish, for one that takes over
              runs/<term>-<id>/nodes/<node>.json         a machine that works: other contents as long as it lives
                        inbox/<node>/<number>     jobs that it is to do

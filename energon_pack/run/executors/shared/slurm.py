@@ -1,5 +1,6 @@
 """Slurm: what it says of this process, and a run that submits itself as an array of tasks, and waits for them."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -15,8 +16,8 @@ from rich.console import Console
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.executors.settings import ExecutorConfig
-from energon_pack.run.executors.shared.folder import refresh
-from energon_pack.run.executors.shared.status import status_of
+from energon_pack.run.executors.shared.folder import refresh, write
+from energon_pack.run.executors.shared.status import SUBMITTED, status_of
 from energon_pack.run.executors.shared.terms import latest_term
 from energon_pack.run.executors.shared.together import figures_of
 
@@ -66,6 +67,7 @@ def submit(settings: ExecutorConfig, folder: Path, run: str, command: Sequence[s
     if done.returncode:
         raise PackError(f"executor.sbatch={settings.sbatch}: {' '.join(done.stderr.split())[:300]}")
     job = done.stdout.strip().partition(";")[0]  # the cluster may follow
+    write(folder / SUBMITTED, json.dumps({"job": job, "first": first}).encode())
     say(f"submitted as Slurm's job {job}; each task writes into {logs}")
     if not settings.wait:
         say("see how far it is: the same command with --status")

@@ -11,6 +11,7 @@ from energon_pack.run.executors.shared.folder import read, read_object, refresh
 from energon_pack.run.executors.shared.terms import Term, latest_term
 from energon_pack.run.executors.shared.together import LEFT
 
+SUBMITTED = "submitted"
 _BEATS_TO_SEE = 2.5
 
 
@@ -50,7 +51,9 @@ def status_of(folder: Path, launch: str | None = None) -> Status | None:
 
 def status_lines(folder: Path) -> tuple[list[str], int]:
     """What to say of the run of a folder, and an exit code: 0 where it is done, or at work."""
-    status = status_of(folder)
+    status, submitted = status_of(folder), read_object(folder / SUBMITTED)
+    if submitted is not None and (status is None or status.term.number < submitted["first"]):
+        return [f"submitted as Slurm's job {submitted['job']}, of which no task has begun"], 1
     if status is None:
         return ["nobody has begun"], 1
     if status.outcome is None:
