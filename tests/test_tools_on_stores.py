@@ -275,7 +275,7 @@ def test_a_blend_of_addresses_is_one_that_energon_reads(
     )
     packs = keys_of(str(tmp_path / "here" / "blend.yaml"))
     assert set(packs.values()) == {2}
-    given = f"{there}/b/packed=2", f"{there}/a=1/packed=1"
+    given = f"{there}/b/packed=2", f"{energon_address(there)}/a=1/packed=1"
     assert command_here("energon_pack.metadataset", f"{there}/two.yaml", *given, "--relative", cwd=tmp_path).stdout
     assert 'path: "a=1/packed"' in bucket.read("there/two.yaml").decode()
     for name in ("blend", "two"):
@@ -283,6 +283,8 @@ def test_a_blend_of_addresses_is_one_that_energon_reads(
         assert read_manifest(f"{there}/{name}.yaml") == read_manifest(dataset)
     line = command_here("energon_pack.metadataset", "x.yaml", *given, "--relative", cwd=tmp_path).stderr
     assert re.fullmatch(r"energon_pack.metadataset: --relative: from \S+ there is no relative path to \S+: .*\n", line)
+    line = command_here("energon_pack.metadataset", f"{there}/x.yaml", f"{dataset}=1", *given, cwd=tmp_path).stderr
+    assert f"{dataset} is not: a blend there is of datasets on stores alone" in line
     line = command_here("energon_pack.metadataset", f"{there}/two.yaml", *given, cwd=tmp_path).stderr
     assert line == f"energon_pack.metadataset: {there}/two.yaml exists; --overwrite replaces it\n"
 

@@ -114,4 +114,4 @@ def losing_no_fault() -> Iterator[None]:
 
 def said(error: Exception) -> str:
     """What a client's error says, without what it adds for its own developers."""
-    return one_line(type(error)(str(error).partition("\n")[0].rstrip(" :")), 300)
+    return one_line(type(error)(str(error).partition("\n")[0].partition("<?xml")[0].rstrip(" :")), 300)
