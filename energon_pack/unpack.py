@@ -47,7 +47,7 @@ from energon_pack.verify.source import read_settings
 
 _ROWS = 50_000  # dealt at once
 _PACKS = 256  # of which the rows of the plan are held at once
-_AHEAD = 16  # samples whose media are read at once: each may lie in another shard
+_AT_ONCE, _BYTES = 16, 16 << 20  # samples whose media are read together, each perhaps of another shard
 _VERIFY = "python -m energon_pack.verify says more"
 _MEDIA = pa.list_(
     pa.struct(
@@ -252,18 +252,32 @@ def _write_tar(
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb", buffering=0) as file:
         tar = TarWriter(file.fileno())
-        for number, row in enumerate(rows):
-            if number % _AHEAD == 0:
-                _read_ahead(rows[number : number + _AHEAD], packed, reader)
-            tar.add(f"{row['key']}.json", spill.read(row["offset"], row["size"]))
-            for part in row["media"]:
-                name = f"{row['key']}.{part['name']}"
-                if part["reference"] is not None:
-                    tar.add(name, media.read([Reference(*json.loads(part["reference"]))])[0])
-                    continue
-                source = reader.shard_file(packed[row["packed"]])
-                tar.copy(name, source, part["offset"], part["size"])
+        for some in _together(rows):
+            _read_ahead(some, packed, reader)
+            texts = [part["reference"] for row in some for part in row["media"] if part["reference"] is not None]
+            referred = iter(media.read([Reference(*json.loads(text)) for text in texts]))
+            for row in some:
+                tar.add(f"{row['key']}.json", spill.read(row["offset"], row["size"]))
+                for part in row["media"]:
+                    name = f"{row['key']}.{part['name']}"
+                    if part["reference"] is not None:
+                        tar.add(name, next(referred))
+                        continue
+                    source = reader.shard_file(packed[row["packed"]])
+                    tar.copy(name, source, part["offset"], part["size"])
         tar.end()
+
+
+def _together(rows: list[_Row]) -> Iterator[list[_Row]]:
+    """Samples, so many that their media may be in memory together."""
+    start, num_bytes = 0, 0
+    for number, row in enumerate(rows):
+        size = sum(part["size"] for part in row["media"])
+        if number > start and (number - start == _AT_ONCE or num_bytes + size > _BYTES):
+            yield rows[start:number]
+            start, num_bytes = number, 0
+        num_bytes += size
+    yield rows[start:]
 
 
 def _read_ahead(rows: list[_Row], packed: dict[str, Shard], reader: Reader) -> None:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from energon_pack.config import PackConfig
 from energon_pack.run.stores.blocks import Blocks
 from energon_pack.run.stores.client import objects_of
-from energon_pack.sources import stored
+from energon_pack.sources import blockwise
 from energon_pack.sources.demo import make_demo
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.template import Template
@@ -87,9 +87,9 @@ def bucket(s3: Proxy, request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     with tempfile.TemporaryDirectory() as folder:  # in a longer path, workers of a loader could have no socket
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", None)
-        monkeypatch.setattr(stored, "BLOCKS", Blocks())
+        monkeypatch.setattr(blockwise, "BLOCKS", Blocks())
         objects_of.cache_clear()
-        s3.fault = lambda request: None
+        s3.fault, s3.pause = lambda request: None, 0.05
         s3.seen = Seen()
         yield Bucket(f"b{zlib.crc32(request.node.nodeid.encode()):08x}", s3)
 

@@ -15,7 +15,7 @@ from energon_pack.config import MediaIn, PackConfig
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
 from energon_pack.run.stores import blocks, energon_address, requests
-from energon_pack.sources import stored
+from energon_pack.sources import blockwise
 from energon_pack.verify import Options, verify
 from energon_pack.verify import shard as verify_shard
 from support.corruptions import CORRUPTIONS
@@ -113,15 +113,9 @@ def test_verify_reads_each_shard_once_whatever_is_kept_of_it(
     config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of shards that are larger than what is kept in memory, and with no room on the disk."""
-    pictures = {f"{i:02d}.png": noise(i) for i in range(48)}
-    texts = {f"{i:02d}.json": chat("<image>?", f"the {i}th") for i in range(48)}
-    source = write_tar(tmp_path / "source" / "x.tar", dict(sorted({**pictures, **texts}.items())))
-    folder = packed(config(source.parent, packing__max_token_len=512))
+    folder = packed(config(noises(tmp_path / "source", 48), packing__max_token_len=512))
     address = bucket.put_folder(folder, "packed")
-    monkeypatch.setattr(blocks, "_IN_MEMORY", 6)
-    monkeypatch.setattr(stored, "BLOCKS", blocks.Blocks(most=0))
-    monkeypatch.setattr(stored, "_MOST_BLOCKS", 2)
-    monkeypatch.setattr(verify_shard, "_BYTES", 1 << 20)
+    keep_little(monkeypatch)
     bucket.seen()
     assert lines(found(address, decode=True)) == ""
     seen = bucket.proxy.seen.counts
@@ -132,6 +126,41 @@ def test_verify_reads_each_shard_once_whatever_is_kept_of_it(
     places = ranges(bucket)["packed-000000.tar"]
     assert len(places) > 5
     assert all(end <= start for (_, end), (start, _) in pairwise(places))
+
+
+def noises(folder: Path, number: int) -> Path:
+    """A source of samples of 200 kB."""
+    pictures = {f"{i:02d}.png": noise(i) for i in range(number)}
+    texts = {f"{i:02d}.json": chat("<image>?", f"the {i}th") for i in range(number)}
+    return write_tar(folder / "x.tar", dict(sorted({**pictures, **texts}.items()))).parent
+
+
+def keep_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a large dataset is to memory and disk, a small one is to less."""
+    monkeypatch.setattr(blocks, "_IN_MEMORY", 6)
+    monkeypatch.setattr(blockwise, "BLOCKS", blocks.Blocks(most=0))
+    monkeypatch.setattr(blockwise, "_MOST_BLOCKS", 2)
+    monkeypatch.setattr(verify_shard, "_BYTES", 1 << 20)
+
+
+@pytest.mark.parametrize("media", MediaIn)
+def test_a_source_in_a_bucket_is_read_for_its_headers_and_once_more(
+    config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, media: MediaIn
+) -> None:
+    """Samples that lie anywhere in it are read by their own ranges, those of a pack together."""
+    source = noises(tmp_path / "source", 20)
+    folder = packed(config(source, packing__max_token_len=512, output__media=media))
+    monkeypatch.setenv("ENERGON_PACK_SOURCE", address := bucket.put_folder(source, "data"))
+    keep_little(monkeypatch)
+    times = {MediaIn.copy: 2, MediaIn.reference: 3}[media]  # headers, the sample, and where the pack says it is
+    given: list[str] = [address] if media is MediaIn.copy else []
+    bucket.seen()
+    assert lines(found(folder, source=given, decode=True)) == ""
+    seen = bucket.seen().counts
+    num_bytes = sum(path.stat().st_size for path in source.iterdir())
+    assert num_bytes > 3 << 20
+    assert seen["bytes read"] < (times + 0.1) * num_bytes
+    assert seen["GET"] < 20 * times
 
 
 def test_one_pack_is_read_without_the_others(dataset: Path, bucket: Bucket, tmp_path: Path) -> None:
@@ -208,7 +237,7 @@ def test_unpacked_from_a_bucket_are_the_same_tars(
     """In few requests, too, where nothing is kept of what was read for the texts."""
     address = bucket.put_folder(dataset, "packed")
     here = said("unpack", dataset, tmp_path / "here", cwd=tmp_path)
-    monkeypatch.setattr(stored, "BLOCKS", blocks.Blocks(most=room))
+    monkeypatch.setattr(blockwise, "BLOCKS", blocks.Blocks(most=room))
     bucket.seen()
     there = said("unpack", address, tmp_path / "there", cwd=tmp_path)
     assert there[0] == here[0] == 0

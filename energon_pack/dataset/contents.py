@@ -88,7 +88,7 @@ class Pack:
 
 def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
     """What the places of a pack's parts count in: its shard, and behind the pack the media that it refers to."""
-    return Beside(file, pack.files.end, pack.references, media.opened) if pack.references else file
+    return Beside(file, pack.files.end, pack.references, media) if pack.references else file
 
 
 def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor | None) -> tuple[Pack, list[str]]:

@@ -7,7 +7,7 @@ ENERGON_PACK_SOURCE, report.json beside the packs, which says where it was when 
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 
@@ -16,7 +16,7 @@ from energon_pack.errors import PackError
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.parts import Parts
 from energon_pack.samples.flavors.references import Reference
-from energon_pack.sources.referenced import SourceMedia
+from energon_pack.sources.referenced import AT_ONCE, SourceMedia
 from energon_pack.sources.storage import open_file, path_in
 
 SOURCE_ROOT = "ENERGON_PACK_SOURCE"
@@ -48,10 +48,11 @@ class DatasetMedia:
 
     Args:
         root: where the source lies; None: as `source_root` says.
+        whole: all of a medium is read that is opened; else its ends, and what else one looks at.
     """
 
-    def __init__(self, dataset: str | os.PathLike[str], root: str | None = None):
-        self._dataset, self._root = os.fspath(dataset), root
+    def __init__(self, dataset: str | os.PathLike[str], root: str | None = None, whole: bool = False):
+        self._dataset, self._root, self._whole = os.fspath(dataset), root, whole
 
     @cached_property
     def _source(self) -> SourceMedia:
@@ -60,6 +61,10 @@ class DatasetMedia:
     def opened(self, reference: Reference) -> Bytes:
         """As of `SourceMedia`; raises as that and `source_root`."""
         return self._source.opened(reference)
+
+    def read_ahead(self, references: Sequence[Reference]) -> None:
+        """Have media of a pack read at once, at most `AT_ONCE`; raises as `source_root`."""
+        self._source.read_ahead(references, self._whole)
 
     def read(self, references: Sequence[Reference], parts: Parts | None = None) -> list[bytes]:
         """The bytes of media of a pack; raises as `opened`."""
@@ -100,14 +105,14 @@ class Beside:
 
     Args:
         end: of the pack.
-        opened: as `SourceMedia.opened`.
     """
 
-    def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], opened: Callable[[Reference], Bytes]):
-        self._shard, self._references, self._opened = shard, references, opened
+    def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], media: DatasetMedia):
+        self._shard, self._references, self._media = shard, references, media
         self._starts = starts_behind(end, references)
         self.size = self._starts[-1]
         self._last: tuple[int, Bytes] = -1, shard
+        self._ahead = -1  # which of them were read at once
 
     def read(self, offset: int, size: int) -> bytes:
         """As of any file; raises as `opened` where it is in one of the media."""
@@ -117,7 +122,10 @@ class Beside:
         if index == len(self._references):
             return b""
         if self._last[0] != index:
-            self._last = index, self._opened(self._references[index])
+            if index // AT_ONCE != self._ahead:
+                self._ahead = index // AT_ONCE
+                self._media.read_ahead(self._references[self._ahead * AT_ONCE :][:AT_ONCE])
+            self._last = index, self._media.opened(self._references[index])
         return self._last[1].read(offset - self._starts[index], size)
 
 

@@ -21,7 +21,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import Reader, whole_if_small
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
@@ -112,7 +112,8 @@ def _samples(job: ReplayJob, template: Template, reader: Reader) -> Iterator[Sam
         rows = rows_of(chunk.read().take(there), MeasuredRow)
         found += zip(places.tolist(), [shards[number] for number in numbers], rows, strict=True)
     ms_left = _MOST_MS
-    for _, shard, row in sorted(found, key=itemgetter(0)):
+    in_order = sorted(found, key=itemgetter(0))
+    for _, shard, row in reader.ahead(in_order, lambda one: [one[1:]], whole_if_small):
         ms = sum(template.rules.expand_ms.get(part.kind, 0.0) for part in row.parts)
         if ms <= ms_left:
             ms_left -= ms

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.plan_rows import PlanRow
-from energon_pack.dataset.sources import Sources
+from energon_pack.dataset.sources import Pack, Sources
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
@@ -134,9 +134,10 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
     starts: list[int] = []
     with Sources(job.source) as sources:
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
-        for key, members in groupby(rows, key=lambda row: row[0].pack):
+        packs = (list(members) for _, members in groupby(rows, key=lambda row: row[0].pack))
+        for pack in sources.ahead(packs, are_copied=job.root is None):
             starts.append(tar.position)
-            _write_pack(tar, key, list(members), sources, job)
+            _write_pack(tar, pack, sources, job)
         starts.append(tar.position)
         tar.end()
     return np.array(starts, dtype="<u8").tobytes()
@@ -149,9 +150,9 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
 _Named = list[list[tuple[str, AnyPart]]]
 
 
-def _write_pack(tar: TarWriter, key: str, rows: list[tuple[PlanRow, int]], sources: "Sources", job: ShardJob) -> None:
+def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> None:
     members = [member for member, _ in rows]
-    sources.read_ahead(members, are_copied=job.root is None)
+    key = members[0].pack
     samples = [sources.read(member, job.settings) for member in members]
     conversations = [conversation(sample, job.flavor) for sample in samples]
     meta = {

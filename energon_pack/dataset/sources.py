@@ -1,22 +1,25 @@
 """The source of the shards that a job writes: samples and parts by the rows of the plan, each as it was measured."""
 
+from collections.abc import Iterable, Iterator
 from zlib import crc32
 
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.tar_writer import TarWriter
-from energon_pack.run.stores import is_address
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.flavors.references import Reference
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.reader import Reader, SourceChanged
+from energon_pack.sources.reader import Reader, SourceChanged, whole
 from energon_pack.sources.referenced import END, Ends, ends_of, ends_within
 from energon_pack.sources.sample import ReadSample, read_but_media
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import File, read_ahead
+from energon_pack.sources.storage import File
 from energon_pack.sources.tar import is_header_of
+
+#: Its rows, each with the checksum of its sample as it was measured.
+Pack = list[tuple[PlanRow, int]]
 
 
 class Sources:
@@ -26,21 +29,17 @@ class Sources:
         self._shards = shards
         self._reader = Reader()
 
-    def read_ahead(self, rows: list[PlanRow], are_copied: bool) -> None:
-        """Have what a pack is made of read at once where it lies on object stores; their errors are those of `read`.
+    def ahead(self, packs: Iterable[Pack], are_copied: bool) -> Iterator[Pack]:
+        """The same packs, as `Reader.ahead`.
 
         Args:
             are_copied: all of the media are read; else their ends.
         """
-        wanted: dict[str, list[tuple[int, int]]] = {}
-        for row in rows:
-            if is_address(self._shards[row.shard].path) and (lead := self._lead(row)):
-                parts = [(part.offset, part.size) for part in row.parts]
-                if not are_copied:
-                    parts = [end for offset, size in parts for end in ends_within(offset, size)]
-                places = [(row.record_offset, row.record_size), *parts]
-                wanted.setdefault(row.shard, []).extend((offset - lead, size + lead) for offset, size in places)
-        read_ahead([(self._reader.shard_file(self._shards[name]), ranges) for name, ranges in wanted.items()])
+
+        def samples(pack: Pack) -> Iterator[tuple[Shard, PlanRow]]:
+            return ((self._shards[row.shard], row) for row, _ in pack)
+
+        return self._reader.ahead(packs, samples, whole if are_copied else ends_within)
 
     def read(self, row: PlanRow, settings: ReadSettings) -> ReadSample:
         """All of a sample but its media.

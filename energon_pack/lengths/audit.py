@@ -30,7 +30,7 @@ from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.image import open_image
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.reader import Reader
+from energon_pack.sources.reader import Reader, whole, whole_if_small
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_again
 from energon_pack.sources.shard import Shard
@@ -204,16 +204,18 @@ def audit(job: AuditJob) -> Audit:
     processor, note = (None, "") if job.is_known else _full_processor(template)
     num_checked = num_unchecked = 0
     for shards, chunk, indices in job.rows:
+        numbers = chunk.numbers_of_rows[indices].tolist()
         rows = rows_of(chunk.read().take(indices), MeasuredRow)
+        samples = [(shards[number], row) for number, row in zip(numbers, rows, strict=True)]
+        checked = [(shard, row) for shard, row in samples if not (row.parts and note)]
+        num_unchecked += len(samples) - len(checked)
+        of_medium = whole_if_small if processor is None else whole
         with Reader() as reader:
-            for number, row in zip(chunk.numbers_of_rows[indices].tolist(), rows, strict=True):
-                if row.parts and note:
-                    num_unchecked += 1
-                    continue
-                full_len = _full_len(processor, template, reader, shards[number], row, job.method.read)
+            for shard, row in reader.ahead(checked, lambda one: [one], of_medium):
+                full_len = _full_len(processor, template, reader, shard, row, job.method.read)
                 if full_len != row.token_len:
                     where = "measured again" if job.is_known else "in the full processor"
-                    difference = f"{shards[number].sample_id(row.key)} has {full_len} tokens {where},"
+                    difference = f"{shard.sample_id(row.key)} has {full_len} tokens {where},"
                     return Audit(num_checked, num_unchecked, note, f"{difference} {row.token_len} as measured")
                 num_checked += 1
     return Audit(num_checked, num_unchecked, note, is_known=job.is_known)

@@ -1,24 +1,35 @@
 """Samples by their places: bytes of a shard, and of media in files of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 from zlib import crc32
 
 from energon_pack.errors import PackError
+from energon_pack.run.stores import is_address
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.blockwise import most_ahead
 from energon_pack.sources.jsonl.lmdb_file import split_name
 from energon_pack.sources.open_files import OpenFiles, open_medium
 from energon_pack.sources.referenced import ends_of
-from energon_pack.sources.rows import SampleRow
+from energon_pack.sources.rows import MeasuredRow, SampleRow
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import File, State
+from energon_pack.sources.storage import File, State, open_file, read_ahead
 from energon_pack.sources.storage import state_of as state_of_file
 
 #: Raised when the index of a shard would come out differently.
 INDEX_VERSION = 7
+
+Item = TypeVar("Item")
+Samples = Callable[[Item], Iterable[tuple[Shard, MeasuredRow]]]
+OfMedium = Callable[[int, int], Sequence[tuple[int, int]]]
+_Wanted = dict[str, tuple[Shard, list[tuple[int, int]]]]  # by paths: offsets, and how many bytes each
+_MOST_PLACES = 50_000  # of what is read ahead: all that is told about them is in memory
+_LARGEST_AHEAD = 32 << 20  # of a file: more is read block by block
+_SMALL = 1 << 20
 
 
 class Reader:
@@ -26,6 +37,38 @@ class Reader:
 
     def __init__(self) -> None:
         self._open = OpenFiles()
+        self._ahead: dict[str, File] = {}  # shards of which something was read ahead
+
+    def ahead(self, items: Iterable[Item], samples: Samples[Item], of_medium: OfMedium) -> Iterator[Item]:
+        """The same items; of what lies on object stores, all that some of them need is read at once, in its order.
+
+        Args:
+            samples: those that an item is made of.
+            of_medium: what is read of a medium that lies in its shard: offsets, and how many bytes each.
+        """
+        window: list[Item] = []
+        wanted: _Wanted = {}
+        bytes_left = places_left = 0
+        for item in items:
+            places = [place for shard, row in samples(item) for place in _places(shard, row, of_medium)]
+            num_bytes = sum(size for _, _, size in places)
+            bytes_left, places_left = bytes_left - num_bytes, places_left - len(places)
+            if not places or bytes_left < 0 or places_left < 0:
+                self._fetch(wanted)
+                yield from window
+                window, wanted = [], {}
+                bytes_left, places_left = (most_ahead() - num_bytes, _MOST_PLACES) if places else (0, 0)
+            window.append(item)
+            for shard, offset, size in places:
+                wanted.setdefault(shard.path, (shard, []))[1].append((offset, size))
+        self._fetch(wanted)
+        yield from window
+
+    def _fetch(self, wanted: "_Wanted") -> None:
+        """Read ranges of shards; what was read ahead before is forgotten."""
+        files = {path: open_file(path, State(shard.size, shard.version)) for path, (shard, _) in wanted.items()}
+        read_ahead([(file, wanted[path][1]) for path, file in files.items()])
+        self._ahead = files
 
     def raw(self, shard: Shard, row: SampleRow) -> bytes:
         """The bytes of a sample's JSON or text, of which `Shard.record` makes the record.
@@ -106,7 +149,7 @@ class Reader:
             PackError: it changed, or can't be opened.
         """
         try:
-            file = self._open.open(shard.path, State(shard.size, shard.version))
+            file = self._ahead.get(shard.path) or self._open.open(shard.path, State(shard.size, shard.version))
         except OSError as error:
             raise PackError(f"{shard.path}: {error.strerror}") from None
         if (file.size, file.version) != (shard.size, shard.version):
@@ -129,6 +172,26 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self._open.__exit__()
+
+
+def whole(offset: int, size: int) -> list[tuple[int, int]]:
+    """All of a medium is read."""
+    return [(offset, size)]
+
+
+def whole_if_small(offset: int, size: int) -> list[tuple[int, int]]:
+    """All of a medium is read; of a large one, what turns out to be looked at."""
+    return [(offset, size)] if size <= _SMALL else []
+
+
+def _places(shard: Shard, row: MeasuredRow, of_medium: OfMedium) -> Iterator[tuple[Shard, int, int]]:
+    """What is read of a sample, by offset and size, each with the header before it; nothing of one on a disk."""
+    if is_address(shard.path):
+        parts: list[AnyPart] = [*row.parts, *row.positions] if shard.media_root is None else []
+        media = chain.from_iterable(of_medium(part.offset, part.size) for part in parts)
+        for offset, size in ((row.record_offset, row.record_size), *media):
+            if size <= _LARGEST_AHEAD:
+                yield shard, offset - shard.lead, size + shard.lead
 
 
 def state_of(path: str) -> State | None:

@@ -3,7 +3,7 @@ what was packed: size, name in the tar, and the bytes at both ends tell.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 from zlib import crc32
 
@@ -19,7 +19,8 @@ from energon_pack.sources.tar import BLOCK, member_of
 
 #: Bytes at each end of a medium that tell whether it is still the same.
 END = 1024
-_AT_ONCE = 32  # media of a pack: fewer than files are kept open
+#: Media that are read at once: fewer than files are kept open.
+AT_ONCE = 32
 
 
 class Ends(NamedTuple):
@@ -76,20 +77,27 @@ class SourceMedia:
             PackError: one can't be read, or is not what was packed.
         """
         found: list[bytes] = []
-        for first in range(0, len(references), _AT_ONCE):
-            some = references[first : first + _AT_ONCE]
-            if is_address(self._root):
-                self._read_ahead(some)
+        for first in range(0, len(references), AT_ONCE):
+            some = references[first : first + AT_ONCE]
+            self.read_ahead(some)
             found += map(self._read, some)
         return found
 
-    def _read_ahead(self, references: Sequence[Reference]) -> None:
+    def read_ahead(self, references: Sequence[Reference], whole: bool = True) -> None:
+        """Have media read at once that lie on an object store; that one can't be read, `read` and `opened` say.
+
+        Args:
+            references: at most `AT_ONCE`.
+            whole: or their ends alone.
+        """
         wanted: dict[str, tuple[File, list[tuple[int, int]]]] = {}
-        for reference in references:
+        for reference in references if is_address(self._root) else ():
             path, offset, lead = self._place(reference)
-            with _readable(path, reference):
+            with suppress(PackError), _readable(path, reference):
+                (start, end), last = ends_within(offset, reference.size)
+                ends = [(start - lead, lead + end), last]
                 _, ranges = wanted.setdefault(path, (self._files.open(path), []))
-            ranges.append((offset - lead, lead + reference.size))
+                ranges += [(offset - lead, lead + reference.size)] if whole else ends
         read_ahead(list(wanted.values()))
 
     def _read(self, reference: Reference) -> bytes:

@@ -13,7 +13,6 @@ import re
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
@@ -21,12 +20,10 @@ from typing import NamedTuple, TypeVar
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.stores import is_address
-from energon_pack.sources import stored
+from energon_pack.sources import blockwise, stored
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-
-_AT_ONCE = 16  # objects that are read ahead: a store takes its time for each
 
 
 class State(NamedTuple):
@@ -118,16 +115,12 @@ class StoredFile(File):
 
     def __init__(self, address: str, state: State):
         super().__init__(state)
-        self._blocks = stored.Blockwise(address, *state)
+        self.blocks = blockwise.Blockwise(address, *state)
 
     def read(self, offset: int, size: int) -> bytes:
-        data = self._blocks.read(offset, size)
+        data = self.blocks.read(offset, size)
         _Read.num_bytes += len(data)
         return data
-
-    def read_ahead(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Read what will be asked for next: of each range its offset and its size."""
-        self._blocks.read_ahead(ranges)
 
 
 def read_ahead(wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
@@ -136,14 +129,7 @@ def read_ahead(wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None
     Args:
         wanted: of each file its ranges, by offset and size.
     """
-    remote = [(file, ranges) for file, ranges in wanted if isinstance(file, StoredFile)]
-    if len(remote) < 2:
-        for file, ranges in remote:
-            file.read_ahead(ranges)
-        return
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for future in [pool.submit(file.read_ahead, ranges) for file, ranges in remote]:
-            future.result()
+    blockwise.read_ahead([(file.blocks, ranges) for file, ranges in wanted if isinstance(file, StoredFile)])
 
 
 def open_file(path: str | os.PathLike[str], expected: State | None = None) -> File:

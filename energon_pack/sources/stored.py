@@ -1,83 +1,15 @@
-"""An object of a store as a file of a source, and which objects an entry of `source.path` stands for."""
+"""Which objects an entry of `source.path` stands for."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from itertools import chain
 from pathlib import PurePosixPath
 
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.stores import Found
-from energon_pack.run.stores.blocks import BLOCK, BLOCKS, key_of
 
-_MOST_BLOCKS = 8  # of one request
-_GAP = 128 << 10  # bytes between two ranges that are read with them: a request costs more
 _MAGIC = re.compile(r"[*?\[]")
-
-
-class Blockwise:
-    """Reads an object by place, in blocks that are kept; in order, several at a time."""
-
-    def __init__(self, address: str, size: int, version: str):
-        self._address, self._size, self._version = address, size, version
-        self._key = key_of(address, version)
-        self._next = -1  # the block after the last that was fetched
-        self._ahead = 1  # blocks of the next request, where it is for that one
-        self._ranges: dict[int, bytes] = {}  # read at once, by their offsets
-
-    def read(self, offset: int, size: int) -> bytes:
-        """The `size` bytes from `offset` on; fewer where the end is before that.
-
-        Raises:
-            StoreError: the object can't be read, or is another by now.
-        """
-        end = min(offset + size, self._size)
-        for start, data in self._ranges.items():
-            if start <= offset and end <= start + len(data):
-                return data[offset - start : end - start]
-        pieces = []
-        for number in range(offset // BLOCK, -(-end // BLOCK)):
-            here = max(0, offset - number * BLOCK), min(BLOCK, end - number * BLOCK)
-            kept = BLOCKS.read(self._key, number, *here)
-            pieces.append(bytes(self._fetch(number, -(-end // BLOCK))[slice(*here)]) if kept is None else kept)
-        return b"".join(pieces) if len(pieces) != 1 else pieces[0]
-
-    def read_ahead(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Read what will be asked for next: ranges of which nothing is kept, in few requests and no byte beside them.
-
-        Args:
-            ranges: offsets, and how many bytes each.
-        """
-        wanted: list[tuple[int, int]] = []
-        for offset, size in sorted(ranges):
-            end = min(offset + size, self._size)
-            if size > _MOST_BLOCKS * BLOCK:  # it is copied in pieces, block by block
-                continue
-            if all(BLOCKS.has(self._key, number) for number in range(offset // BLOCK, -(-end // BLOCK))):
-                continue
-            if wanted and offset - wanted[-1][1] <= _GAP:
-                wanted[-1] = wanted[-1][0], max(end, wanted[-1][1])
-            else:
-                wanted.append((offset, end))
-        found = stores.read_ranges(self._address, wanted)
-        self._ranges = {start: data for (start, _), data in zip(wanted, found, strict=True)}
-
-    def _fetch(self, number: int, before: int) -> memoryview:
-        """A block, and those after it that are read next: of what is asked for, or of an object that is read in order.
-
-        Args:
-            before: the block after the last that is asked for.
-        """
-        self._ahead = min(2 * self._ahead, _MOST_BLOCKS) if number == self._next else 1
-        last = min(number + max(self._ahead, min(before - number, _MOST_BLOCKS)), -(-self._size // BLOCK))
-        end = next((n for n in range(number + 1, last) if BLOCKS.has(self._key, n)), last)
-        data, version = stores.read(self._address, number * BLOCK, min(end * BLOCK, self._size))
-        if version not in (None, self._version):
-            raise PackError(f"{self._address} changed while it was read: run again, it is then measured anew")
-        self._next = end
-        for n in range(number, end):
-            BLOCKS.keep(self._key, n, data[(n - number) * BLOCK : (n - number + 1) * BLOCK])
-        return data[:BLOCK]
 
 
 #: What listing a folder said of its objects, until they are asked for: a source is not asked twice for each.

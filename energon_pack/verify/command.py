@@ -38,7 +38,7 @@ from energon_pack.verify.foreign import verify_foreign
 from energon_pack.verify.lengths import measured_again, packed_with
 from energon_pack.verify.packs import samples_of
 from energon_pack.verify.shard import VerifiedShard, VerifyJob, packs_of, verify_shards
-from energon_pack.verify.source import drawn_of, find_source, read_settings, unaccounted
+from energon_pack.verify.source import SourceSamples, drawn_of, find_source, read_settings, source_samples, unaccounted
 from energon_pack.verify.videos import is_read_as_bytes
 
 
@@ -91,10 +91,11 @@ def _verify_ours(folder: DatasetFolder, options: Options, findings: Findings) ->
     source = None if given is None else find_source(folder, stated.report, given, options.media_root)
     jobs = list(_jobs(stated, source, options))
     with _working(max(len(jobs), len(source.shards) if source else 0), options) as run:
+        samples = None if source is None else source_samples(source, drawn_of(stated.report), run)
         shards, ledger = verify_shards(jobs, findings, run), checks.Ledger(folder)
         _check_dataset(stated, shards, ledger, findings)
-        if source is not None:
-            _check_accounts(stated, source, shards, ledger, findings, run)
+    if samples is not None:
+        _check_accounts(stated, samples, shards, ledger, findings)
     if options.lengths:
         processor = options.processor or packed_with(folder, stated.report)
         _check_lengths(stated, shards, processor, options, findings)
@@ -172,7 +173,8 @@ def _jobs(stated: Stated, source: Source | None, options: Options) -> Iterator[V
     as_bytes = is_read_as_bytes(stated.folder)
     by_name = None if source is None else {shard.name: shard for shard in source.shards}
     is_reference = at(stated.manifest, "content", "output", "media") == MediaIn.reference
-    media = DatasetMedia(stated.folder.path, source.root if source is not None and is_reference else None)
+    root = source.root if source is not None and is_reference else None
+    media = DatasetMedia(stated.folder.path, root, whole=options.decode or source is not None)
     for name in stated.folder.shards:
         yield VerifyJob(
             name=name,
@@ -217,16 +219,10 @@ def _check_dataset(stated: Stated, shards: list[VerifiedShard], ledger: checks.L
 
 
 def _check_accounts(
-    stated: Stated,
-    source: Source,
-    shards: list[VerifiedShard],
-    ledger: checks.Ledger,
-    findings: Findings,
-    run: Run,
+    stated: Stated, samples: SourceSamples, shards: list[VerifiedShard], ledger: checks.Ledger, findings: Findings
 ) -> None:
-    packed = checks.packed_samples(shards)
     names = chain(_samples(stated.folder, shards), ledger.names())
-    for number, defects in unaccounted(source, drawn_of(stated.report), packed, ledger.samples, names, run):
+    for number, defects in unaccounted(samples, checks.packed_samples(shards), ledger.samples, names):
         findings.add("source samples", stated.folder.name, defects, number)
 
 

@@ -15,7 +15,7 @@ from energon_pack.dataset.referenced import source_root
 from energon_pack.errors import PackError, short
 from energon_pack.run.context import Run
 from energon_pack.run.json_nodes import node_of
-from energon_pack.run.stores import is_address, lies_in, tidy
+from energon_pack.run.stores import is_address, lies_in, losing_no_fault, tidy
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
@@ -115,39 +115,53 @@ def drawn_of(report: Mapping[str, Any]) -> Drawn:
     return Drawn(limit if type(limit) is int else None, slice_of, seed if type(seed) is int else 0)
 
 
-def unaccounted(
-    source: Source, drawn: Drawn, packed: Hashes, skipped: Hashes, names: Iterator[str], run: Run
-) -> Iterator[tuple[int, list[str]]]:
-    """For each source shard its number of samples, and what is wrong; at the end, what is not of the source.
+@dataclass(frozen=True)
+class SourceSamples:
+    """The samples that are drawn of a source, and what can't be read of it."""
 
-    Args:
-        packed, skipped: the samples in packs, and those of the ledger, one entry an entry.
-        names: all samples of packs and ledger, for what is to be named.
-    """
-    found: list[Hashes] = []
+    jobs: "list[_Job]"
+    hashes: list[Hashes]  # of each shard
+    defects: list[str]
+
+
+def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
+    """All samples that are drawn. Asked first: what is read for it of an object store is kept for what comes next."""
     jobs = [_Job(shard, source.excluded.get(shard.name, frozenset()), drawn.seed) for shard in source.shards]
+    found, defects = list[Hashes](), list[str]()
     number, num_slices = drawn.slice_of
     start = 0  # of this shard, among all that are drawn
     size = sum(job.shard.size for job in jobs)
     with run.progress.stage("source", len(jobs), "shards", size) as advance:
         for job, values in zip(jobs, run.executor.map(_samples_of, jobs), strict=True):
             if isinstance(values, str):
-                yield 0, [values]
+                defects.append(values)
                 continue
             mine = values[(number - start) % num_slices :: num_slices]
             start += len(values)
             mine = mine[~np.isin(mine, hashes(map(job.shard.sample_id, job.excluded)))]
             found.append(mine[: None if drawn.limit is None else drawn.limit - sum(map(len, found))])
-            yield len(found[-1]), []
             run.progress.add(len(found[-1]))
             advance(1, job.shard.size)
-    wanted, num_wanted = np.unique(joined(found), return_counts=True)
+    return SourceSamples(jobs, found, defects)
+
+
+def unaccounted(
+    samples: SourceSamples, packed: Hashes, skipped: Hashes, names: Iterator[str]
+) -> Iterator[tuple[int, list[str]]]:
+    """How many samples the source has, and what is wrong with it; then those that are lost, and what is none of it.
+
+    Args:
+        packed, skipped: the samples in packs, and those of the ledger, one entry an entry.
+        names: all samples of packs and ledger, for what is to be named.
+    """
+    yield sum(map(len, samples.hashes)), samples.defects
+    wanted, num_wanted = np.unique(joined(samples.hashes), return_counts=True)
     ours, num_ours = np.unique(joined([packed, skipped]), return_counts=True)
     there = np.searchsorted(ours, wanted).clip(0, max(len(ours) - 1, 0))
     times = np.where(ours[there] == wanted, num_ours[there], 0) if len(ours) else np.zeros(len(wanted), np.int64)
     lost = wanted[times < num_wanted]
     if len(lost):
-        in_source = (name for job in jobs for name in _names(job))
+        in_source = (name for job in samples.jobs for name in _names(job))
         yield 0, [f"{name} is in no pack, and not in the ledger" for name in named(lost, in_source)]
     too_often = joined([wanted[times > num_wanted], np.setdiff1d(ours, wanted)])
     if len(too_often):
@@ -163,6 +177,7 @@ class _Job:
     seed: int
 
 
+@losing_no_fault()
 def _samples_of(job: _Job) -> Hashes | str:
     try:
         return hashes(_names(job))

@@ -535,9 +535,13 @@ def test_places_behind_a_pack() -> None:
         def read(self, offset: int, size: int) -> bytes:
             return self[offset : offset + size]
 
+    class Media(DatasetMedia):
+        def opened(self, reference: Reference) -> Data:
+            return contents[reference.name]
+
     contents = {"a": Data(b"abc"), "b": Data(b"defg")}
     references = [Reference(name, (name,), len(data), 0, "") for name, data in contents.items()]
-    file = Beside(Data(b"0123"), 4, references, lambda reference: contents[reference.name])
+    file = Beside(Data(b"0123"), 4, references, Media("", "/source"))
     assert (file.read(1, 2), file.read(4, 3), file.read(5, 1), file.read(7, 4), file.size) == (
         b"12",
         b"abc",

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import count, cycle
@@ -209,6 +210,25 @@ def test_faults_while_a_dataset_is_written_are_passed_over(
     assert any("uploadId" in request.path for request in bucket.proxy.seen.requests)
     bucket.proxy.fault = lambda request: None
     assert same(bucket.files("out/packed")) == same(files(tmp_path / "out" / "packed"))
+
+
+def test_a_store_that_is_slow_to_take_what_is_written_ends_the_run(
+    config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it takes after all, when nobody waits for it any more, is no half of a dataset."""
+    for name, seconds in {"FIRST_WAIT": 0.001, "REQUEST_SECONDS": 0.5, "READ_SECONDS": 0.5, "PATIENCE": 1.0}.items():
+        monkeypatch.setattr(requests, name, seconds)
+    run = small(config, f"{bucket.address}/out", tmp_path / "cache")
+    bucket.proxy.pause = 1.5
+    bucket.proxy.fault = lambda request: "slow" if request.method == "PUT" and ".tar" in request.path else None
+    start = time.monotonic()
+    with pytest.raises(PackError, match=r"packed-000000.tar: PUT failed \d times: .*the same command goes on"):
+        pack(run)
+    assert time.monotonic() - start < 60
+    assert not is_published(bucket)
+    bucket.proxy.fault = lambda request: None
+    pack(run)
+    assert is_published(bucket)
 
 
 def test_a_sweep_into_a_bucket_has_a_folder_of_this_machine(bucket: Bucket, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import yaml
 
 from energon_pack.errors import PackError
 from energon_pack.run import stores
-from energon_pack.run.stores import client, energon_address, is_address, joined, lies_in, parent
+from energon_pack.run.stores import StoreError, client, energon_address, is_address, joined, lies_in, parent, requests
 from energon_pack.run.stores.blocks import BLOCK, Blocks
 from energon_pack.run.stores.by_msc import MscObjects
 from energon_pack.run.stores.by_obstore import ObstoreObjects
@@ -87,6 +87,21 @@ def test_a_process_that_is_forked_asks_with_a_client_of_its_own(bucket: Bucket) 
     assert os.read(reading, 10) == b"here"
     os.close(reading)
     os.close(writing)
+
+
+@pytest.mark.parametrize("fault", ["slow", "drip"])
+def test_multi_storage_client_is_not_waited_for_for_ever(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Its own clients wait for the next bytes as long as there come some."""
+    for name, seconds in {"FIRST_WAIT": 0.001, "REQUEST_SECONDS": 0.4, "PATIENCE": 1.0}.items():
+        monkeypatch.setattr(requests, name, seconds)
+    monkeypatch.setattr(client, "objects_of", MscObjects)
+    bucket.put("a", bytes(range(100)))
+    bucket.proxy.fault = lambda request: fault if request.range else None
+    bucket.proxy.pause = {"slow": 2.0, "drip": 0.2}[fault]
+    with pytest.raises(StoreError, match=r"/a: GET failed \d times: no whole answer within 0.4 s"):
+        stores.read(f"{bucket.address}/a", 0, 40)
 
 
 def test_what_is_not_installed_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Sources on an object store: packed as from disk, read in few requests, and no fault of the network costs a sample."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
@@ -13,7 +14,7 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run.stores import StoreError, requests
 from energon_pack.run.stores.blocks import Blocks
-from energon_pack.sources import stored
+from energon_pack.sources import blockwise, reader
 from support.packed import files
 from support.samples import chat, noise, picture, write_tar
 from support.stores import Bucket
@@ -40,10 +41,11 @@ def test_a_demo_in_a_bucket_is_packed_as_from_disk(
     assert seen.counts["bytes read"] < 1.01 * size + 10_000
 
 
+@pytest.mark.parametrize("most", [32 << 20, 1 << 20, 1])
 def test_a_source_that_is_larger_than_what_is_kept_is_packed_the_same(
-    config: Make, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    config: Make, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """Then members are read by their ranges, a request each sample, and no byte beside them."""
+    """What many packs are made of is read at once, in its order: in few requests, and no byte beside them."""
     (tmp_path / "in").mkdir()
     for name in ("a", "b"):
         members: dict[str, bytes] = {}
@@ -51,15 +53,20 @@ def test_a_source_that_is_larger_than_what_is_kept_is_packed_the_same(
             members |= {f"{number:03}.json": chat("<image>?", f"{name}{number}"), f"{number:03}.png": noise(number)}
         write_tar(tmp_path / "in" / f"{name}.tar", members)
     source = bucket.put_folder(tmp_path / "in", "data")
-    pack(config(tmp_path / "in", output__name="local", cache_dir=str(tmp_path / "cache")))
-    monkeypatch.setattr(stored, "BLOCKS", Blocks(most=0))
-    run = config(source, output__name="stored", cache_dir=str(tmp_path / "cache"))
+    few = {"packing__max_token_len": 700, "cache_dir": str(tmp_path / "cache")}
+    pack(config(tmp_path / "in", output__name="local", **few))
+    monkeypatch.setattr(blockwise, "BLOCKS", Blocks(most=0))
+    run = config(source, output__name="stored", **few)
     pack(replace(run, stage=Stage.lengths))
-    monkeypatch.setattr(stored, "BLOCKS", Blocks(most=0))
+    monkeypatch.setattr(blockwise, "BLOCKS", Blocks(most=0))
+    monkeypatch.setattr(blockwise, "_IN_MEMORY", min(most, 2 << 20))  # else it is in a file
+    monkeypatch.setattr(reader, "most_ahead", lambda: most)
     bucket.seen()
     pack(run)
     size = sum(path.stat().st_size for path in (tmp_path / "in").iterdir())
-    assert bucket.seen().counts["bytes read"] < 1.05 * size
+    seen = bucket.seen().counts
+    assert seen["bytes read"] < 2.05 * size  # for the packs, and for the samples that are kept to measure them again
+    assert (seen["GET"] < 2.1 * size / 1e6) == (most == 32 << 20)
     assert written(tmp_path / "out" / "stored") == written(tmp_path / "out" / "local")
 
 
@@ -128,6 +135,55 @@ def test_a_store_that_does_not_answer_ends_the_run_and_the_next_goes_on(
     assert pack(run)["samples_skipped"] == 0
 
 
+def test_slow_answers_are_waited_for(config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path) -> None:
+    source = bucket.put_folder(demo[0], "data")
+    turns = cycle(["slow", "drip", None])
+    bucket.proxy.fault = lambda request: next(turns)
+    before = requests.COUNTS["retries"]
+    assert pack(config(source, cache_dir=str(tmp_path / "cache")))["samples_skipped"] == 0
+    assert requests.COUNTS["retries"] == before
+
+
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds as in other tests are minutes here."""
+    for name, seconds in {"FIRST_WAIT": 0.001, "READ_SECONDS": 0.3, "REQUEST_SECONDS": 0.8, "PATIENCE": 2.0}.items():
+        monkeypatch.setattr(requests, name, seconds)
+
+
+@pytest.mark.parametrize("fault", ["slow", "drip"])
+def test_an_answer_that_comes_too_late_is_asked_for_again(
+    config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    source = bucket.put_folder(demo[0], "data")
+    impatient(monkeypatch)
+    bucket.proxy.pause = {"slow": 1.0, "drip": 0.1}[fault]
+    turns = cycle([fault, None, None])
+    bucket.proxy.fault = lambda request: next(turns) if request.range else None
+    before = requests.COUNTS["retries"]
+    assert pack(config(source, cache_dir=str(tmp_path / "cache")))["samples_skipped"] == 0
+    assert requests.COUNTS["retries"] > before
+
+
+@pytest.mark.parametrize("fault", ["slow", "drip"])
+def test_a_store_that_is_always_too_slow_ends_the_run(
+    config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Whether nothing comes for long, or always a little; and it is not tried for ever."""
+    source = bucket.put_folder(demo[0], "data")
+    impatient(monkeypatch)
+    bucket.proxy.pause = {"slow": 1.0, "drip": 0.1}[fault]
+    bucket.proxy.fault = lambda request: fault if request.range else None
+    run = config(source, cache_dir=str(tmp_path / "cache"))
+    start = time.monotonic()
+    with pytest.raises(PackError, match=r"GET failed \d times: .*the same command goes on") as caught:
+        pack(run)
+    assert time.monotonic() - start < 30
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out" / "packed").exists()
+    bucket.proxy.fault = lambda request: None
+    assert pack(run)["samples_skipped"] == 0
+
+
 def test_a_fault_while_media_are_looked_at_is_no_damaged_medium(
     config: Make, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +211,7 @@ def test_an_object_that_changed_is_noticed(
 
     def change(*_: object) -> int:
         bucket.put("data/x.tar", write_tar(tmp_path / "x.tar", after).read_bytes())
-        monkeypatch.setattr(stored, "BLOCKS", Blocks())
+        monkeypatch.setattr(blockwise, "BLOCKS", Blocks())
         return 0
 
     monkeypatch.setattr("energon_pack.pack.refuse_little_space", change)

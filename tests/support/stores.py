@@ -6,6 +6,7 @@ client ──► Proxy, in the process of the tests ──► moto, in a process
 import http.client
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ server.serve_forever()
 #: What a client needs to know of this server.
 WHO = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_DEFAULT_REGION": "us-east-1"}
 _PIECE = 64 << 10
+_DRIPS = 20  # pieces of an answer that drips
 
 
 @dataclass
@@ -37,7 +39,8 @@ class Request:
     connection: int  # the client's port
 
 
-#: What becomes of a request: a status instead of an answer, "cut" in the middle of its body, or None.
+#: What becomes of a request: a status instead of an answer, "cut" in the middle of its body, "slow": it comes after
+#: `Proxy.pause`, "drip": its body a piece at a time, with pauses between; or None.
 Fault = Callable[[Request], int | str | None]
 
 
@@ -59,6 +62,7 @@ class Proxy(ThreadingHTTPServer):
         self.behind = port
         self.seen = Seen()
         self.fault: Fault = lambda request: None
+        self.pause = 0.05  # seconds
 
     @property
     def url(self) -> str:
@@ -85,6 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
+        if fault == "slow":
+            time.sleep(self.server.pause)
         behind = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=60)
         headers = {name: value for name, value in self.headers.items() if name.lower() != "transfer-encoding"}
         behind.request(self.command, self.path, body, {**headers, "Content-Length": str(len(body))})
@@ -103,8 +109,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         seen.counts["bytes read"] += len(data)
-        for start in range(0, len(data), _PIECE):
-            self.wfile.write(data[start : start + _PIECE])
+        piece = max(1, len(data) // _DRIPS) if fault == "drip" else _PIECE
+        for start in range(0, len(data), piece):
+            self.wfile.write(data[start : start + piece])
+            time.sleep(self.server.pause if fault == "drip" else 0)
 
     def _body(self) -> bytes:
         if self.headers.get("Expect") == "100-continue":

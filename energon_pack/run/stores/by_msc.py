@@ -1,7 +1,8 @@
 """A profile of any kind through multi-storage-client, as Energon itself opens it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from multistorageclient import StorageClient, StorageClientConfig
 from multistorageclient.types import Range, RetryableError
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores.client import Found, Objects
+from energon_pack.run.stores import requests
+from energon_pack.run.stores.client import PART_BYTES, Found, Objects
 from energon_pack.run.stores.requests import Refused, Transient, said
 
 
@@ -23,15 +25,13 @@ class MscObjects(Objects):
             raise PackError(f"msc://{profile}: {error}") from None
 
     def find(self, key: str) -> Found:
-        with _named():
-            found = self._client.info(key)
+        found = _asked(lambda: self._client.info(key))
         if found.type != "file":
             raise FileNotFoundError(key)
         return _found(found)
 
     def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
-        with _named():
-            return memoryview(self._client.read(key, byte_range=Range(start, end - start))), None
+        return memoryview(_asked(lambda: self._client.read(key, byte_range=Range(start, end - start)))), None
 
     def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return [bytes(self.read(key, start, end)[0]) for start, end in ranges]
@@ -42,17 +42,21 @@ class MscObjects(Objects):
                 yield item.key, _found(item)
 
     def put(self, key: str, data: bytes) -> None:
-        with _named():
-            self._client.write(key, data)
+        _asked(lambda: self._client.write(key, data))
 
     def put_file(self, key: str, path: Path) -> None:
-        with _named():
-            self._client.upload_file(key, str(path))
+        num_parts = 1 + path.stat().st_size // PART_BYTES
+        _asked(lambda: self._client.upload_file(key, str(path)), num_parts)
 
     def delete(self, keys: Sequence[str]) -> None:
-        with _named():
-            for key in keys:
-                self._client.delete(key)
+        for key in keys:
+            _asked(partial(self._client.delete, key))
+
+
+def _asked(request: Callable[[], Any], times: int = 1) -> Any:
+    """The result of a request; its client waits for the next bytes as long as there come some."""
+    with _named():
+        return requests.within(times * requests.REQUEST_SECONDS, request)
 
 
 @contextmanager

@@ -23,7 +23,6 @@ KNOWN = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "
 }
 _REFUSED = re.compile(r"status code: 4(?!08|29)\d\d")  # neither too late nor too often
 _CREDENTIALS_LAST = timedelta(minutes=30)  # then they are asked for again
-_TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "300s"}
 
 
 class ObstoreObjects(Objects):
@@ -47,7 +46,12 @@ class ObstoreObjects(Objects):
         if not meta.endpoint_url.rstrip("/").endswith("amazonaws.com"):
             config["endpoint"] = meta.endpoint_url
         given = None if options.get("signature_version") == "UNSIGNED" else session.get_credentials()
-        client: Any = {**_TIMEOUTS, "allow_http": meta.endpoint_url.startswith("http://")}
+        client: Any = {
+            "connect_timeout": timedelta(seconds=options.get("connect_timeout", requests.CONNECT_SECONDS)),
+            "read_timeout": timedelta(seconds=options.get("read_timeout", requests.READ_SECONDS)),
+            "timeout": timedelta(seconds=requests.REQUEST_SECONDS),
+            "allow_http": meta.endpoint_url.startswith("http://"),
+        }
         verify = options.get("verify", True)
         if isinstance(verify, str):
             client["root_certificate"] = Path(verify).read_bytes()
@@ -64,7 +68,8 @@ class ObstoreObjects(Objects):
         self._store = store({"max_retries": 0})  # `tried` counts each
         # One part that fails is no reason to begin with the first again.
         backoff = {"init_backoff": timedelta(seconds=requests.FIRST_WAIT), "max_backoff": timedelta(seconds=8)}
-        self._in_parts = store({"max_retries": requests.ATTEMPTS, "backoff": backoff})
+        patience = timedelta(seconds=requests.PATIENCE)
+        self._in_parts = store({"max_retries": requests.ATTEMPTS, "backoff": backoff, "retry_timeout": patience})
 
     def find(self, key: str) -> Found:
         with _named():

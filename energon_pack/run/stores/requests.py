@@ -9,7 +9,9 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from threading import Thread
 from typing import TypeVar
 
 from energon_pack.errors import PackError, one_line
@@ -19,6 +21,12 @@ Result = TypeVar("Result")
 #: How often a request is tried, and how long the first wait is; each wait is twice as long as the one before.
 ATTEMPTS = 7
 FIRST_WAIT = 0.25  # seconds: about 16 in all
+#: Seconds after which a request that failed twice is not tried again: a store that lets each wait would never end.
+PATIENCE = 180.0
+#: Seconds to be connected in, and between two pieces of an answer; a profile may have others.
+CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
+#: Seconds in which a request has to be done, of at most 16 MiB.
+REQUEST_SECONDS = 120.0
 #: Requests of this process by kind, those that failed among them, and the bytes they moved.
 COUNTS: Counter[str] = Counter()
 _faults: list["StoreError"] = []
@@ -46,7 +54,7 @@ def tried(kind: str, address: str, request: Callable[[], Result]) -> Result:
         FileNotFoundError: there is no such object.
         StoreError: it is refused, or failed every time.
     """
-    wait = FIRST_WAIT
+    pause, start = FIRST_WAIT, time.monotonic()
     for attempt in range(1, ATTEMPTS + 1):
         COUNTS[kind] += 1
         try:
@@ -55,13 +63,34 @@ def tried(kind: str, address: str, request: Callable[[], Result]) -> Result:
             raise FileNotFoundError(errno.ENOENT, "no such object", address) from None
         except Transient as error:
             COUNTS["retries"] += 1
-            if attempt == ATTEMPTS:
+            if attempt == ATTEMPTS or (attempt > 1 and time.monotonic() - start > PATIENCE):
                 raise _fault(f"{address}: {kind} failed {attempt} times: {error}; the same command goes on") from None
-            time.sleep(wait * random.uniform(0.5, 1))
-            wait *= 2
+            time.sleep(pause * random.uniform(0.5, 1))
+            pause *= 2
         except Refused as error:
             raise _fault(f"{address}: {kind}: {error}") from None
     raise AssertionError
+
+
+def within(seconds: float, request: Callable[[], Result]) -> Result:
+    """The result of a request whose client may wait for ever; one that takes longer is left to its thread.
+
+    Raises:
+        Transient: it takes longer; and what the request raises.
+    """
+    result: Future[Result] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(request())
+        except Exception as error:  # whatever it is, who waits for the result has it
+            result.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    wait([result], seconds)
+    if not result.done():
+        raise Transient(f"no whole answer within {seconds:g} s")
+    return result.result()
 
 
 def _fault(text: str) -> StoreError:

@@ -1,0 +1,171 @@
+"""The bytes of an object by place: in blocks that are kept, and ahead of their time, in the order in which they lie.
+
+Blocks serve whoever reads in order. Who knows what is read next, in whatever order, has it read ahead: in large
+requests, 16 at a time, and no byte that nobody asks for, but where two ranges lie close to each other.
+"""
+
+import os
+import tempfile
+import weakref
+from bisect import bisect_right
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from shutil import disk_usage
+from typing import NamedTuple
+
+from energon_pack.errors import PackError
+from energon_pack.run import stores
+from energon_pack.run.stores.blocks import BLOCK, BLOCKS, key_of
+
+_MOST_BLOCKS = 8  # of one request
+_GAP = 128 << 10  # bytes between two ranges that are read with them: a request costs more
+_LARGEST = 4 << 20  # request ahead
+_AT_ONCE = 16  # of these: a store takes its time for each
+_IN_MEMORY = 32 << 20  # bytes of what is read ahead; more lie in a file
+_SHARE = 8  # of what is free on the disk, a process takes one of so many for that
+
+
+class Blockwise:
+    """Reads an object by place."""
+
+    def __init__(self, address: str, size: int, version: str):
+        self._address, self._size, self._version = address, size, version
+        self._key = key_of(address, version)
+        self._next = -1  # the block after the last that was fetched
+        self._in_order = 1  # blocks of the next request, where it is for that one
+        self._starts: list[int] = []  # of what was read ahead, ascending
+        self._ahead: list[tuple[int, _Spool, int]] = []  # of each its end, and where it is
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The `size` bytes from `offset` on; fewer where the end is before that.
+
+        Raises:
+            StoreError: the object can't be read, or is another by now.
+        """
+        end = min(offset + size, self._size)
+        pieces = []
+        while offset < end:
+            pieces.append(self._read_ahead(offset, end) or self._read_block(offset, end))
+            offset += len(pieces[-1])
+        return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+
+    def _read_ahead(self, offset: int, end: int) -> bytes:
+        """What was read ahead of some bytes: their beginning, or nothing."""
+        number = bisect_right(self._starts, offset) - 1
+        if number < 0 or offset >= self._ahead[number][0]:
+            return b""
+        its_end, spool, place = self._ahead[number]
+        return spool.read(place + offset - self._starts[number], min(end, its_end) - offset)
+
+    def _read_block(self, offset: int, end: int) -> bytes:
+        """The first of some bytes: those that are in one block."""
+        number, start = divmod(offset, BLOCK)
+        here = slice(start, min(BLOCK, end - number * BLOCK))
+        kept = BLOCKS.read(self._key, number, here.start, here.stop) or b""
+        is_whole = len(kept) == here.stop - here.start  # not where a machine went down while it was written
+        return kept if is_whole else bytes(self._fetch(number, -(-end // BLOCK))[here])
+
+    def _fetch(self, number: int, before: int) -> memoryview:
+        """A block, and those after it that are read next: of what is asked for, or of an object that is read in order.
+
+        Args:
+            before: the block after the last that is asked for.
+        """
+        self._in_order = min(2 * self._in_order, _MOST_BLOCKS) if number == self._next else 1
+        last = min(number + max(self._in_order, min(before - number, _MOST_BLOCKS)), -(-self._size // BLOCK))
+        end = next((n for n in range(number + 1, last) if BLOCKS.has(self._key, n)), last)
+        data = self.get(number * BLOCK, min(end * BLOCK, self._size))
+        self._next = end
+        for n in range(number, end):
+            BLOCKS.keep(self._key, n, data[(n - number) * BLOCK : (n - number + 1) * BLOCK])
+        return data[:BLOCK]
+
+    def get(self, start: int, end: int) -> memoryview:
+        """Some bytes from the store."""
+        data, version = stores.read(self._address, start, end)
+        if version not in (None, self._version) or len(data) < end - start:
+            raise PackError(f"{self._address} changed while it was read: run again, it is then measured anew")
+        return data
+
+    def requests(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Start and end of each request for ranges of which not all is kept.
+
+        Args:
+            ranges: offsets, and how many bytes each.
+        """
+        runs: list[tuple[int, int]] = []
+        for offset, size in sorted(ranges):
+            end = min(offset + size, self._size)
+            if all(BLOCKS.has(self._key, number) for number in range(offset // BLOCK, -(-end // BLOCK))):
+                continue
+            if runs and offset - runs[-1][1] <= _GAP:
+                runs[-1] = runs[-1][0], max(end, runs[-1][1])
+            else:
+                runs.append((offset, end))
+        return [(at, min(at + _LARGEST, end)) for start, end in runs for at in range(start, end, _LARGEST)]
+
+    def have_ahead(self, spool: "_Spool", found: Sequence["_Fetched"]) -> None:
+        """Have these bytes for what is read next, in place of those before."""
+        self._starts = [one.start for one in found]
+        self._ahead = [(one.end, spool, one.place) for one in found]
+
+
+class _Spool:
+    """Bytes that were read ahead: in memory, or more of them in a file that has no name."""
+
+    def __init__(self, size: int):
+        self._memory, self._fd = memoryview(bytearray(size if size <= _IN_MEMORY else 0)), -1
+        if size > _IN_MEMORY:
+            self._fd, path = tempfile.mkstemp(prefix="energon_pack-")
+            os.unlink(path)
+            weakref.finalize(self, os.close, self._fd)
+
+    def write(self, place: int, data: memoryview) -> None:
+        if self._fd < 0:
+            self._memory[place : place + len(data)] = data
+            return
+        while data:
+            num_written = os.pwrite(self._fd, data, place)
+            data, place = data[num_written:], place + num_written
+
+    def read(self, place: int, size: int) -> bytes:
+        return bytes(self._memory[place : place + size]) if self._fd < 0 else os.pread(self._fd, size, place)
+
+
+class _Fetched(NamedTuple):
+    """A request ahead."""
+
+    start: int
+    end: int
+    place: int  # in the spool
+
+
+def most_ahead() -> int:
+    """How many bytes may be read ahead."""
+    return max(_IN_MEMORY, disk_usage(tempfile.gettempdir()).free // _SHARE)
+
+
+def read_ahead(wanted: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) -> None:
+    """Read what will be asked for next, in place of what was read ahead of these objects before.
+
+    Args:
+        wanted: of each object its ranges: offsets, and how many bytes each.
+    """
+    found: list[tuple[Blockwise, list[_Fetched]]] = []
+    size = 0
+    for item, ranges in wanted:
+        found.append((item, []))
+        for start, end in item.requests(ranges):
+            found[-1][1].append(_Fetched(start, end, size))
+            size += end - start
+    spool = _Spool(size)
+
+    def fetch(job: tuple[Blockwise, _Fetched]) -> None:
+        item, (start, end, place) = job
+        spool.write(place, item.get(start, end))
+
+    jobs = [(item, one) for item, its in found for one in its]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # starts as many threads as there are jobs
+        list(pool.map(fetch, jobs))  # where one fails, none is begun after it
+    for item, its in found:
+        item.have_ahead(spool, its)
