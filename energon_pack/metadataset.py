@@ -21,7 +21,7 @@ from energon_pack.run import stores
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import console, say
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.run.stores import StoreError, is_address
+from energon_pack.run.stores import StoreError, is_address, place_of
 from energon_pack.sources.storage import absolute, folder_of, is_file, real_path
 from energon_pack.sources.tar import TarScan
 
@@ -104,8 +104,8 @@ def blend(
         relative: name folders relative to that of `out`.
 
     Raises:
-        PackError: packs that no training job takes together, weights that mean different things, or a `config` that
-            one of them has not.
+        PackError: packs that no training job takes together, weights that mean different things, a `config` that one of
+            them has not, or a folder of this machine, of which Energon would look for the path in the store of `out`.
     """
     first = entries[0]
     without = [entry.folder.path for entry in entries if entry.given is None]
@@ -123,6 +123,8 @@ def blend(
                 )
         if config is not None and not entry.folder.has(f"{META_FOLDER}/{config}"):
             raise PackError(f"--config {config}: {entry.folder}/{META_FOLDER} has none")
+    if is_address(out) and (here := next((e.folder for e in entries if not is_address(e.folder.path)), None)):
+        raise PackError(f"{out} is on an object store, and {here} is not: a blend there is of datasets on stores alone")
     start = folder_of(real_path(absolute(out)))
     splits = {}
     for part in SPLITS:
@@ -155,12 +157,9 @@ def _relative(folder: DatasetFolder, start: str) -> str:
 
 
 def _rooted(path: str) -> tuple[str, str]:
-    """The bucket of an address, and its key as a path; of a path none, and itself."""
-    if not is_address(path):
-        return "", path
-    scheme, _, rest = path.partition("://")
-    bucket, _, key = rest.partition("/")
-    return f"{scheme}://{bucket}", f"/{key}"
+    """The store of an address, and its key as a path; of a path none, and itself."""
+    profile, key = place_of(path) if is_address(path) else ("", path)
+    return profile, f"/{key}"
 
 
 def to_yaml(value: dict[str, Any]) -> bytes:

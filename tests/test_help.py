@@ -38,7 +38,7 @@ def test_tools_refuse_addresses_where_they_write_folders(tool: str, arguments: l
     result = command_here(f"energon_pack.{tool}", *arguments, cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr.startswith(f"energon_pack.{tool}: s3://b/")
-    assert "takes what is on disk" in result.stderr
+    assert "takes a folder of this machine" in result.stderr
     assert not list(tmp_path.iterdir())
 
 

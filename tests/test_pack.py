@@ -364,6 +364,28 @@ def test_a_run_goes_on_from_the_finished_shards(stopped: PackConfig, config: Mak
     assert not staging.parent.exists()
 
 
+@pytest.mark.parametrize(("ends", "are_kept"), [(KeyboardInterrupt(), True), (OSError(5, "I/O error"), False)])
+def test_shards_that_a_disk_takes_in_are_kept_by_a_kill_alone(
+    config: Make, monkeypatch: pytest.MonkeyPatch, ends: BaseException, are_kept: bool
+) -> None:
+    """That may take minutes, hours after the run began; where the disk fails nobody knows what it has."""
+
+    def sync(_: Path) -> None:
+        raise ends
+
+    run = config(output__max_shard_packs=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("energon_pack.dataset.publish.sync_file_system", sync)
+        with pytest.raises(type(ends)):
+            pack(run)
+    staging = output(run).parent / ".staging" / "packed"
+    before = {path.name: path.stat().st_mtime_ns for path in staging.glob("*.tar")}
+    pack(run)
+    after = {path.name: path.stat().st_mtime_ns for path in output(run).glob("*.tar")}
+    assert len(before) == len(after) == 6
+    assert (before == after) == are_kept
+
+
 def test_shards_of_another_run_are_not_used(stopped: PackConfig, config: Make, tmp_path: Path) -> None:
     """Another seed is another plan under the same name."""
     stopped.seed = 1

@@ -2,8 +2,11 @@
 
 import re
 import shutil
+import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 from megatron.energon import WorkerConfig, get_loader, get_val_dataset
 
-from energon_pack.config import MediaIn, PackConfig
+from energon_pack.config import Format, MediaIn, PackConfig
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
 from energon_pack.run.stores import blocks, energon_address, requests
@@ -21,8 +24,9 @@ from energon_pack.verify import shard as verify_shard
 from support.corruptions import CORRUPTIONS
 from support.damage import found, lines, packed_to_damage
 from support.packed import files, packed
+from support.peers import NAMES, write_llava_onevision, write_loongforge
 from support.running import command_here
-from support.samples import chat, noise, write_tar
+from support.samples import chat, noise, write_source, write_tar
 from support.stores import Bucket, Request
 
 Make = Callable[..., PackConfig]
@@ -94,6 +98,36 @@ def test_a_damage_is_found_in_a_bucket_as_on_disk(name: str, dataset: Path, buck
     there = found(bucket.put_folder(folder, "out/packed"), **options)
     assert lines(there) == lines(here) != ""
     assert there.num_looked_at == here.num_looked_at
+
+
+@pytest.mark.parametrize("write", [write_llava_onevision, partial(write_loongforge, name=NAMES["with dots"])])
+def test_packs_of_another_tool_are_read_in_a_bucket_as_on_disk(
+    write: Callable[[Path], Path], bucket: Bucket, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "theirs")
+    address = bucket.put_folder(folder, "theirs")
+    for tool, arguments in (("verify", ["--num-workers", "1", "--decode"]), ("inspect", ["0"])):
+        code, out, errors = said(tool, folder, *arguments, cwd=tmp_path)
+        assert said(tool, address, *arguments, cwd=tmp_path) == (code, out, errors)
+        assert (errors, len(out) > 100) == ("", True)
+
+
+def test_lines_and_an_sqlite_index_are_verified_in_a_bucket_as_on_disk(
+    config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of packs that refer to them, after the lines and their media have moved."""
+    meta = write_source(tmp_path / "source")
+    settings = {"output__sqlite": True, "output__media": MediaIn.reference, "max_skipped": 0.9}
+    folder = packed(config(meta, source__format=Format.jsonl, **settings))
+    shutil.move(meta.parent, tmp_path / "moved")
+    monkeypatch.setenv("ENERGON_PACK_SOURCE", bucket.put_folder(tmp_path / "moved", "data"))
+    places = folder, bucket.put_folder(folder, "packed")
+    assert [lines(found(place, source=[], decode=True)) for place in places] == ["", ""]
+    with closing(sqlite3.connect(folder / ".nv-meta" / "index.sqlite")) as index, index:
+        index.execute("DELETE FROM sample_parts WHERE rowid = 1")
+    here, there = (lines(found(place)) for place in (folder, bucket.put_folder(folder, "packed")))
+    assert here == there
+    assert "index.sqlite has" in there
 
 
 def test_a_folder_in_a_bucket_that_is_none_of_the_dataset(dataset: Path, bucket: Bucket) -> None:
@@ -275,7 +309,7 @@ def test_a_blend_of_addresses_is_one_that_energon_reads(
     )
     packs = keys_of(str(tmp_path / "here" / "blend.yaml"))
     assert set(packs.values()) == {2}
-    given = f"{there}/b/packed=2", f"{there}/a=1/packed=1"
+    given = f"{there}/b/packed=2", f"{energon_address(there)}/a=1/packed=1"
     assert command_here("energon_pack.metadataset", f"{there}/two.yaml", *given, "--relative", cwd=tmp_path).stdout
     assert 'path: "a=1/packed"' in bucket.read("there/two.yaml").decode()
     for name in ("blend", "two"):
@@ -283,6 +317,8 @@ def test_a_blend_of_addresses_is_one_that_energon_reads(
         assert read_manifest(f"{there}/{name}.yaml") == read_manifest(dataset)
     line = command_here("energon_pack.metadataset", "x.yaml", *given, "--relative", cwd=tmp_path).stderr
     assert re.fullmatch(r"energon_pack.metadataset: --relative: from \S+ there is no relative path to \S+: .*\n", line)
+    line = command_here("energon_pack.metadataset", f"{there}/x.yaml", f"{dataset}=1", *given, cwd=tmp_path).stderr
+    assert f"{dataset} is not: a blend there is of datasets on stores alone" in line
     line = command_here("energon_pack.metadataset", f"{there}/two.yaml", *given, cwd=tmp_path).stderr
     assert line == f"energon_pack.metadataset: {there}/two.yaml exists; --overwrite replaces it\n"
 

@@ -231,10 +231,14 @@ def publish(staging: Path, final: Path, overwrite: bool, stored: str | None, ide
         publish_there(staging, stored, identity)
         return
     refuse_existing(final, overwrite)
+    try:
+        sync_file_system(staging)  # may take long: who is killed meanwhile goes on from these shards
+    except OSError:
+        (staging / _IDENTITY).unlink()  # no shard can be trusted
+        raise
     if _identity_of(staging) != identity:  # of other machines, that meet in another cache_dir
         raise _beside(final)
     (staging / _IDENTITY).unlink()
-    sync_file_system(staging)
     old = staging.with_name(f"{final.name}.old")
     if final.exists():
         os.rename(final, old)

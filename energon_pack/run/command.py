@@ -93,7 +93,9 @@ def count(text: str) -> int:
 def on_disk(text: str) -> Path:
     """A file or folder that a tool writes, as it is given; raises PackError for an address."""
     if is_address(text):
-        raise PackError(f"{text} is on an object store, and this takes what is on disk: copy it, or mount the bucket")
+        raise PackError(
+            f"{text} is on an object store, and this takes a folder of this machine: copy it, or mount the bucket"
+        )
     return Path(text)
 
 

@@ -36,7 +36,7 @@ from energon_pack.sources.storage import File, counted, read_ahead
 from energon_pack.sources.tar import TarScan
 from energon_pack.verify import packs as checks
 from energon_pack.verify.findings import Findings, hashed
-from energon_pack.verify.members import compared
+from energon_pack.verify.members import compared, is_within
 from energon_pack.verify.videos import decoded_by_energon, decoded_by_us
 
 #: Packs of which the rows of the plan are held at once; their bytes are still in memory when they are read after
@@ -135,13 +135,20 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
                 shard.ends[-1:] = array("Q", [*(files.start for files in some), some[-1].end])
                 rows = None if plan is None else _rows(plan, job, some, findings)
                 plan = None if rows is None else plan
-                for files in some:
+                packs = [_to_compare(job, (rows or {}).get(files.key, [])) for files in some]
+                for files, _ in zip(some, sources.ahead(packs, are_copied=True), strict=True):
                     _verify_pack(file, files, rows, sources, job, shard)
             findings.add("tar", job.name, _damage(compressed, scan, len(shard.packs)))
             findings.add("index", job.name, _index(job, shard), len(shard.packs))
     except OSError as error:
         findings.add("tar", job.name, [f"it can't be read: {error.strerror or error}"])
     return shard
+
+
+def _to_compare(job: VerifyJob, members: list[PlanRow]) -> list[tuple[PlanRow, int]]:
+    """The members of a pack that the source may have, as `Sources.ahead` takes them."""
+    shards = job.source or {}
+    return [(row, 0) for row in members if row.shard in shards and is_within(row, shards[row.shard])]
 
 
 def _verify_pack(

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from energon_pack.config import ExecutorConfig
+from energon_pack.run.command import TOOLS
 from support.pages import BLOCKS, PAGES, Block, code, commands, prose
 from support.peers import write_llava_onevision
 from support.running import ROOT, as_a_program, command, command_here, exit_code, need_torchvision
@@ -66,6 +67,10 @@ def _of_a_model(line: str) -> bool:
     return "+model=" in line and "source.path=" in line
 
 
+def _a_tool(line: str) -> bool:
+    return line.split()[2].removeprefix("energon_pack.") in TOOLS
+
+
 def _tests(line: str) -> bool:
     return all((ROOT / word).is_file() for word in line.split() if word.startswith("tests/"))
 
@@ -78,6 +83,7 @@ NOT_RUN: dict[str, tuple[str, Callable[[str], bool]]] = {
     r"make ": ("it makes an environment, and runs what is tested here by itself", _a_target),
     r"python benchmarks/": ("it takes minutes", _a_script),
     r"energon-pack .*s3://": ("there is no such bucket; tests/dataset/test_stored_datasets.py has one", _of_a_model),
+    r"python -m energon_pack[.].*s3://": ("there is no such bucket; tests/test_tools_on_stores.py has one", _a_tool),
     r"srun ": ("there is no Slurm; tests/run/shared/test_slurm.py starts one where it is installed", _on_nodes),
     r"energon-pack .*executor[.]address=": ("there is no Ray cluster; tests/run/test_ray.py starts one", _on_nodes),
     r"pytest ": ("these are tests themselves", _tests),

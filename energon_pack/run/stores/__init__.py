@@ -1,6 +1,6 @@
 """Object stores: addresses as users and Energon write them, and requests that are tried again and counted."""
 
-from energon_pack.run.stores.address import energon_address, is_address, joined, lies_in, parent, tidy
+from energon_pack.run.stores.address import energon_address, is_address, joined, lies_in, parent, place_of, tidy
 from energon_pack.run.stores.client import (
     Found,
     delete,
@@ -26,6 +26,7 @@ __all__ = [
     "lies_in",
     "losing_no_fault",
     "parent",
+    "place_of",
     "put",
     "put_file",
     "read",

@@ -114,5 +114,5 @@ def losing_no_fault() -> Iterator[None]:
 
 def said(error: Exception) -> str:
     """What a client's error says, without what it adds for its own developers."""
-    first = str(error).partition("\n")[0].rstrip(" :")
+    first = str(error).partition("\n")[0].partition("<?xml")[0].rstrip(" :")
     return f"{type(error).__name__}: {' '.join(first.split())[:300]}"

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -186,7 +187,7 @@ class SharedExecutor:
         inboxes = [self._run.inbox(name) / task.name for name in task.nodes if self._machines.get(name)]
         if not inboxes or task.number not in self._tasks or time.monotonic() - task.sent < _TWICE_SECONDS:
             return
-        if not any(path.exists() for path in inboxes):
+        if not any(map(os.path.exists, inboxes)):
             refresh(self._run.results)
             self._arrived()  # it may just be done
             if task.number in self._tasks:
