@@ -118,9 +118,9 @@ def test_a_store_that_refuses_a_write_leaves_no_half_of_a_dataset(
     config: Make, bucket: Bucket, tmp_path: Path, replaced: bool
 ) -> None:
     """At whichever write it ends, there is a whole dataset or none, and the same command goes on."""
-    num_failed, num_gone = refused_at_each_write(config, bucket, tmp_path, range(2, 24, 7), replaced)
-    assert num_failed == 4
-    assert num_gone >= 3
+    num_failed, num_gone = refused_at_each_write(config, bucket, tmp_path, (2, 16), replaced)
+    assert num_failed == 2
+    assert num_gone >= 1
 
 
 @pytest.mark.slow
