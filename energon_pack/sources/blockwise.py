@@ -82,7 +82,10 @@ class Blockwise:
 
     def get(self, start: int, end: int) -> memoryview:
         """Some bytes from the store."""
-        data, version = stores.read(self._address, start, end)
+        try:
+            data, version = stores.read(self._address, start, end)
+        except FileNotFoundError:
+            data, version = memoryview(b""), ""
         if version not in (None, self._version) or len(data) < end - start:
             raise PackError(f"{self._address} changed while it was read: run again, it is then measured anew")
         return data

@@ -274,6 +274,24 @@ def test_an_object_that_changed_is_noticed(
     assert pack(replace(run, output=replace(run.output, name="again")))["samples_packed"] == 2
 
 
+def test_an_object_that_goes_meanwhile_is_named(
+    config: Make, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that changed: `verify` would call a file that is not there a defect."""
+    bucket.put("data/x.tar", write_tar(tmp_path / "x.tar", {"a.json": chat("?", "one")}).read_bytes())
+    run = config(f"{bucket.address}/data", cache_dir=str(tmp_path / "cache"))
+
+    def remove(*_: object) -> int:
+        bucket.delete("data/x.tar")
+        monkeypatch.setattr(blockwise, "BLOCKS", Blocks())
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nothing is kept there
+        return 0
+
+    monkeypatch.setattr("energon_pack.pack.refuse_little_space", remove)
+    with pytest.raises(PackError, match=r"data/x\.tar changed while it was read"):
+        pack(run)
+
+
 def test_what_is_not_there_is_said(config: Make, bucket: Bucket, tmp_path: Path) -> None:
     with pytest.raises(PackError, match="data: no such folder or object"):
         pack(config(f"{bucket.address}/data"))
