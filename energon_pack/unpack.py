@@ -40,7 +40,7 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.references import Reference
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard, shard_of
-from energon_pack.sources.storage import absolute, read_ahead, real_path
+from energon_pack.sources.storage import absolute, real_path
 from energon_pack.verify import packs as checks
 from energon_pack.verify.shard import packs_of
 from energon_pack.verify.source import read_settings
@@ -286,7 +286,7 @@ def _read_ahead(rows: list[_Row], packed: dict[str, Shard], reader: Reader) -> N
     for row in rows:
         places = [(part["offset"], part["size"]) for part in row["media"] if part["reference"] is None]
         wanted.setdefault(row["packed"], []).extend(places)
-    read_ahead([(reader.shard_file(packed[name]), ranges) for name, ranges in wanted.items()])
+    reader.read_ahead([(packed[name], ranges) for name, ranges in wanted.items()])
 
 
 def main() -> int:

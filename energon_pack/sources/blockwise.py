@@ -82,7 +82,10 @@ class Blockwise:
 
     def get(self, start: int, end: int) -> memoryview:
         """Some bytes from the store."""
-        data, version = stores.read(self._address, start, end)
+        try:
+            data, version = stores.read(self._address, start, end)
+        except FileNotFoundError:
+            data, version = memoryview(b""), ""
         if version not in (None, self._version) or len(data) < end - start:
             raise PackError(f"{self._address} changed while it was read: run again, it is then measured anew")
         return data
@@ -105,31 +108,54 @@ class Blockwise:
         return [(at, min(at + _LARGEST, end)) for start, end in runs for at in range(start, end, _LARGEST)]
 
     def have_ahead(self, spool: "_Spool", found: Sequence["_Fetched"]) -> None:
-        """Have these bytes for what is read next, in place of those before."""
+        """Have these bytes for what is read next."""
         self._starts = [one.start for one in found]
         self._ahead = [(one.end, spool, one.place) for one in found]
 
+    def forget_ahead(self) -> None:
+        """Let go what was read ahead."""
+        self._starts, self._ahead = [], []
+
+    def meet(self) -> None:
+        """Have a client of the store: threads that begin at once would make one each."""
+        stores.meet(self._address)
+
 
 class _Spool:
-    """Bytes that were read ahead: in memory, or more of them in a file that has no name."""
+    """Bytes that were read ahead: in memory, and the rest, where there is room, in a file that has no name."""
 
     def __init__(self, size: int):
-        self._memory, self._fd = memoryview(bytearray(size if size <= _IN_MEMORY else 0)), -1
+        self._memory, self._fd = memoryview(bytearray(min(size, _IN_MEMORY))), -1
+        self._is_full = False
         if size > _IN_MEMORY:
-            self._fd, path = tempfile.mkstemp(prefix="energon_pack-")
+            try:
+                self._fd, path = tempfile.mkstemp(prefix="energon_pack-")
+            except OSError:
+                self._is_full = True
+                return
             os.unlink(path)
             weakref.finalize(self, os.close, self._fd)
 
-    def write(self, place: int, data: memoryview) -> None:
-        if self._fd < 0:
-            self._memory[place : place + len(data)] = data
-            return
-        while data:
-            num_written = os.pwrite(self._fd, data, place)
-            data, place = data[num_written:], place + num_written
+    def has_room(self, place: int) -> bool:
+        """Whether there may be room for what belongs there."""
+        return place < len(self._memory) or not self._is_full
+
+    def write(self, place: int, data: memoryview) -> bool:
+        """Have bytes in their place; whether there was room for all."""
+        here = data[: max(0, len(self._memory) - place)]
+        self._memory[place : place + len(here)] = here
+        data, place = data[len(here) :], place + len(here)
+        try:
+            while data:
+                num_written = os.pwrite(self._fd, data, place)
+                data, place = data[num_written:], place + num_written
+        except OSError:  # the disk is full: what is not kept is read again
+            self._is_full = True
+        return not data
 
     def read(self, place: int, size: int) -> bytes:
-        return bytes(self._memory[place : place + size]) if self._fd < 0 else os.pread(self._fd, size, place)
+        """Bytes from a place on, perhaps fewer."""
+        return bytes(self._memory[place : place + size]) or os.pread(self._fd, size, place)
 
 
 class _Fetched(NamedTuple):
@@ -154,18 +180,23 @@ def read_ahead(wanted: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) ->
     found: list[tuple[Blockwise, list[_Fetched]]] = []
     size = 0
     for item, ranges in wanted:
+        item.forget_ahead()
         found.append((item, []))
         for start, end in item.requests(ranges):
             found[-1][1].append(_Fetched(start, end, size))
             size += end - start
+    if not size:
+        return
     spool = _Spool(size)
 
-    def fetch(job: tuple[Blockwise, _Fetched]) -> None:
+    def fetch(job: tuple[Blockwise, _Fetched]) -> bool:
         item, (start, end, place) = job
-        spool.write(place, item.get(start, end))
+        return spool.has_room(place) and spool.write(place, item.get(start, end))
 
     jobs = [(item, one) for item, its in found for one in its]
+    for item, _ in found:
+        item.meet()
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # starts as many threads as there are jobs
-        list(pool.map(fetch, jobs))  # where one fails, none is begun after it
+        are_kept = iter([*pool.map(fetch, jobs)])  # where one fails, none is begun after it
     for item, its in found:
-        item.have_ahead(spool, its)
+        item.have_ahead(spool, [one for one in its if next(are_kept)])

@@ -1,10 +1,11 @@
 """Open files of a source; an image of an LMDB is one, too."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from energon_pack.sources.jsonl.lmdb_file import open_value, split_name
-from energon_pack.sources.storage import File, State, open_file
+from energon_pack.sources.storage import File, State, open_file, read_ahead
 
 _MOST_OPEN = 64
 
@@ -20,6 +21,7 @@ class OpenFiles:
 
     def __init__(self) -> None:
         self._open: dict[str, File] = {}
+        self._ahead: list[File] = []  # of which something was read ahead
         self._process = os.getpid()
 
     def open(self, path: str, expected: State | None = None) -> File:
@@ -33,6 +35,11 @@ class OpenFiles:
             file = open_medium(path, expected)
         self._open[path] = file
         return file
+
+    def read_ahead(self, wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
+        """As `storage.read_ahead`, in place of what was read ahead of any of these files before: one batch is kept."""
+        before, self._ahead = self._ahead, [file for file, _ in wanted]
+        read_ahead([*((file, ()) for file in before if file not in self._ahead), *wanted])
 
     def __len__(self) -> int:
         return len(self._open)

@@ -66,9 +66,14 @@ class Reader:
 
     def _fetch(self, wanted: "_Wanted") -> None:
         """Read ranges of shards; what was read ahead before is forgotten."""
+        self._ahead = {}
         files = {path: open_file(path, State(shard.size, shard.version)) for path, (shard, _) in wanted.items()}
         read_ahead([(file, wanted[path][1]) for path, file in files.items()])
         self._ahead = files
+
+    def read_ahead(self, wanted: Sequence[tuple[Shard, Sequence[tuple[int, int]]]]) -> None:
+        """Have ranges of shards read at once, in place of those before."""
+        self._open.read_ahead([(self.shard_file(shard), ranges) for shard, ranges in wanted])
 
     def raw(self, shard: Shard, row: SampleRow) -> bytes:
         """The bytes of a sample's JSON or text, of which `Shard.record` makes the record.

@@ -14,7 +14,7 @@ from energon_pack.samples.flavors.references import Reference
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.lmdb_file import joined_name
 from energon_pack.sources.open_files import OpenFiles
-from energon_pack.sources.storage import File, path_in, read_ahead
+from energon_pack.sources.storage import File, path_in
 from energon_pack.sources.tar import BLOCK, member_of
 
 #: Bytes at each end of a medium that tell whether it is still the same.
@@ -98,7 +98,7 @@ class SourceMedia:
                 ends = [(start - lead, lead + end), last]
                 _, ranges = wanted.setdefault(path, (self._files.open(path), []))
                 ranges += [(offset - lead, lead + reference.size)] if whole else ends
-        read_ahead(list(wanted.values()))
+        self._files.read_ahead(list(wanted.values()))
 
     def _read(self, reference: Reference) -> bytes:
         path, offset, lead = self._place(reference)

@@ -1,11 +1,17 @@
 """Sources on an object store: packed as from disk, read in few requests, and no fault of the network costs a sample."""
 
+import errno
+import gc
 import json
+import os
+import random
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -14,7 +20,10 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run.stores import StoreError, requests
 from energon_pack.run.stores.blocks import Blocks
+from energon_pack.run.stores.client import objects_of
 from energon_pack.sources import blockwise, reader
+from energon_pack.sources.open_files import OpenFiles
+from energon_pack.sources.storage import open_file, read_ahead, state_of
 from support.packed import files
 from support.samples import chat, noise, picture, write_tar
 from support.stores import Bucket
@@ -68,6 +77,50 @@ def test_a_source_that_is_larger_than_what_is_kept_is_packed_the_same(
     assert seen["bytes read"] < 2.05 * size  # for the packs, and for the samples that are kept to measure them again
     assert (seen["GET"] < 2.1 * size / 1e6) == (most == 32 << 20)
     assert written(tmp_path / "out" / "stored") == written(tmp_path / "out" / "local")
+
+
+def test_what_is_read_ahead_needs_no_room_on_the_disk(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no room in memory is read when it is asked for, and little is read in vain."""
+    data = random.Random(7).randbytes(12 << 20)
+    bucket.put("a.tar", data)
+    monkeypatch.setattr(blockwise, "BLOCKS", Blocks(most=0))
+    monkeypatch.setattr(blockwise, "_IN_MEMORY", 1_500_000)
+    monkeypatch.setattr(blockwise, "_AT_ONCE", 1)
+    ranges = [(start, 300_000) for start in range(0, 12_000_000, 500_000)]
+    with open_file(f"{bucket.address}/a.tar") as file, monkeypatch.context() as full:
+        full.setattr(os, "pwrite", no_room)
+        bucket.seen()
+        read_ahead([(file, ranges)])
+        assert bucket.seen().counts["GET"] == 6  # five in memory, and one in vain
+        assert all(file.read(start, size) == data[start : start + size] for start, size in ranges)
+        full.setattr(tempfile, "mkstemp", no_room)
+        read_ahead([(file, ranges)])
+        assert all(file.read(start, size) == data[start : start + size] for start, size in ranges)
+
+
+def no_room(*_: object, **__: object) -> NoReturn:
+    """As of a disk that is full."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_threads_that_read_ahead_share_a_client(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket.put("a.tar", bytes(4 << 20))
+    address = f"{bucket.address}/a.tar"
+    state = state_of(address)
+    made = objects_of.cache_info().misses
+    objects_of.cache_clear()
+    with open_file(address, state) as file:
+        read_ahead([(file, [(start, 10) for start in range(0, 4 << 20, 1 << 18)])])
+    assert objects_of.cache_info().misses == made == 1
+
+
+def test_one_batch_that_was_read_ahead_is_held(bucket: Bucket) -> None:
+    """Each object of many would hold the batch in which it came last."""
+    files = OpenFiles()
+    for name in ("a.tar", "b.tar", "c.tar"):
+        bucket.put(name, bytes(1 << 20))
+        files.read_ahead([(files.open(f"{bucket.address}/{name}"), [(0, 1 << 20)])])
+        assert sum(isinstance(one, blockwise._Spool) for one in gc.get_objects()) == 1
 
 
 @pytest.mark.parametrize("source", list(Format))
@@ -219,6 +272,24 @@ def test_an_object_that_changed_is_noticed(
         pack(run)
     monkeypatch.undo()
     assert pack(replace(run, output=replace(run.output, name="again")))["samples_packed"] == 2
+
+
+def test_an_object_that_goes_meanwhile_is_named(
+    config: Make, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that changed: `verify` would call a file that is not there a defect."""
+    bucket.put("data/x.tar", write_tar(tmp_path / "x.tar", {"a.json": chat("?", "one")}).read_bytes())
+    run = config(f"{bucket.address}/data", cache_dir=str(tmp_path / "cache"))
+
+    def remove(*_: object) -> int:
+        bucket.delete("data/x.tar")
+        monkeypatch.setattr(blockwise, "BLOCKS", Blocks())
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nothing is kept there
+        return 0
+
+    monkeypatch.setattr("energon_pack.pack.refuse_little_space", remove)
+    with pytest.raises(PackError, match=r"data/x\.tar changed while it was read"):
+        pack(run)
 
 
 def test_what_is_not_there_is_said(config: Make, bucket: Bucket, tmp_path: Path) -> None:

@@ -63,6 +63,11 @@ class Objects(ABC):
         """Remove objects; those that are not there, too."""
 
 
+def meet(address: str) -> None:
+    """Make the client of a store, where this process has none."""
+    _of(address)
+
+
 def find(address: str) -> Found:
     """Size and version of an object.
 
