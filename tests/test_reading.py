@@ -102,7 +102,7 @@ def keys(folder: Path, encoder: Any, ranks: int, workers: int, num: int | None =
 
 
 @pytest.mark.parametrize(
-    ("num", "ranks", "workers"), [(7, 2, 1), slow(8, 2, 2), slow(13, 3, 2), (30, 4, 0), (41, 4, 2), (3, 2, 2)]
+    ("num", "ranks", "workers"), [(7, 2, 1), slow(8, 2, 2), slow(13, 3, 2), (30, 4, 0), slow(41, 4, 2), (3, 2, 2)]
 )
 def test_it_is_what_energon_itself_reads_unshuffled(
     dataset: Path, tmp_path: Path, num: int, ranks: int, workers: int
