@@ -16,8 +16,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import boto3
-
 _SERVER = """
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
@@ -159,6 +157,8 @@ class Bucket:
     _client: Any = None
 
     def __post_init__(self) -> None:
+        import boto3  # not where tests run with less
+
         names = {"aws_access_key_id": "tests", "aws_secret_access_key": "tests", "region_name": "us-east-1"}
         self._client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self.proxy.behind}", **names)
         self._client.create_bucket(Bucket=self.name)
