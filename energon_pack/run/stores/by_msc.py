@@ -12,7 +12,7 @@ from multistorageclient.types import Range
 from energon_pack.errors import PackError
 from energon_pack.run.stores import requests
 from energon_pack.run.stores.client import PART_BYTES, Found, Objects
-from energon_pack.run.stores.requests import Refused, Transient, said
+from energon_pack.run.stores.requests import Refused, Transient, refuses, said
 
 
 class MscObjects(Objects):
@@ -76,5 +76,4 @@ def _named() -> Iterator[None]:
         raise Refused(said(error)) from None
     except Exception as error:  # of the client behind it, too: it does not translate all of them
         code = getattr(error, "code", None)  # as Google's have it
-        is_refused = isinstance(code, int) and 400 <= code < 500 and code not in (408, 429)
-        raise (Refused if is_refused else Transient)(said(error)) from None
+        raise (Refused if isinstance(code, int) and refuses(code) else Transient)(said(error)) from None

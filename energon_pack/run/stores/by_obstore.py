@@ -14,14 +14,14 @@ from obstore.store import S3Store
 
 from energon_pack.run.stores import requests
 from energon_pack.run.stores.client import PART_BYTES, Found, Objects
-from energon_pack.run.stores.requests import Refused, Transient, said
+from energon_pack.run.stores.requests import Refused, Transient, refuses, said
 
 #: Settings of a profile that this client knows, or that say nothing about what is read.
 KNOWN = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "signature_version"} | {
     *("max_pool_connections", "connect_timeout", "read_timeout", "retries", "max_concurrency"),
     *("multipart_threshold", "multipart_chunksize", "io_chunksize", "rust_client"),
 }
-_REFUSED = re.compile(r"status code: 4(?!08|29)\d\d")  # neither too late nor too often
+_STATUS = re.compile(r"status code: (\d{3})")
 _CREDENTIALS_LAST = timedelta(minutes=30)  # then they are asked for again
 
 
@@ -122,7 +122,8 @@ def _named() -> Iterator[None]:
     except FileNotFoundError:
         raise
     except (GenericError, OSError) as error:
-        raise (Refused if _REFUSED.search(str(error)) else Transient)(said(error)) from None
+        is_refused = any(refuses(int(status)) for status in _STATUS.findall(str(error)))
+        raise (Refused if is_refused else Transient)(said(error)) from None
     except BaseError as error:
         raise Refused(said(error)) from None
 

@@ -93,6 +93,11 @@ def within(seconds: float, request: Callable[[], Result]) -> Result:
     return result.result()
 
 
+def refuses(status: int) -> bool:
+    """Whether a status says that a request will never go well: it came neither too late nor too often."""
+    return 400 <= status < 500 and status not in (408, 429)
+
+
 def _fault(text: str) -> StoreError:
     error = StoreError(text)
     _faults.append(error)
