@@ -25,6 +25,8 @@ class MultiMixQASample(Sample):
     tools: Optional[list[Any]] = None
     #: for each video the indices of its frames, or None where the model chooses
     video_frames: Optional[list[Any]] = None
+    #: what the sample asks for: `weight`, `chat_template_kwargs`, `media_settings`
+    options: Optional[dict[str, Any]] = None
 
 
 @edataclass
@@ -51,6 +53,8 @@ class PackedMultiMixQASample(Sample):
     fingerprint: Optional[str] = None
     #: for each member what it lists in its own `video_frames`: for each video indices of frames, or None
     video_frames: Optional[list[Any]] = None
+    #: what each member asks for: `weight`, `chat_template_kwargs`, `media_settings`
+    options: Optional[list[Any]] = None
 
 
 @edataclass
@@ -74,3 +78,4 @@ class PackedCaptioningSample(Sample):
     token_lens: Optional[list[int]] = None
     num_supervised: Optional[list[int]] = None
     fingerprint: Optional[str] = None
+    options: Optional[list[Any]] = None

@@ -22,6 +22,7 @@ from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of, positions_of
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.media.probe import Media
+from energon_pack.samples.options import option_fields
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
@@ -110,6 +111,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str,
         "video": [parts[chosen[i].name] for i in placed.order if kinds[i] == "video"] or None,
         "tools": record.tools,
         "video_frames": record.fields.get("video_frames"),
+        "options": option_fields(record.fields),
     }
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from energon_pack.dataset.contents import Pack
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.media.probe import probe, with_frames
+from energon_pack.samples.options import options_of
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Message
@@ -33,7 +34,8 @@ def sample_of(file: Bytes, pack: Pack, index: int) -> "Sample":
     record = parse_record({"messages": messages_of(file, pack, index), "tools": member.get("tools")}, ReadSettings())
     media = [probe(as_file(Range(file, part.offset, part.size))) for part in files]
     placed, order, _ = place_media(record.messages, [medium.kind for medium in media])
-    return Sample(placed, with_frames([media[i] for i in order], member.get("video_frames")), record.tools)
+    seen = with_frames([media[i] for i in order], member.get("video_frames"))
+    return Sample(placed, seen, record.tools, options_of(pack.flavor.fields(member)))
 
 
 def messages_of(file: Bytes, pack: Pack, index: int) -> list[Message]:

@@ -123,7 +123,7 @@ def _samples(job: ReplayJob, template: Template, reader: Reader) -> Iterator[Sam
 def _as_packed(reader: Reader, shard: Shard, row: MeasuredRow, method: Method, template: Template) -> Sample:
     try:
         read = read_again(reader, shard, row, method.read)
-        sample = Sample(read.timed, read.media, read.tools)
+        sample = Sample(read.timed, read.media, read.tools, read.options)
         token_len = str(len(template.encode(sample).ids))
     except Skip as skip:
         token_len = f"no ({skip})"

@@ -75,7 +75,9 @@ class Sources:
         images = [LazyImage(data, f"{row.sample_id}: {part.name}") for part, data in named if part.kind == "image"]
         videos = [data for part, data in named if part.kind == "video"]
         frames = sample.fields.get("video_frames")
-        return MemberInput(row.sample_id, sample.timed, images, videos, sample.tools, frames, row.token_len)
+        return MemberInput(
+            row.sample_id, sample.timed, images, videos, sample.tools, frames, row.token_len, sample.options
+        )
 
     def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
         """Copy a part of a sample into a tar; the bytes at both its ends.

@@ -112,7 +112,7 @@ def _judged(
     config: PackConfig, view: MemberView, sample: ReadSample, template: Template
 ) -> tuple[MemberView, list[str]]:
     """What packing would do with a sample that has tokens."""
-    rendered = template.render(Sample(sample.timed, sample.media, sample.tools))
+    rendered = template.render(Sample(sample.timed, sample.media, sample.tools, sample.options))
     remarks, packing, flavor = [], config.packing, config.output.flavor.value
     if rendered.leaves_out_tools:
         remarks.append("the chat template writes nothing of its tools")

@@ -252,7 +252,7 @@ def _full_len(
     try:
         sample = read_again(reader, shard, row, settings)
         if processor is None:
-            return len(template.encode(Sample(sample.timed, sample.media, sample.tools)).ids)
+            return len(template.encode(Sample(sample.timed, sample.media, sample.tools, sample.options)).ids)
         return _processor_len(processor, template, sample, [reader.read(shard, part) for part in sample.parts])
     except PackError:  # the source changed
         raise
@@ -271,5 +271,5 @@ def _processor_len(processor: Any, template: Template, sample: ReadSample, data:
     both = list(zip(data, sample.media, strict=True))
     images = [template.prepare_image(open_image(d)) for d, medium in both if medium.kind == "image"]
     videos = [clip(template, d, medium) for d, medium in both if medium.kind == "video"]
-    asked = Sample(sample.timed, sample.media, sample.tools)
+    asked = Sample(sample.timed, sample.media, sample.tools, sample.options)
     return len(full_ids(processor, template, asked, media_inputs(template, images, videos)))

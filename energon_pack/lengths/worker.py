@@ -159,7 +159,7 @@ def _with_foresight(
 def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: ReadSettings) -> Rendered | None:
     """A sample as text; None: its row now says why it is left out."""
     try:
-        rendered = template.render(Sample(sample.timed, sample.media, sample.tools))
+        rendered = template.render(Sample(sample.timed, sample.media, sample.tools, sample.options))
         if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
             raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
     except Skip as skip:

@@ -71,7 +71,7 @@ class Given:
     def look(self, number: int) -> Sample:
         """A sample by the headers of its media; raises Skip."""
         read, _ = self.read(number)
-        return Sample(read.timed, read.media, read.tools)
+        return Sample(read.timed, read.media, read.tools, read.options)
 
     def member(self, number: int, token_len: int | None = None) -> MemberInput:
         """A sample with its media; raises Skip."""
@@ -81,7 +81,9 @@ class Given:
         with _named(name):
             images = [_image(data, f"{name}: image {i}") for i, (kind, data) in enumerate(named) if kind == "image"]
         videos = [data for kind, data in named if kind == "video" and isinstance(data, bytes)]
-        return MemberInput(name, read.timed, images, videos, read.tools, read.fields.get("video_frames"), token_len)
+        return MemberInput(
+            name, read.timed, images, videos, read.tools, read.fields.get("video_frames"), token_len, read.options
+        )
 
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
         """A sample, and its media in the order of their placeholders.

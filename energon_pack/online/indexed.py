@@ -90,7 +90,7 @@ class Indexed:
     def look(self, number: int) -> Sample:
         """A sample by the headers of its media; raises Skip."""
         read, _ = self._read(number)
-        return Sample(read.timed, read.media, read.tools)
+        return Sample(read.timed, read.media, read.tools, read.options)
 
     def member(self, number: int) -> MemberInput:
         """A sample with its media; raises Skip, and PackError where its file changed."""
@@ -104,7 +104,9 @@ class Indexed:
                 images.append(LazyImage(data, f"{name}: {part.name}"))
             else:
                 videos.append(data)
-        return MemberInput(name, read.timed, images, videos, read.tools, read.fields.get("video_frames"))
+        return MemberInput(
+            name, read.timed, images, videos, read.tools, read.fields.get("video_frames"), None, read.options
+        )
 
     def _read(self, number: int) -> tuple[ReadSample, Shard]:
         row = self._rows[number]

@@ -232,7 +232,9 @@ class _Conversation:
         """The row of a part; None where it does not fit."""
         here = slice(self._num_before[first], self._num_before[end])
         media, parts = self._sample.media[here], self._sample.parts[here]
-        sample = Sample(messages_of(self._messages, first, end, num_characters), media, self._sample.tools)
+        sample = Sample(
+            messages_of(self._messages, first, end, num_characters), media, self._sample.tools, self._sample.options
+        )
         try:
             rendered = self._template.render(sample)
         except Skip:  # a template may refuse some turns without those before

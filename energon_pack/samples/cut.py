@@ -92,7 +92,7 @@ def media_of_part(messages: Sequence[Message], cut: Cut) -> tuple[slice, slice]:
 
 
 def fields_of_part(fields: Mapping[str, Any], cut: Cut, images: slice, videos: slice) -> dict[str, Any]:
-    """The other fields of a part: `video_frames` and `patch_positions` list those of its own media alone.
+    """The other fields of a part: `video_frames`, `patch_positions` and `media_settings` list its own media alone.
 
     Args:
         fields: of the whole sample.
@@ -103,4 +103,7 @@ def fields_of_part(fields: Mapping[str, Any], cut: Cut, images: slice, videos: s
     names = fields.get("patch_positions")
     if isinstance(names, list) and len(names) == cut.kinds.count("i"):
         own["patch_positions"] = names[images]
+    settings = fields.get("media_settings")
+    if isinstance(settings, list) and len(settings) == len(cut.kinds):
+        own["media_settings"] = settings[images.start + videos.start : images.stop + videos.stop]
     return own

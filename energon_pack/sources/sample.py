@@ -14,6 +14,7 @@ from energon_pack.samples.conversation import Placed, place
 from energon_pack.samples.cut import Cut, fields_of_part, media_of_part, messages_of
 from energon_pack.samples.media.probe import Media, probe_part, with_frames
 from energon_pack.samples.named import named_media
+from energon_pack.samples.options import SampleOptions, options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import AnyPart, MediaPart, Message, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
@@ -42,6 +43,11 @@ class ReadSample(NamedTuple):
     def kinds(self) -> list[str]:
         """`image` or `video` for each medium."""
         return [part.kind for part in self.parts]
+
+    @property
+    def options(self) -> SampleOptions:
+        """What it asks for; raises Skip where its fields say nothing that can be read."""
+        return options_of(self.fields)
 
 
 def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:

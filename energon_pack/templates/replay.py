@@ -179,7 +179,7 @@ def _smaller(sample: Sample) -> Iterable[tuple[Sample, bool]]:
     messages = split_content(sample.messages, [media.kind for media in sample.media])
     for num_characters in _CUTS:
         shorter = [{key: _cut(value, num_characters) for key, value in message.items()} for message in messages]
-        yield Sample(shorter, sample.media, sample.tools), True
+        yield Sample(shorter, sample.media, sample.tools, sample.options), True
     if sample.media:
         yield _of_media(sample.media[:_MOST_MEDIA]), False
 

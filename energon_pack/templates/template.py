@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from energon_pack.run.files import write_whole
 from energon_pack.samples.media.probe import Media
+from energon_pack.samples.options import NO_OPTIONS, SampleOptions
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
@@ -41,6 +42,7 @@ class Sample:
     messages: list[Message]  # as `place_media` returned them
     media: list[Media]  # in the order of their placeholders
     tools: list[Any] | None = None
+    options: SampleOptions = NO_OPTIONS
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Rendered:
     num_control_tokens: int  # special tokens that a message spells out itself
     leaves_out_tools: bool = False  # the chat template writes nothing of its tools
     media: Sequence[tuple[int, int]] = ()  # characters of each medium, in the order of the sample's
+    weights: Sequence[float] = ()  # of each span; empty: all are 1
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Tokens:
 
     ids: list[int]
     supervised: list[tuple[int, int]]  # ranges of token indices
+    weights: Sequence[float] = ()  # of each range; empty: all are 1
 
     @property
     def num_supervised(self) -> int:

@@ -255,7 +255,12 @@ def seen(member: MemberInput) -> Sample:
     if b"" in member.videos:
         raise OSError(f"its video {member.videos.index(b'')} is missing from the pack")
     videos = with_frames([probe(io.BytesIO(data)) for data in member.videos], member.video_frames)
-    return Sample(member.messages, [*(Media("image", *image.size) for image in member.images), *videos], member.tools)
+    return Sample(
+        member.messages,
+        [*(Media("image", *image.size) for image in member.images), *videos],
+        member.tools,
+        member.options,
+    )
 
 
 @dataclass(frozen=True)

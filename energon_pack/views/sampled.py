@@ -49,7 +49,7 @@ def sample_view(
     if template is None:
         return view
     try:
-        return encoded(view, template, Sample(sample.timed, sample.media, sample.tools))
+        return encoded(view, template, Sample(sample.timed, sample.media, sample.tools, sample.options))
     except Skip as skip:
         return replace(view, refused=str(skip))
 

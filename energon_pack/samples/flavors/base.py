@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from energon_pack.samples.flavors.parts import Parts
 from energon_pack.samples.flavors.schema import Schema
+from energon_pack.samples.options import NO_OPTIONS, SampleOptions
 from energon_pack.samples.sample import Message
 
 Fields = Mapping[str, Any]
@@ -47,6 +48,7 @@ class MemberInput:
     video_frames: Any = None
     #: as it was measured; None: it was not
     token_len: int | None = None
+    options: SampleOptions = NO_OPTIONS
 
 
 class Flavor(ABC):
@@ -124,6 +126,10 @@ class PackedFlavor(Flavor):
     def media_names(self, parts: Sequence[list[str]]) -> list[list[str]]:
         """What `media_field` holds for these `parts`."""
         return list(parts)
+
+    def fields(self, member: Fields) -> Fields:
+        """The other fields of the sample that one of `members` was: what it asks for is among them."""
+        return member
 
     def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
         """The conversation of one of `members`.

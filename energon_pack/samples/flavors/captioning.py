@@ -11,6 +11,7 @@ from energon_pack.samples.conversation import place
 from energon_pack.samples.flavors.base import Conversation, Fields, MemberInput, PackedFlavor, sample_value
 from energon_pack.samples.flavors.parts import Parts, image_of, positions_of
 from energon_pack.samples.flavors.schema import COUNT, LIST, META, NAMES, OBJECTS, TEXTS, Schema
+from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
 
@@ -111,6 +112,10 @@ class PackedCaptioning(PackedFlavor):
     def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
         return _timed(member, positions, 0 if self.is_ours else len(member["images"]))
 
+    def fields(self, member: Fields) -> Fields:
+        fields: Fields = member["source_fields"]
+        return fields
+
     def samples(self, value: Fields) -> list[dict[str, Any]]:
         samples = []
         for member in self.members(value):
@@ -122,7 +127,8 @@ class PackedCaptioning(PackedFlavor):
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
         names = [[f"img{s}_{i}" for i in range(len(images))] for s, images in enumerate(value["images"])]
         positions = [[positions_of(parts.get(f"{name}.npy")) for name in member] for member in names]
-        meta = value.get("_meta", {})
+        meta, sources = value.get("_meta", {}), value.get("source_fields") or [{}] * len(names)
+        options = [option_fields(fields) for fields in sources]
         return {
             "images": [[image_of(parts, f"{name}.jpg") for name in member] for member in names],
             "prompts": list(map(_as_list, value["prompts"])),
@@ -130,6 +136,7 @@ class PackedCaptioning(PackedFlavor):
             "patch_positions": positions if any(p is not None for member in positions for p in member) else None,
             "fps": value.get("fps"),
             "timestamp_decimal": value.get("timestamp_decimal"),
+            "options": options if any(options) else None,
             **{key: meta.get(key) for key in ("sample_ids", "token_lens", "num_supervised", "fingerprint")},
         }
 
@@ -139,7 +146,9 @@ class PackedCaptioning(PackedFlavor):
             columns = {name: getattr(sample, name) for name in ("prompts", "captions", "fps", "timestamp_decimal")}
             member = {name: column[index] if column else None for name, column in columns.items()}
             positions = sample.patch_positions[index] if sample.patch_positions else [None] * len(images)
-            yield MemberInput(sample_id, _timed(member, positions, len(images)), images, token_len=token_len)
+            options = options_of(sample.options[index]) if sample.options else NO_OPTIONS
+            messages = _timed(member, positions, len(images))
+            yield MemberInput(sample_id, messages, images, token_len=token_len, options=options)
 
     def defects(self, fields: Fields) -> Iterator[str]:
         if {"sample_count", "images"} <= fields.keys() and fields["sample_count"] != len(fields["images"]):

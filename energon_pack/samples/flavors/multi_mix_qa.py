@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from energon_pack.samples.flavors.base import Conversation, Fields, Flavor, MemberInput, PackedFlavor, sample_value
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of
 from energon_pack.samples.flavors.schema import MEDIA, META, OBJECTS, Schema
+from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
 from energon_pack.samples.sample import media_type
 
 _KINDS = {"i": "image", "v": "video"}
@@ -25,7 +26,15 @@ class MultiMixQA(Flavor):
 
     def inputs(self, sample: Any) -> Iterator[MemberInput]:
         media = sample.image or [], sample.video or []
-        yield MemberInput(sample.__key__, sample.messages, *media, sample.tools, sample.video_frames)
+        yield MemberInput(
+            sample.__key__,
+            sample.messages,
+            *media,
+            sample.tools,
+            sample.video_frames,
+            None,
+            options_of(sample.options or {}),
+        )
 
 
 class PackedMultiMixQA(PackedFlavor):
@@ -79,6 +88,7 @@ class PackedMultiMixQA(PackedFlavor):
             "videos": [[parts.get(name, b"") for name, kind in member if kind == "video"] for member in media],
             "tools": [member.get("tools") for member in members],
             "video_frames": [member.get("video_frames") for member in members],
+            "options": [option_fields(member) for member in members],
             "sample_ids": value["_meta"]["sample_ids"],
             "media_type": value["media_type"],
             **{name: value["_meta"][name] for name in self.stated},
@@ -97,7 +107,8 @@ class PackedMultiMixQA(PackedFlavor):
             sample_id, token_len = self.measured(sample, index)
             media = sample.images[index], sample.videos[index]
             frames = sample.video_frames[index] if sample.video_frames else None
-            yield MemberInput(sample_id, messages, *media, sample.tools[index], frames, token_len)
+            options = options_of(sample.options[index]) if sample.options else NO_OPTIONS
+            yield MemberInput(sample_id, messages, *media, sample.tools[index], frames, token_len, options)
 
     def defects(self, fields: Fields) -> Iterator[str]:
         if self.is_ours and MEDIA.keys() <= fields.keys():

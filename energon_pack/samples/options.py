@@ -1,0 +1,54 @@
+"""What a sample says of how it is to be rendered and trained; read from fields of a source and of a pack alike. Pure.
+
+{"weight": 0.5, "chat_template_kwargs": {"enable_thinking": false}, "media_settings": [{"max_pixels": 50176}, null]}
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.weights import sample_weight
+
+#: fields of a sample that `options_of` reads
+OPTION_KEYS = ("weight", "chat_template_kwargs", "media_settings")
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """What one sample asks for."""
+
+    #: a factor of its loss
+    weight: float = 1.0
+    #: variables of the chat template, above those of the run
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    #: of each medium, in the order of their placeholders, what its content part says of it; empty: nothing
+    media: tuple[Mapping[str, Any] | None, ...] = ()
+
+
+NO_OPTIONS = SampleOptions()
+
+
+def option_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a sample's fields that `options_of` reads."""
+    return {key: fields[key] for key in OPTION_KEYS if fields.get(key) is not None}
+
+
+def options_of(fields: Mapping[str, Any]) -> SampleOptions:
+    """What a sample asks for.
+
+    Args:
+        fields: of the sample, beside its messages.
+
+    Raises:
+        Skip: `bad_message` for a value of another form.
+    """
+    own = option_fields(fields)
+    if not own:
+        return NO_OPTIONS
+    variables, media = own.get("chat_template_kwargs", {}), own.get("media_settings", [])
+    if not isinstance(variables, Mapping):
+        raise Skip(Reason.BAD_MESSAGE, f"chat_template_kwargs are no object: {str(variables)[:80]}")
+    if not isinstance(media, list) or not all(item is None or isinstance(item, Mapping) for item in media):
+        raise Skip(Reason.BAD_MESSAGE, f"media_settings are no list of objects: {str(media)[:80]}")
+    return SampleOptions(sample_weight(own), variables, tuple(media))
