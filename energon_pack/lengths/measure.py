@@ -234,7 +234,7 @@ def lengths_cache(method: Method, run: Run) -> TableCache:
     versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*PACKED]
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKED else []
     chosen = [*asked, *(template.kinds or [])]  # what the settings in the fingerprint do not say
-    how = key_of(template.fingerprint, template.train_on, asdict(method.read), *versions, *chosen)
+    how = key_of(template.fingerprint, template.labels, asdict(method.read), *versions, *chosen)
     return TableCache(run.cache("lengths", how))
 
 

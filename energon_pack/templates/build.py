@@ -70,7 +70,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         chat_template_kwargs=dict(model.chat_template_kwargs),
         processor=processor,
         media=media,
-        train_on=settings.labels.train_on,
+        labels=settings.labels,
         add_special_tokens=bool(model.add_special_tokens),
     )
     rules = _rules(family, processor, model)

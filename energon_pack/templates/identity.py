@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_pack.templates.families.rules import ProcessorSettings
-from energon_pack.templates.settings import MediaConfig, TrainOn
+from energon_pack.templates.settings import LabelsConfig, MediaConfig
 
 #: among the kinds of media: images and videos in one sample, and videos of several lengths, in frames
 MIXED, UNEVEN = "mixed", "uneven"
@@ -23,7 +23,7 @@ class TemplateSpec:
     chat_template_kwargs: dict[str, Any]
     processor: ProcessorSettings
     media: MediaConfig = field(default_factory=MediaConfig)
-    train_on: TrainOn = TrainOn.all
+    labels: LabelsConfig = field(default_factory=LabelsConfig)
     kinds: list[str] | None = None  # of media that are measured, MIXED and UNEVEN among them; None: all of the family's
     add_special_tokens: bool = False  # those the tokenizer puts around any text, beside the chat template's
 
@@ -33,7 +33,7 @@ class Identity:
     """What tells templates apart, known without reading a tokenizer: kept as JSON beside the template."""
 
     fingerprints: dict[str, str]  # a hash for each thing a length depends on
-    train_on: TrainOn
+    labels: dict[str, Any]  # settings of `labels`, on which the number of trained tokens depends
     family: str = ""
     kinds: list[str] | None = None  # as of `TemplateSpec`
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import is_as_made, make_once, write_whole
-from energon_pack.run.json_nodes import node_of
+from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.templates.build import build
 from energon_pack.templates.choose import Choice, Tried, choose
@@ -26,7 +26,7 @@ from energon_pack.templates.template import Template
 #: The tokenizer of the template that this process built last, by its folder: reading it takes a while.
 _built: dict[str, Tokenizer] = {}
 
-_SAVED_VERSION = 3  # raised when `Template.save` writes other files
+_SAVED_VERSION = 4  # raised when `Template.save` writes other files
 #: what reads a processor's files, and what it is compared with
 _PACKAGES = ("energon-pack", "transformers", "tokenizers", "torch", "torchvision", "pillow", "numpy")
 #: of `model`: what the same template may have another of
@@ -144,7 +144,7 @@ def _key(settings: TemplateSettings, folder: Path, place: str = "") -> str:
         digest.update(path.read_bytes())
     how = {name: value for name, value in asdict(settings.model).items() if name not in _NOT_IN_TEMPLATE}
     how["processor"] = place
-    how |= {"media": asdict(settings.media), "train_on": settings.labels.train_on}
+    how |= {"media": asdict(settings.media), "labels": plain(settings.labels)}
     versions = {name: version_of(name) for name in _PACKAGES}
     digest.update(json.dumps([how, versions, RULES_VERSION, _SAVED_VERSION], sort_keys=True, default=str).encode())
     return digest.hexdigest()[:16]

@@ -35,6 +35,22 @@ class TrainOn(str, Enum):
     last = "last"
 
 
+class Think(str, Enum):
+    """What becomes of thoughts: reasoning that a template writes, or `<think>…</think>` in a text."""
+
+    train = "train"
+    mask = "mask"
+    mask_empty = "mask_empty"
+    drop_history = "drop_history"
+
+
+class ToolCalls(str, Enum):
+    """Whether the calls of tools are trained."""
+
+    train = "train"
+    mask = "mask"
+
+
 @dataclass
 class ModelConfig:
     """A model: its family of rules and its processor. One YAML in `conf/model` each."""
@@ -126,6 +142,21 @@ class LabelsConfig:
 
     #: all of the assistant's turns, or the last
     train_on: TrainOn = TrainOn.all
+    #: thoughts: train them, or not, or not the empty ones; drop_history: those before the last question are left out
+    think: Think = Think.train
+    #: calls of tools: train them, or not
+    tool_calls: ToolCalls = ToolCalls.train
+    #: whether the token that ends a turn is trained
+    end_of_turn: bool = True
+    #: whether what the template writes after that token is trained: a newline, what closes the whole text
+    after_turn: bool = False
+    #: how much all other text counts, beside 1 for an answer
+    prompt_weight: float = 0.0
+
+    def check(self) -> None:
+        """Raises PackError for a weight below 0."""
+        if not self.prompt_weight >= 0:
+            raise PackError(f"labels.prompt_weight={self.prompt_weight}: must be at least 0")
 
 
 @dataclass

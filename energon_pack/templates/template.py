@@ -18,21 +18,26 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from energon_pack.run.files import write_whole
+from energon_pack.run.json_nodes import plain
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.options import NO_OPTIONS, SampleOptions
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat.labels import Trained
 from energon_pack.templates.chat.skeleton import texts_of
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.families.rules import MediaRules
+from energon_pack.templates.frames import Frames
 from energon_pack.templates.identity import MIXED, RULES_VERSION, UNEVEN, Identity, TemplateSpec, hash_of
 from energon_pack.templates.preprocess import image_preprocessor, video_preprocessor
-from energon_pack.templates.settings import TrainOn
+from energon_pack.templates.settings import LabelsConfig, Think
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
 from energon_pack.templates.tokens.runs import Runs, grow, token_ranges, without_first
+
+_DEFAULT_LABELS = LabelsConfig()
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,8 @@ class Template:
         }
         self._kinds = {token: kind for kind, token in rules.media_tokens.items()}
         self._marks = AddedTokens({OPEN, CLOSE, *self._kinds, *rules.feature_tokens.values()})
+        others = [*rules.feature_tokens.values(), *rules.marks]
+        self._frames = Frames(self._chat, self.media_tokens, others, special)
         self._control = AddedTokens(special).pattern
         self._runs = Runs(tokenizer, {*rules.media_tokens.values(), *rules.feature_tokens.values()})
 
@@ -114,10 +121,8 @@ class Template:
             waiting[media.kind].append((number, *expanded))
         places = [(0, 0)] * len(expansions)
         messages = self.messages(sample)
-        if self._chat.leaves_out_calls(messages, sample.tools):
-            what = "the chat template leaves out tool calls (model.chat_template=FILE gives another)"
-            raise Skip(Reason.PROCESSOR_ERROR, what)
-        marked = self._chat.render_marked(messages, sample.tools, self.spec.train_on is TrainOn.last)
+        chat = self._chat.with_variables(sample.options.chat_template_kwargs)
+        marked, weights = chat.render_marked(messages, sample.tools, self.spec.labels)
 
         pieces = ["" if marked.startswith(before) else before]  # a first token is not written twice
         spans: list[tuple[int, int]] = []
@@ -143,14 +148,32 @@ class Template:
         pieces += [marked[cursor:], after]
         if left_out := sum(map(len, waiting.values())):
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
+        text = "".join(pieces)
+        spans, weights = self._trained(chat, text, spans, weights, [place for place in places if place[1]])
         return Rendered(
-            "".join(pieces),
+            text,
             spans,
             num_visual_tokens,
-            self._num_control_tokens(messages, sample.tools),
+            self._num_control_tokens(sample.messages, sample.tools),
             bool(sample.tools) and not self._chat.shows_tools,
             places,
+            weights if any(weight != 1 for weight in weights) else (),
         )
+
+    def _trained(
+        self,
+        chat: ChatTemplate,
+        text: str,
+        spans: Sequence[tuple[int, int]],
+        weights: Sequence[float],
+        media: Sequence[tuple[int, int]],
+    ) -> tuple[list[tuple[int, int]], list[float]]:
+        """What is trained of a text, as `labels` wants it: no token that stands for a medium, or frames one."""
+        trained = [Trained(*span, weight) for span, weight in zip(spans, weights, strict=True)]
+        if self.spec.labels != _DEFAULT_LABELS:
+            trained = chat.adjusted(text, trained, self.spec.labels)
+        trained = self._frames.untrained(text, trained, sorted(media))
+        return [span[:2] for span in trained], [span.weight for span in trained]
 
     def foresee(self, media: Iterable[Media]) -> None:
         """Media of samples that will be rendered next."""
@@ -244,6 +267,10 @@ class Template:
     def messages(self, sample: Sample) -> list[Message]:
         """The conversation as the chat template takes it."""
         messages = split_content(sample.messages, [media.kind for media in sample.media])
+        if self.spec.labels.think is Think.drop_history:
+            messages = self._chat.without_thoughts(messages)
+        if sample.media:
+            messages = list(map(self._frames.with_all_media, messages))
         return self._chat.as_it_wants(messages)
 
     def shows(self, kind: str) -> bool:
@@ -284,7 +311,11 @@ class Template:
     def fingerprints(self) -> dict[str, str]:
         """A hash for each thing a length depends on."""
         spec = self.spec
-        chat = [spec.chat_template, spec.processor.tokens, spec.chat_template_kwargs, spec.add_special_tokens]
+        chat: list[Any] = [
+            spec.chat_template, spec.processor.tokens, spec.chat_template_kwargs, spec.add_special_tokens,
+        ]  # fmt: skip
+        if spec.labels.think is Think.drop_history:
+            chat.append("history without thoughts")
         return {
             "tokenizer": hash_of(self._tokenizer.to_str()),
             "chat_template": hash_of(chat),
@@ -294,7 +325,7 @@ class Template:
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.fingerprints, self.spec.train_on, self.spec.family, self.spec.kinds)
+        return Identity(self.fingerprints, plain(self.spec.labels), self.spec.family, self.spec.kinds)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,21 +1,33 @@
 """Jinja as transformers sets it up for chat templates, without transformers."""
 
 import json
+import re
 from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+#: the variable that holds what stands around each `{% generation %}` block
+GENERATION_MARKS = "energon_pack_generation_marks"
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` blocks of training templates: their body, nothing else."""
+    """`{% generation %}` blocks of training templates: their body, between marks where the context asks for some."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own name and type)
 
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_marked", [jinja2.nodes.ContextReference()])
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _marked(self, context: jinja2.runtime.Context, caller: jinja2.runtime.Macro) -> str:
+        body: str = caller()
+        first, last = context.get(GENERATION_MARKS, ("", ""))
+        return f"{first}{body}{last}"
 
 
 def _raise_exception(message: str) -> None:
@@ -42,3 +54,8 @@ def strings_in(source: str) -> set[str]:
     return {
         node.value for node in environment().parse(source).find_all(jinja2.nodes.Const) if isinstance(node.value, str)
     }
+
+
+def generates(source: str) -> bool:
+    """Whether a template says itself what is trained, in `{% generation %}` blocks."""
+    return _GENERATION.search(source) is not None

@@ -10,10 +10,11 @@ from itertools import count
 from typing import Any
 
 from energon_pack.samples.sample import Message
+from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
 BEGIN, END = "\ufdd2", "\ufdd3"  # noncharacters around the number of a text
 _TEXT = re.compile(f"{BEGIN}([0-9]+){END}")
-_PLAIN_KEYS = frozenset(("role", "content", "loss", "weight"))
+_PLAIN_KEYS = TURN_WEIGHT_KEYS | {"role", "content"}
 _ROLES = ("system", "user", "assistant", "user", "assistant", "user", "assistant")
 #: Texts in whose place templates are known to write others; `{}` is a text.
 _LONG = "long " * 1000
@@ -71,7 +72,7 @@ def shape_of(messages: Sequence[Message]) -> Shape | None:
             return None
         content = message["content"]
         kinds = "text" if isinstance(content, str) else tuple(part["type"] for part in content)
-        shape.append((message["role"], kinds, message.get("loss"), message.get("weight")))
+        shape.append((message["role"], kinds))
     return tuple(shape)
 
 

@@ -1,9 +1,12 @@
-"""A turn of the assistant in the output of a chat template: the marks that find it, its header and its end."""
+"""How a chat template writes a turn of the assistant: its header, its end, and the token that generation stops at.
+
+<|im_start|>assistant\n  The answer.  <|im_end|>  \n
+──────── header ───────               ─ ends ──
+"""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
-
-from energon_pack.samples.sample import Message
 
 #: Noncharacters around what is trained: no real text holds them.
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
@@ -16,7 +19,9 @@ class Turn:
 
     headers: tuple[str, ...]  # `<|im_start|>assistant\n`, and what else may precede what is trained; longest first
     begins: str  # the token every header begins with
-    ends: str  # the token that ends a turn
+    ends: str  # what ends a turn; with `is_next`, the token that begins the turn of a user
+    is_next: bool  # turns have no end of their own: generation stops at the token that begins the next one
+    has_prompt: bool  # the template writes the header where it is asked for a prompt
 
     def has_whole(self, marked: str) -> bool:
         """Whether what is trained is whole turns, from header to end, whatever white space is around a text."""
@@ -26,43 +31,56 @@ class Turn:
             for text, mark in zip(before[::2], before[1::2], strict=False)
         ) and bool(self.headers and self.ends)
 
-    def spans(self, marked: str, plain: str, num_turns: int) -> list[tuple[int, int]] | None:
-        """The turns of a text that was rendered with marks and without; None where the marks don't tell."""
-        pieces = _MARKS.split(marked)
-        if "".join(pieces[::2]) != plain or pieces.count(CLOSE) != num_turns:
-            return None
-        spans = []
-        position = previous = 0
-        opened: int | None = None
-        for text, mark in zip(pieces[::2], pieces[1::2], strict=False):
-            position += len(text)
-            if mark == OPEN:
-                opened = position
-                continue
-            start = position if opened is None else opened
-            begin = self._begin(plain, previous, start)
-            if begin is None and opened is None:
-                return None
-            start = start if begin is None else begin
-            previous = self.end_after(plain, position) or position
-            spans.append((start, previous))
-            opened = None
-        return spans
-
-    def _begin(self, text: str, previous: int, start: int) -> int | None:
-        """Where the turn that holds `start` begins, after its header."""
+    def begin(self, text: str, previous: int, start: int) -> int | None:
+        """Where what is trained of a turn begins, after the header that stands between `previous` and `start`."""
         for header in self.headers:
             head = text.rfind(header, previous, start)
             if head >= 0 and not (self.ends and self.ends in text[head:start]):
                 return head + len(header)
         return None
 
-    def end_after(self, text: str, start: int) -> int | None:
-        """The end of the turn's last token; None where the next turn comes first, or the text ends."""
-        end = text.find(self.ends, start) if self.ends else -1
+    def end(self, text: str, start: int, stop: int) -> int | None:
+        """Where a turn ends, with its end; None where it is not between `start` and `stop`, or the next turn is."""
+        end = text.find(self.ends, start, stop) if self.ends else -1
         if end < 0 or (self.begins and self.begins in text[start:end]):
             return None
         return end + len(self.ends)
+
+
+class SpecialTokens:
+    """The special tokens of a tokenizer, as they are found in a text."""
+
+    def __init__(self, tokens: Collection[str]):
+        longest_first = sorted(filter(None, tokens), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._some = re.compile(rf"(?:{self._pattern.pattern}|\s)*")
+
+    def first(self, text: str) -> str:
+        """The first one in a text; empty: there is none."""
+        match = self._pattern.search(text)
+        return match[0] if match else ""
+
+    def last_end(self, text: str) -> int:
+        """Where the last one in a text ends; 0: there is none."""
+        return max((match.end() for match in self._pattern.finditer(text)), default=0)
+
+    def at(self, text: str, position: int) -> str:
+        """The one that begins at a position, after white space; empty: there is none."""
+        while position < len(text) and text[position].isspace():
+            position += 1
+        match = self._pattern.match(text, position)
+        return match[0] if match else ""
+
+    def are_all(self, text: str) -> bool:
+        """Whether a text is nothing but special tokens and white space."""
+        return self._some.fullmatch(text) is not None
+
+    def whole(self, text: str, end: int) -> int:
+        """The end, or the beginning of the token that it cuts in two."""
+        for match in self._pattern.finditer(text):
+            if match.start() < end < match.end():
+                return match.start()
+        return end
 
 
 def shared_beginning(a: str, b: str) -> str:
@@ -71,30 +89,10 @@ def shared_beginning(a: str, b: str) -> str:
 
 
 def put_marks(text: str, spans: list[tuple[int, int]]) -> str:
-    """A text with marks around each span."""
+    """A text with marks around each span; spans ascend, and none overlaps another."""
     pieces, position = [], 0
     for start, end in spans:
+        assert position <= start <= end, f"spans overlap: {spans}"
         pieces += [text[position:start], OPEN, text[start:end], CLOSE]
         position = end
     return "".join([*pieces, text[position:]])
-
-
-def marked_message(message: Message, place: str = "name") -> Message:
-    """Marks inside the white space around a text, which templates strip; in a tool call where there is no text."""
-    content = message["content"]
-    if isinstance(content, list):
-        return {**message, "content": [{"type": "text", "text": OPEN}, *content, {"type": "text", "text": CLOSE}]}
-    if text := content.strip():
-        before, _, after = content.partition(text)
-        return {**message, "content": f"{before}{OPEN}{text}{CLOSE}{after}"}
-    calls = message.get("tool_calls")
-    if isinstance(calls, list) and calls and isinstance(calls[0], dict):
-        call = calls[0]
-        function = call.get("function", call)
-        if place == "id" and isinstance(call.get("id"), str):
-            return {**message, "tool_calls": [{**call, "id": f"{OPEN}{call['id']}{CLOSE}"}, *calls[1:]]}
-        if place == "name" and isinstance(function, dict) and isinstance(function.get("name"), str):
-            named = {**function, "name": f"{OPEN}{function['name']}{CLOSE}"}
-            call = {**call, "function": named} if "function" in call else named
-            return {**message, "tool_calls": [call, *calls[1:]]}
-    return {**message, "content": f"{OPEN}{CLOSE}{content}"}

@@ -10,6 +10,7 @@ import pytest
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
+from energon_pack.templates.settings import LabelsConfig, TrainOn
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -48,7 +49,8 @@ def turns(*texts: str, **last: Any) -> list[dict[str, Any]]:
 
 def trained(source: str, messages: list[dict[str, Any]], last_only: bool = False) -> list[str]:
     template = ChatTemplate(source, {}, SPECIAL)
-    marked = template.render_marked(messages, None, last_only)
+    labels = LabelsConfig(TrainOn.last if last_only else TrainOn.all)
+    marked, _ = template.render_marked(messages, None, labels)
     assert marked.replace(OPEN, "").replace(CLOSE, "") == template.render(messages, None)
     return [piece.partition(CLOSE)[0] for piece in marked.split(OPEN)[1:]]
 
@@ -60,7 +62,7 @@ def trained(source: str, messages: list[dict[str, Any]], last_only: bool = False
         (GEMMA, ["b<end_of_turn>", "d<end_of_turn>"]),
         (THINKING, ["b<|im_end|>", " d \n<|im_end|>"]),
         (PARTS_ONLY, ["b<|im_end|>", " d \n<|im_end|>"]),
-        (BARE, ["b", "d"]),  # no token ends a turn, and white space around it is nobody's
+        (BARE, ["b", " d"]),  # no token ends a turn, and white space after it is nobody's
     ],
 )
 def test_each_answer_and_its_end(source: str, expected: list[str]) -> None:
@@ -82,9 +84,10 @@ def test_reasoning_and_tool_calls_are_the_models_own() -> None:
 
 
 def test_thinking_that_is_dropped_from_older_turns() -> None:
+    """What the prompt writes, `<think>` here, no model has to write itself."""
     thought = "<think>\nhm\n</think>\n\n"
     messages = turns("a", thought + "b", "c", thought + "d")
-    assert trained(THINKING, messages) == ["b<|im_end|>", thought + "d<|im_end|>"]
+    assert trained(THINKING, messages) == ["b<|im_end|>", thought.removeprefix("<think>\n") + "d<|im_end|>"]
 
 
 def test_a_template_that_looks_at_the_text() -> None:
@@ -133,9 +136,7 @@ def test_calls_that_are_written_by_their_id() -> None:
 
 
 @pytest.mark.parametrize("key", ["loss", "weight"])
-@pytest.mark.parametrize(
-    ("value", "is_trained"), [(False, 0), (0, 0), (0.0, 0), (True, 1), (1, 1), (0.5, 1), (None, 1)]
-)
+@pytest.mark.parametrize(("value", "is_trained"), [(False, 0), (0, 0), (0.0, 0), (True, 1), (1, 1), (None, 1)])
 def test_switches_of_a_turn(key: str, value: object, is_trained: int) -> None:
     assert len(trained(CHATML, turns("a", "b", **{key: value}))) == is_trained
 
@@ -154,7 +155,14 @@ def test_known_shapes_are_written_as_the_template_writes_them(source: str) -> No
     template = ChatTemplate(source, {}, SPECIAL)
     for texts in (("a", "b"), ("", " "), ("<|im_start|>assistant\n", "<|im_end|>x"), ("a\ufdd2" + "0\ufdd3", "b")):
         for messages in (turns(*texts), turns(*texts, *texts), [{"role": "system", "content": "s"}, *turns(*texts)]):
-            assert template._marked(messages, None, False) == template._render_marked(messages, None, False)
+            if "\ufdd2" in "".join(texts):  # a skeleton's own mark: no text holds it
+                with pytest.raises(Skip):
+                    template.render_marked(messages, None)
+                continue
+            weights = {i: 1.0 for i, message in enumerate(messages) if message["role"] == "assistant"}
+            assert template.render_marked(messages, None) == template._marked(
+                template.render(messages, None), messages, None, weights
+            )
 
 
 THINKS_ALWAYS = CHATML.replace(
@@ -162,17 +170,13 @@ THINKS_ALWAYS = CHATML.replace(
 )
 
 
-@pytest.mark.parametrize("source", [CHATML, GEMMA, THINKING, PARTS_ONLY, THINKS_ALWAYS, BARE])
+@pytest.mark.parametrize("source", [CHATML, GEMMA, THINKING, PARTS_ONLY])
 @pytest.mark.parametrize("silence", ["", " \n"])
-def test_a_turn_that_holds_nothing_is_not_trained(source: str, silence: str) -> None:
-    """It would teach the model to end its turn at once."""
-    assert trained(source, turns("a", silence)) == []
-    assert len(trained(source, turns("a", silence, "c", "d", "e", silence))) == 1
-
-
-def test_reasoning_a_template_drops_is_an_empty_turn() -> None:
-    assert trained(GEMMA, turns("a", "", reasoning_content="why")) == []
-    assert len(trained(CHATML, turns("a", "", reasoning_content="why"))) == 1
+def test_the_end_of_an_empty_answer_is_trained(source: str, silence: str) -> None:
+    """All frameworks train it: who keeps such a turn chose an empty answer."""
+    assert len(trained(source, turns("a", silence))) == 1
+    assert len(trained(source, turns("a", silence, "c", "d", "e", silence))) == 3
+    assert all(text.endswith((">",)) for text in trained(source, turns("a", silence, "c", "d")))
 
 
 BY_ID = CHATML.replace("{{ call.function | tojson }}", "{{ call.id }}")
@@ -187,7 +191,7 @@ STRICT = CHATML.replace(
     [
         (GEMMA, [{"function": {"name": "f"}}], True),
         (CHATML, [{"function": {"name": "f"}}], False),
-        (CHATML, [{"function": {}}], False),
+        (CHATML, [{"function": {}}], True),  # nothing of it can be looked for
         (CHATML, [{"name": "f", "arguments": {}}], False),  # it refuses the sample by itself
         (BY_NAME, [{"name": "f"}], False),
         (BY_NAME, [{"function": {"name": "f"}}], True),  # it asks for another form, and writes nothing of this one
@@ -201,8 +205,12 @@ STRICT = CHATML.replace(
 def test_whether_calls_are_written_is_asked_of_each_sample(source: str, calls: list[Any], leaves_out: bool) -> None:
     template = ChatTemplate(source, {}, SPECIAL)
     messages = turns("a", "", tool_calls=calls)
-    assert template.leaves_out_calls(messages, None) is leaves_out
-    assert not template.leaves_out_calls(turns("a", "b"), None)
+    try:
+        template.render_marked(messages, None)
+        said = ""
+    except Skip as skip:
+        said = skip.detail
+    assert ("leaves out tool calls" in said) is leaves_out, said
 
 
 def test_tools_a_template_does_not_write_are_noticed() -> None:

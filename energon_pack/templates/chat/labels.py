@@ -1,0 +1,125 @@
+"""What `labels.*` changes of the trained parts of a text. Pure.
+
+Assistant turn   <think>\nhm\n</think>\n\nThe answer.<|im_end|>\n
+think=mask       ───── not trained ──────
+end_of_turn=false                           not trained
+after_turn=true                                       trained, too
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from energon_pack.samples.sample import Message
+from energon_pack.templates.chat.leaves import REASONING
+from energon_pack.templates.chat.turns import SpecialTokens, Turn
+from energon_pack.templates.settings import LabelsConfig, Think
+
+Range = tuple[int, int]
+
+
+class Trained(NamedTuple):
+    """Characters that are trained, and how much they count."""
+
+    start: int
+    end: int
+    weight: float
+
+
+class ThinkMarks(NamedTuple):
+    """What a template writes before and after a thought, without white space."""
+
+    first: str
+    last: str
+
+
+def adjusted(
+    text: str, spans: Iterable[Trained], labels: LabelsConfig, turn: Turn, special: SpecialTokens, think: ThinkMarks
+) -> list[Trained]:
+    """The spans of a text as `labels` wants them, ascending.
+
+    Args:
+        spans: of whole turns.
+    """
+    spans = list(spans)
+    if labels.after_turn:
+        spans = [span._replace(end=_after(text, span.end, turn, special)) for span in spans]
+    if not labels.end_of_turn:
+        ends = [re.escape(end) for end in (turn.ends,) if end]
+        pattern = re.compile(rf"(?:{'|'.join(ends) or '(?!)'})\s*$")
+        spans = [span._replace(end=_before(pattern, text, span)) for span in spans]
+    if labels.think in (Think.mask, Think.mask_empty):
+        only_empty = labels.think is Think.mask_empty
+        spans = without(spans, [hole for span in spans for hole in _thoughts(text, span, think, only_empty)])
+    if labels.prompt_weight:
+        ends_of = [0, *(position for span in spans for position in span[:2]), len(text)]
+        gaps = zip(ends_of[::2], ends_of[1::2], strict=True)
+        spans = sorted([*spans, *(Trained(*gap, labels.prompt_weight) for gap in gaps)])
+    return [span for span in spans if span.start < span.end]
+
+
+def without(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
+    """What is left of spans outside of other ranges; both ascend."""
+    left: list[Trained] = []
+    for start, end, weight in spans:
+        for first, last in holes:
+            if last <= start or first >= end:
+                continue
+            if start < first:
+                left.append(Trained(start, first, weight))
+            start = last
+        if start < end:
+            left.append(Trained(start, end, weight))
+    return left
+
+
+def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Message]:
+    """A conversation whose answers before the last question hold no thoughts."""
+    last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
+    thought = re.compile(rf"\s*{re.escape(think.first)}.*?{re.escape(think.last)}\s*", re.DOTALL)
+
+    def silent(message: Message) -> Message:
+        new = {key: value for key, value in message.items() if key not in REASONING}
+        if isinstance(message["content"], str):
+            new["content"] = thought.sub("", message["content"], count=1)
+        return new
+
+    return [silent(m) if i < last and m["role"] == "assistant" else m for i, m in enumerate(messages)]
+
+
+def _after(text: str, end: int, turn: Turn, special: SpecialTokens) -> int:
+    """The end of a turn with what the template writes after it: a newline, or what ends the whole text."""
+    if not turn.ends or turn.is_next:
+        return end
+    if special.are_all(text[end:]):
+        return len(text)
+    while end < len(text) and text[end].isspace():
+        end += 1
+    return end
+
+
+def _before(end_of_turn: re.Pattern[str], text: str, span: Trained) -> int:
+    match = end_of_turn.search(text[span.start : span.end])
+    return span.end if match is None else span.start + match.start()
+
+
+def _thoughts(text: str, span: Trained, think: ThinkMarks, only_empty: bool) -> Iterator[Range]:
+    """The thoughts in a span, with their marks and the white space after them."""
+    start, position = -1, span.start
+    if text[: span.start].rstrip().endswith(think.first):  # the prompt opened one
+        start = span.start
+    while True:
+        if start < 0:
+            start = text.find(think.first, position, span.end)
+            if start < 0:
+                return
+            position = start + len(think.first)
+        last = text.find(think.last, position, span.end)
+        if last < 0:
+            return
+        end = last + len(think.last)
+        while end < span.end and text[end].isspace():
+            end += 1
+        if not only_empty or not text[position:last].strip():
+            yield start, end
+        start, position = -1, end

@@ -1,0 +1,148 @@
+"""The texts of a conversation between marks that survive rendering: where in the output each of them came to lie.
+
+    {"role": "assistant", "content": "Hi ", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "y"}}}]}
+      texts:  0 "Hi", of message 1 · 1 "f", of its call 0 · 2 "y", of its call 0
+
+A mark is of Unicode noncharacters, which no real text holds; it stands inside the white space around a text, which
+templates strip. A text that a template cuts may lose one of its two marks.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from energon_pack.samples.sample import Message
+
+#: Noncharacters that stand for themselves in what is rendered here.
+NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
+#: around what a template's own `{% generation %}` writes
+GENERATION = ("\ufde0", "\ufde1")
+_FIRST, _LAST, _STOP = "\ufdd4", "\ufdd6", "\ufdd5"
+_DIGITS = {ord(digit): 0xFDD8 + int(digit) for digit in "01234567"}
+_MARK = re.compile(f"([{_FIRST}{_LAST}])([\ufdd8-\ufddf]+){_STOP}|([{''.join(GENERATION)}])")
+#: names of a message's reasoning; transformers takes the first that is there for all of them
+REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class Level(Enum):
+    """Which texts are marked: a template may look at some of them, and write others nowhere."""
+
+    ALL = "all"
+    EMPTY = "empty"  # an empty text, too, beside reasoning or tool calls
+    NAMES = "names"  # of tool calls no arguments
+    IDS = "ids"  # of tool calls the ids alone
+
+
+class Leaf(NamedTuple):
+    """One text."""
+
+    message: int
+    call: int | None = None  # which of its tool calls it is of
+
+
+class Mark(NamedTuple):
+    """Where a text begins, or ends, in the output."""
+
+    leaf: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """An output without its marks, and where they were."""
+
+    text: str
+    marks: list[Mark]  # ascending
+    generated: list[tuple[int, int]]  # what the template's `{% generation %}` wrote
+
+
+def mark_leaves(messages: Sequence[Message], level: Level) -> tuple[list[Message], list[Leaf]]:
+    """The conversation with marks around its texts, and whose each of them is."""
+    leaves: list[Leaf] = []
+
+    def marked(text: str, leaf: Leaf) -> str:
+        number = f"{len(leaves):o}".translate(_DIGITS)
+        leaves.append(leaf)
+        first, last = f"{_FIRST}{number}{_STOP}", f"{_LAST}{number}{_STOP}"
+        core = text.strip()
+        before, _, after = text.partition(core) if core else ("", "", text)
+        return f"{before}{first}{core}{last}{after}"
+
+    return [_marked_message(index, message, level, marked) for index, message in enumerate(messages)], leaves
+
+
+def read_marks(output: str) -> Written:
+    """An output that was rendered with marks."""
+    pieces: list[str] = []
+    marks: list[Mark] = []
+    generated: list[tuple[int, int]] = []
+    cursor = position = begin = 0
+    for match in _MARK.finditer(output):
+        pieces.append(output[cursor : match.start()])
+        position += match.start() - cursor
+        cursor = match.end()
+        if match[3] == GENERATION[0]:
+            begin = position
+        elif match[3]:
+            generated.append((begin, position))
+        else:
+            marks.append(Mark(int("".join(str(ord(digit) - 0xFDD8) for digit in match[2]), 8), position))
+    return Written("".join([*pieces, output[cursor:]]), marks, generated)
+
+
+def _marked_message(index: int, message: Message, level: Level, marked: Any) -> Message:
+    calls = message.get("tool_calls")
+    calls = calls if isinstance(calls, list) else []
+    new = dict(message)
+    reasoning = next((key for key in REASONING if isinstance(message.get(key), str) and message[key].strip()), None)
+    if reasoning is not None:
+        new[reasoning] = marked(message[reasoning], Leaf(index))
+    content = message.get("content")
+    if isinstance(content, list):
+        new["content"] = _marked_parts(content, index, marked)
+    elif isinstance(content, str) and (content.strip() or level is Level.EMPTY or not (calls or reasoning)):
+        new["content"] = marked(content, Leaf(index))
+    if calls:
+        new["tool_calls"] = [
+            _marked_call(call, Leaf(index, number), level, marked) for number, call in enumerate(calls)
+        ]
+    return new
+
+
+def _marked_parts(parts: list[Any], index: int, marked: Any) -> list[Any]:
+    """Parts with marks around their texts: around an empty one only where there is no other."""
+    texts = [number for number, part in enumerate(parts) if part.get("type") == "text"]
+    spoken = [number for number in texts if parts[number]["text"].strip()] or texts[:1]
+    new = [
+        {**part, "text": marked(part["text"], Leaf(index))} if number in spoken else part
+        for number, part in enumerate(parts)
+    ]
+    return new if spoken else [*new, {"type": "text", "text": marked("", Leaf(index))}]
+
+
+def _marked_call(call: Any, leaf: Leaf, level: Level, marked: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    if level is Level.IDS:
+        return {**call, "id": marked(call["id"], leaf)} if isinstance(call.get("id"), str) else call
+    function = call.get("function", call)
+    if not isinstance(function, dict):
+        return call
+    new = dict(function)
+    if isinstance(function.get("name"), str):
+        new["name"] = marked(function["name"], leaf)
+    if level in (Level.ALL, Level.EMPTY) and "arguments" in function:
+        new["arguments"] = _marked_value(function["arguments"], leaf, marked)
+    return {**call, "function": new} if "function" in call else new
+
+
+def _marked_value(value: Any, leaf: Leaf, marked: Any) -> Any:
+    if isinstance(value, str):
+        return marked(value, leaf)
+    if isinstance(value, list):
+        return [_marked_value(item, leaf, marked) for item in value]
+    if isinstance(value, dict):
+        return {key: _marked_value(item, leaf, marked) for key, item in value.items()}
+    return value

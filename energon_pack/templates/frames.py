@@ -1,0 +1,116 @@
+"""Media in the text of a conversation: what a chat template writes for one, and that none of it is ever a label.
+
+Which one? <|vision_start|><|image_pad|><|image_pad|>…<|vision_end|> The left one.
+           ──── before ────                           ─── after ───
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Skip
+from energon_pack.templates.chat.labels import Range, Trained, without
+from energon_pack.templates.chat.template import ChatTemplate
+from energon_pack.templates.chat.turns import shared_beginning
+from energon_pack.templates.tokens.added import AddedTokens
+
+_TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in range(2)]
+
+
+class Frames:
+    """What a chat template writes for media."""
+
+    def __init__(
+        self, chat: ChatTemplate, media_tokens: Mapping[str, str], others: Iterable[str], special: Iterable[str]
+    ):
+        """Set the template.
+
+        Args:
+            media_tokens: what it writes for one medium, by kind.
+            others: tokens that the processor puts in their place, and around them.
+            special: all special tokens of the tokenizer.
+        """
+        self._chat = chat
+        self._media_tokens = media_tokens
+        self._others = {*others}
+        self._special = {*special}
+        self._in_question: dict[str, str] = {}
+        self._is_shown: dict[tuple[str, str], bool] = {}
+
+    def in_question(self, kind: str) -> str:
+        """What a question holds for a medium: its token, and what stands around it; empty: the template refuses it."""
+        if kind not in self._in_question:
+            try:
+                alone, both = (
+                    self._chat.render([{"role": "user", "content": [_TEXTS[0], *medium, _TEXTS[1]]}], None)
+                    for medium in ([], [{"type": kind}])
+                )
+            except Skip:
+                alone = both = ""
+            start = len(shared_beginning(alone, both))
+            end = len(shared_beginning(alone[start:][::-1], both[start:][::-1]))
+            self._in_question[kind] = both[start : len(both) - end]
+        return self._in_question[kind]
+
+    def with_all_media(self, message: Message) -> Message:
+        """A message whose media are texts, as in a question, where the chat template drops them in such a turn."""
+        if message["role"] == "user" or isinstance(message["content"], str):
+            return message
+        content = [
+            part
+            if part["type"] == "text" or self._shows(message["role"], part["type"])
+            else {"type": "text", "text": self.in_question(part["type"])}
+            for part in message["content"]
+        ]
+        return {**message, "content": content}
+
+    def untrained(self, text: str, trained: Sequence[Trained], media: Iterable[Range]) -> list[Trained]:
+        """What is trained of a text, without its media and what frames them.
+
+        Args:
+            media: where they stand, ascending.
+        """
+        left = without(trained, [self._framed(text, *place) for place in media])
+        holes: list[Range] = []
+        for start, end, _ in left:
+            span = text[start:end]
+            if any(token in span for token in self._tokens.all):  # spelled by a text
+                holes += [(start + at, start + at + len(token)) for at, token in self._tokens.find_all(span)]
+        return without(left, holes) if holes else left
+
+    def _shows(self, role: str, kind: str) -> bool:
+        """Whether the template writes the token of a medium in turns of a role; a refusal tells nothing."""
+        key = role, kind
+        if key not in self._is_shown:
+            content = [{"type": kind}, {"type": "text", "text": "b"}]
+            messages: list[Message] = [{"role": "user", "content": "a"}, {"role": role, "content": content}]
+            if role == "tool":
+                call = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": {}}}
+                messages.insert(1, {"role": "assistant", "content": "", "tool_calls": [call]})
+            if role == "system":
+                messages.reverse()
+            try:
+                self._is_shown[key] = self._media_tokens.get(kind, "") in self._chat.render(messages, None)
+            except Skip:
+                self._is_shown[key] = True
+        return self._is_shown[key]
+
+    def _framed(self, text: str, start: int, end: int) -> Range:
+        """The place of a medium, with what the chat template writes around it."""
+        for before, after in self._around:
+            if text.startswith(after, end) and text.endswith(before, 0, start):
+                return start - len(before), end + len(after)
+        return start, end
+
+    @cached_property
+    def _around(self) -> list[tuple[str, str]]:
+        """What stands before and after a medium in a question, the longest first."""
+        framed = (self.in_question(kind).partition(token) for kind, token in self._media_tokens.items())
+        return sorted({(before, after) for before, _, after in framed}, key=lambda pair: -len("".join(pair)))
+
+    @cached_property
+    def _tokens(self) -> AddedTokens:
+        """All special tokens that stand for a medium, or frame one."""
+        frames = "".join("".join(pair) for pair in self._around)
+        of_frames = {token for token in self._special if token in frames}
+        return AddedTokens({*of_frames, *self._media_tokens.values(), *self._others})
