@@ -19,23 +19,24 @@ SPECIAL = [
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}"
-    '{% for call in m.tool_calls %}\n<tool_call>\n{"name": "{{ call.function.name }}", "arguments": '
+    '{% for call in m.tool_calls %}{{ "\n" }}<tool_call>\n{"name": "{{ call.function.name }}", "arguments": '
     "{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 NO_END = (  # GLM's: a turn ends where the next begins
     "{% for m in messages %}{% if m.role == 'tool' %}<|observation|>\n{{ m.content }}"
     "{% else %}<|{{ m.role }}|>\n{{ m.content }}{% endif %}"
-    "{% for call in m.tool_calls %}\n<tool_call>{{ call.function.name }}"
-    "{% for k, v in call.function.arguments.items() %}\n<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>"
-    "{% endfor %}\n</tool_call>{% endfor %}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    "{% for call in m.tool_calls %}{{ '\n' }}<tool_call>{{ call.function.name }}"
+    "{% for k, v in call.function.arguments.items() %}{{ '\n' }}<arg_key>{{ k }}</arg_key>\n"
+    "<arg_value>{{ v }}</arg_value>"
+    "{% endfor %}{{ '\n' }}</tool_call>{% endfor %}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 PROMPT_CLOSES_THOUGHT = (  # Qwen3.5's without thoughts: the prompt holds an empty one, turns with calls hold none
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' and not m.tool_calls %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
     "{% for call in m.tool_calls %}<tool_call>\n<function={{ call.function.name }}>"
-    "{% for k, v in call.function.arguments.items() %}\n<parameter={{ k }}>{{ v }}</parameter>{% endfor %}"
-    "\n</function></tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% for k, v in call.function.arguments.items() %}{{ '\n' }}<parameter={{ k }}>{{ v }}</parameter>{% endfor %}"
+    "{{ '\n' }}</function></tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
 )
 RESULT_IN_TURN = (  # Gemma 4's: the tool answers within the model's turn
@@ -145,7 +146,8 @@ def test_a_template_without_calls_costs_the_sample() -> None:
     source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     with pytest.raises(Skip) as skip:
         trained(source, with_tool())
-    assert skip.value.reason is Reason.PROCESSOR_ERROR and "leaves out tool calls" in skip.value.detail
+    assert skip.value.reason is Reason.PROCESSOR_ERROR
+    assert "leaves out tool calls" in skip.value.detail
 
 
 @pytest.mark.parametrize(
@@ -194,4 +196,4 @@ def test_calls_that_are_not_trained() -> None:
     labels = LabelsConfig(tool_calls=ToolCalls.mask)
     assert trained(CHATML, with_tool(), labels) == ["<|im_end|>", "It is 20.<|im_end|>"]
     messages = with_tool(content="I look.", reasoning_content="Hm.")
-    assert trained(CHATML, messages, labels)[:2] == ["<think>\nHm.\n</think>\n\nI look.\n", "<|im_end|>"]
+    assert trained(CHATML, messages, labels)[:2] == ["<think>\nHm.\n</think>\n\nI look.", "<|im_end|>"]

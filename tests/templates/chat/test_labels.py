@@ -1,0 +1,90 @@
+"""What `labels.*` makes of whole turns: thoughts, ends of turns, the text around answers."""
+
+from typing import Any
+
+import pytest
+
+from energon_pack.templates.chat.labels import Trained, without
+from energon_pack.templates.chat.template import ChatTemplate
+from energon_pack.templates.chat.turns import CLOSE, OPEN
+from energon_pack.templates.settings import LabelsConfig, Think
+
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|all|>"]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content is defined %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CHANNELS = CHATML.replace("<think>\n", "<|channel>thought\n").replace("\n</think>\n\n", "\n<channel|>")
+PROMPT_OPENS = CHATML.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
+
+
+def turns(*answers: dict[str, Any]) -> list[dict[str, Any]]:
+    pairs = [[{"role": "user", "content": "q"}, {"role": "assistant", **answer}] for answer in answers]
+    return [message for pair in pairs for message in pair]
+
+
+def trained(source: str, messages: list[dict[str, Any]], labels: LabelsConfig) -> list[str]:
+    chat = ChatTemplate(source, {}, SPECIAL)
+    if labels.think is Think.drop_history:
+        messages = chat.without_thoughts(messages)
+    marked, weights = chat.render_marked(messages, None, labels)
+    text, spans = "", []
+    for piece in marked.replace(CLOSE, OPEN).split(OPEN):
+        spans.append((len(text), len(text) + len(piece)))
+        text += piece
+    found = [Trained(*span, weight) for span, weight in zip(spans[1::2], weights, strict=True)]
+    return [text[span.start : span.end] for span in chat.adjusted(text, found, labels)]
+
+
+HM = {"content": "b", "reasoning_content": "hm"}
+EMPTY = {"content": "b", "reasoning_content": ""}
+IN_TEXT = {"content": "<think>hm</think>\n\nb"}
+
+
+@pytest.mark.parametrize(
+    ("source", "answer", "think", "expected"),
+    [
+        (CHATML, HM, Think.train, ["<think>\nhm\n</think>\n\nb<|im_end|>"]),
+        (CHATML, HM, Think.mask, ["b<|im_end|>"]),
+        (CHATML, HM, Think.mask_empty, ["<think>\nhm\n</think>\n\nb<|im_end|>"]),
+        (CHATML, EMPTY, Think.mask_empty, ["b<|im_end|>"]),
+        (CHATML, EMPTY, Think.train, ["<think>\n\n</think>\n\nb<|im_end|>"]),
+        (CHATML, IN_TEXT, Think.mask, ["b<|im_end|>"]),  # spelled by the text, as Qwen3's data have it
+        (CHANNELS, HM, Think.mask, ["b<|im_end|>"]),  # the template's own marks
+        (PROMPT_OPENS, HM, Think.train, ["hm\n</think>\n\nb<|im_end|>"]),
+        (PROMPT_OPENS, HM, Think.mask, ["b<|im_end|>"]),
+        (CHATML, {"content": "a <think> is a tag"}, Think.mask, ["a <think> is a tag<|im_end|>"]),  # it never ends
+    ],
+)
+def test_thoughts(source: str, answer: dict[str, Any], think: Think, expected: list[str]) -> None:
+    """A thought that should not be trained would teach the model to think so; one that should, not to think."""
+    assert trained(source, turns(answer), LabelsConfig(think=think)) == expected
+
+
+def test_thoughts_before_the_last_question_are_left_out() -> None:
+    """As inference sees the conversation then."""
+    labels = LabelsConfig(think=Think.drop_history)
+    expected = ["b<|im_end|>", "b<|im_end|>", "<think>\nhm\n</think>\n\nb<|im_end|>"]
+    assert trained(CHATML, turns(HM, IN_TEXT, HM), labels) == expected
+
+
+def test_the_end_of_a_turn() -> None:
+    answers = turns({"content": "b"}, {"content": "d "})
+    assert trained(CHATML, answers, LabelsConfig(end_of_turn=False)) == ["b", "d "]
+    assert trained(CHATML, answers, LabelsConfig(after_turn=True)) == ["b<|im_end|>\n", "d <|im_end|>\n"]
+    assert trained(CHATML + "<|all|>", answers, LabelsConfig(after_turn=True))[-1] == "d <|im_end|>\n<|all|>"
+
+
+def test_the_text_around_answers_has_a_weight() -> None:
+    chat = ChatTemplate(CHATML, {}, SPECIAL)
+    text = "<|im_start|>user\nq<|im_end|>\nb"
+    spans = chat.adjusted(text, [Trained(29, 30, 1.0)], LabelsConfig(prompt_weight=0.5))
+    assert spans == [(0, 29, 0.5), (29, 30, 1.0)]
+
+
+def test_spans_without_other_ranges() -> None:
+    spans = [Trained(0, 10, 1.0), Trained(12, 20, 0.5)]
+    assert without(spans, [(2, 4), (8, 14), (19, 30)]) == [(0, 2, 1.0), (4, 8, 1.0), (14, 19, 0.5)]
+    assert without(spans, [(0, 30)]) == []
+    assert without(spans, []) == spans
