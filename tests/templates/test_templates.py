@@ -133,9 +133,9 @@ def test_labels_are_the_assistants_turns_with_their_end(template: Template) -> N
     assert supervised_text(template, sample) == ["1<|im_end|>", " 2\n<|im_end|>"]
 
 
-def test_an_empty_answer_trains_nothing(template: Template) -> None:
-    """Its end alone would teach the model to say nothing."""
-    assert supervised_text(template, Sample(turns("one?", ""), [])) == []
+def test_the_end_of_an_empty_answer_is_trained(template: Template) -> None:
+    """Who keeps such a turn chose it; all frameworks train it."""
+    assert supervised_text(template, Sample(turns("one?", ""), [])) == ["<|im_end|>"]
 
 
 def test_a_turn_without_loss_is_not_trained(template: Template) -> None:

@@ -102,9 +102,11 @@ class Spans:
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         spans = []
         for start, end in written.generated:
-            inside = (leaves[mark.leaf].message for mark in written.marks if start <= mark.position <= end)
+            inside = Counter(leaves[mark.leaf].message for mark in written.marks if start <= mark.position <= end)
             before = max((leaves[mark.leaf].message for mark in written.marks if mark.position < start), default=-1)
-            owner = next(inside, next((i for i in answers if i > before), -1))
+            # Of a neighbour's text an edge may touch the block; of its own, both are inside.
+            touched = [i for i, _ in inside.most_common() if i in answers]
+            owner = next(iter(touched), next((i for i in answers if i > before), -1))
             if owner in trained:
                 spans.append(Span(start, self._with_stop(written.text, start, end), owner))
         return _apart(spans)
@@ -142,7 +144,8 @@ class Spans:
             start = self._turn.begin(text, previous, segment.first) if is_answer else segment.first
             if start is None:
                 start = segment.first
-                doubts |= set() if any(span.message == i for span in spans) else {i}
+                is_bare = not self._turn.headers and not self._turn.has_prompt
+                doubts |= set() if is_bare or any(span.message == i for span in spans) else {i}
             end = self._turn.end(text, segment.last, following)
             if end is None and is_answer:
                 end = self._end_without_token(messages, tools, written, segment, following, level)
