@@ -50,3 +50,7 @@ class ReadSettings:
     caption_prompt: str = ""
     #: special tokens that are spelled out in the data: keep them, as the processor would, or skip the sample
     control_tokens: ControlTokens = ControlTokens.keep
+
+
+#: of conversations that packs store: an answer alone was no document where it was read
+STORED = ReadSettings(sample_type=SampleType.chat)
