@@ -20,7 +20,7 @@ from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 #: roles of turns that are calls
 CALL_ROLES = frozenset(("function_call", "tool_call"))
 #: types of content parts that are no part of a text: calls, their results, thoughts
-OTHER_PARTS = frozenset(("tool_use", "tool_call", "tool_result", "thinking", "reasoning"))
+OTHER_PARTS = ("tool_use", "tool_call", "tool_result", "thinking", "reasoning")
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
