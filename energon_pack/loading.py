@@ -72,7 +72,8 @@ def make_sample_loader(
 
     Args:
         flavor: a name of `samples.flavors.FLAVORS`.
-        messages_key, sample_type, caption_prompt, take, tools: how unpacked samples are read: `source.*` of the packing.
+        messages_key, sample_type, caption_prompt, take, tools: how unpacked samples are read, `source.*` of the
+            packing.
         source_root: where the media lie that packs of `output.media=reference` refer to; None: as docs/formats.md says.
 
     Raises:

@@ -1,8 +1,8 @@
 """Which keys of a record are read, which are harmless, and which mean something in another tool. Pure.
 
 A key that is read has its place in `_READ`, one that changes nothing of what is trained in `_HARMLESS`, with a word on
-what it is. One that changes what another tool trains, and nothing here, is in `_ELSEWHERE`: it costs the sample, unless it
-has a value that says nothing. Any other is unknown: the report lists it, with a sample that has it.
+what it is. One that changes what another tool trains, and nothing here, is in `_ELSEWHERE`: it costs the sample, unless
+it has a value that says nothing. Any other is unknown: the report lists it, with a sample that has it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,7 +87,9 @@ _HARMLESS: tuple[Mapping[str, str], ...] = (
     },
 )
 
-_SOUND = _Elsewhere("sound, which is not packed", reason=Reason.UNSUPPORTED_MEDIA, silent=(None, False, True, "", [], {}))
+_SOUND = _Elsewhere(
+    "sound, which is not packed", reason=Reason.UNSUPPORTED_MEDIA, silent=(None, False, True, "", [], {})
+)
 _IN_A_TURN = _Elsewhere("media of a turn: content parts say where they stand", reason=Reason.UNSUPPORTED_MEDIA)
 _CHARACTERS = _Elsewhere("axolotl: characters that are trained; a turn is trained whole")
 _TOKENIZED = _Elsewhere("TRL: a sample that is tokens already")

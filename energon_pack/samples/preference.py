@@ -32,7 +32,9 @@ def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) 
     has_pair = value.get("chosen") is not None and value.get("rejected") is not None
     rejected = sorted(name for name in _REJECTED if value.get(name))
     completed = value.get("prompt") is not None and value.get("completion") is not None
-    label = next((name for name in _LABELS if isinstance(value.get(name), bool) and (value.get(key) or completed)), None)
+    label = next(
+        (name for name in _LABELS if isinstance(value.get(name), bool) and (value.get(key) or completed)), None
+    )
     if not (has_pair or rejected or label):
         return dict(value)
     what = "chosen and rejected" if has_pair else rejected[0] if rejected else f"{label}={value[label]}"  # type: ignore[index]
@@ -54,7 +56,7 @@ def _prompt(value: Mapping[str, Any], key: str) -> list[Message]:
     """The turns that are answered: those of the conversation, or a prompt."""
     if isinstance(value.get(key), list):
         return list(value[key])
-    prompt = next((value[name] for name in _PROMPTS if value.get(name)), [])
+    prompt: Any = next((value[name] for name in _PROMPTS if value.get(name)), [])
     return prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
 
 

@@ -18,8 +18,8 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings, SampleType, ToolsAs
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tool_calls import (
-    OTHER_PARTS,
     CALL_ROLES,
+    OTHER_PARTS,
     as_text,
     call_turn,
     joined,
@@ -35,7 +35,6 @@ _ROLES = {
     **dict.fromkeys(("gpt", "bot", "chatgpt", "bing", "model", *CALL_ROLES), "assistant"),
     **dict.fromkeys(("function", "observation", "tool_response", "ipython"), "tool"),
 }
-_TRAINED = ("assistant", DOCUMENT)
 _REASONING = ("reasoning", "thinking", "reasoning_content")
 MESSAGE_KEYS = ("messages", "conversations", "texts")
 _MEDIA_KEYS = ("name", "media_files")
@@ -92,9 +91,9 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     if settings.sample_type in (SampleType.auto, SampleType.document):
         messages = answer_alone(messages) or messages
     roles = [message["role"] for message in messages]
-    if not any(role in _TRAINED for role in roles):
+    if "assistant" not in roles and DOCUMENT not in roles:
         raise Skip(Reason.NO_ASSISTANT_TURN, f"roles are {roles[:8]}")
-    if DOCUMENT in roles and not is_document(messages):
+    if DOCUMENT in roles and len(roles) > 1:
         raise Skip(Reason.BAD_MESSAGE, f"message {roles.index(DOCUMENT)} has the role {DOCUMENT!r}, and is not alone")
     if settings.sample_type is SampleType.document and not is_document(messages):
         raise Skip(Reason.NO_MESSAGES, f"source.sample_type=document, and roles are {roles[:8]}")

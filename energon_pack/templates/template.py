@@ -24,12 +24,13 @@ from energon_pack.samples.options import NO_OPTIONS, SampleOptions
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.skeleton import texts_of
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
+from energon_pack.templates.documents import RawTexts
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.identity import MIXED, RULES_VERSION, UNEVEN, Identity, TemplateSpec, hash_of
-from energon_pack.templates.documents import RawTexts
 from energon_pack.templates.preprocess import image_preprocessor, video_preprocessor
 from energon_pack.templates.settings import TrainOn
 from energon_pack.templates.tokens.added import AddedTokens
@@ -120,7 +121,7 @@ class Template:
         if is_document(messages):
             marked = self._raw.marked(messages[0])
         else:
-            self._refuse_left_out(messages, sample.tools)
+            refuse_left_out(self._chat, messages, sample.tools)
             marked = self._chat.render_marked(messages, sample.tools, self.spec.train_on is TrainOn.last)
 
         pieces = ["" if marked.startswith(before) else before]  # a first token is not written twice
@@ -156,22 +157,6 @@ class Template:
             places,
             self._raw.weights(messages, len(spans)),
         )
-
-    def _refuse_left_out(self, messages: list[Message], tools: list[Any] | None) -> None:
-        """Raises Skip where the chat template writes nothing of what is trained, or of what is answered."""
-        leaves_out_tools = bool(tools) and not self._chat.shows_tools
-        for what, is_left_out in (
-            ("tool calls", self._chat.leaves_out_calls(messages, tools)),
-            ("tools, whose calls would be trained", leaves_out_tools and any(m.get("tool_calls") for m in messages)),
-        ):
-            if is_left_out:
-                remedy = "model.chat_template=FILE gives another, source.tools=text writes calls as text"
-                raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {what} ({remedy})")
-        for role in {message["role"] for message in messages} - {"system", "user", "assistant"}:
-            if not self._chat.shows_role(role):
-                what = f"the chat template leaves out turns of the role {role}"
-                remedy = "call it system, by system_tag of a meta file" if role == "developer" else "another template"
-                raise Skip(Reason.PROCESSOR_ERROR, f"{what} (model.chat_template=FILE; {remedy})")
 
     def raw_text(self, sample: Sample) -> str | None:
         """The text of a document, its media not expanded: what a processor is given; None: the sample is a chat."""
