@@ -19,15 +19,18 @@ from tokenizers import Tokenizer
 
 from energon_pack.run.files import write_whole
 from energon_pack.run.json_nodes import plain
+from energon_pack.samples.documents import is_document
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.options import NO_OPTIONS, SampleOptions
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.labels import Trained
+from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.skeleton import texts_of
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
+from energon_pack.templates.documents import RawTexts
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.frames import Frames
 from energon_pack.templates.identity import MIXED, RULES_VERSION, UNEVEN, Identity, TemplateSpec, hash_of
@@ -99,6 +102,7 @@ class Template:
         self._marks = AddedTokens({OPEN, CLOSE, *self._kinds, *rules.feature_tokens.values()})
         others = [*rules.feature_tokens.values(), *rules.marks]
         self._frames = Frames(self._chat, self.media_tokens, others, special)
+        self._raw = RawTexts(self._chat, self._frames, tokenizer, spec)
         self._control = AddedTokens(special).pattern
         self._runs = Runs(tokenizer, {*rules.media_tokens.values(), *rules.feature_tokens.values()})
 
@@ -122,7 +126,11 @@ class Template:
         places = [(0, 0)] * len(expansions)
         messages = self.messages(sample)
         chat = self._chat.with_variables(sample.options.chat_template_kwargs)
-        marked, weights = chat.render_marked(messages, sample.tools, self.spec.labels)
+        if is_document(messages):
+            marked, weights = self._raw.marked(messages[0])
+        else:
+            refuse_left_out(chat, messages, sample.tools)
+            marked, weights = chat.render_marked(messages, sample.tools, self.spec.labels)
 
         pieces = ["" if marked.startswith(before) else before]  # a first token is not written twice
         spans: list[tuple[int, int]] = []
@@ -174,6 +182,11 @@ class Template:
             trained = chat.adjusted(text, trained, self.spec.labels)
         trained = self._frames.untrained(text, trained, sorted(media))
         return [span[:2] for span in trained], [span.weight for span in trained]
+
+    def raw_text(self, sample: Sample) -> str | None:
+        """The text of a document, its media not expanded: what a processor is given; None: the sample is a chat."""
+        messages = self.messages(sample)
+        return self._raw.text(messages[0]) if is_document(messages) else None
 
     def foresee(self, media: Iterable[Media]) -> None:
         """Media of samples that will be rendered next."""
@@ -269,7 +282,7 @@ class Template:
         messages = split_content(sample.messages, [media.kind for media in sample.media])
         if self.spec.labels.think is Think.drop_history:
             messages = self._chat.without_thoughts(messages)
-        if sample.media:
+        if sample.media and not is_document(messages):
             messages = list(map(self._frames.with_all_media, messages))
         return self._chat.as_it_wants(messages)
 
@@ -311,11 +324,10 @@ class Template:
     def fingerprints(self) -> dict[str, str]:
         """A hash for each thing a length depends on."""
         spec = self.spec
-        chat: list[Any] = [
-            spec.chat_template, spec.processor.tokens, spec.chat_template_kwargs, spec.add_special_tokens,
-        ]  # fmt: skip
-        if spec.labels.think is Think.drop_history:
-            chat.append("history without thoughts")
+        ends = [] if spec.document_end is None else [spec.document_end]
+        thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
+        chat: list[Any] = [*ends, *thoughts, spec.chat_template, spec.processor.tokens, spec.chat_template_kwargs]
+        chat.append(spec.add_special_tokens)
         return {
             "tokenizer": hash_of(self._tokenizer.to_str()),
             "chat_template": hash_of(chat),

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.leaves import Leaf, Level, Mark, Written, mark_leaves, read_marks
+from energon_pack.templates.chat.left_out import REMEDY
 from energon_pack.templates.chat.turns import SpecialTokens, Turn, shared_beginning
 
 _MOST_PATTERNS = 10_000
@@ -90,8 +91,7 @@ class Spans:
                 spans = self._of_leaves(messages, tools, written, leaves, level, trained)
             return spans if with_calls else self._without_calls(messages, tools, written, leaves, level, spans)
         if leaves_out_calls:
-            what = "the chat template leaves out tool calls (model.chat_template=FILE gives another)"
-            raise Skip(Reason.PROCESSOR_ERROR, what)
+            raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out tool calls {REMEDY}")
         return [self._proved(messages, tools, plain, i, []) for i in trained]
 
     # ------------------------------------------------------------------------------------- the template's own blocks
@@ -287,7 +287,7 @@ class Spans:
         for call in messages[i].get("tool_calls") or ():
             names = [call.get("id"), (call.get("function") or call).get("name")] if isinstance(call, dict) else []
             if not any(isinstance(name, str) and name in text[span.start : span.end] for name in names):
-                raise Skip(Reason.PROCESSOR_ERROR, "the chat template leaves out tool calls")
+                raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out tool calls {REMEDY}")
         return span
 
     def _by_prefix(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span | None:

@@ -74,6 +74,7 @@ class ChatTemplate:
         self._copies_texts = copies_texts(lambda messages: self.render(messages, None), strings_in(source))
         self._skeletons: dict[tuple[Shape, tuple[int, ...]], Skeleton | None] = {}
         self._variants: dict[str, ChatTemplate] = {}
+        self._roles: dict[str, bool] = {}
 
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTemplate":
         """The same with other variables, which a sample asks for; raises PackError as the template itself."""
@@ -136,6 +137,17 @@ class ChatTemplate:
             )
         except Skip:  # it wants them in another form, so it looks at them
             return True
+
+    def shows_role(self, role: str) -> bool:
+        """Whether this template writes turns of a role; one that refuses the question tells nothing."""
+        if role not in self._roles:
+            turns = [{"role": "user", "content": "a"}, {"role": role, "content": _PROBE}]
+            first = turns[::-1] if role == "developer" else [*turns, {"role": "assistant", "content": "b"}]
+            try:
+                self._roles[role] = _PROBE in self.render(first, None)
+            except Skip:
+                self._roles[role] = True
+        return self._roles[role]
 
     def render_marked(self, messages: list[Message], tools: list[Any] | None, labels: LabelsConfig = _ALL) -> Marked:
         """As `render`, with `OPEN` and `CLOSE` around what is trained: all of a turn that the model has to write.

@@ -1,0 +1,82 @@
+"""Raw texts (`samples.documents`) as a tokenizer sees them: no frame of a chat, and the token that ends a document.
+
+Media stand in it as the chat template writes them in a user's turn.
+"""
+
+from functools import cached_property
+
+from tokenizers import Tokenizer
+
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.weights import turn_weight
+from energon_pack.templates.chat.leaves import NONCHARACTERS
+from energon_pack.templates.chat.template import ChatTemplate, Marked
+from energon_pack.templates.chat.turns import CLOSE, OPEN
+from energon_pack.templates.frames import Frames
+from energon_pack.templates.identity import TemplateSpec
+
+#: tokens that end a document where the tokenizer's own ends a turn
+_ENDS = ("<|endoftext|>", "<|end_of_text|>")
+_PROBE = "energon_pack_probe"
+
+
+class RawTexts:
+    """How one model's raw texts are written."""
+
+    def __init__(self, chat: ChatTemplate, frames: Frames, tokenizer: Tokenizer, spec: TemplateSpec):
+        self._chat, self._frames, self._tokenizer, self._spec = chat, frames, tokenizer, spec
+
+    def text(self, message: Message) -> str:
+        """The whole text of a document."""
+        return f"{self.begin}{self._content(message)}{self.end}"
+
+    def marked(self, message: Message) -> Marked:
+        """The same with `OPEN` and `CLOSE` around what is trained: all but the token that begins it.
+
+        Raises:
+            Skip: `bad_message` where the text holds a mark already, or `turn_weight` refuses its weight.
+        """
+        content = self._content(message)
+        if NONCHARACTERS.search(content):
+            raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
+        weight = turn_weight(message, chosen=True)
+        if not weight:
+            return Marked(self.text(message), [])
+        return Marked(f"{self.begin}{OPEN}{content}{self.end}{CLOSE}", [weight])
+
+    @cached_property
+    def begin(self) -> str:
+        """The token that the tokenizer puts before a text, where it is not told to (`model.add_special_tokens`)."""
+        token = self._spec.processor.tokens.get("bos_token")
+        if self._spec.add_special_tokens or not token:
+            return ""
+        ids = self._tokenizer.encode("a", add_special_tokens=True).ids
+        return token if ids[0] == self._tokenizer.token_to_id(token) else ""
+
+    @cached_property
+    def end(self) -> str:
+        """The token that ends a document; empty: there is none."""
+        if self._spec.document_end is not None:
+            return self._spec.document_end
+        token = self._spec.processor.tokens.get("eos_token") or ""
+        if token and not self._ends_a_turn(token):
+            return token
+        return next((end for end in _ENDS if self._tokenizer.token_to_id(end) is not None), token)
+
+    def _ends_a_turn(self, token: str) -> bool:
+        """Whether the chat template writes a token after an answer."""
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
+        try:
+            return token in self._chat.render([*turns, *turns], None).partition(_PROBE)[2].partition(_PROBE)[0]
+        except Skip:
+            return False
+
+    def _content(self, message: Message) -> str:
+        """The text, with what stands for its media."""
+        content = message["content"]
+        if isinstance(content, str):
+            return content
+        return "".join(
+            part["text"] if part["type"] == "text" else self._frames.in_question(part["type"]) for part in content
+        )
