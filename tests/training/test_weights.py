@@ -1,7 +1,7 @@
 """Weights of samples and of their turns: where they stand in a batch, and that the loss is theirs.
 
-The picture, by head. a has 4 tokens, of which the last 3 are trained: two of a turn with weight 0.5, one with 2; b has 3,
-of which the last two are trained, and the factor 0.25.
+The picture, by head. Of a's 4 tokens the last 3 are trained: two of a turn with weight 0.5, one with 2. Of b's 3
+the last two are trained, and its sample has the factor 0.25.
 
     token     a:  0  0.5  0.5  2        b:  0  0.25   0.25
     sample    a:  0  1/6  1/6  2/3      b:  0  0.125  0.125     s·w/Σw: a sums to 1, b to 0.25
@@ -243,7 +243,8 @@ def test_ranges_that_are_dropped_take_their_weights_along() -> None:
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.sampled_from([0.5, 1.0, 2.0])), max_size=6))
 def test_ranges_and_weights_stay_aligned(pieces: list[tuple[int, int, float]]) -> None:
     """For any ranges in a row, with and without tokens: every trained token has the weight of its range."""
-    upto, ranges, of_token = 0, [], {}
+    upto, ranges = 0, []
+    of_token: dict[int, float] = {}
     for gap, length, weight in pieces:
         start = upto + gap
         upto = start + length
