@@ -36,10 +36,14 @@ NOTES = (
     "media_unread",
     "assistant_first",
     "tools_left_out",
+    "weights",
 )
+#: notes that are numbers of tokens in the lengths: a sample with any of them is counted
+_COUNTED = {"control_tokens": "num_control_tokens", "weights": "num_weighted"}
+_NOTED = {note: _COUNTED.get(note, note) for note in NOTES}
 
 _NUMBERS = ("num_supervised", "num_bytes", "checksum")
-_COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", "num_control_tokens", *NOTES[1:])
+_COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", *_NOTED.values())
 
 #: Held of each item; of 4 bytes where nothing else is said.
 _HELD = ("media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
@@ -120,6 +124,8 @@ class Lengths:
         self.reasons: Counter[str] = Counter()
         #: samples with what `NOTES` names
         self.notes: Counter[str] = Counter()
+        #: trained tokens of all samples, cut or not, and those that count other than 1 in the loss
+        self.num_supervised = self.num_weighted = 0
         folders = [name.rpartition("/")[0] for name in self.shard_names]
         number_of = {folder: number for number, folder in enumerate(sorted(set(folders)))}
         self._datasets = np.array([number_of[folder] for folder in folders], np.int32)
@@ -223,9 +229,12 @@ class Lengths:
             self._append(name, table[name].to_numpy())
         if is_sample:
             self.reasons.update(reasons.drop_null().to_pylist())
-            for note in NOTES:
-                column = pc.greater(table["num_control_tokens"], 0) if note == "control_tokens" else table[note]
+            for note, name in _NOTED.items():
+                column = pc.greater(table[name], 0) if note in _COUNTED else table[name]
                 self.notes[note] += pc.sum(pc.and_(column, pc.is_null(reasons))).as_py() or 0
+            tokens = table.select(["num_supervised", "num_weighted"]).filter(pc.is_null(reasons))
+            self.num_supervised += pc.sum(tokens["num_supervised"]).as_py() or 0
+            self.num_weighted += pc.sum(tokens["num_weighted"]).as_py() or 0
 
     @staticmethod
     def _read(chunk: Chunk, with_key: bool) -> pa.Table:

@@ -68,6 +68,7 @@ class Source:
     images: TokensOfImages | None  # None: there are none, or their rules can't be asked
     sees_media: bool  # the model
     drawn_again: int = 0
+    num_weighted: int = 0  # trained tokens that count other than 1 in the loss
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         images=tokens_of_images(rules, images.values >> 32, images.values & 0xFFFFFFFF, images.counts),
         sees_media=rules is None or bool(rules.media_tokens),
         drawn_again=num_repeated,
+        num_weighted=lengths.num_weighted,
     )
 
 
