@@ -287,8 +287,10 @@ def refuse_weights(packs: Sequence[Pack], what: str, way_out: str) -> None:
     for pack in packs:
         for member in pack.members:
             if member.tokens.is_weighted:
-                told = "the sample or a turn of it has a weight other than 1"
-                raise BadPack(f"{member.sample_id} in {pack.key}: {told}, and {what} has no place for it; {way_out}")
+                raise BadPack(
+                    f"{member.sample_id} in {pack.key}: the sample or a turn of it has a weight other than 1, and {what}"
+                    f" has no place for it; {way_out}"
+                )
 
 
 def _encoder(made: Mapping[str, Any], template: Template, options: dict[str, Any]) -> PackEncoder:
