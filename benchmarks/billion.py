@@ -113,6 +113,7 @@ def rows_of_lengths(first: int, num: int) -> pa.Table:
         "num_images": has_image.astype(np.int32),
         "num_bytes": sizes + 2048,
         "num_control_tokens": nothing,
+        "num_weighted": nothing,
         "checksum": chance.integers(0, 2**32, num, np.uint32),
         "reason": pa.array(["unreadable_media" if lost else None for lost in is_lost.tolist()]),
         "detail": pa.array(["made up" if lost else None for lost in is_lost.tolist()], pa.large_string()),

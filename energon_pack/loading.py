@@ -23,7 +23,7 @@ from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of, positions_of
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.media.probe import Media
-from energon_pack.samples.options import option_fields
+from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
@@ -49,6 +49,7 @@ __all__ = [
     "load_template",
     "make_part_filter",
     "make_sample_loader",
+    "options_of",
     "pack_encoder",
     "train_arguments",
 ]

@@ -142,7 +142,7 @@ def backward(parallel: Any, model: Any, batches: list[PackedBatch], dtype: torch
     loss = torch.zeros_like(total)
     for number, batch in enumerate(batches, 1):
         batch = batch.to(device, non_blocking=True)
-        inputs = {name: value for name, value in batch.model_inputs(model).items() if "labels" not in name}
+        inputs = batch.model_inputs(model, labels=False)
         waits = number < len(batches) and isinstance(parallel, DistributedDataParallel)
         with parallel.no_sync() if waits else nullcontext():
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
@@ -155,8 +155,8 @@ def backward(parallel: Any, model: Any, batches: list[PackedBatch], dtype: torch
     return loss
 
 
-def validate(model: Any, val: Any, spare: PackedBatch, dtype: torch.dtype) -> tuple[float, int]:
-    """The mean loss of a token of all ranks' validation packs, and their number.
+def validate(model: Any, val: Any, spare: PackedBatch, dtype: torch.dtype) -> tuple[float, float]:
+    """The mean loss of a token of all ranks' validation packs, by their weights, and the sum of these.
 
     Args:
         spare: run by ranks that have no packs left, and not counted: FSDP gathers with all ranks or with none.
@@ -165,11 +165,11 @@ def validate(model: Any, val: Any, spare: PackedBatch, dtype: torch.dtype) -> tu
     while True:
         batch = next(packs, None)
         with torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32):
-            loss, num_tokens = evaluate(model, [spare if batch is None else batch])
-        found = torch.tensor([loss, num_tokens, 1.0], dtype=torch.float64, device=model.device) * (batch is not None)
+            loss, weight = evaluate(model, [spare if batch is None else batch])
+        found = torch.tensor([loss, weight, 1.0], dtype=torch.float64, device=model.device) * (batch is not None)
         dist.all_reduce(found)
         if not found[2]:
-            return float(sums[0] / sums[1]), int(sums[1])
+            return float(sums[0] / sums[1]), float(sums[1])
         sums += found
 
 
@@ -238,9 +238,9 @@ def train(arguments: argparse.Namespace) -> None:
         if arguments.save and (step % arguments.save_every == 0 or is_last):
             save(arguments.save, step, model, optimizer, loader)
         if val is not None and (step % arguments.val_every == 0 or is_last):
-            mean, num_tokens = validate(model, val, batches[-1], dtype)
+            mean, weight = validate(model, val, batches[-1], dtype)
             if rank == 0:
-                print(f"step {step}  validation loss {mean:.3f} over {num_tokens:,} tokens")
+                print(f"step {step}  validation loss {mean:.3f} over {weight:,.0f} tokens by weight")
         if is_last:
             break
 

@@ -6,7 +6,7 @@
 Prints the loss, tokens a second (tokens of samples, not of padding), the share of padding, and the loss on the part
 `val` or on the dataset of `--val`; then the same for the same samples unpacked: as many a step, each a row of its own,
 padded to the longest. Any model of transformers trains in the same way: what is needed of a batch is
-`model(**batch.model_inputs(model))`.
+`model(**batch.model_inputs(model, labels=False))`, and `weighted_loss`, which knows the weights of samples and turns.
 """
 
 import argparse
@@ -21,9 +21,8 @@ from packed_data import train_loader, val_loader
 
 from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder
 from energon_pack.templates.torchvision_shim import prepare_torchvision
-from energon_pack.training.batch import PackedBatch
+from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
 from energon_pack.training.guards import guard
-from energon_pack.training.layout import IGNORE
 from energon_pack.training.pack_encoder import PackEncoder
 
 
@@ -64,22 +63,24 @@ def tiny_model(encoder: PackedTaskEncoder | PackEncoder, attention: str = "sdpa"
     return transformers.AutoModelForImageTextToText.from_config(config, attn_implementation=attention).train()
 
 
-def num_trained(batch: PackedBatch) -> int:
-    """Tokens of a batch that the loss is over: a member's first one never is."""
-    return int((batch["labels"] != IGNORE).sum())
+def loss_of(model: Any, batch: PackedBatch) -> torch.Tensor:
+    """The mean loss of a batch's trained tokens, by their weights."""
+    return weighted_loss(model(**batch.model_inputs(model, labels=False)).logits, batch)
 
 
 @torch.no_grad()
-def evaluate(model: Any, batches: Iterable[PackedBatch]) -> tuple[float, int]:
-    """The sum of the loss over all trained tokens of the batches, and their number."""
-    loss, num_tokens = 0.0, 0
+def evaluate(model: Any, batches: Iterable[PackedBatch]) -> tuple[float, float]:
+    """The sum of the loss over all trained tokens of the batches by their weights, and that of the weights: without
+    any, the number of these tokens.
+    """
+    loss = weight = 0.0
     model.eval()
     for batch in batches:
-        tokens = num_trained(batch)
-        loss += float(model(**batch.to(model.device).model_inputs(model)).loss) * tokens if tokens else 0.0
-        num_tokens += tokens
+        of_batch = float(total_weight(batch))
+        loss += float(loss_of(model, batch.to(model.device))) * of_batch
+        weight += of_batch
     model.train()
-    return loss, num_tokens
+    return loss, weight
 
 
 def train(name: str, stream: Iterator[PackedBatch], model: Any, max_steps: int) -> tuple[float, list[float]]:
@@ -91,7 +92,7 @@ def train(name: str, stream: Iterator[PackedBatch], model: Any, max_steps: int) 
     for step in range(max_steps):
         batch = next(stream)
         start = time.perf_counter()
-        loss = model(**batch.model_inputs(model)).loss
+        loss = loss_of(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -134,8 +135,8 @@ def main() -> None:
             raise SystemExit(f"{name}: the loss did not fall")
         val = val_loader(arguments.dataset, encoder, worker, arguments.val)
         if val is not None:
-            loss, num_tokens = evaluate(model, val)
-            print(f"{name}: validation loss {loss / num_tokens:.3f} over {num_tokens:,} tokens")
+            loss, weight = evaluate(model, val)
+            print(f"{name}: validation loss {loss / weight:.3f} over {weight:,.0f} tokens by weight")
     print(f"packed is {speeds[0] / speeds[1]:.2f} times as fast")
 
 

@@ -67,8 +67,7 @@ class PackedTrainer(transformers.Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        given = {name: value for name, value in inputs.model_inputs(self.model).items() if "labels" not in name}
-        outputs = model(**given)
+        outputs = model(**inputs.model_inputs(self.model, labels=False))
         share = num_items_in_batch / self.accelerator.num_processes  # DDP takes the mean of the ranks' gradients
         loss = weighted_loss(outputs.logits, inputs, share) + touch_vision(self.model, inputs)
         return (loss, outputs) if return_outputs else loss
@@ -148,9 +147,9 @@ def main() -> None:
     val = None if online else val_loader(arguments.dataset, encoder, worker)
     if val is not None:  # ranks may have different numbers of packs: they meet after them
         sums = torch.tensor(evaluate(model, val), dtype=torch.float64, device=model.device)
-        loss, num_tokens = trainer.accelerator.reduce(sums, "sum").tolist()
+        loss, weight = trainer.accelerator.reduce(sums, "sum").tolist()
         if worker.rank == 0:
-            print(f"validation loss {loss / num_tokens:.3f} over {int(num_tokens):,} tokens")
+            print(f"validation loss {loss / weight:.3f} over {weight:,.0f} tokens by weight")
 
 
 if __name__ == "__main__":

@@ -74,8 +74,8 @@ def train(arguments: argparse.Namespace) -> None:
     if not fell(losses):
         raise SystemExit("the loss did not fall")
     if rank == 0 and "val" in parts(dataset):
-        loss_sum, num_tokens = evaluate(model, val_batches(dataset, encoded))
-        print(f"validation loss {loss_sum / num_tokens:.3f} over {num_tokens:,} tokens")
+        loss_sum, weight = evaluate(model, val_batches(dataset, encoded))
+        print(f"validation loss {loss_sum / weight:.3f} over {weight:,.0f} tokens by weight")
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from energon_pack.pages.html import Html, details, join, table, tag
 from energon_pack.pages.svg import curves
 from energon_pack.training.batch import PackedBatch
+from energon_pack.training.layout import IGNORE
 
 _MOST_POINTS = 480  # of a curve
 _MOST_BLOCKS = 256  # drawn in a mask
@@ -42,6 +43,7 @@ def batch_section(batch: PackedBatch) -> Html:
             bounds_table(bounds, batch),
             tag("h3", "Which tokens see which"),
             mask_drawing(bounds, batch.mask),
+            *weights_section(batch),
             tag("h3", "Keys of the batch"),
             keys_table(batch),
         )
@@ -159,6 +161,21 @@ def mask_drawing(bounds: Sequence[int], mask: str) -> Html:
     drawn = tag("svg", frame, *blocks, viewBox=f"0 0 {_EDGE} {_EDGE}", role="img", class_="mask")
     ways = _WAYS.get(mask, mask)
     return join((tag("p", f"Members are kept apart {ways}.", class_="faint"), drawn))
+
+
+def weights_section(batch: PackedBatch) -> Iterator[Html]:
+    """How many trained tokens count how much, where some count other than 1."""
+    name = "loss_weight" if "loss_weight" in batch else "loss_mask"
+    if name not in batch:
+        return
+    values, counts = batch[name][batch["labels"] != IGNORE].unique(return_counts=True)
+    if values.tolist() not in ([], [1.0]):
+        yield tag("h3", "What counts in the loss")
+        yield tag("p", "How much each trained token counts, in ", tag("code", name), ".", class_="faint")
+        rows = list(zip(values.tolist(), counts.tolist(), strict=True))
+        yield table(("weight", "tokens"), [(f"{value:.6g}", f"{number:,}") for value, number in rows[:_MOST_ROWS]])
+        if len(rows) > _MOST_ROWS:
+            yield tag("p", f"and {len(rows) - _MOST_ROWS:,} more weights", class_="faint")
 
 
 def keys_table(batch: PackedBatch) -> Html:

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from energon_pack.pages.html import Html, details, page, section, tag
-from energon_pack.views.html import member_facts, pictures, tokens_text, turns_table
+from energon_pack.views.html import MARKED, member_facts, pictures, tokens_text, turns_table
 from energon_pack.views.view import MemberView
 
 _MAX_CHARS = 60_000
-_MARKED = "Marked text is what is trained on; grey tokens are the chat template's own."
 
 
 def sample_page(view: MemberView, place: str, raw: str, whole: str, remarks: Sequence[str]) -> str:
@@ -39,7 +38,7 @@ def sample_page(view: MemberView, place: str, raw: str, whole: str, remarks: Seq
 def _understood(view: MemberView) -> Iterator[Html]:
     """What was made of it, as far as that went."""
     if view.spans is not None:
-        yield section("Tokens", tokens_text(view.spans, _MAX_CHARS), says=_MARKED)
+        yield section("Tokens", tokens_text(view.spans, _MAX_CHARS), says=MARKED)
     if view.turns:
         yield section("The conversation as it was understood", pictures(view.media), turns_table(view, _MAX_CHARS))
 

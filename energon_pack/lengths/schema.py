@@ -40,6 +40,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("media_unread", pa.bool_()),  # a field names an image or a video, but no medium was read
         ("assistant_first", pa.bool_()),  # nobody asks before the first answer
         ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what of it has no place in packs of a flavour; null: all has one
+        ("num_weighted", pa.int32()),  # trained tokens that count other than 1 in the loss
         ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools
         ("unknown_keys", pa.list_(pa.string())),  # of its JSON: `samples.keys.unknown_keys`; null: none
         ("checksum", pa.uint32()),  # of its JSON and the ends of its media: `reader.checksum`

@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
 
-from energon_pack.lengths.counts import counts_of
+from energon_pack.lengths.counts import counts_of, weighted_spans
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.run.stores import losing_no_fault
@@ -62,11 +62,21 @@ class LengthsRow(MeasuredRow):
     media_unread: bool = False
     assistant_first: bool = False
     does_not_fit: dict[str, str | None] | None = None
+    num_weighted: int = 0
     tools_left_out: bool = False
     unknown_keys: list[str] | None = None
     checksum: int = 0
     reason: str | None = None
     detail: str | None = None
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A sample whose tokens are to be counted."""
+
+    row: LengthsRow
+    rendered: Rendered
+    weighted: list[tuple[int, int]]  # supervised characters that count other than 1
 
 
 def measure(job: MeasureJob) -> pa.Table:
@@ -86,14 +96,13 @@ def measured(
         samples: each with its row before anything is counted; None where the row says why it is left out.
     """
     rows: list[LengthsRow] = []
-    waiting: list[tuple[LengthsRow, Rendered]] = []
+    waiting: list[_Waiting] = []
     num_characters = 0
     for row, sample in _with_foresight(samples, template):
         rows.append(row)
-        rendered = None if sample is None else _render(row, sample, template, method.read)
-        if rendered is None:
+        if sample is None or (rendered := _render(row, sample, template, method.read)) is None:
             continue
-        waiting.append((row, rendered))
+        waiting.append(_Waiting(row, rendered, weighted_spans(rendered, sample.options.weight)))
         num_characters += len(rendered.text)
         if len(waiting) == _BATCH or num_characters > _BATCH_CHARACTERS:
             _count(template, waiting, method.engine)
@@ -187,12 +196,17 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
     row.tools_left_out, row.unknown_keys = False, None
 
 
-def _count(template: Template, waiting: list[tuple[LengthsRow, Rendered]], engine: str) -> None:
-    counts = template.count([rendered for _, rendered in waiting], engine)
-    for (row, _), (token_len, num_supervised) in zip(waiting, counts, strict=True):
+def _count(template: Template, waiting: list[_Waiting], engine: str) -> None:
+    counts = template.count([of.rendered for of in waiting], engine)
+    for of, (token_len, num_supervised) in zip(waiting, counts, strict=True):
+        row = of.row
         row.token_len, row.num_supervised = token_len, num_supervised
         if not row.token_len:
             row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
+    weighted = [of for of in waiting if of.weighted]
+    of_weighted = template.count([replace(of.rendered, spans=of.weighted, weights=()) for of in weighted], engine)
+    for of, (_, num_weighted) in zip(weighted, of_weighted, strict=True):
+        of.row.num_weighted = num_weighted
     waiting.clear()
 
 

@@ -36,10 +36,14 @@ NOTES = (
     "media_unread",
     "assistant_first",
     "tools_left_out",
+    "weights",
 )
+#: notes that are numbers of tokens in the lengths: a sample with any of them is counted
+_COUNTED = {"control_tokens": "num_control_tokens", "weights": "num_weighted"}
+_NOTED = {note: _COUNTED.get(note, note) for note in NOTES}
 
 _NUMBERS = ("num_supervised", "num_bytes", "checksum")
-_COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", "num_control_tokens", *NOTES[1:])
+_COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", *_NOTED.values())
 
 _MOST_KEYS = 1000  # unknown ones that are counted: names of people, say, are each another
 
@@ -125,6 +129,8 @@ class Lengths:
         #: samples with a key that nothing knows, by its name, and one that has it
         self.unknown_keys: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
+        #: trained tokens of all samples, cut or not, and those that count other than 1 in the loss
+        self.num_supervised = self.num_weighted = 0
         folders = [name.rpartition("/")[0] for name in self.shard_names]
         number_of = {folder: number for number, folder in enumerate(sorted(set(folders)))}
         self._datasets = np.array([number_of[folder] for folder in folders], np.int32)
@@ -228,9 +234,12 @@ class Lengths:
             self._append(name, table[name].to_numpy())
         if is_sample:
             self.reasons.update(reasons.drop_null().to_pylist())
-            for note in NOTES:
-                column = pc.greater(table["num_control_tokens"], 0) if note == "control_tokens" else table[note]
+            for note, name in _NOTED.items():
+                column = pc.greater(table[name], 0) if note in _COUNTED else table[name]
                 self.notes[note] += pc.sum(pc.and_(column, pc.is_null(reasons))).as_py() or 0
+            tokens = table.select(["num_supervised", "num_weighted"]).filter(pc.is_null(reasons))
+            self.num_supervised += pc.sum(tokens["num_supervised"]).as_py() or 0
+            self.num_weighted += pc.sum(tokens["num_weighted"]).as_py() or 0
             self._count_unknown(mine, table.append_column("is_in", pc.is_null(reasons)))
 
     def _count_unknown(self, rows: _Rows, table: pa.Table) -> None:

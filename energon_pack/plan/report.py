@@ -99,6 +99,8 @@ class Report:
     samples_with_media_unread: int  # a field of theirs names an image or a video, and they are packed as text
     samples_with_tools_left_out: int  # the chat template writes nothing of them
     unknown_keys: dict[str, dict[str, Any]]  # of records, that nothing knows: samples, example; the most frequent
+    samples_with_weights: int  # a trained token of theirs counts other than 1 in the loss
+    weighted_share: float  # of the trained tokens of all samples that were measured
     by_media: dict[str, MediaFigures]
     by_split: dict[str, dict[str, int]]  # packs, samples, tokens
     members_per_pack: dict[str, int]  # this and the next two: min, p50, p90, p99, max
@@ -178,6 +180,8 @@ def summarize(
         samples_with_media_unread=lengths.notes["media_unread"],
         samples_with_tools_left_out=lengths.notes["tools_left_out"],
         unknown_keys=unknown_keys(lengths),
+        samples_with_weights=lengths.notes["weights"],
+        weighted_share=round(lengths.num_weighted / max(1, lengths.num_supervised), 6),
         by_media={
             name: MediaFigures(
                 samples_in=int(found.samples[code]),

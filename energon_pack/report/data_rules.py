@@ -122,6 +122,19 @@ def trained(figures: Figures) -> Iterator[Remark]:
         yield Remark(Grade.look, what, "they cost time and teach nothing", "labels.train_on, the roles of the turns")
 
 
+def weights(figures: Figures) -> Iterator[Remark]:
+    """Samples and turns that say how much they count."""
+    source = figures.source
+    if num := source.notes.get("weights"):
+        share = percent(source.num_weighted, source.num_supervised)
+        yield Remark(
+            Grade.note,
+            f"{part(num, source.samples)} have weights: {share} of the trained tokens count other than 1",
+            "the loss of such packs is weighted_loss, for a model's own knows of no weights",
+            "the weights of turns and samples in the source",
+        )
+
+
 def notes(figures: Figures) -> Iterator[Remark]:
     """What was done to texts, or left out of them."""
     said = {

@@ -69,6 +69,7 @@ class Source:
     sees_media: bool  # the model
     drawn_again: int = 0
     unknown_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # as of `Report`
+    num_weighted: int = 0  # trained tokens that count other than 1 in the loss
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         sees_media=rules is None or bool(rules.media_tokens),
         drawn_again=num_repeated,
         unknown_keys=unknown_keys(lengths),
+        num_weighted=lengths.num_weighted,
     )
 
 

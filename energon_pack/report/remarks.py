@@ -17,6 +17,7 @@ RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
     "limits": plan_rules.over_cap,
     "flavour": plan_rules.not_in_flavor,
     "trained tokens": data_rules.trained,
+    "weights": data_rules.weights,
     "placeholders, control tokens, tools": data_rules.notes,
     "keys of records": data_rules.unknown_keys,
     "sizes of images": data_rules.images,

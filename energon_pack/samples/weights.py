@@ -25,6 +25,8 @@ _MASKS = frozenset(("masked", "mask"))
 _OF_ANY_TURN = frozenset(("loss_weight", "train", "training", "masked", "mask"))
 #: keys that train an answer which `labels.train_on` leaves out
 _OVERRIDE = _OF_ANY_TURN | {"loss"}
+#: sums of products of larger ones would lose all others in float32
+_MOST = 1_000_000
 TURN_WEIGHT_KEYS = _FACTORS | _SWITCHES | _MASKS
 
 
@@ -72,8 +74,10 @@ def number(value: Any, name: str) -> float:
     """A number of at least 0.
 
     Raises:
-        Skip: `bad_message`: it is none.
+        Skip: `bad_message`: it is none, or more than `_MOST`.
     """
     if not isinstance(value, (bool, int, float)) or value < 0:
         raise Skip(Reason.BAD_MESSAGE, f"{name} is {value!r}, no number of at least 0")
+    if not value <= _MOST:
+        raise Skip(Reason.BAD_MESSAGE, f"{name} is {str(value)[:40]}, more than {_MOST:,}")
     return float(value)

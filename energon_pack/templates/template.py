@@ -160,7 +160,7 @@ class Template:
         spans, weights = self._trained(chat, text, spans, weights, [place for place in places if place[1]])
         return Rendered(
             text,
-            spans,
+            spans if sample.options.weight else [],
             num_visual_tokens,
             self._num_control_tokens(sample.messages, sample.tools),
             bool(sample.tools) and not self._chat.shows_tools,
@@ -248,15 +248,18 @@ class Template:
         return replace(media, width=width, height=height)
 
     def tokenize(self, rendered: Sequence[Rendered]) -> list[Tokens]:
-        """Token ids and supervised ranges of several texts at once. The first token of a text is never supervised."""
+        """Token ids and supervised ranges of several texts at once. The first token of a text is never supervised, and
+        a range without a token is none.
+        """
         squeezed = [self._runs.squeeze(item.text, item.spans) for item in rendered]
         encodings = self._tokenizer.encode_batch(
             [text for text, _, _ in squeezed], add_special_tokens=self.spec.add_special_tokens
         )
-        return [
-            Tokens(*without_first(*grow(encoding.ids, encoding.offsets, token_ranges(encoding.offsets, spans), runs)))
-            for encoding, (_, spans, runs) in zip(encodings, squeezed, strict=True)
-        ]
+        tokens = []
+        for item, encoding, (_, spans, runs) in zip(rendered, encodings, squeezed, strict=True):
+            ids, ranges = grow(encoding.ids, encoding.offsets, token_ranges(encoding.offsets, spans), runs)
+            tokens.append(Tokens(ids, *without_first(ranges, item.weights)))
+        return tokens
 
     @property
     def tokenizer(self) -> Tokenizer:

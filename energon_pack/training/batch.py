@@ -1,7 +1,9 @@
 """A batch of packs: what of it goes to the model, and what is said about it."""
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import additive_masks
 from energon_pack.training.pixels import MEDIA_KEYS
 
+_log = logging.getLogger(__name__)
 #: read on the host by Megatron's kernels
 _ON_HOST = frozenset(("max_seqlen_q", "max_seqlen_kv"))
 _TEXT_KEYS = (
@@ -71,12 +74,14 @@ class PackedBatch(dict[str, Any]):
 
         return PackedBatch({name: moved(name, value) for name, value in self.items()})
 
-    def model_inputs(self, model: Any = None) -> dict[str, Any]:
+    def model_inputs(self, model: Any = None, labels: bool = True) -> dict[str, Any]:
         """What goes to `model.forward` of a `neat` batch; masks, where the model needs some, are made here.
 
         Args:
             model: needed where `mask` is `dict4d` or `auto`, and for packs of text in a model with M-RoPE: its window,
                 dtype and device make the masks.
+            labels: with which the model makes a loss of its own. A batch in which a token counts other than 1 has
+                none: that loss knows of no weights, `weighted_loss` does.
 
         Raises:
             ValueError: the inputs can't be made without the model; the batch is no `neat` one.
@@ -89,7 +94,11 @@ class PackedBatch(dict[str, Any]):
             inputs["position_ids"] = self._rope_rows(model)
         if inputs["position_ids"].dim() == 3:
             inputs["mm_token_type_ids"] = self["mm_token_type_ids"]
-        if "_packed_seq_ids" in self:  # labels are shifted already
+        if not labels or self.get("is_weighted"):
+            del inputs["labels"]
+            if labels:
+                _warn_of_weights()
+        elif "_packed_seq_ids" in self:  # labels are shifted already
             inputs["shift_labels"] = self["labels"]
         mask = self.mask if self.mask != "auto" else proven_mask(model)
         if mask == "hybrid":
@@ -122,6 +131,15 @@ class PackedBatch(dict[str, Any]):
             image_blocks=_sees_images_whole(model),
             dtype=model.dtype,
         )
+
+
+@cache
+def _warn_of_weights() -> None:
+    """Say once why a model's own loss is None."""
+    _log.warning(
+        "batches with weights: model_inputs leaves labels out, and the model's own loss is None, for it knows of no"
+        " weights; take weighted_loss(outputs.logits, batch) (model_inputs(model, labels=False) ends this warning)"
+    )
 
 
 def _sees_images_whole(model: Any) -> bool:

@@ -41,9 +41,16 @@ class Member:
     types: Tensor  # [L] int64: 0 text, 1 image, 2 video
     rope: Tensor | None = None  # [3, L] int64: M-RoPE rows, in models that have them
     rows: Mapping[str, Tensor] = field(default_factory=dict)  # [L] int64 each: what else a model takes of its tokens
+    weights: Tensor | None = None  # [L] float32: how much each token counts, by its turn; None: all 1
+    factor: float = 1.0  # of the whole sample
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the sample, or a turn of it, says how much it counts."""
+        return self.weights is not None or self.factor != 1
 
 
 @dataclass(frozen=True)
@@ -63,19 +70,21 @@ class Form:
     rope: bool = False
 
 
-def loss_weights(labels: Tensor, kind: str) -> Tensor:
-    """The weight of each token of one member.
+def loss_weights(member: Member, kind: str) -> Tensor:
+    """The weight of each token of one member, with the factor s of the sample and the weight w of each trained token.
 
     Args:
-        labels: [L].
-        kind: `token`: 1, `sample`: 1/n, `sqrt`: 1/√n, with n tokens that are trained on.
+        kind: `token`: s·w, `sample`: s·w/Σw, `sqrt`: s·w/√Σw; n trained tokens of weight 1 have a Σw of n.
 
     Returns:
         [L] float32, 0 where nothing is trained on.
     """
-    trained = labels != IGNORE
-    power = {"token": 0.0, "sample": 1.0, "sqrt": 0.5}[kind]
-    return trained.float() / trained.sum().clamp(min=1).float() ** power
+    weights = (member.labels != IGNORE).float()
+    if member.weights is not None:
+        weights *= member.weights
+    if kind != "token" and (total := float(weights.sum())) > 0:
+        weights /= total ** {"sample": 1.0, "sqrt": 0.5}[kind]
+    return weights * member.factor if member.factor != 1 else weights
 
 
 # -------------------------------------------------------------------------------------------------------------- neat
@@ -90,8 +99,9 @@ def neat(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
     Returns:
         input_ids, labels, doc_ids, mm_token_type_ids [B, S]; position_ids [4, B, S] where `form.rope` (text, then
         time, height, width), else [B, S]; cu_seq_lens_q/k int32 [documents + 1] over the flattened B·S;
-        max_length_q/k; use_cache False; loss_weight [B, S] with `form.weights`; `_packed_seq_ids` [B, S] where labels
-        are shifted; what members have in `rows` [B, S].
+        max_length_q/k; use_cache False; loss_weight [B, S] with `form.weights`, or where a member has weights;
+        is_weighted: a trained token counts other than 1; `_packed_seq_ids` [B, S] where labels are shifted; what
+        members have in `rows` [B, S].
 
     Raises:
         ValueError: a row is longer than `form.width`.
@@ -119,9 +129,10 @@ def neat(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
         batch[name] = _rows([[m.rows[name] for m in row] for row in rows], width, 0)
     if form.rope:
         batch["position_ids"] = torch.stack([positions, *_rope_rows(rows, positions)])
-    if form.weights:
+    if form.weights or any(member.is_weighted for row in rows for member in row):
         weights = [[_weights(member, form.weights, form.shifted) for member in row] for row in rows]
         batch["loss_weight"] = _rows(weights, width, 0.0)
+        batch["is_weighted"] = not torch.equal(batch["loss_weight"], (batch["labels"] != IGNORE).float())
     if form.shifted:
         batch["_packed_seq_ids"] = doc_ids
     boundaries, longest = _boundaries(every), int(every.max())
@@ -172,7 +183,7 @@ def thd(members: Sequence[Member], form: Form) -> Batch:
     batch: Batch = {
         "input_ids": _gapped([m.ids for m in members], gaps, form.pad_id),
         "labels": _gapped([_shifted(m.labels) for m in members], gaps, IGNORE),
-        "loss_mask": _gapped([_weights(m, form.weights or "token", True) for m in members], gaps, 0.0),
+        "loss_mask": _gapped([_weights(m, form.weights, True) for m in members], gaps, 0.0),
         "position_ids": positions.unsqueeze(0),
         "padding_mask": is_gap.unsqueeze(0),
         "mm_token_type_ids": _gapped([m.types for m in members], gaps, 0),
@@ -210,7 +221,7 @@ def rows_of(members: Sequence[Member], form: Form) -> Batch:
     return {
         "input_ids": _rows([[m.ids] for m in members], width, 0),
         "labels": _rows([[_shifted(m.labels)] for m in members], width, IGNORE),
-        "loss_mask": _rows([[_weights(m, form.weights or "token", True)] for m in members], width, 0.0),
+        "loss_mask": _rows([[_weights(m, form.weights, True)] for m in members], width, 0.0),
         "position_ids": torch.arange(width).expand(len(members), width).contiguous(),
         "attention_mask": None,
     }
@@ -219,7 +230,8 @@ def rows_of(members: Sequence[Member], form: Form) -> Batch:
 def mlm(members: Sequence[Member], form: Form) -> Batch:
     """One row as the data loaders of Megatron-LM's multimodal example and of AIAK give it.
 
-    Its step shifts the labels itself, so they are one longer than the tokens. Boundaries are physical ones.
+    Its step shifts the labels itself, so they are one longer than the tokens. Boundaries are physical ones. It makes
+    the loss mask of the labels: there is no place for weights.
 
     Returns:
         tokens [1, T], labels [1, T + 1], cu_lengths int32 [1, n + 1], max_lengths int32 [1].
@@ -242,8 +254,8 @@ def _shifted(labels: Tensor) -> Tensor:
     return _fill(labels[1:], len(labels), IGNORE)
 
 
-def _weights(member: Member, kind: str, shifted: bool) -> Tensor:
-    weights = loss_weights(member.labels, kind)
+def _weights(member: Member, kind: str | None, shifted: bool) -> Tensor:
+    weights = loss_weights(member, kind or "token")
     return _fill(weights[1:], len(weights), 0.0) if shifted else weights
 
 

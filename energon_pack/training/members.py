@@ -178,7 +178,7 @@ class MemberEncoder:
             Encoded(
                 draft.member.sample_id, member, num_images=len(draft.given.images), num_videos=len(draft.given.clips)
             )
-            for draft, member in zip(drafts, self._members(tokens, shares), strict=True)
+            for draft, member in zip(drafts, self._members(drafts, tokens, shares), strict=True)
         ]
 
     def _draft(self, member: MemberInput) -> "_Draft":
@@ -209,7 +209,9 @@ class MemberEncoder:
         videos = _shares(media, names, [len(draft.given.clips) for draft in drafts])
         return media, [image | video for image, video in zip(images, videos, strict=True)]
 
-    def _members(self, tokens: Sequence[Tokens], shares: Sequence[dict[str, Tensor]]) -> Iterator[Member]:
+    def _members(
+        self, drafts: Sequence["_Draft"], tokens: Sequence[Tokens], shares: Sequence[dict[str, Tensor]]
+    ) -> Iterator[Member]:
         """Tokens as tensors, with the positions that their media give them; views of one tensor for them all."""
         lengths = [len(of.ids) for of in tokens]
         ids = torch.tensor([token for of in tokens for token in of.ids], dtype=torch.int64)
@@ -222,12 +224,13 @@ class MemberEncoder:
         for number, feature in self._types:
             if feature is not None:
                 types[(ids == feature) & (types == 0)] = number
-        split = zip(tokens, *(values.split(lengths) for values in (ids, labels, types)), shares, strict=True)
-        for of, own_ids, own_labels, own_types, media in split:
+        split = zip(drafts, tokens, *(values.split(lengths) for values in (ids, labels, types)), shares, strict=True)
+        for draft, of, own_ids, own_labels, own_types, media in split:
             given = self._template.rules.token_types(of.ids)
             own_types = own_types if given is None else torch.tensor(given)
             rows = {name: torch.as_tensor(make([of.ids]))[0] for name, make in self.of_tokens.items()}
-            yield Member(own_ids, own_labels, own_types, self._rows(own_ids, own_types, media), rows)
+            rope, factor = self._rows(own_ids, own_types, media), draft.member.options.weight
+            yield Member(own_ids, own_labels, own_types, rope, rows, _weights(of), factor)
 
     @cached_property
     def of_tokens(self) -> Mapping[str, TokenRow]:
@@ -270,6 +273,16 @@ class _Draft:
     member: MemberInput
     rendered: Rendered
     given: Given
+
+
+def _weights(tokens: Tokens) -> Tensor | None:
+    """How much each token counts; None: all that are trained on count alike."""
+    if not tokens.weights:
+        return None
+    weights = torch.ones(len(tokens.ids))
+    for (start, end), weight in zip(tokens.supervised, tokens.weights, strict=True):
+        weights[start:end] = weight
+    return weights
 
 
 def _check_length(member: MemberInput, num_tokens: int, fingerprint: str) -> None:

@@ -104,7 +104,7 @@ class PackEncoder:
         pad_to: width of a batch: its `longest` row, or always `max_token_len` (pipeline and expert parallelism, CUDA
             graphs).
         labels: `unshifted`, as transformers wants them, or `shifted` within each member (neat; thd's always are).
-        loss_weight: `token`, `sample` or `sqrt`: batches then have weights.
+        loss_weight: `token`, `sample` or `sqrt`: batches then have weights; where the samples have some, always.
         attention_mask: what keeps members apart, in place of `model.mask` (the default): `positions`, `dict4d`,
             `hybrid`, `auto` (what `guard` finds), or `indexed` for stacks patched for it.
         pad_to_multiple_of: of each member in thd; has to divide the one it was packed with, which is the default.
@@ -207,8 +207,10 @@ class PackEncoder:
         """Lay packs out.
 
         Raises:
-            BadPack: several packs in a layout that holds one; a pack longer than the width.
+            BadPack: several packs in a layout that holds one; a pack longer than the width; weights in `mlm`.
         """
+        if self.layout == "mlm":
+            refuse_weights(packs, "layout=mlm", "layout=thd and rows have: their loss_mask")
         tokens = [[member.tokens for member in pack.members] for pack in packs]
         try:
             if self.layout == "neat":
@@ -274,6 +276,21 @@ class PackEncoder:
             tiles = torch.ones(len(pixels), dtype=torch.int32) if media else torch.zeros(1, 1, dtype=torch.int32)
             found |= {"imgs": pixels, "num_tiles": tiles}
         return found
+
+
+def refuse_weights(packs: Sequence[Pack], what: str, way_out: str) -> None:
+    """Raise BadPack where a sample, or a turn of it, has a weight other than 1.
+
+    Args:
+        what: has no place for it.
+    """
+    for pack in packs:
+        for member in pack.members:
+            if member.tokens.is_weighted:
+                raise BadPack(
+                    f"{member.sample_id} in {pack.key}: the sample or a turn of it has a weight other than 1, and {what}"
+                    f" has no place for it; {way_out}"
+                )
 
 
 def _encoder(made: Mapping[str, Any], template: Template, options: dict[str, Any]) -> PackEncoder:

@@ -6,13 +6,16 @@ from itertools import groupby
 from energon_pack.pages.html import Html, details, join, picture, table, tag
 from energon_pack.pages.svg import Piece, legend, strip
 from energon_pack.views.strips import pieces_of
-from energon_pack.views.view import Medium, MemberView, PackView, Span
+from energon_pack.views.view import Medium, MemberView, PackView, Span, times
 
 _MOST_PIECES = 400  # of a strip: more are narrower than a pixel
 _LEAST_CHARS = 240  # of a member's text
 _OPEN = 4  # members that are seen without a click
 _MEDIA = ("image", "video")
-_MARKED = "Marked text is what is trained on; grey tokens are the chat template's own."
+MARKED = (
+    "Marked text is what is trained on; ×0.5 behind it is how much each of its tokens counts, where that is not 1. Grey"
+    " tokens are the chat template's own."
+)
 
 
 def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24) -> Html:
@@ -32,7 +35,7 @@ def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24)
         tag("p", pack_facts(view), class_="faint"),
         *(tag("p", note, class_="bad") for note in view.notes),
         pack_strip(view),
-        tag("p", _MARKED, class_="says") if any(member.spans for member in shown) else None,
+        tag("p", MARKED, class_="says") if any(member.spans for member in shown) else None,
         *blocks[:_OPEN],
         details(_more(len(blocks) - _OPEN), *blocks[_OPEN:]) if blocks[_OPEN:] else None,
         tag("p", f"and {_more(rest)}", class_="faint") if rest else None,
@@ -118,6 +121,8 @@ def member_facts(member: MemberView) -> str:
             facts.append(
                 f"{member.num_supervised:,} trained on ({member.num_supervised / max(1, member.token_len):.0%})"
             )
+    if member.weight != 1:
+        facts.append(f"the whole sample counts {times(member.weight)}")
     return " · ".join(facts)
 
 
@@ -144,7 +149,7 @@ def tokens_text(spans: Sequence[Span], max_chars: int) -> Html:
     """The text of tokens: special ones and media as such, what is trained on marked."""
     pieces: list[Html] = []
     left, shown = max_chars, 0
-    for is_trained, alike in groupby(spans, key=lambda span: span.is_trained):
+    for weight, alike in groupby(spans, key=lambda span: span.weight):
         some = list(alike)
         inner = []
         for span in some:
@@ -156,12 +161,19 @@ def tokens_text(spans: Sequence[Span], max_chars: int) -> Html:
             inner.append(_token(span, text))
         if inner:
             num_tokens = sum(span.num_tokens for span in some)
-            pieces.append(
-                tag("mark", *inner, title=f"trained on: {num_tokens:,} tokens") if is_trained else join(inner)
-            )
+            pieces.append(_trained(inner, num_tokens, weight) if weight else join(inner))
     rest = sum(span.num_tokens for span in spans) - shown
     more = tag("span", f" … and {rest:,} more tokens", class_="faint") if rest else None
     return tag("div", *pieces, more, class_="tokens")
+
+
+def _trained(inner: Sequence[Html], num_tokens: int, weight: float) -> Html:
+    """What is trained on; where it does not count 1, with its weight."""
+    told = f"trained on: {num_tokens:,} tokens"
+    if weight == 1:
+        return tag("mark", *inner, title=told)
+    chip = tag("span", times(weight), class_="weight")
+    return tag("mark", *inner, chip, title=f"{told}, each counts {weight:.6g}", class_="less" if weight < 1 else "more")
 
 
 def _token(span: Span, text: Sequence[str]) -> Html:

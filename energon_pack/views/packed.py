@@ -9,6 +9,7 @@ from energon_pack.dataset.members import messages_of, sample_of
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.options import options_of
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
 from energon_pack.views.thumbnails import thumbnail
@@ -84,6 +85,7 @@ def _member(
     )
     try:
         view.turns.extend(turns_of(messages_of(file, pack, index)))
+        view = replace(view, weight=options_of(pack.flavor.fields((pack.members or [])[index])).weight)
         if template is None:
             return view
         from energon_pack.views.member import encoded

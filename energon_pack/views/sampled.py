@@ -40,6 +40,7 @@ def sample_view(
             Medium(part.kind, part.name, medium.width, medium.height, medium.num_frames, part.size)
             for part, medium in zip(sample.parts, sample.media, strict=True)
         ],
+        weight=sample.options.weight,
     )
     with_pictures = [
         _pictured(medium, reader, shard, part) if number < max_thumbnails else medium

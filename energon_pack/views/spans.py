@@ -5,7 +5,7 @@
 A character that takes several tokens is shown with the first of them. Whatever stands for a medium is one span.
 """
 
-from itertools import groupby
+from itertools import groupby, repeat
 
 from energon_pack.templates.template import Rendered, Sample, Template
 from energon_pack.templates.tokens.runs import token_ranges, without_first
@@ -21,10 +21,10 @@ def spans_of(template: Template, sample: Sample, rendered: Rendered) -> list[Spa
     tokenizer = template.tokenizer
     encoding = tokenizer.encode(rendered.text, add_special_tokens=template.spec.add_special_tokens)
     offsets, special = encoding.offsets, tokenizer.get_added_tokens_decoder()
-    _, supervised = without_first(encoding.ids, token_ranges(offsets, rendered.spans))
-    trained = [False] * len(offsets)
-    for start, end in supervised:
-        trained[start:end] = [True] * (end - start)
+    supervised, weights = without_first(token_ranges(offsets, rendered.spans), rendered.weights)
+    weight_of = [0.0] * len(offsets)
+    for (start, end), weight in zip(supervised, weights or repeat(1.0), strict=False):
+        weight_of[start:end] = [weight] * (end - start)
     medium_of: list[int | None] = [None] * len(offsets)
     for place, (start, end) in enumerate(token_ranges(offsets, sorted(rendered.media))):
         medium_of[start:end] = [place] * (end - start)
@@ -33,10 +33,9 @@ def spans_of(template: Template, sample: Sample, rendered: Rendered) -> list[Spa
 
     spans, done = [], 0  # characters
     alike = [
-        (n, n is None and token, is_trained)
-        for n, token, is_trained in zip(medium_of, is_special, trained, strict=True)
+        (n, n is None and token, weight) for n, token, weight in zip(medium_of, is_special, weight_of, strict=True)
     ]
-    for (number, is_token, is_trained), group in groupby(range(len(offsets)), key=alike.__getitem__):
+    for (number, is_token, weight), group in groupby(range(len(offsets)), key=alike.__getitem__):
         indices = list(group)
         end = max(done, offsets[indices[-1]][1])
         text, kind = rendered.text[done:end], "special" if is_token else "text"
@@ -45,6 +44,6 @@ def spans_of(template: Template, sample: Sample, rendered: Rendered) -> list[Spa
         if number is not None:
             medium = in_order[number]
             text, kind = f"{medium.kind} {medium.width}×{medium.height}", medium.kind
-        spans.append(Span(text, kind, len(indices), is_trained))
+        spans.append(Span(text, kind, len(indices), weight))
         done = end
     return spans

@@ -5,6 +5,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +14,7 @@ from rich.text import Text
 from energon_pack.errors import printable
 from energon_pack.pages.svg import Piece
 from energon_pack.views.strips import member_pieces
-from energon_pack.views.view import Medium, MemberView, PackView, Span
+from energon_pack.views.view import Medium, MemberView, PackView, Span, times
 
 _LETTERS = {"text": "t", "image": "i", "video": "v", "mix": "m", "unknown": "u", "padding": "."}
 _COLOURS = {"text": "blue", "image": "yellow", "video": "green", "mix": "magenta", "unknown": "white", "padding": "dim"}
@@ -172,6 +173,8 @@ def print_member(member: MemberView, to: Console, most: int | None) -> int:
     num_lines = 0
     if member.refused:
         to.print(Text(f"in no pack: {printable(member.refused)}", "red"), soft_wrap=True)
+    if member.weight != 1:
+        to.print(Text(f"the whole sample counts {times(member.weight)}", "bold magenta"))
     print_notes(member.notes, to)
     for medium in member.media:
         if medium.problem:
@@ -197,20 +200,23 @@ def print_member(member: MemberView, to: Console, most: int | None) -> int:
 
 
 def tokens_text(spans: Sequence[Span], to: Console) -> Text:
-    """Tokens as text: special ones and media dim, what is trained on green, or between « and »."""
+    """Tokens as text: special ones and media dim, what is trained on green, or between « and »; `×0.5` behind it is how
+    much each counts, where that is not 1.
+    """
     has_colours = to.color_system is not None and not to.no_color
-    text, was_trained = Text(), False
-    for span in spans:
-        if span.is_trained != was_trained and not has_colours:
-            text.append("«" if span.is_trained else "»")
-        was_trained = span.is_trained
-        style = {"text": "", "special": "dim", "image": "yellow", "video": "green"}[span.kind]
-        words = _plain(span.text).plain
-        if span.kind in ("image", "video"):
-            words = f"[{words}, {span.num_tokens:,} tokens]"
-        text.append(words, "green" if span.is_trained else style)
-    if was_trained and not has_colours:
-        text.append("»")
+    text = Text()
+    for weight, alike in groupby(spans, key=lambda span: span.weight):
+        is_marked = weight > 0 and not has_colours
+        text.append("«" * is_marked)
+        for span in alike:
+            style = {"text": "", "special": "dim", "image": "yellow", "video": "green"}[span.kind]
+            words = _plain(span.text).plain
+            if span.kind in ("image", "video"):
+                words = f"[{words}, {span.num_tokens:,} tokens]"
+            text.append(words, "green" if weight else style)
+        text.append("»" * is_marked)
+        if weight not in (0, 1):
+            text.append(times(weight), "bold magenta")
     return text
 
 

@@ -10,7 +10,16 @@ class Span:
     text: str  # what they spell; of media a word for it, as `image 448×336`
     kind: str  # text, special, image or video
     num_tokens: int
-    is_trained: bool
+    weight: float  # how much each of its tokens counts in the loss, by its turn; 0: it is not trained on
+
+    @property
+    def is_trained(self) -> bool:
+        return self.weight > 0
+
+
+def times(weight: float) -> str:
+    """A weight as it is shown: `×0.5`."""
+    return f"×{weight:.6g}"
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ class MemberView:
     spans: list[Span] | None = None  # None: without the model's tokenizer
     refused: str | None = None  # why it would be in no pack: reason and detail
     notes: list[str] = field(default_factory=list)  # what of it could not be told, and why
+    weight: float = 1.0  # of the whole sample
 
 
 @dataclass(frozen=True)

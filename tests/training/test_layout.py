@@ -105,8 +105,8 @@ def test_a_pack_that_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize(("kind", "total"), [("token", 4.0), ("sample", 1.0), ("sqrt", 2.0)])
 def test_loss_weights(kind: str, total: float) -> None:
-    assert float(loss_weights(member(5).labels, kind).sum()) == pytest.approx(total)
-    assert float(loss_weights(torch.full((3,), IGNORE), kind).sum()) == 0
+    assert float(loss_weights(member(5), kind).sum()) == pytest.approx(total)
+    assert float(loss_weights(member(3, num_ignored=3), kind).sum()) == 0
 
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)

@@ -46,7 +46,7 @@ def make(layout: str, name: str, members: list[Encoded], multiple: int) -> Packe
 def inputs_of(name: str, model: Any, batch: PackedBatch) -> dict[str, Any]:
     """What goes to the model, without labels."""
     if "cu_seq_lens_q" in batch:
-        return {key: of for key, of in batch.model_inputs(model).items() if key not in ("labels", "shift_labels")}
+        return batch.model_inputs(model, labels=False)
     names = ["input_ids", "position_ids", *MEDIA_KEYS, *(["mm_token_type_ids"] if FAMILIES[name].rope else [])]
     inputs: dict[str, Any] = {key: batch[key] for key in names if key in batch} | {"use_cache": False}
     if FAMILIES[name].mask == "dict4d":  # the attention of the ranks makes them

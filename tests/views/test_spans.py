@@ -1,16 +1,21 @@
 """What is shown of tokens is all of them, each once, and trained on is what training trains on."""
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.sample import Message
 from energon_pack.templates.build import build
 from energon_pack.templates.template import Sample, Template
+from energon_pack.views import html, terminal
 from energon_pack.views.spans import spans_of
-from energon_pack.views.view import Span
+from energon_pack.views.view import MemberView, Span, Turn
 from support.models import of_model
+from support.weighted import render_weights, turns
 
 TALK: list[Message] = [
     {"role": "user", "content": "<image>What? 🀄 中文 ünïcode <image>"},
@@ -27,12 +32,11 @@ def shown(template: Template, sample: Sample) -> list[Span]:
     spans = spans_of(template, sample, rendered)
     (tokens,) = template.tokenize([rendered])
     assert sum(span.num_tokens for span in spans) == len(tokens.ids)
-    trained = [i for start, end in tokens.supervised for i in range(start, end)]
-    upto, found = 0, []
-    for span in spans:
-        found += list(range(upto, upto + span.num_tokens)) if span.is_trained else []
-        upto += span.num_tokens
-    assert found == trained
+    weights = [0.0] * len(tokens.ids)
+    for (start, end), weight in zip(tokens.supervised, tokens.weights or [1.0] * len(tokens.supervised), strict=True):
+        weights[start:end] = [weight] * (end - start)
+    assert [weight for span in spans for weight in [span.weight] * span.num_tokens] == weights
+    assert [span.is_trained for span in spans] == [span.weight > 0 for span in spans]
     return spans
 
 
@@ -89,3 +93,37 @@ def test_a_video_is_one_span_with_its_times(real: Path) -> None:
     spans = shown(template, Sample(messages, [Media("video", 320, 240, "mp4", 80, 10.0)]))
     assert [span.text for span in spans if "seconds" in span.text] == []
     assert [span.kind for span in spans].count("video") == 1
+
+
+@pytest.fixture
+def weighing(template: Template, monkeypatch: pytest.MonkeyPatch) -> Template:
+    """A template that gives the weights of turns."""
+    render_weights(monkeypatch)
+    return template
+
+
+def test_weights_are_shown_behind_what_they_weigh(weighing: Template) -> None:
+    """A turn that counts less looks as if it did, and one that is not trained looks like a question."""
+    spans = shown(weighing, Sample(turns(0.5, 0.0, 1.0), []))
+    found = {span.text.partition("<")[0]: span.weight for span in spans if span.text.startswith("Say")}
+    assert found == {"Say 0": 0.5, "Say 2": 1.0}
+    plain = terminal.tokens_text(spans, Console(no_color=True)).plain
+    assert "assistant\n«Say 0<|im_end|>»×0.5\n" in plain
+    assert "assistant\nSay 1<|im_end|>\n" in plain
+    assert "assistant\n«Say 2<|im_end|>»\n" in plain
+    coloured = terminal.tokens_text(spans, Console(force_terminal=True, color_system="standard")).plain
+    assert "Say 0<|im_end|>×0.5\n" in coloured
+    page = html.tokens_text(spans, 10_000)
+    assert page.count("<mark") == 2
+    assert 'class="less"><' not in page
+    assert '<span class="weight">×0.5</span></mark>' in page
+
+
+def test_the_weight_of_a_sample_is_said_once() -> None:
+    view = MemberView("a", "text", 9, 4, 0, [Turn("user", "hi")], spans=[], weight=0.25)
+    assert "the whole sample counts ×0.25" in html.member_facts(view)
+    assert "counts" not in html.member_facts(replace(view, weight=1.0))
+    to = Console(no_color=True, file=io.StringIO())
+    terminal.print_member(view, to, None)
+    assert isinstance(to.file, io.StringIO)
+    assert "the whole sample counts ×0.25" in to.file.getvalue()

@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import itemgetter
 
 from tokenizers import AddedToken, Tokenizer
@@ -75,9 +75,19 @@ def token_ranges(offsets: Ranges, spans: Ranges) -> Ranges:
     return [(bisect_left(offsets, s, key=first), bisect_left(offsets, e, key=first)) for s, e in spans]
 
 
-def without_first(ids: list[int], ranges: Ranges) -> tuple[list[int], Ranges]:
-    """Ids and ranges without the first token, which nothing comes before."""
-    return ids, [(max(start, 1), end) for start, end in ranges if end > max(start, 1)]
+def without_first(ranges: Ranges, weights: Sequence[float] = ()) -> tuple[Ranges, list[float]]:
+    """Ranges without the first token, which nothing comes before, and the weight of each that is left.
+
+    Args:
+        weights: of each range; empty: all are 1.
+
+    Returns:
+        The weights are empty where all are 1.
+    """
+    pairs = zip(ranges, weights or repeat(1.0, len(ranges)), strict=True)
+    left = [((max(start, 1), end), weight) for (start, end), weight in pairs if end > max(start, 1)]
+    kept = [weight for _, weight in left]
+    return [of for of, _ in left], kept if any(weight != 1 for weight in kept) else []
 
 
 def _is_plain(token: AddedToken) -> bool:
