@@ -7,22 +7,19 @@ both lengths agree. Runs on a CPU, with any number of workers.
 """
 
 import argparse
-import io
 
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
 from energon_pack.loading import load_template
 from energon_pack.samples.flavors.base import MemberInput
-from energon_pack.samples.media.probe import Media, probe, with_frames
 from energon_pack.task_encoder import inputs_of
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.template import Template
+from energon_pack.training.members import seen
 
 
 def member_tokens(template: Template, member: MemberInput) -> list[int]:
     """Token ids of one member of a pack of any flavour, the placeholders of its media expanded."""
-    media = [Media("image", *image.size) for image in member.images]
-    media += with_frames([probe(io.BytesIO(video)) for video in member.videos], member.video_frames)
-    return template.encode(Sample(member.messages, media, member.tools)).ids
+    return template.encode(seen(member)).ids
 
 
 def main() -> None:

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from energon_pack.samples.frame_lists import frame_parts, without_lists
 from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.settings import SETTING_KEYS
 from energon_pack.samples.placeholders import flat_content, kind_of_parts
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import ReadSettings, SampleType
+from energon_pack.samples.settings import Frames, ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unrendered import refuse_unrendered
 
@@ -73,6 +75,8 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     if not any(message["role"] == "assistant" for message in messages):
         raise Skip(Reason.NO_ASSISTANT_TURN, f"roles are {[m['role'] for m in messages][:8]}")
 
+    if settings.frames is Frames.images:
+        messages = without_lists(messages)
     refuse_unrendered(messages, value)
     if isinstance(names := value.get("patch_positions"), list):
         value = {**value, "patch_positions": list(_flatten(names))}
@@ -190,7 +194,12 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
         elif kind in ("image", "video"):
             named = next((item[key] for key in (item["type"], kind, "path", "url") if item.get(key)), None)
             named = named.get("url", named.get("path")) if isinstance(named, dict) else named
-            parts.append({"type": kind, **({"name": named} if isinstance(named, str) else {})})
+            said = {key: item[key] for key in SETTING_KEYS if item.get(key) is not None}
+            if kind == "video" and isinstance(named, list):
+                parts += frame_parts(named, said)
+                continue
+            part = {"type": kind, **({"name": named} if isinstance(named, str) else {})}
+            parts.append({**part, "settings": said} if said else part)
         else:
             raise Skip(Reason.BAD_MESSAGE, f"message {index} has a content part {str(item)[:80]}")
     return flat_content(parts)

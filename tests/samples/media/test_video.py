@@ -17,7 +17,9 @@ from PIL import Image
 
 from energon_pack.config import DatasetYaml, PackConfig
 from energon_pack.pack import pack
-from energon_pack.samples.media.probe import Media, probe, with_frames
+from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.probe import Media, probe
+from energon_pack.samples.options import NO_OPTIONS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.llava import LlavaOneVision
@@ -182,11 +184,11 @@ def test_llavas_choice_is_in_whole_numbers() -> None:
 def test_listed_frames_are_those_the_model_sees(demo: tuple[Path, Path], cache: Path) -> None:
     """`video_frames` goes before the model's own choice; each list belongs to the video at its place."""
     template = load_saved(prepare_template(of_model("qwen_vl", demo[1]), cache))
-    image, first, second = with_frames([Media("image", 56, 56), clip(30), clip(9)], [[0, 10, 20, 29], None])
+    image, first, second = as_asked([Media("image", 56, 56), clip(30), clip(9)], [[0, 10, 20, 29], None], NO_OPTIONS)
     assert image == Media("image", 56, 56)
     assert template.choose_frames(first) == [0, 10, 20, 29]
     assert template.choose_frames(second) == list(range(9))
-    assert with_frames([clip(30)], None) == [clip(30)]
+    assert as_asked([clip(30)], None, NO_OPTIONS) == [clip(30)]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_listed_frames_are_those_the_model_sees(demo: tuple[Path, Path], cache: 
 )
 def test_frames_that_are_not_there_cost_the_sample(listed: object, reason: Reason) -> None:
     with pytest.raises(Skip) as skip:
-        with_frames([clip(30)], listed)
+        as_asked([clip(30)], listed, NO_OPTIONS)
     assert skip.value.reason is reason
 
 
