@@ -253,7 +253,8 @@ def utils_frame_size(
 
 def _utils_resize(width: float, height: float, factor: int, least: float, most: float) -> tuple[int, int]:
     if least > most:
-        raise Skip(Reason.BAD_MESSAGE, f"min_pixels ({least:g}) is more than max_pixels ({most:g})")
+        what = f"max_pixels of a medium is {most:g}, less than its min_pixels of {least:g}: give both"
+        raise Skip(Reason.BAD_MESSAGE, what)
     resized = smart_resize(height, width, factor, least, most, least_side=factor)
     return resized[1], resized[0]
 
