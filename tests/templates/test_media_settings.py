@@ -269,10 +269,9 @@ def compare(name: str, route: str, cache: Path, num: int, seed: int) -> tuple[in
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="needs ../shared/real")
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
-def test_lengths_are_the_full_processors(name: str, cache: Path) -> None:
+def test_lengths_are_the_full_processors(cache: Path) -> None:
     need_torchvision()
-    assert compare(name, "default", cache, 20, 0) == (20, 0)
+    assert compare("qwen3_vl", "default", cache, 40, 0) == (40, 0)
 
 
 @pytest.mark.slow
