@@ -123,7 +123,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str,
         "video": [parts[chosen[i].name] for i in placed.order if kinds[i] == "video"] or None,
         "tools": record.tools,
         "video_frames": record.fields.get("video_frames"),
-        "options": option_fields(record.fields),
+        "options": option_fields(placed.record.fields),
     }
 
 

@@ -309,7 +309,7 @@ def _facts(
         bytes_written=sum(shard.num_bytes for shard in written),
         cache={"shards_reused": num_cached, "shards_measured": len(planned.lengths.shards) - num_cached},
         samples_verified=audit.num_checked,
-        samples_not_verified=audit.num_unchecked,
+        samples_not_verified=audit.num_unchecked + audit.num_undecodable,
     )
 
 

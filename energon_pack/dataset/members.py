@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from energon_pack.dataset.contents import Pack
 from energon_pack.samples.bytes import Bytes, Range, as_file
-from energon_pack.samples.media.probe import probe, with_frames
+from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import options_of
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
@@ -34,8 +35,9 @@ def sample_of(file: Bytes, pack: Pack, index: int) -> "Sample":
     record = parse_record({"messages": messages_of(file, pack, index), "tools": member.get("tools")}, STORED)
     media = [probe(as_file(Range(file, part.offset, part.size))) for part in files]
     placed, order, _ = place_media(record.messages, [medium.kind for medium in media])
-    seen = with_frames([media[i] for i in order], member.get("video_frames"))
-    return Sample(placed, seen, record.tools, options_of(pack.flavor.fields(member)))
+    options = options_of(pack.flavor.fields(member))
+    seen = as_asked([media[i] for i in order], member.get("video_frames"), options)
+    return Sample(placed, seen, record.tools, options)
 
 
 def messages_of(file: Bytes, pack: Pack, index: int) -> list[Message]:

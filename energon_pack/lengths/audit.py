@@ -36,7 +36,7 @@ from energon_pack.sources.sample import ReadSample, read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_saved
-from energon_pack.templates.processor_inputs import clip, full_ids, media_inputs
+from energon_pack.templates.processor_inputs import full_ids, media_inputs, prepared_media
 from energon_pack.templates.template import Sample, Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
@@ -69,6 +69,9 @@ class Audit:
     difference: str = ""
     #: the full processor was not asked again
     is_known: bool = False
+    #: samples with a medium that can't be decoded, though its file begins and ends well; and what is said of the first
+    num_undecodable: int = 0
+    undecodable: str = ""
 
     def lines(self) -> list[str]:
         """What to say of it at the end of a run."""
@@ -78,6 +81,11 @@ class Audit:
             lines.append(f"verified: {_samples(self.num_checked)} {how}, none differs")
         if self.num_unchecked:
             lines.append(f"not verified: {_samples(self.num_unchecked)} with media: {self.note}")
+        if self.num_undecodable:
+            lines.append(
+                f"not verified: {_samples(self.num_undecodable)} with a medium that is damaged within, as"
+                f" {self.undecodable}: training leaves them out with on_bad_member=drop, and ends there without"
+            )
         return lines
 
 
@@ -114,7 +122,7 @@ def is_known(measured: Sequence[MeasuredShard], method: Method, share: float) ->
 
 def remember(audit: Audit, measured: Sequence[MeasuredShard], method: Method, share: float) -> None:
     """Note that the full processor agreed; not where it could not be asked about some."""
-    if audit.num_checked and not audit.num_unchecked and not audit.is_known:
+    if audit.num_checked and not audit.num_unchecked and not audit.num_undecodable and not audit.is_known:
         known = _known(method) | dict.fromkeys(_files(measured), share)
         write_whole(Path(method.template_folder, _KNOWN), json.dumps(known).encode())
 
@@ -185,6 +193,8 @@ def finish(auditing: Auditing, run: Run) -> Audit:
             more,
             num_checked=result.num_checked + more.num_checked,
             num_unchecked=result.num_unchecked + more.num_unchecked,
+            num_undecodable=result.num_undecodable + more.num_undecodable,
+            undecodable=result.undecodable or more.undecodable,
         )
         if more.difference:
             break
@@ -203,6 +213,7 @@ def audit(job: AuditJob) -> Audit:
     template = load_saved(job.method.template_folder)
     processor, note = (None, "") if job.is_known else _full_processor(template)
     num_checked = num_unchecked = 0
+    undecodable: list[str] = []
     for shards, chunk, indices in job.rows:
         numbers = chunk.numbers_of_rows[indices].tolist()
         rows = rows_of(chunk.read().take(indices), MeasuredRow)
@@ -212,13 +223,22 @@ def audit(job: AuditJob) -> Audit:
         of_medium = whole_if_small if processor is None else whole
         with Reader() as reader:
             for shard, row in reader.ahead(checked, lambda one: [one], of_medium):
-                full_len = _full_len(processor, template, reader, shard, row, job.method.read)
+                try:
+                    full_len = _full_len(processor, template, reader, shard, row, job.method.read)
+                except _Undecodable as error:
+                    undecodable.append(f"{shard.sample_id(row.key)} ({error})")
+                    continue
                 if full_len != row.token_len:
                     where = "measured again" if job.is_known else "in the full processor"
                     difference = f"{shard.sample_id(row.key)} has {full_len} tokens {where},"
                     return Audit(num_checked, num_unchecked, note, f"{difference} {row.token_len} as measured")
                 num_checked += 1
-    return Audit(num_checked, num_unchecked, note, is_known=job.is_known)
+    names = len(undecodable), next(iter(undecodable), "")
+    return Audit(num_checked, num_unchecked, note, "", job.is_known, *names)
+
+
+class _Undecodable(Exception):
+    """A medium of which the beginning and the end are whole can't be decoded: the fault of one sample."""
 
 
 def _full_processor(template: Template) -> tuple[Any, str]:
@@ -254,7 +274,7 @@ def _full_len(
         if processor is None:
             return len(template.encode(Sample(sample.timed, sample.media, sample.tools, sample.options)).ids)
         return _processor_len(processor, template, sample, [reader.read(shard, part) for part in sample.parts])
-    except PackError:  # the source changed
+    except (PackError, _Undecodable):  # the source changed; a medium is damaged
         raise
     except Skip as skip:
         return f"no ({skip})"
@@ -267,9 +287,15 @@ def _processor_len(processor: Any, template: Template, sample: ReadSample, data:
 
     Args:
         data: the bytes of each medium.
+
+    Raises:
+        _Undecodable: one of them can't be decoded.
+        Exception: whatever the processor makes of them.
     """
-    both = list(zip(data, sample.media, strict=True))
-    images = [template.prepare_image(open_image(d)) for d, medium in both if medium.kind == "image"]
-    videos = [clip(template, d, medium) for d, medium in both if medium.kind == "video"]
+    try:
+        opened = [open_image(d) if m.kind == "image" else d for d, m in zip(data, sample.media, strict=True)]
+        images, clips = prepared_media(template, sample.media, opened)
+    except Exception as error:  # damaged bytes make decoders raise anything
+        raise _Undecodable(one_line(error, 160)) from None
     asked = Sample(sample.timed, sample.media, sample.tools, sample.options)
-    return len(full_ids(processor, template, asked, media_inputs(template, images, videos)))
+    return len(full_ids(processor, template, asked, media_inputs(template, images, clips)))

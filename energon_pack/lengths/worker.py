@@ -14,6 +14,7 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.run.stores import losing_no_fault
 from energon_pack.samples.flavors import do_not_fit
+from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.named import named_media
 from energon_pack.samples.placeholders import num_placeholders
@@ -179,7 +180,8 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
         return None
     for name, number in counts_of(rendered, sample.kinds).items():
         setattr(row, name, number)
-    row.does_not_fit = do_not_fit(sample.messages, sample.tools, sample.kinds)
+    kinds = [medium.kind for medium, _ in lists_of_frames(sample.media)]
+    row.does_not_fit = do_not_fit(sample.messages, sample.tools, kinds)
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out |= rendered.leaves_out_tools
     return rendered

@@ -18,10 +18,14 @@ from energon_pack.errors import PackError
 from energon_pack.online.rows import ItemRow
 from energon_pack.samples.conversation import place
 from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.frame_lists import list_settings
+from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.image import upright, upright_size
 from energon_pack.samples.media.lazy_image import LazyImage
-from energon_pack.samples.media.probe import Media, probe, with_frames
+from energon_pack.samples.media.probe import Media, probe
+from energon_pack.samples.media.settings import SETTING_KEYS
 from energon_pack.samples.named import named_media
+from energon_pack.samples.options import options_of
 from energon_pack.samples.record import MESSAGE_KEYS, Record, parse_record
 from energon_pack.samples.sample import MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
@@ -105,17 +109,19 @@ class Given:
         try:
             record, media = self._record(item)
             opened = [self._open(medium) for medium in media]
-            found = with_frames([_probe(medium) for _, medium in opened], record.fields.get("video_frames"))
+            found = [_probe(medium) for _, medium in opened]
             placed = place(record, [medium.kind for medium in found])
+            fields = placed.record.fields
+            found = as_asked([found[i] for i in placed.order], fields.get("video_frames"), options_of(fields))
         except Skip as skip:
             skip.media_type = _seems(item)
             raise
-        found, data = [found[i] for i in placed.order], [opened[i][1] for i in placed.order]
+        data = [opened[i][1] for i in placed.order]
         names = [opened[i][0] for i in placed.order]
         parts = [MediaPart(name, 0, 0, of.kind, of.extension) for name, of in zip(names, found, strict=True)]
         timed = placed.timed([])
         read = ReadSample(
-            b"", placed.messages, timed, record.tools, record.fields, parts, [], timed != placed.messages, found,
+            b"", placed.messages, timed, record.tools, fields, parts, [], timed != placed.messages, found,
             placed.were_put_in, record.unknown, record.leaves_out_tools,
         )  # fmt: skip
         return read, data
@@ -220,23 +226,26 @@ def _without_media(messages: list[Any]) -> tuple[list[Any], list[Any]]:
     """Messages whose content parts have no media of their own, and these media."""
     found: list[Any] = []
 
-    def plain(part: Any) -> Any:
+    def plain(part: Any) -> list[Any]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ("image", "video", "image_url", "video_url"):
-            return part
+            return [part]
+        said = {key: part[key] for key in SETTING_KEYS if part.get(key) is not None}
         name = next(
             (key for key in (kind, kind.removesuffix("_url"), "path", "url") if _holds_media(part.get(key))), None
         )
-        if name is None:
-            return {"type": kind.removesuffix("_url")}
-        found.append(part[name])
-        return {"type": kind.removesuffix("_url")}
+        if name is not None and kind.startswith("video") and isinstance(part[name], (list, tuple)):
+            found.extend(part[name])
+            first, *others = ({"type": "image"} for _ in part[name])
+            return [{**first, **list_settings(len(part[name]), said)}, *others]
+        found.extend([part[name]] if name is not None else [])
+        return [{"type": kind.removesuffix("_url"), **said}]
 
     def without(message: Any) -> Any:
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, list):
             return message
-        return {**message, "content": [plain(part) for part in content]}
+        return {**message, "content": [own for part in content for own in plain(part)]}
 
     return [without(message) for message in messages], found
 

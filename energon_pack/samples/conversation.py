@@ -7,18 +7,21 @@ Measuring, writing and training all come this way, so that a sample means the sa
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from energon_pack.samples.placeholders import place_media
+from energon_pack.samples.frame_lists import has_lists
+from energon_pack.samples.placeholders import part_settings, place_media
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.times import position_names, stamped, time_marks
 
 
 class Placed(NamedTuple):
     """A record whose placeholders match its media."""
 
-    record: Record
+    record: Record  # its `media_settings` are in the order of the placeholders
     num_images: int
     messages: list[Message]  # as packs store them: no times in the text
     order: list[int]  # the media by their placeholders: `[1, 0]` where the text names the second one first
@@ -39,6 +42,8 @@ class Placed(NamedTuple):
             Skip: `bad_message`, `placeholder_mismatch`.
         """
         fields = self.record.fields
+        if has_lists(fields.get("media_settings")):
+            return self.messages  # a model tells the times of a video itself
         marks = time_marks(fields.get("fps"), fields.get("timestamp_decimal"), arrays or [None] * self.num_images)
         return stamped(self.messages, marks)
 
@@ -46,4 +51,16 @@ class Placed(NamedTuple):
 def place(record: Record, kinds: Sequence[str]) -> Placed:
     """Match a record with its media, of these kinds in the order it lists them; raises Skip as `place_media`."""
     messages, order, were_put_in = place_media(record.messages, kinds)
+    if said := part_settings(record.messages, kinds):
+        fields = {**record.fields, "media_settings": _merged(record.fields.get("media_settings"), said)}
+        record = replace(record, fields=fields)
     return Placed(record, list(kinds).count("image"), messages, order, were_put_in)
+
+
+def _merged(listed: Any, said: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
+    """What a sample lists of its media and what their content parts say: the parts come first."""
+    if listed is None:
+        return said
+    if not isinstance(listed, list) or len(listed) != len(said):
+        raise Skip(Reason.BAD_MESSAGE, f"media_settings is no list of {len(said)} entries: {str(listed)[:80]}")
+    return [{**(a or {}), **(b or {})} or None for a, b in zip(listed, said, strict=True)]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from energon_pack.samples.media.settings import SHARED_KEYS
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import sample_weight
 
@@ -24,6 +25,8 @@ class SampleOptions:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     #: of each medium, in the order of their placeholders, what its content part says of it; empty: nothing
     media: tuple[Mapping[str, Any] | None, ...] = ()
+    #: what is said of all of them: ms-swift's `chat_template_kwargs: {"max_pixels": …}`
+    all_media: Mapping[str, Any] = field(default_factory=dict)
 
 
 NO_OPTIONS = SampleOptions()
@@ -51,4 +54,6 @@ def options_of(fields: Mapping[str, Any]) -> SampleOptions:
         raise Skip(Reason.BAD_MESSAGE, f"chat_template_kwargs are no object: {str(variables)[:80]}")
     if not isinstance(media, list) or not all(item is None or isinstance(item, Mapping) for item in media):
         raise Skip(Reason.BAD_MESSAGE, f"media_settings are no list of objects: {str(media)[:80]}")
-    return SampleOptions(sample_weight(own), variables, tuple(media))
+    all_media = {key: item for key, item in variables.items() if key in SHARED_KEYS}
+    variables = {key: item for key, item in variables.items() if key not in SHARED_KEYS}
+    return SampleOptions(sample_weight(own), variables, tuple(media), all_media)

@@ -14,6 +14,7 @@ from energon_pack.samples.skip import Reason, Skip
 
 PLACEHOLDERS = {"image": "<image>", "video": "<video>"}
 _PLACEHOLDER = re.compile("<(image|video)>")
+_OWN = ("name", "settings")  # what a content part says of its medium
 
 
 def spells_placeholder(text: str) -> bool:
@@ -62,6 +63,21 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
     return messages, [waiting[kind].pop(0) for kind in found], inserted
 
 
+def part_settings(messages: Sequence[Message], kinds: Sequence[str]) -> list[dict[str, Any] | None]:
+    """What content parts say of the media that they stand for, in the order of their placeholders; empty: nothing.
+
+    Args:
+        messages: as in `Record.messages`.
+        kinds: as of `place_media`.
+    """
+    if not any("settings" in part for m in messages if isinstance(m["content"], list) for part in m["content"]):
+        return []
+    found = [(m["role"], said) for m in messages for said in _settings(m, kinds)]
+    if len(found) != len(kinds):  # placeholders of the assistant's are text
+        found = [(role, said) for role, said in found if role != "assistant"]
+    return [said for _, said in found]
+
+
 def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Message]:
     """Stored messages as a chat template takes them: placeholders become content parts of their own.
 
@@ -84,9 +100,9 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
 
 
 def flat_content(parts: list[Message]) -> str | list[Message]:
-    """Content parts as a string with placeholders; as they are where a text spells a placeholder or media are named."""
+    """Content parts as a string with placeholders; as they are where it could not tell all that they do."""
     texts = [part["text"] for part in parts if part["type"] == "text"]
-    if any("name" in part for part in parts) or any(map(spells_placeholder, texts)):
+    if any(key in part for key in _OWN for part in parts) or any(map(spells_placeholder, texts)):
         return parts
     return "".join(part["text"] if part["type"] == "text" else PLACEHOLDERS[part["type"]] for part in parts)
 
@@ -127,6 +143,13 @@ def _placeholders(message: Message, kinds: Sequence[str]) -> list[str]:
     return [part["type"] for part in content if part["type"] != "text"]
 
 
+def _settings(message: Message, kinds: Sequence[str]) -> list[dict[str, Any] | None]:
+    content = message["content"]
+    if isinstance(content, str):
+        return [None for _ in _placeholders(message, kinds)]
+    return [part.get("settings") for part in content if part["type"] != "text"]
+
+
 def _put_in(messages: list[Message], kinds: Sequence[str]) -> list[Message]:
     for index, message in enumerate(messages):
         if message["role"] == "user":
@@ -141,9 +164,9 @@ def _put_in(messages: list[Message], kinds: Sequence[str]) -> list[Message]:
 
 def _without_names(message: Message) -> Message:
     content = message["content"]
-    if isinstance(content, str) or not any("name" in part for part in content):
+    if isinstance(content, str) or not any(key in part for key in _OWN for part in content):
         return message
-    parts = [{key: part[key] for key in part if key != "name"} for part in content]
+    parts = [{key: part[key] for key in part if key not in _OWN} for part in content]
     return {**message, "content": flat_content(parts)}
 
 

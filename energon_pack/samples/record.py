@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_pack.samples.documents import DOCUMENT, answer_alone, document_of, is_document, text_alone
+from energon_pack.samples.frame_lists import frame_parts, without_lists
 from energon_pack.samples.keys import unknown_keys
 from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.settings import SETTING_KEYS
 from energon_pack.samples.placeholders import flat_content, kind_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, preferred
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import ReadSettings, SampleType, ToolsAs
+from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tool_calls import (
     CALL_ROLES,
@@ -101,6 +103,8 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     if is_as_text := settings.tools is ToolsAs.text:
         messages = list(map(as_text, messages))
 
+    if settings.frames is Frames.images:
+        messages = without_lists(messages)
     refuse_unrendered(messages, value)
     if isinstance(names := value.get("patch_positions"), list):
         value = {**value, "patch_positions": list(_flatten(names))}
@@ -253,7 +257,12 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
         elif kind in ("image", "video"):
             named = next((item[key] for key in (item["type"], kind, "path", "url", "source") if item.get(key)), None)
             named = named.get("url", named.get("path")) if isinstance(named, dict) else named
-            parts.append({"type": kind, **({"name": named} if isinstance(named, str) else {})})
+            said = {key: item[key] for key in SETTING_KEYS if item.get(key) is not None}
+            if kind == "video" and isinstance(named, list):
+                parts += frame_parts(named, said)
+                continue
+            part = {"type": kind, **({"name": named} if isinstance(named, str) else {})}
+            parts.append({**part, "settings": said} if said else part)
         else:
             raise Skip(Reason.BAD_MESSAGE, f"message {index} has a content part {str(item)[:80]}")
     return flat_content(parts)

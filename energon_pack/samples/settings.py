@@ -34,6 +34,13 @@ class ControlTokens(str, Enum):
     skip = "skip"
 
 
+class Frames(str, Enum):
+    """What a list of frames in the place of a video is."""
+
+    video = "video"
+    images = "images"
+
+
 @dataclass
 class ReadSettings:
     """How the JSON of a sample becomes messages."""
@@ -50,6 +57,8 @@ class ReadSettings:
     caption_prompt: str = ""
     #: special tokens that are spelled out in the data: keep them, as the processor would, or skip the sample
     control_tokens: ControlTokens = ControlTokens.keep
+    #: a video that is listed as the files of its frames: one video of them, or so many images
+    frames: Frames = Frames.video
 
 
 #: of conversations that packs store: an answer alone was no document where it was read

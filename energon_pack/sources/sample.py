@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.conversation import Placed, place
 from energon_pack.samples.cut import Cut, fields_of_part, media_of_part, messages_of
-from energon_pack.samples.media.probe import Media, probe_part, with_frames
+from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.probe import Media, probe_part
 from energon_pack.samples.named import named_media
 from energon_pack.samples.options import SampleOptions, options_of
 from energon_pack.samples.raw_json import load_json
@@ -65,18 +66,20 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         record = shard.record(raw, row.record_part, seems is not None, settings)
         seems = record.declared or seems or media_type_by_name(record.listed_media or ())
         listed = reader.media(shard, record, row.key, row.parts)
-        media = _looked_at(reader, shard, listed, record.fields)
-        kinds = [medium.kind for medium in media]
+        found = _looked_at(reader, shard, listed)
+        kinds = [medium.kind for medium in found]
         seems = media_type(kinds)
         placed = place(record, kinds)
+        fields = placed.record.fields
+        media = _as_asked([found[i] for i in placed.order], fields)
         positions, timed = _timed(reader, shard, placed, row.key, row.parts)
     except Skip as skip:
         skip.media_type = seems or _seems(raw)
         raise
-    parts = [MediaPart(*listed[i], media[i].kind, media[i].extension) for i in placed.order]
-    media, is_timed = [media[i] for i in placed.order], timed != placed.messages
+    parts = [MediaPart(*listed[i], found[i].kind, found[i].extension) for i in placed.order]
+    is_timed = timed != placed.messages
     return ReadSample(
-        raw, placed.messages, timed, record.tools, record.fields, parts, positions, is_timed, media, placed.were_put_in,
+        raw, placed.messages, timed, record.tools, fields, parts, positions, is_timed, media, placed.were_put_in,
         record.unknown, record.leaves_out_tools,
     )  # fmt: skip
 
@@ -98,7 +101,7 @@ def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSet
         PackError: the shard changed, or a file that is one of its media.
     """
     sample = read_but_media(reader, shard, row, settings, reader.raw(shard, row))
-    return sample._replace(media=_looked_at(reader, shard, row.parts, sample.fields))
+    return sample._replace(media=_as_asked(_looked_at(reader, shard, row.parts), sample.fields))
 
 
 def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
@@ -116,13 +119,17 @@ def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
     placed = place(record, kinds)
     positions, timed = _timed(reader, shard, placed, row.key, row.positions)
     is_timed = timed != placed.messages
-    whole = ReadSample(raw, placed.messages, timed, record.tools, record.fields, row.parts, positions, is_timed, [])
+    fields = placed.record.fields
+    whole = ReadSample(raw, placed.messages, timed, record.tools, fields, row.parts, positions, is_timed, [])
     return _part(whole, row.cut) if row.cut else whole
 
 
-def _looked_at(reader: Reader, shard: Shard, parts: Sequence[AnyPart], fields: dict[str, Any]) -> list[Media]:
-    media = [probe_part(reader.part_file(shard, part), part) for part in parts]
-    return with_frames(media, fields.get("video_frames"))
+def _looked_at(reader: Reader, shard: Shard, parts: Sequence[AnyPart]) -> list[Media]:
+    return [probe_part(reader.part_file(shard, part), part) for part in parts]
+
+
+def _as_asked(media: Sequence[Media], fields: dict[str, Any]) -> list[Media]:
+    return as_asked(media, fields.get("video_frames"), options_of(fields))
 
 
 def _timed(

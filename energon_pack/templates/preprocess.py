@@ -15,6 +15,7 @@ from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.settings import MediumSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.settings import MediaConfig
 
@@ -173,11 +174,9 @@ class QwenVLUtils(_Resize):
 
     def __init__(self, media: MediaConfig, factor: int):
         self._factor = _of_qwen("image", factor)
-        self._budget = (4 * factor**2, 16_384 * factor**2)
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        resized = smart_resize(height, width, self._factor, *self._budget)
-        return resized[1], resized[0]
+        return utils_image_size(MediumSettings(), width, height, self._factor)
 
 
 class QwenVLUtilsVideo:
@@ -190,23 +189,74 @@ class QwenVLUtilsVideo:
 
     def __init__(self, media: MediaConfig, factor: int):
         self._factor = _of_qwen("video", factor)
-        self._fps = media.fps or 2.0
-        self._least, self._most = media.min_frames or 4, media.max_frames or 768
+        self._settings = MediumSettings(fps=media.fps, min_frames=media.min_frames, max_frames=media.max_frames)
 
     def choose_frames(self, video: Media) -> list[int]:
-        total = video.num_frames
-        least, most = math.ceil(self._least / 2) * 2, min(self._most, total) // 2 * 2
-        wanted = math.floor(min(max(total / video.fps * self._fps, least), most, total) / 2) * 2
-        if wanted < 2:
-            raise Skip(Reason.UNREADABLE_MEDIA, f"qwen-vl-utils wants 2 frames, the video has {total}")
-        return first_to_last(total, wanted)
+        return first_to_last(video.num_frames, utils_num_frames(self._settings, video.num_frames, video.fps))
 
     def size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
-        area = self._factor**2
-        least, in_all = 128 * area, int(128_000 * area * 0.9)
-        most = max(min(768 * area, in_all / num_frames * 2), int(least * 1.05))
-        resized = smart_resize(height, width, self._factor, least, most)
-        return resized[1], resized[0]
+        return utils_frame_size(MediumSettings(), width, height, num_frames, self._factor)
+
+
+def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
+    """How many frames qwen_vl_utils takes of a video (its `smart_nframes`), with its defaults for what is not said.
+
+    Args:
+        total: frames that there are.
+        fps: of the video.
+
+    Raises:
+        Skip: `unreadable_media`: they are fewer than two, or more than there are.
+    """
+    if settings.nframes is not None:
+        wanted = round(settings.nframes / 2) * 2
+    else:
+        least = math.ceil((settings.min_frames or 4) / 2) * 2
+        most = math.floor((settings.max_frames or min(768, total)) / 2) * 2
+        wanted = math.floor(min(max(total / fps * (settings.fps or 2.0), least), most, total) / 2) * 2
+    if not 2 <= wanted <= total:
+        raise Skip(Reason.UNREADABLE_MEDIA, f"qwen-vl-utils wants {max(wanted, 2)} frames, the video has {total}")
+    return wanted
+
+
+def utils_image_size(settings: MediumSettings, width: int, height: int, factor: int) -> tuple[int, int]:
+    """Width and height that qwen_vl_utils (its `fetch_image`) gives an image, with its defaults for what is not said.
+
+    Raises:
+        Skip: `bad_message` where the settings contradict each other, `unreadable_media` as `smart_resize`.
+    """
+    area = factor**2
+    if settings.resized_height and settings.resized_width:
+        return _utils_resize(settings.resized_width, settings.resized_height, factor, 4 * area, 16_384 * area)
+    least, most = settings.min_pixels or 4 * area, settings.max_pixels or 16_384 * area
+    return _utils_resize(width, height, factor, least, most)
+
+
+def utils_frame_size(
+    settings: MediumSettings, width: int, height: int, num_frames: int, factor: int
+) -> tuple[int, int]:
+    """Width and height that qwen_vl_utils (its `fetch_video`) gives the frames of a video.
+
+    Args:
+        num_frames: that were taken.
+
+    Raises:
+        Skip: as `utils_image_size`.
+    """
+    area = factor**2
+    if settings.resized_height and settings.resized_width:
+        return utils_image_size(settings, width, height, factor)
+    least, in_all = settings.min_pixels or 128 * area, settings.total_pixels or 128_000 * area * 0.9
+    most = max(min(768 * area, in_all / num_frames * 2), int(least * 1.05))
+    return _utils_resize(width, height, factor, least, min(settings.max_pixels or most, most))
+
+
+def _utils_resize(width: float, height: float, factor: int, least: float, most: float) -> tuple[int, int]:
+    if least > most:
+        what = f"max_pixels of a medium is {most:g}, less than its min_pixels of {least:g}: give both"
+        raise Skip(Reason.BAD_MESSAGE, what)
+    resized = smart_resize(height, width, factor, least, most, least_side=factor)
+    return resized[1], resized[0]
 
 
 def first_to_last(total: int, wanted: int) -> list[int]:
@@ -216,25 +266,29 @@ def first_to_last(total: int, wanted: int) -> list[int]:
 
 
 def smart_resize(
-    height: int,
-    width: int,
+    height: float,
+    width: float,
     factor: int,
-    min_pixels: int,
+    min_pixels: float,
     max_pixels: float,
     num_frames: int = 1,
     num_frames_rounded: int = 1,
+    least_side: int = 0,
 ) -> tuple[int, int]:
     """Height and width after Qwen's resizing, in pixels.
 
     Each side goes to its nearest multiple of `factor`; where the area times the frames then leaves the budget, both
     sides are scaled by one ratio to its edge, rounding towards the inside of the budget.
 
+    Args:
+        least_side: to which a shorter side goes before the budget is asked: qwen_vl_utils' `factor`, transformers' 0.
+
     Raises:
         Skip: `unreadable_media` above an aspect ratio of 200, which the processor refuses.
     """
     if max(height, width) / min(height, width) > 200:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{width}×{height} pixels: the processor refuses more than 200:1")
-    sides = [round(side / factor) * factor for side in (height, width)]
+    sides = [max(least_side, round(side / factor) * factor) for side in (height, width)]
     if num_frames_rounded * sides[0] * sides[1] > max_pixels:
         shrink = math.sqrt(num_frames * height * width / max_pixels)
         sides = [max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.media.video import decode_frames
 from energon_pack.templates.families.asking import metadata_of
@@ -14,10 +15,39 @@ from energon_pack.templates.template import Sample, Template
 Clip = tuple[np.ndarray[Any, Any], dict[str, Any]]  # frames [n, height, width, 3], and what the processor asks of them
 
 
-def clip(template: Template, data: bytes, video: Media) -> Clip:
-    """The frames of a video that the model sees, and what its processor wants to know of them."""
+def prepared_media(
+    template: Template, media: Sequence[Media], own: Sequence[Image.Image | bytes]
+) -> tuple[list[Image.Image], list[Clip]]:
+    """The images and clips of a sample, as its processor is given them.
+
+    Args:
+        media: of the sample, in the order of their placeholders.
+        own: of each an image, or the bytes of a video.
+
+    Raises:
+        ValueError, OSError: they can't be decoded.
+        Skip: as the template's.
+    """
+    images: list[Image.Image] = []
+    clips: list[Clip] = []
+    for medium, places in lists_of_frames(media):
+        pixels = own[places]
+        if medium.kind == "image":
+            images += [template.prepare_image(i, medium.settings) for i in pixels if isinstance(i, Image.Image)]
+        else:
+            clips.append(clip(template, pixels[0] if isinstance(pixels[0], bytes) else pixels, medium))
+    return images, clips
+
+
+def clip(template: Template, pixels: Any, video: Media) -> Clip:
+    """The frames of a video that the model sees, and what its processor wants to know of them.
+
+    Args:
+        pixels: its bytes, or all of its frames.
+    """
     chosen = template.choose_frames(video)
-    frames = template.prepare_frames(decode_frames(data, chosen))
+    shown = decode_frames(pixels, chosen) if isinstance(pixels, bytes) else [pixels[index] for index in chosen]
+    frames = template.prepare_frames(shown, video.settings)
     return np.stack([np.asarray(frame) for frame in frames]), metadata_of(video, chosen)
 
 

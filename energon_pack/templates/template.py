@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from tokenizers import Tokenizer
 
 from energon_pack.run.files import write_whole
@@ -32,9 +31,10 @@ from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.documents import RawTexts
 from energon_pack.templates.families.rules import MediaRules
+from energon_pack.templates.frame_lists import as_videos
 from energon_pack.templates.frames import Frames
 from energon_pack.templates.identity import MIXED, RULES_VERSION, UNEVEN, Identity, TemplateSpec, hash_of
-from energon_pack.templates.preprocess import image_preprocessor, video_preprocessor
+from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.settings import LabelsConfig, Think
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
@@ -53,6 +53,12 @@ class Sample:
     options: SampleOptions = NO_OPTIONS
 
 
+def as_seen(sample: Sample) -> Sample:
+    """A sample in which each list of frames is one video; raises Skip as `as_videos`."""
+    messages, media = as_videos(sample.messages, sample.media)
+    return sample if len(media) == len(sample.media) else replace(sample, messages=messages, media=media)
+
+
 @dataclass(frozen=True)
 class Rendered:
     """A conversation as the tokenizer will see it."""
@@ -62,7 +68,7 @@ class Rendered:
     num_visual_tokens: int
     num_control_tokens: int  # special tokens that a message spells out itself
     leaves_out_tools: bool = False  # the chat template writes nothing of its tools
-    media: Sequence[tuple[int, int]] = ()  # characters of each medium, in the order of the sample's
+    media: Sequence[tuple[int, int]] = ()  # characters of each medium, in the order of the sample's `as_seen`
     weights: Sequence[float] = ()  # of each span; empty: all are 1
 
 
@@ -79,19 +85,16 @@ class Tokens:
         return sum(end - start for start, end in self.supervised)
 
 
-class Template:
+class Template(Preparation):
     """Renders and tokenizes samples for one model."""
 
     def __init__(self, spec: TemplateSpec, rules: MediaRules, tokenizer: Tokenizer):
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        super().__init__(spec.family, spec.media, rules)
         self.spec = spec
-        self.rules = rules
         self._tokenizer = tokenizer
         self._counters: dict[str, TokenCounter] = {}
-        factor = int(rules.settings.get("factor") or 1)
-        self._image = image_preprocessor(spec.media, factor)
-        self._video = video_preprocessor(spec.media, factor)
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
         self._chat = ChatTemplate(spec.chat_template, variables, special)
@@ -116,6 +119,7 @@ class Template:
             Skip: `processor_error`, `bad_message`, `control_token` where a message spells the model's own media
                 token, and what the family's rules raise.
         """
+        sample = as_seen(sample)
         waiting: dict[str, list[tuple[int, str, int]]] = {kind: [] for kind in self.media_tokens}
         for media in sample.media:
             if media.kind not in waiting:
@@ -198,34 +202,6 @@ class Template:
                 with suppress(Skip):
                     yield self.prepared(medium, 0)
 
-    def choose_frames(self, video: Media) -> list[int]:
-        """Which frames of a video the model sees; measuring and decoding both ask here.
-
-        Raises:
-            Skip: `unreadable_media` for a video that has too few.
-        """
-        if video.frames:
-            return list(video.frames)
-        if self._video is not None:
-            return self._video.choose_frames(video)
-        return self.rules.frames.choose(video)
-
-    @property
-    def prepares_frames(self) -> bool:
-        """Whether `media.video` chooses frames in place of the processor."""
-        return self._video is not None
-
-    def prepare_image(self, image: Image.Image) -> Image.Image:
-        """What `media.image` does to an image before the processor sees it."""
-        return image if self._image is None else self._image.apply(image)
-
-    def prepare_frames(self, frames: Sequence[Image.Image]) -> list[Image.Image]:
-        """What `media.video` does to the chosen frames before the processor sees them."""
-        if self._video is None or not frames:
-            return list(frames)
-        size = self._video.size(*frames[0].size, len(frames))
-        return [frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC) for frame in frames]
-
     def _expand(self, media: Sequence[Media]) -> tuple[list[tuple[str, int]], str, str]:
         """What stands for each medium of a sample and how many of its tokens hold features; what is first, and last."""
         frames = [self.choose_frames(medium) if medium.kind == "video" else [] for medium in media]
@@ -236,16 +212,6 @@ class Template:
             raise Skip(Reason.UNSUPPORTED_MEDIA, "the full processor takes no videos of several lengths in one sample")
         prepared = [*map(self.prepared, media, map(len, frames))]
         return self.rules.expand_all(prepared, frames), *self.rules.around(prepared, frames)
-
-    def prepared(self, media: Media, num_frames: int) -> Media:
-        """A medium with the size that `media.*` gives it before the processor sees it."""
-        if media.kind == "video" and self._video is not None:
-            width, height = self._video.size(media.width, media.height, num_frames)
-        elif media.kind == "image" and self._image is not None:
-            width, height = self._image.size(media.width, media.height)
-        else:
-            return media
-        return replace(media, width=width, height=height)
 
     def tokenize(self, rendered: Sequence[Rendered]) -> list[Tokens]:
         """Token ids and supervised ranges of several texts at once. The first token of a text is never supervised, and
@@ -282,6 +248,7 @@ class Template:
 
     def messages(self, sample: Sample) -> list[Message]:
         """The conversation as the chat template takes it."""
+        sample = as_seen(sample)
         messages = split_content(sample.messages, [media.kind for media in sample.media])
         if self.spec.labels.think is Think.drop_history:
             messages = self._chat.without_thoughts(messages)

@@ -13,11 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from energon_pack.samples.flavors.base import MemberInput
-from energon_pack.samples.media.probe import Media, probe, with_frames
+from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.probe import Media, probe
 from energon_pack.samples.placeholders import split_content
 from energon_pack.templates.families import ASKED
-from energon_pack.templates.processor_inputs import clip
-from energon_pack.templates.template import Rendered, Sample, Template, Tokens
+from energon_pack.templates.processor_inputs import prepared_media
+from energon_pack.templates.template import Rendered, Sample, Template, Tokens, as_seen
 from energon_pack.training import noise
 from energon_pack.training.calls import Given, TokenRow
 from energon_pack.training.joining import Join, join
@@ -187,16 +188,11 @@ class MemberEncoder:
         for image in member.images:
             image.load()
         sample = seen(member)
-        videos = [medium for medium in sample.media if medium.kind == "video"]
-        return _Draft(
-            member,
-            template.render(sample),
-            Given(
-                [template.prepare_image(image) for image in member.images],
-                [clip(template, data, video) for data, video in zip(member.videos, videos, strict=True)],
-                _order(member.messages, sample.media),
-            ),
-        )
+        waiting = {"image": iter(member.images), "video": iter(member.videos)}
+        own = [next(waiting[medium.kind]) for medium in sample.media]
+        rendered = template.render(sample)
+        kinds = [medium.kind for medium in as_seen(sample).media]
+        return _Draft(member, rendered, Given(*prepared_media(template, sample.media, own), kinds))
 
     def _media(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """The media of them all; and of each what its positions depend on."""
@@ -257,13 +253,16 @@ def seen(member: MemberInput) -> Sample:
     """
     if b"" in member.videos:
         raise OSError(f"its video {member.videos.index(b'')} is missing from the pack")
-    videos = with_frames([probe(io.BytesIO(data)) for data in member.videos], member.video_frames)
-    return Sample(
-        member.messages,
-        [*(Media("image", *image.size) for image in member.images), *videos],
-        member.tools,
-        member.options,
-    )
+    media = {
+        "image": iter([Media("image", *image.size) for image in member.images]),
+        "video": iter([probe(io.BytesIO(data)) for data in member.videos]),
+    }
+    kinds = ["image"] * len(member.images) + ["video"] * len(member.videos)
+    in_order = _order(member.messages, kinds)
+    if sorted(in_order) == kinds:  # of another tool's pack the template tells what is wrong
+        kinds = in_order
+    seen_media = as_asked([next(media[kind]) for kind in kinds], member.video_frames, member.options)
+    return Sample(member.messages, seen_media, member.tools, member.options)
 
 
 @dataclass(frozen=True)
@@ -303,8 +302,8 @@ def _shares(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int
     return shares
 
 
-def _order(messages: list[dict[str, Any]], media: Sequence[Media]) -> list[str]:
-    """Kinds of the media in the order of their placeholders."""
-    contents = [message["content"] for message in split_content(messages, [medium.kind for medium in media])]
+def _order(messages: list[dict[str, Any]], kinds: Sequence[str]) -> list[str]:
+    """Kinds of media in the order of their placeholders."""
+    contents = [message["content"] for message in split_content(messages, kinds)]
     parts = [part for content in contents if not isinstance(content, str) for part in content]
     return [part["type"] for part in parts if part["type"] != "text"]

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.probe import Media
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.template import Sample, Template, as_seen
 from energon_pack.views.spans import spans_of
-from energon_pack.views.view import MemberView
+from energon_pack.views.view import Medium, MemberView
 
 
 def encoded(view: MemberView, template: Template, sample: Sample) -> MemberView:
@@ -15,6 +16,8 @@ def encoded(view: MemberView, template: Template, sample: Sample) -> MemberView:
     Args:
         view: of the same media; those of a kind are in the order of the sample's.
     """
+    view = replace(view, media=_as_videos(view.media, sample.media))
+    sample = as_seen(sample)
     rendered = template.render(sample)
     seen = seen_by(template, sample.media)
     spans = spans_of(template, sample, rendered)
@@ -31,6 +34,28 @@ def encoded(view: MemberView, template: Template, sample: Sample) -> MemberView:
         media=[replace(m, num_tokens=num_tokens[i], seen=seen[i]) for m, i in zip(view.media, places, strict=True)],
         spans=spans,
     )
+
+
+def _as_videos(media: Sequence[Medium], looked_at: Sequence[Media]) -> list[Medium]:
+    """The media of a view, the frames of one video as one medium: the picture is that of its first.
+
+    Args:
+        looked_at: the same media, or the same of each kind, as the sample has them.
+    """
+    seen = list(lists_of_frames(looked_at))
+    if len(seen) == len(media):
+        return list(media)
+    return [
+        media[places.start]
+        if places.stop - places.start == 1
+        else replace(
+            media[places.start],
+            kind="video",
+            num_frames=medium.num_frames,
+            num_bytes=sum(frame.num_bytes or 0 for frame in media[places]),
+        )
+        for medium, places in seen
+    ]
 
 
 def seen_by(template: Template, media: Sequence[Media]) -> list[str | None]:

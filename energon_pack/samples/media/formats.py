@@ -60,9 +60,13 @@ FORMATS = (
     Format("image", "bmp", _begins(rb"BM")),
     Format("image", "tif", _begins(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), also=("tiff",), in_pillow=("TIFF",)),
     Format("image", "avif", _begins(rb"....ftyp(avi[fs]|mif1|msf1)")),
-    Format("video", "mp4", _begins(_MP4), also=("mov",), is_whole=_has_whole_boxes),
+    Format("video", "mp4", _begins(_MP4), also=("mov", "m4v", "3gp"), is_whole=_has_whole_boxes),
     Format("video", "avi", _begins(rb"........AVI "), is_whole=_has_whole_riff),
     Format("video", "mkv", _begins(rb"\x1a\x45\xdf\xa3"), also=("webm",)),
+    Format("video", "ts", _begins(rb"G@[\0\x11][\x10-\x1f]")),  # that it begins with a list of its programs
+    Format("video", "flv", _begins(rb"FLV\x01")),
+    Format("video", "wmv", _begins(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"), also=("asf",)),
+    Format("video", "mpg", _begins(rb"\0\0\x01\xba"), also=("mpeg",)),
 )
 #: extensions of the content of images
 IMAGE_EXTENSIONS = frozenset(format.extension for format in FORMATS if format.kind == "image")

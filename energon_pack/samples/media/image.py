@@ -44,7 +44,7 @@ def upright_size(image: Image.Image, png_chunks: set[bytes] | None) -> tuple[int
 def is_whole(image: Image.Image, file: BinaryIO, chunks: set[bytes] | None) -> bool:
     """Whether the end of the file looks like the end of an image; never for formats without an end mark."""
     if chunks is not None:
-        return b"IEND" in chunks
+        return b"IEND" in chunks and b"acTL" not in chunks  # of one that moves, a good end tells nothing
     if image.format in ("JPEG", "MPO"):
         file.seek(-2, os.SEEK_END)
         return file.read(2) == b"\xff\xd9"

@@ -1,8 +1,7 @@
-"""What media are, and their size, from their headers alone; the frames that a sample lists for its videos."""
+"""What media are, and their size, from their headers alone."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from dataclasses import dataclass
+from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
@@ -10,6 +9,7 @@ from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.media.formats import extension_of, format_of
 from energon_pack.samples.media.headers import plain_image
 from energon_pack.samples.media.image import is_whole, png_chunks, upright_size
+from energon_pack.samples.media.settings import MediumSettings
 from energon_pack.samples.media.video import probe_video
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Reason, Skip
@@ -26,6 +26,7 @@ class Media:
     num_frames: int = 0  # of a video
     fps: float = 0.0
     frames: tuple[int, ...] = ()  # those a sample lists for its video; none: the model's own choice
+    settings: MediumSettings | None = None  # what the sample says of it; None: nothing
 
 
 def probe_part(file: Bytes, part: AnyPart) -> Media:
@@ -68,33 +69,3 @@ def probe(file: BinaryIO) -> Media:
     if not (width and height):
         raise Skip(Reason.UNREADABLE_MEDIA, f"an image of {width}×{height} pixels")
     return Media("image", width, height, extension)
-
-
-def with_frames(media: Sequence[Media], listed: Any) -> list[Media]:
-    """The media of a sample, its videos with the frames it lists for them.
-
-    Args:
-        listed: the field `video_frames` of the sample: for each video the indices of its frames, ascending, or null.
-
-    Raises:
-        Skip: `bad_message` for another form, `unreadable_media` for a frame that a video does not have.
-    """
-    if listed is None:
-        return list(media)
-    num_videos = sum(medium.kind == "video" for medium in media)
-    if not isinstance(listed, list) or len(listed) != num_videos:
-        raise Skip(Reason.BAD_MESSAGE, f"video_frames is no list of {num_videos} lists of frames: {str(listed)[:80]}")
-    waiting = iter(listed)
-    return [_with_frames(medium, next(waiting)) if medium.kind == "video" else medium for medium in media]
-
-
-def _with_frames(video: Media, frames: Any) -> Media:
-    if frames is None:
-        return video
-    if not isinstance(frames, list) or not frames or any(type(index) is not int for index in frames):
-        raise Skip(Reason.BAD_MESSAGE, f"video_frames has {str(frames)[:80]} for a video, not indices of frames")
-    if frames != sorted(frames) or frames[0] < 0 or frames[-1] >= video.num_frames:
-        raise Skip(
-            Reason.UNREADABLE_MEDIA, f"video_frames {str(frames)[:80]} are not ascending within {video.num_frames}"
-        )
-    return replace(video, frames=tuple(frames))

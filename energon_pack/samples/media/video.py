@@ -33,7 +33,7 @@ def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
     try:
         with av.open(file, mode="r") as container:
             stream = container.streams.video[0]
-            num_frames = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
+            num_frames = _num_shown(container, stream)
             rate = stream.average_rate or stream.guessed_rate
             width, height = stream.codec_context.width, stream.codec_context.height
     except Exception as error:  # damaged bytes make FFmpeg raise anything, and each costs only its sample
@@ -43,6 +43,24 @@ def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
         )
     return width, height, num_frames, float(rate)
+
+
+def _num_shown(container: Any, stream: Any) -> int:
+    """How many frames of a video a player shows, without decoding any.
+
+    The index of an mp4 lists more than those where an edit list hides what was before a cut (`ffmpeg -ss … -c copy`).
+
+    Raises:
+        ValueError: some of its packets are damaged.
+    """
+    if stream.frames and not container.format.name.startswith("mov"):
+        return int(stream.frames)
+    if stream.frames and hasattr(stream, "index_entries"):  # an older PyAV shows none
+        return sum(not entry.is_discard for entry in stream.index_entries)
+    packets = [packet for packet in container.demux(stream) if packet.size]
+    if damaged := sum(packet.is_corrupt for packet in packets):
+        raise ValueError(f"{damaged} of {len(packets)} packets are damaged")
+    return sum(not packet.is_discard for packet in packets)
 
 
 def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_pack.run.stores import is_address
+from energon_pack.samples.frame_lists import list_settings
+from energon_pack.samples.media.settings import RATE_KEYS
+from energon_pack.samples.placeholders import flat_content, num_placeholders
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 
 _FIELDS = ("images", "image", "videos", "video")
@@ -51,7 +54,7 @@ class _Medium:
 def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
     """A line's JSON as a record, the media it names listed.
 
-    Frames of a video that a sample lists as images take the place of its `<video>`.
+    Frames of a video that a sample lists take the place of its `<video>`; those of `videos` are one video still.
 
     Raises:
         Skip: as `parse_record`, and `missing_media` for an entry that names no file.
@@ -67,6 +70,8 @@ def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
         record.listed_media = [_path(name, "a message") for name in record.listed_media or ()] or None
         return record
     record.messages, placed = _with_images_for_frames(record.messages, listed)
+    if settings.frames is Frames.video and not any(record.fields.get("patch_positions") or ()):
+        _note_lists(record, placed)
     if placed != listed and any(record.fields.get("patch_positions") or ()):
         raise Skip(Reason.PLACEHOLDER_MISMATCH, "patch_positions, and frames and images in another order in the text")
     record.listed_media = [path for medium in placed for path in medium.paths]
@@ -98,6 +103,34 @@ def _path(entry: Any, key: str) -> str:
     return entry.removeprefix("file://")
 
 
+def _note_lists(record: Record, placed: list[_Medium]) -> None:
+    """Say in the field `media_settings` which images are the frames of one video, and how many a second."""
+    lists = [medium for medium in placed if medium.is_frames and medium.is_video]
+    if not lists:
+        return
+    rates = {key: record.fields[key] for key in ("fps", *RATE_KEYS) if record.fields.get(key) is not None}
+    said = record.fields.get("media_settings") or [None] * len(placed)
+    if not isinstance(said, list) or len(said) != len(placed):
+        what = f"media_settings is no list of {len(placed)} entries, one a medium: {str(said)[:80]}"
+        raise Skip(Reason.BAD_MESSAGE, what)
+    waiting = iter(_rates_of_each(rates, len(lists)))
+    each: list[Any] = []
+    for medium, own in zip(placed, said, strict=True):
+        num = len(medium.paths)
+        is_list = medium.is_frames and medium.is_video
+        each.append(list_settings(num, {**next(waiting), **(own or {})}) if is_list else own)
+        each += [None] * (num - 1)
+    record.fields["media_settings"] = each
+
+
+def _rates_of_each(rates: Mapping[str, Any], num: int) -> list[dict[str, Any]]:
+    """Rates of several videos, of each where a field lists them."""
+    listed = {key: value if isinstance(value, list) else [value] * num for key, value in rates.items()}
+    if wrong := next((key for key, value in listed.items() if len(value) != num), None):
+        raise Skip(Reason.BAD_MESSAGE, f"{wrong} is no list of {num} numbers, one for each list of frames")
+    return [{key: value[i] for key, value in listed.items()} for i in range(num)]
+
+
 def _with_images_for_frames(messages: list[Message], listed: list[_Medium]) -> tuple[list[Message], list[_Medium]]:
     """Each `<video>` that stands for listed frames as so many `<image>`, where there is one `<video>` a video.
 
@@ -105,25 +138,41 @@ def _with_images_for_frames(messages: list[Message], listed: list[_Medium]) -> t
         The messages, and the media in the order of their placeholders.
     """
     videos = [medium for medium in listed if medium.is_video or medium.is_frames]
-    texts = [m["content"] for m in messages if isinstance(m["content"], str) and m["role"] != "assistant"]
-    if not any(medium.is_frames for medium in videos) or sum(t.count("<video>") for t in texts) != len(videos):
+    asked = [m for m in messages if m["role"] != "assistant"]
+    if not any(medium.is_frames for medium in videos) or sum(map(_num_videos, asked)) != len(videos):
         return messages, listed
     images = (medium for medium in listed if not (medium.is_video or medium.is_frames))
     waiting = {"<video>": iter(videos), "<image>": images}
     placed: list[_Medium] = []
 
-    def marks(found: re.Match[str]) -> str:
-        medium = next(waiting[found[0]], None)
+    def mark(found: str) -> str:
+        medium = next(waiting[found], None)
         placed.extend([medium] if medium else [])
-        return "<image>" * len(medium.paths) if medium and medium.is_frames else found[0]
+        return "<image>" * len(medium.paths) if medium and medium.is_frames else found
 
-    messages = [
-        {**m, "content": re.sub("<image>|<video>", marks, m["content"])}
-        if isinstance(m["content"], str) and m["role"] != "assistant"
-        else m
-        for m in messages
-    ]
-    return messages, [*placed, *images]
+    def parts(part: Message) -> list[Message]:
+        marks = 1 if part["type"] == "text" else mark(f"<{part['type']}>").count("<image>")
+        if part["type"] != "video" or not marks:
+            return [part]
+        return [{**part, "type": "image"}, *[{"type": "image"}] * (marks - 1)]
+
+    def marked(content: Any) -> Any:
+        if isinstance(content, str):
+            return re.sub("<image>|<video>", lambda found: mark(found[0]), content)
+        return flat_content([own for part in content for own in parts(part)])
+
+    messages = [m if m["role"] == "assistant" else {**m, "content": marked(m["content"])} for m in messages]
+    rest = list(images)
+    if rest and num_placeholders([m for m in messages if m["role"] == "assistant"]):
+        raise Skip(Reason.PLACEHOLDER_MISMATCH, "frames of a video, and images in the assistant's turns")
+    return messages, [*placed, *rest]
+
+
+def _num_videos(message: Message) -> int:
+    content = message["content"]
+    if isinstance(content, str):
+        return int(content.count("<video>"))
+    return sum(part["type"] == "video" for part in content)
 
 
 # ------------------------------------------------------------------------------- columns and tags of a meta file

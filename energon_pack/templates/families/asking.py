@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+from energon_pack.samples.media.asked import num_in_source
 from energon_pack.samples.media.probe import Media
 
 _BETWEEN = "\ue000"  # of a private area: no chat, and no processor, writes it
@@ -188,10 +189,11 @@ def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, 
     Args:
         frames: that were chosen of it; None: it chooses.
     """
+    total = num_in_source(video)
     return {
-        "total_num_frames": video.num_frames,
+        "total_num_frames": total,
         "fps": video.fps,
-        "duration": video.num_frames / video.fps,
+        "duration": total / video.fps,
         "frames_indices": list(range(video.num_frames) if frames is None else frames),
     }
 

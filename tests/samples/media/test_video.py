@@ -17,7 +17,9 @@ from PIL import Image
 
 from energon_pack.config import DatasetYaml, PackConfig
 from energon_pack.pack import pack
-from energon_pack.samples.media.probe import Media, probe, with_frames
+from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.probe import Media, probe
+from energon_pack.samples.options import NO_OPTIONS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.llava import LlavaOneVision
@@ -58,6 +60,72 @@ def test_the_header_tells_what_is_decoded(format: str, extension: str) -> None:
     assert [frame.size for frame in frames] == [(64, 48)] * 30
     with pytest.raises(ValueError, match="no frame 30"):
         decode_frames(data, [30])
+
+
+def muxed(codec: str, format: str, gop: int = 30, num_b_frames: int = 0, hidden: int = 0, rate: int = 10) -> bytes:
+    """30 frames of noise; as `ffmpeg -ss … -c copy` cuts them, so many of the first are hidden by an edit list."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=format) as container:
+        try:
+            stream = container.add_stream(codec, rate=rate)
+        except av.codec.codec.UnknownCodecError:
+            pytest.skip(f"this PyAV has no {codec}")
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.gop_size, stream.codec_context.max_b_frames = gop, num_b_frames
+        rng, packets = np.random.default_rng(0), []
+        for _ in range(30):
+            packets += stream.encode(av.VideoFrame.from_ndarray(rng.integers(0, 255, (48, 64, 3), np.uint8), "rgb24"))
+        for packet in packets + stream.encode():
+            shift = hidden * round(1 / (packet.time_base * rate))
+            packet.pts, packet.dts = packet.pts - shift, packet.dts - shift
+            container.mux(packet)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("hidden", [0, 1, 7, 13, 29])
+@pytest.mark.parametrize(("codec", "gop", "num_b_frames"), [("libx264", 30, 3), ("libx264", 12, 0), ("mpeg4", 12, 0)])
+def test_a_clip_that_was_cut_by_an_edit_list(codec: str, gop: int, num_b_frames: int, hidden: int) -> None:
+    """30 frames stand in the file, 23 are shown: a plan with the 24th ends the training at its pack."""
+    data = muxed(codec, "mp4", gop, num_b_frames, hidden)
+    found = probe(io.BytesIO(data))
+    assert found.num_frames == 30 - hidden
+    assert len(decode_frames(data, [found.num_frames - 1])) == 1
+    with pytest.raises(ValueError, match=f"no frame {30 - hidden}"):
+        decode_frames(data, [found.num_frames])
+
+
+@pytest.mark.parametrize("keep", [1, 0.9, 0.6])
+@pytest.mark.parametrize(
+    ("codec", "format", "extension", "rate"),
+    [
+        ("libx264", "mpegts", "ts", 10),
+        ("libx264", "flv", "flv", 10),
+        ("wmv2", "asf", "wmv", 10),
+        ("mpeg2video", "mpeg", "mpg", 25),
+        ("mpeg4", "3gp", "mp4", 10),
+    ],
+)
+def test_other_containers(codec: str, format: str, extension: str, rate: int, keep: float) -> None:
+    """What is counted of one that was cut is what decodes, or it is unreadable."""
+    data = muxed(codec, format, rate=rate)
+    data = data[: int(len(data) * keep)]
+    try:
+        found = probe(io.BytesIO(data))
+    except Skip as skip:
+        assert keep < 1, skip  # noqa: PT017
+        return
+    assert (found.kind, found.extension, found.width) == ("video", extension, 64)
+    assert keep < 1 or (found.num_frames, found.fps) == (30, rate)
+    with av.open(io.BytesIO(data)) as container:
+        assert sum(1 for _ in container.decode(container.streams.video[0])) == found.num_frames
+
+
+def test_packets_that_say_that_they_are_damaged() -> None:
+    data = bytearray(muxed("libx264", "mpegts"))
+    middle = len(data) // 3
+    data[middle : middle + 150] = b"\xaa" * 150
+    with pytest.raises(Skip, match="packets are damaged"):
+        probe(io.BytesIO(bytes(data)))
 
 
 def test_the_frames_asked_for_are_those_that_come() -> None:
@@ -182,11 +250,11 @@ def test_llavas_choice_is_in_whole_numbers() -> None:
 def test_listed_frames_are_those_the_model_sees(demo: tuple[Path, Path], cache: Path) -> None:
     """`video_frames` goes before the model's own choice; each list belongs to the video at its place."""
     template = load_saved(prepare_template(of_model("qwen_vl", demo[1]), cache))
-    image, first, second = with_frames([Media("image", 56, 56), clip(30), clip(9)], [[0, 10, 20, 29], None])
+    image, first, second = as_asked([Media("image", 56, 56), clip(30), clip(9)], [[0, 10, 20, 29], None], NO_OPTIONS)
     assert image == Media("image", 56, 56)
     assert template.choose_frames(first) == [0, 10, 20, 29]
     assert template.choose_frames(second) == list(range(9))
-    assert with_frames([clip(30)], None) == [clip(30)]
+    assert as_asked([clip(30)], None, NO_OPTIONS) == [clip(30)]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +271,7 @@ def test_listed_frames_are_those_the_model_sees(demo: tuple[Path, Path], cache: 
 )
 def test_frames_that_are_not_there_cost_the_sample(listed: object, reason: Reason) -> None:
     with pytest.raises(Skip) as skip:
-        with_frames([clip(30)], listed)
+        as_asked([clip(30)], listed, NO_OPTIONS)
     assert skip.value.reason is reason
 
 

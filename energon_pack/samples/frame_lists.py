@@ -1,0 +1,54 @@
+"""A video that a sample gives as the files of its frames. Pure.
+
+    {"type": "video", "video": ["f0.jpg", "f1.jpg"]} ──frame_parts──► <image><image>, {"list_of_frames": 2} of the first
+
+Sources, plans and packs have the images. A template and a model see the video: `templates.frame_lists`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from energon_pack.samples.media.settings import FRAMES, RATE_KEYS
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
+
+
+def frame_parts(names: Sequence[Any], said: Mapping[str, Any]) -> list[Message]:
+    """The content parts of a video whose frames are files of these names.
+
+    Args:
+        said: of the video.
+
+    Raises:
+        Skip: `missing_media` for what is no name.
+    """
+    if not names or not all(isinstance(name, str) for name in names):
+        raise Skip(Reason.MISSING_MEDIA, f"a video lists something that is no frame: {str(list(names))[:80]}")
+    first, *others = ({"type": "image", "name": name} for name in names)
+    return [{**first, "settings": list_settings(len(names), said)}, *others]
+
+
+def list_settings(num: int, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of the first of `num` images that are one video, where this is said of the video."""
+    return {FRAMES: num, **said}
+
+
+def without_lists(messages: Sequence[Message]) -> list[Message]:
+    """Messages in which the frames of a video are images like others."""
+
+    def plain(part: Message) -> Message:
+        if FRAMES not in part.get("settings", ()):
+            return part
+        left_out = (FRAMES, "fps", *RATE_KEYS)
+        settings = {key: value for key, value in part["settings"].items() if key not in left_out}
+        return {**{key: part[key] for key in part if key != "settings"}, **({"settings": settings} if settings else {})}
+
+    return [
+        message if isinstance(message["content"], str) else {**message, "content": [*map(plain, message["content"])]}
+        for message in messages
+    ]
+
+
+def has_lists(settings: Any) -> bool:
+    """Whether a sample's `media_settings` have a list of frames."""
+    return isinstance(settings, list) and any(isinstance(item, Mapping) and item.get(FRAMES) for item in settings)

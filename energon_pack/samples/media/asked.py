@@ -1,0 +1,125 @@
+"""The media of a sample with what the sample says of them: settings of each, and the frames it lists for its videos."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.settings import FRAMES, settings_of
+from energon_pack.samples.options import SampleOptions
+from energon_pack.samples.skip import Reason, Skip
+
+_FPS = 2.0  # of frames of which nothing is said, as qwen_vl_utils has it
+
+
+def as_asked(media: Sequence[Media], video_frames: Any, options: SampleOptions) -> list[Media]:
+    """The media of a sample as the sample wants them.
+
+    Args:
+        media: in the order of their placeholders.
+        video_frames: the field of that name: for each video the indices of its frames, ascending, or null.
+
+    Raises:
+        Skip: `bad_message` for another form, and for settings that contradict each other; `unreadable_media` for a
+            frame that a video does not have, and for frames of several sizes.
+    """
+    if options.media and len(options.media) != len(media):
+        raise Skip(Reason.BAD_MESSAGE, f"media_settings has {len(options.media)} entries for {len(media)} media")
+    result = list(media)
+    if any(options.media) or options.all_media:
+        each = options.media or [None] * len(media)
+        settings = [settings_of(own, options.all_media, m.kind) for m, own in zip(media, each, strict=True)]
+        result = [m if own is None else replace(m, settings=own) for m, own in zip(media, settings, strict=True)]
+        _check_lists(result, each)
+    return result if video_frames is None else _with_frames(result, video_frames)
+
+
+def span_of(video: Media) -> tuple[int, int]:
+    """The first frame of a video that is meant, and how many follow with it: those from `video_start` to `video_end`.
+
+    Raises:
+        Skip: `unreadable_media`: fewer than two of its frames lie there.
+    """
+    settings, total = video.settings, video.num_frames
+    if settings is None or not settings.is_range:
+        return 0, total
+    seconds = total / video.fps
+    start, end = (
+        None if value is None else max(0.0, min(value, seconds)) for value in (settings.video_start, settings.video_end)
+    )
+    first = 0 if start is None else math.ceil(start * video.fps)
+    last = total - 1 if end is None else min(math.floor(end * video.fps), total - 1)
+    if first >= last:
+        what = f"video_start={settings.video_start}, video_end={settings.video_end}: no two frames"
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{what} of a video of {seconds:.2f} seconds")
+    return first, last - first + 1
+
+
+def num_in_source(video: Media) -> float:
+    """Frames of what the frames of a video were chosen from: those of its span, at its `fps`."""
+    settings = video.settings
+    if settings is not None and settings.sample_fps is not None:
+        return video.num_frames / settings.sample_fps * video.fps
+    return span_of(video)[1]
+
+
+def lists_of_frames(media: Sequence[Media]) -> Iterator[tuple[Media, slice]]:
+    """The media as a model sees them, images that are the frames of one video together, and which ones each is."""
+    start = 0
+    while start < len(media):
+        medium = media[start]
+        end = start + ((medium.settings and medium.settings.list_of_frames) or 1)
+        yield _clip(medium) if medium.settings and medium.settings.list_of_frames else medium, slice(start, end)
+        start = end
+
+
+def _clip(first: Media) -> Media:
+    """The video of a list of frames, by the first of them."""
+    settings = first.settings
+    assert settings is not None
+    assert settings.list_of_frames is not None
+    num, rate = settings.list_of_frames, settings.sample_fps or settings.fps or _FPS
+    own = replace(settings, sample_fps=rate, fps=None)
+    return replace(
+        first, kind="video", num_frames=num, fps=settings.raw_fps or rate, frames=tuple(range(num)), settings=own
+    )
+
+
+def _check_lists(media: Sequence[Media], each: Sequence[Mapping[str, Any] | None]) -> None:
+    """See that each list of frames has all of them, of one size, of which nothing else is said; raises Skip."""
+    for place, first in enumerate(media):
+        num = first.settings.list_of_frames if first.settings else None
+        if num is None:
+            continue
+        frames = media[place : place + num]
+        if len(frames) < num or any(frame.kind != "image" for frame in frames):
+            raise Skip(Reason.BAD_MESSAGE, f"{FRAMES} is {num}: there are no {num} images from that one on")
+        if said := next(filter(None, each[place + 1 : place + num]), None):
+            raise Skip(Reason.BAD_MESSAGE, f"a frame within a {FRAMES} has settings of its own: {str(said)[:80]}")
+        if len(sizes := {(frame.width, frame.height) for frame in frames}) > 1:
+            several = ", ".join(f"{width}×{height}" for width, height in sorted(sizes)[:3])
+            raise Skip(Reason.UNREADABLE_MEDIA, f"the frames of a video have several sizes: {several}")
+
+
+def _with_frames(media: Sequence[Media], listed: Any) -> list[Media]:
+    """The same, videos with the frames that are listed for them."""
+    num_videos = sum(medium.kind == "video" for medium in media)
+    if not isinstance(listed, list) or len(listed) != num_videos:
+        raise Skip(Reason.BAD_MESSAGE, f"video_frames is no list of {num_videos} lists of frames: {str(listed)[:80]}")
+    waiting = iter(listed)
+    return [_with_listed(medium, next(waiting)) if medium.kind == "video" else medium for medium in media]
+
+
+def _with_listed(video: Media, frames: Any) -> Media:
+    if frames is None:
+        return video
+    if not isinstance(frames, list) or not frames or any(type(index) is not int for index in frames):
+        raise Skip(Reason.BAD_MESSAGE, f"video_frames has {str(frames)[:80]} for a video, not indices of frames")
+    if frames != sorted(frames) or frames[0] < 0 or frames[-1] >= video.num_frames:
+        raise Skip(
+            Reason.UNREADABLE_MEDIA, f"video_frames {str(frames)[:80]} are not ascending within {video.num_frames}"
+        )
+    if video.settings is not None and (video.settings.counts_frames or video.settings.is_range):
+        raise Skip(Reason.BAD_MESSAGE, "video_frames lists the frames of a video whose settings choose others")
+    return replace(video, frames=tuple(frames))

@@ -1,0 +1,296 @@
+"""What a record says of one medium (qwen_vl_utils' keys) is what the model sees, and what is counted.
+
+Without it `max_pixels` of a picture is ignored: 914 tokens are packed and trained for the 64 that its owner asked for.
+"""
+
+import math
+import random
+from dataclasses import replace
+from functools import cache as once
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.options import options_of
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.families.rules import FrameSampling
+from energon_pack.templates.full import full_processor
+from energon_pack.templates.preparation import Preparation
+from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.processor_inputs import full_ids, prepared_media
+from energon_pack.templates.settings import MediaConfig
+from energon_pack.templates.template import Sample, Template
+from support.models import of_model
+from support.running import REAL, need_torchvision
+
+IMAGE, VIDEO = Media("image", 1000, 700), Media("video", 320, 240, "mp4", 300, 10.0)
+MODELS = {"qwen2_vl": "qwen_vl", "qwen2_5_vl": "qwen_vl", "qwen3_vl": "qwen3_vl"}
+
+
+def template_of(processor: Path, cache: Path, family: str = "qwen_vl", **media: Any) -> Template:
+    return load_saved(prepare_template(of_model(family, processor, MediaConfig(**media)), cache))
+
+
+@pytest.fixture
+def template(demo: tuple[Path, Path], cache: Path) -> Template:
+    return template_of(demo[1], cache)
+
+
+def asked(medium: Media, **settings: Any) -> Media:
+    return as_asked([medium], None, options_of({"media_settings": [settings]}))[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_pixels": 50176}, (252, 168)),  # 9 × 6 = 54 squares of 28, of 64
+        ({"min_pixels": 2_000_000}, (1708, 1204)),
+        ({"resized_height": 100, "resized_width": 300}, (308, 112)),
+        ({"max_pixels": 400_000, "min_pixels": 4}, (728, 504)),
+    ],
+)
+def test_pixels_of_an_image(template: Template, settings: dict[str, Any], expected: tuple[int, int]) -> None:
+    medium = asked(IMAGE, **settings)
+    prepared = template.prepared(medium, 0)
+    assert (prepared.width, prepared.height, prepared.settings) == (*expected, None)
+    assert template.prepare_image(Image.new("RGB", (1000, 700)), medium.settings).size == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"nframes": 5}, [0, 100, 199, 299]),  # 5 rounds to 4, as Python rounds
+        ({"fps": 0.2}, [0, 60, 120, 179, 239, 299]),
+        ({"fps": 0.2, "max_frames": 4}, [0, 100, 199, 299]),
+        ({"fps": 0.01}, [0, 100, 199, 299]),  # at least 4
+        ({"fps": 0.01, "min_frames": 2}, [0, 299]),
+        ({"video_start": 1.05, "video_end": 1.99, "nframes": 4}, [11, 14, 16, 19]),
+        ({"video_end": 0.25, "nframes": 2}, [0, 2]),
+        ({"video_start": 29.75}, [298, 299]),
+    ],
+)
+def test_frames_of_a_video(template: Template, settings: dict[str, Any], expected: list[int]) -> None:
+    assert template.choose_frames(asked(VIDEO, **settings)) == expected
+
+
+def test_a_range_leaves_the_rest_to_the_run(demo: tuple[Path, Path], cache: Path) -> None:
+    """`video_start` alone says nothing of how many frames: the run's own choice is made within."""
+    run = template_of(demo[1], cache, video="uniform", num_frames=4)
+    assert run.choose_frames(asked(VIDEO, video_start=10, video_end=10.75)) == [100, 102, 104, 106]
+    assert len(run.choose_frames(asked(VIDEO, fps=1))) == 30
+    other = Template(replace(run.spec, media=MediaConfig(video="fps", fps=0.5)), run.rules, run.tokenizer)
+    assert len(other.choose_frames(asked(VIDEO, max_frames=10))) == 10
+    utils = Template(replace(run.spec, media=MediaConfig(video="qwen_vl_utils")), run.rules, run.tokenizer)
+    assert len(utils.choose_frames(asked(VIDEO, video_start=10))) == 40  # 20 seconds
+
+
+def test_frames_are_resized_for_all_of_them(template: Template) -> None:
+    """768 tokens at most, and at most so many pixels for all frames together: two frames share a token."""
+    large = asked(Media("video", 1920, 1080, "mp4", 300, 10.0), nframes=100, total_pixels=100 * 50176)
+    prepared = template.prepared(large, 100)
+    assert (prepared.width, prepared.height) == (420, 224)  # of 105,369 pixels: 1.05 times the least 128 squares
+    frames = template.prepare_frames([Image.new("RGB", (1920, 1080))] * 2, large.settings)
+    assert {frame.size for frame in frames} == {(1008, 560)}  # two frames have all the room there is
+    assert template.prepared(asked(VIDEO, fps=1), 30).width == 320  # a rate leaves pixels to the processor
+
+
+@pytest.mark.parametrize(
+    ("medium", "settings", "said"),
+    [
+        (IMAGE, {"max_pixels": "many"}, "max_pixels is 'many', no number"),
+        (IMAGE, {"max_pixels": 0}, "max_pixels is 0, no number above 0"),
+        (IMAGE, {"fps": 2}, "fps of an image: there are min_pixels"),
+        (IMAGE, {"detail": "high"}, "detail of an image"),
+        (IMAGE, {"resized_height": 56}, "resized_height and resized_width go together"),
+        (VIDEO, {"fps": 2, "nframes": 8}, "fps=2 and nframes=8: one of them"),
+        (VIDEO, {"sample_fps": 2}, "sample_fps of a video"),
+    ],
+)
+def test_what_says_nothing_is_a_bad_message(medium: Media, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(Skip) as skip:
+        asked(medium, **settings)
+    assert skip.value.reason is Reason.BAD_MESSAGE
+    assert said in skip.value.detail
+
+
+def test_what_can_not_be_followed_is_named(template: Template) -> None:
+    for medium, said in (
+        (asked(IMAGE, min_pixels=9000, max_pixels=8000), "is 8000, less than its min_pixels of 9000: give both"),
+        (asked(VIDEO, nframes=400), "wants 400 frames, the video has 300"),
+        (asked(VIDEO, video_start=31), "no two frames of a video of 30.00 seconds"),
+    ):
+        with pytest.raises(Skip) as skip:
+            template.prepared(medium, len(template.choose_frames(medium)) if medium.kind == "video" else 0)
+        assert said in skip.value.detail
+    with pytest.raises(Skip, match="1 entries for 2 media"):
+        as_asked([IMAGE, VIDEO], None, options_of({"media_settings": [None]}))
+    with pytest.raises(Skip, match="video_frames lists the frames"):
+        as_asked([VIDEO], [[0, 1]], options_of({"media_settings": [{"fps": 1}]}))
+
+
+def test_settings_of_all_media_are_for_those_they_make_sense_of() -> None:
+    """ms-swift's way; the template's own variables stay."""
+    options = options_of({"chat_template_kwargs": {"max_pixels": 9000, "fps": 1, "enable_thinking": False}})
+    assert options.chat_template_kwargs == {"enable_thinking": False}
+    image, video = as_asked([IMAGE, VIDEO], None, options)
+    assert (image.settings and (image.settings.max_pixels, image.settings.fps)) == (9000, None)
+    assert (video.settings and (video.settings.max_pixels, video.settings.fps)) == (9000, 1)
+
+
+def test_models_without_squares_of_pixels_refuse_them() -> None:
+    """Nothing is ignored: the sample is left out, with the model's name and what to do."""
+    rules: Any = SimpleNamespace(settings={}, frames=FrameSampling({}))
+    other = Preparation("internvl", MediaConfig(), rules)
+    with pytest.raises(Skip, match=r"max_pixels of a medium .* model.template=internvl: take it out") as skip:
+        other.prepared(asked(IMAGE, max_pixels=9000), 0)
+    assert skip.value.reason is Reason.UNSUPPORTED_MEDIA
+    assert other.choose_frames(asked(VIDEO, nframes=2)) == [0, 299]
+
+
+# ------------------------------------------------------------------- against the full processor, with real pixels
+
+
+def resized(width: float, height: float, factor: int, least: float, most: float) -> tuple[int, int]:
+    """qwen_vl_utils' resizing, a second time."""
+    across, down = (max(factor, round(side / factor) * factor) for side in (width, height))
+    if across * down > most:
+        beta = math.sqrt(width * height / most)
+        across, down = (max(factor, math.floor(side / beta / factor) * factor) for side in (width, height))
+    elif across * down < least:
+        beta = math.sqrt(least / (width * height))
+        across, down = (math.ceil(side * beta / factor) * factor for side in (width, height))
+    return across, down
+
+
+def size_by(
+    settings: dict[str, Any], size: tuple[int, int], factor: int, num_frames: int, always: bool
+) -> tuple[int, int]:
+    """What `fetch_image` or `fetch_video` make of a size; as it is where nothing is said of pixels, unless `always`."""
+    area = factor * factor
+    if not always and not settings.keys() & {"min_pixels", "max_pixels", "resized_width", "total_pixels"}:
+        return size
+    if "resized_width" in settings:
+        return resized(settings["resized_width"], settings["resized_height"], factor, 4 * area, 16384 * area)
+    if not num_frames:
+        least, most = settings.get("min_pixels", 4 * area), settings.get("max_pixels", 16384 * area)
+        return resized(*size, factor, least, most)
+    least = settings.get("min_pixels", 128 * area)
+    in_all = settings.get("total_pixels", 128000 * area * 0.9)
+    most = max(min(768 * area, in_all / num_frames * 2), int(least * 1.05))
+    return resized(*size, factor, least, min(settings.get("max_pixels", most), most))
+
+
+def frames_by(settings: dict[str, Any], total: int, fps: float) -> tuple[list[int], int]:
+    """Which frames, and of how many: `calculate_video_frame_range` and `smart_nframes`."""
+    start = math.ceil(settings.get("video_start", 0) * fps)
+    end = min(math.floor(settings.get("video_end", total / fps) * fps), total - 1)
+    num = end - start + 1
+    if "nframes" in settings:
+        wanted = round(settings["nframes"] / 2) * 2
+    else:
+        least, most = (
+            math.ceil(settings.get("min_frames", 4) / 2) * 2,
+            settings.get("max_frames", min(768, num)) // 2 * 2,
+        )
+        wanted = math.floor(min(max(num / fps * settings["fps"], least), most, num) / 2) * 2
+    return [round(start + i * (end - start) / (wanted - 1)) for i in range(wanted)], num
+
+
+def drawn(rng: random.Random, kind: str) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    way = rng.random()
+    if way < 0.25:
+        settings = {"resized_height": rng.randint(30, 500), "resized_width": rng.randint(30, 500)}
+    elif way < 0.9:
+        low = rng.choice((784, 3136, 20_000, 60_000))
+        settings = {"min_pixels": low} if rng.random() < 0.6 else {}
+        settings |= {"max_pixels": low + rng.choice((0, 5_000, 80_000, 300_000))} if rng.random() < 0.7 else {}
+    if kind == "image":
+        return settings
+    settings |= {"total_pixels": rng.randint(200_000, 3_000_000)} if rng.random() < 0.3 else {}
+    settings |= {"nframes": rng.randint(2, 9)} if rng.random() < 0.4 else {"fps": rng.choice((0.5, 1, 2.0))}
+    if "fps" in settings and rng.random() < 0.5:
+        settings |= {"min_frames": 2, "max_frames": rng.randint(2, 8)}
+    if rng.random() < 0.5:
+        settings |= {"video_start": 0.5, "video_end": rng.choice((2.4, 3, 30))}
+    return settings
+
+
+@once
+def processor_and_template(name: str, route: str, cache: Path) -> tuple[Any, Template]:
+    template = template_of(REAL / "processors" / name, cache, MODELS[name], image=route, video=route)
+    return full_processor(template.spec.processor), template
+
+
+def compare(name: str, route: str, cache: Path, num: int, seed: int) -> tuple[int, int]:
+    """How many samples were compared with the full processor, and how many are other tokens."""
+    processor, template = processor_and_template(name, route, cache)
+    factor = 32 if name == "qwen3_vl" else 28
+    rng, different, compared = random.Random(f"{name} {seed}"), 0, 0
+    while compared < num:
+        kinds = [rng.choice(("image", "image", "video")) for _ in range(rng.choice((1, 1, 2)))]
+        sizes = [(rng.randint(20, 700), rng.randint(20, 500)) for _ in kinds]
+        settings = [drawn(rng, kind) for kind in kinds]
+        media = [Media(k, *s, *(("mp4", 40, 10.0) if k == "video" else ())) for k, s in zip(kinds, sizes, strict=True)]
+        text = "".join(f"<{kind}> and " for kind in kinds)
+        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}]
+        options = options_of({"media_settings": settings})
+        try:
+            sample = Sample(messages, as_asked(media, None, options), None, options)
+            ids = template.encode(sample).ids
+        except Skip as skip:
+            if skip.reason is not Reason.BAD_MESSAGE:  # a least above the most is one, as the package asserts
+                raise
+            continue
+        images, clips, metadata = [], [], []
+        for kind, size, own in zip(kinds, sizes, settings, strict=True):
+            chosen, total = frames_by(own, 40, 10.0) if kind == "video" else ([], 0)
+            made = Image.new("RGB", size_by(own, size, factor, len(chosen), route != "default"), "teal")
+            if kind == "image":
+                images.append(made)
+                continue
+            clips.append(np.stack([np.asarray(made)] * len(chosen)))
+            metadata.append({"fps": 10.0, "frames_indices": chosen, "total_num_frames": total, "duration": total / 10})
+        given: dict[str, Any] = {"images": images, "images_kwargs": {"do_resize": route == "default"}} if images else {}
+        if clips:
+            given["videos"] = clips
+            given["videos_kwargs"] = {
+                "do_sample_frames": False, "video_metadata": metadata, "do_resize": route == "default",
+            }  # fmt: skip
+        different += full_ids(processor, template, sample, given) != ids
+        compared += 1
+    return compared, different
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="needs ../shared/real")
+def test_lengths_are_the_full_processors(cache: Path) -> None:
+    need_torchvision()
+    assert compare("qwen3_vl", "default", cache, 40, 0) == (40, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL.exists(), reason="needs ../shared/real")
+@pytest.mark.parametrize("route", ["default", "qwen_vl_utils"])
+@pytest.mark.parametrize("name", MODELS)
+def test_lengths_of_many_are_the_full_processors(name: str, route: str, cache: Path) -> None:
+    need_torchvision()
+    assert compare(name, route, cache, 350, 1) == (350, 0)
+
+
+def test_the_pixels_of_training_are_those_that_were_counted(template: Template) -> None:
+    media = [
+        asked(IMAGE, max_pixels=50176),
+        asked(Media("video", 320, 240, "mp4", 300, 10.0, (0, 9)), max_pixels=110_000),
+    ]
+    frames = [Image.new("RGB", (320, 240))] * 300
+    clip = media[1]
+    images, _ = prepared_media(template, media[:1], [Image.new("RGB", (1000, 700))])
+    assert [image.size for image in images] == [(252, 168)]
+    shown = template.prepare_frames(frames[:2], clip.settings)
+    assert shown[0].size == (template.prepared(clip, 2).width, template.prepared(clip, 2).height) != (320, 240)
