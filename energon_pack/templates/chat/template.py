@@ -8,7 +8,9 @@ any text does is not trained.
 """
 
 import re
+import warnings
 from collections.abc import Collection, Iterator
+from contextvars import ContextVar
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -18,48 +20,72 @@ import jinja2
 from energon_pack.errors import PackError
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.jinja import environment, strings_in
+from energon_pack.templates.chat.jinja import DATE, environment, strings_in
+from energon_pack.templates.chat.normal import normal, reasoning_of, with_reasoning
 from energon_pack.templates.chat.skeleton import (
     BEGIN,
     END,
     Shape,
     Skeleton,
     copies_texts,
+    is_compared,
     shape_of,
     texts_of,
     with_numbers,
 )
 from energon_pack.templates.chat.turns import CLOSE, OPEN, Turn, marked_message, put_marks, shared_beginning
+from energon_pack.templates.chat.watched import LooksAtText, watched
 
 _TURN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}")
 _MOST_SPACE = 64  # characters of a text that is empty
 _MOST_SHAPES = 10_000
 _PROBE = "energon_pack_probe"
+#: whether templates tell that they look at texts
+_IS_WATCHED: ContextVar[bool] = ContextVar("is_watched", default=False)
+
+
+class ShortcutWarning(UserWarning):
+    """A template looked at texts that it was taken to copy."""
 
 
 class ChatTemplate:
     """A compiled chat template with its fixed variables (`bos_token`, … and the user's `chat_template_kwargs`)."""
 
-    def __init__(self, source: str, variables: dict[str, Any], special_tokens: Collection[str]):
+    def __init__(
+        self,
+        source: str,
+        variables: dict[str, Any],
+        special_tokens: Collection[str],
+        date: str = DATE,
+        shortcut: bool = True,
+    ):
         """Compile a template.
 
         Args:
             special_tokens: of the tokenizer, among them the one that ends a turn.
+            date: that it writes, an ISO date.
+            shortcut: whether one rendering may serve all conversations of a shape.
 
         Raises:
             PackError: it is not valid Jinja.
         """
+        self._source, self._date = source, date
+        #: the shortcut wrote another text than the template, and is not taken any more
+        self.is_misread = False
         try:
-            self._template = environment().from_string(source)
+            self._template = environment(date).from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise PackError(f"the chat template is no valid Jinja: line {error.lineno}: {error.message}") from None
         except Exception as error:  # Jinja computes constants when it compiles: 1 // 0
             raise PackError(f"the chat template is no valid Jinja: {error}") from None
-        self._variables = {key: value for key, value in variables.items() if key != "add_generation_prompt"}
+        self._variables = {"documents": None, **variables}
+        self._variables.pop("add_generation_prompt", None)
         self._wants_parts = False  # until it is known: `_shows` hands contents on as they are
         self._wants_parts = not self._shows("probe") and self._shows(_as_parts("probe"))  # as LLaVA's template does
         self._turn = self._read_turn(special_tokens)
-        self._copies_texts = copies_texts(lambda messages: self.render(messages, None), strings_in(source))
+        self._copies_texts = shortcut and copies_texts(
+            lambda messages: self.render(messages, None), strings_in(source)
+        )
         self._skeletons: dict[tuple[Shape, bool], Skeleton | None] = {}
 
     def render(self, messages: list[Message], tools: list[Any] | None, prompt: bool = False) -> str:
@@ -71,11 +97,14 @@ class ChatTemplate:
         Raises:
             Skip: `processor_error` where the template refuses the conversation.
         """
-        messages = self.as_it_wants(messages)
+        messages = normal(self.as_it_wants(messages))
+        template = self._watched if _IS_WATCHED.get() else self._template
+        if template is None:
+            raise LooksAtText
         try:
-            return self._template.render(
-                messages=messages, tools=tools, add_generation_prompt=prompt, **self._variables
-            )
+            return template.render(messages=messages, tools=tools, add_generation_prompt=prompt, **self._variables)
+        except LooksAtText:
+            raise
         except Exception as error:  # a template is a program: what it raises costs the sample
             raise Skip(Reason.PROCESSOR_ERROR, f"chat template: {error}") from None
 
@@ -84,6 +113,10 @@ class ChatTemplate:
         if not self._wants_parts:
             return messages
         return [{**message, "content": _as_parts(message["content"])} for message in messages]
+
+    @cached_property
+    def _watched(self) -> jinja2.Template | None:
+        return watched(self._source, self._date)
 
     @cached_property
     def shows_tools(self) -> bool:
@@ -112,6 +145,26 @@ class ChatTemplate:
                 return False
             leaves_out = True
         return leaves_out
+
+    def leaves_out_reasoning(self, messages: list[Message], tools: list[Any] | None) -> bool:
+        """Whether messages have reasoning, and this template writes none of it."""
+        if self._shows_reasoning or all(reasoning_of(message) is None for message in messages):
+            return False
+        probed = [m if reasoning_of(m) is None else with_reasoning(m, _PROBE) for m in messages]
+        try:
+            return _PROBE not in self.render(probed, tools)
+        except Skip:  # it wants it in another form, so it looks at it
+            return False
+
+    @cached_property
+    def _shows_reasoning(self) -> bool:
+        """Whether this template writes the reasoning of an ordinary answer."""
+        question: Message = {"role": "user", "content": "a"}
+        answer = with_reasoning({"role": "assistant", "content": "b"}, _PROBE)
+        try:
+            return _PROBE in self.render([question, answer], None)
+        except Skip:
+            return False
 
     def render_marked(self, messages: list[Message], tools: list[Any] | None, last_only: bool = False) -> str:
         """As `render`, with `OPEN` and `CLOSE` around what is trained: all of a turn that the model has to write.
@@ -159,13 +212,36 @@ class ChatTemplate:
         if key not in self._skeletons:
             if len(self._skeletons) > _MOST_SHAPES:
                 self._skeletons.clear()
+            is_watched = _IS_WATCHED.set(True)
             try:
                 marked = self._render_marked(with_numbers(messages), None, last_only)
                 whole = self._turn.has_whole(marked)
                 self._skeletons[key] = Skeleton(marked, len(texts_of(messages))) if whole else None
-            except (Skip, ValueError):
+            except (Skip, ValueError, LooksAtText):
                 self._skeletons[key] = None
-        return self._skeletons[key]
+            finally:
+                _IS_WATCHED.reset(is_watched)
+        skeleton = self._skeletons[key]
+        return skeleton if skeleton is None or self._is_right(skeleton, messages) else None
+
+    def _is_right(self, skeleton: Skeleton, messages: list[Message]) -> bool:
+        """Whether a skeleton makes of a conversation what the template makes of it; one in `ONE_IN` is looked at."""
+        texts = texts_of(messages)
+        if not is_compared(texts):
+            return True
+        try:
+            if self.render(messages, None) == skeleton.fill(texts).replace(OPEN, "").replace(CLOSE, ""):
+                return True
+        except Skip:
+            pass
+        self._copies_texts, self.is_misread = False, True
+        warnings.warn(
+            f"the chat template that begins with {self._source[:60]!r} looks at texts: from here on each conversation"
+            " is rendered whole",
+            ShortcutWarning,
+            stacklevel=2,
+        )
+        return False
 
     def _render_marked(self, messages: list[Message], tools: list[Any] | None, last_only: bool) -> str:
         plain = self.render(messages, tools)
