@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from energon_pack.errors import PackError
 from energon_pack.lengths.counts import counts_of
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
@@ -26,6 +27,7 @@ from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
+from energon_pack.templates.chat.template import ShortcutWarning
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.template import Rendered, Sample, Template
 
@@ -36,7 +38,7 @@ _BATCH_CHARACTERS = 4_000_000
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raised when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 13
+LENGTHS_VERSION = 14
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class LengthsRow(MeasuredRow):
     assistant_first: bool = False
     does_not_fit: dict[str, str | None] | None = None
     tools_left_out: bool = False
+    reasoning_left_out: bool = False
     checksum: int = 0
     reason: str | None = None
     detail: str | None = None
@@ -72,8 +75,13 @@ def measure(job: MeasureJob) -> pa.Table:
     """Lengths of a slice of samples, as a table of `LENGTHS_SCHEMA`; runs in a worker."""
     template = load_saved(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like; what can't be opened is in the ledger
+    warnings.filterwarnings("ignore", category=ShortcutWarning)  # the run says it
     with Reader() as reader, losing_no_fault():
         return lengths_table(measured(_read_all(reader, job), template, job.method))
+
+
+class ShortcutWrong(PackError):
+    """The chat template looks at texts that it was taken to copy: all is to be measured without the shortcut."""
 
 
 def measured(
@@ -83,6 +91,9 @@ def measured(
 
     Args:
         samples: each with its row before anything is counted; None where the row says why it is left out.
+
+    Raises:
+        ShortcutWrong: some that were measured before have other lengths.
     """
     rows: list[LengthsRow] = []
     waiting: list[tuple[LengthsRow, Rendered]] = []
@@ -98,6 +109,9 @@ def measured(
             _count(template, waiting, method.engine)
             num_characters = 0
     _count(template, waiting, method.engine)
+    if template.is_misread:
+        begins = template.spec.chat_template[:60]
+        raise ShortcutWrong(f"the chat template that begins with {begins!r} looks at texts that it seemed to copy")
     return rows
 
 
@@ -170,6 +184,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     row.does_not_fit = do_not_fit(sample.messages, sample.tools, sample.kinds)
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out = rendered.leaves_out_tools
+    row.reasoning_left_out = rendered.leaves_out_reasoning
     return rendered
 
 

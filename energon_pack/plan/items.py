@@ -36,6 +36,7 @@ NOTES = (
     "media_unread",
     "assistant_first",
     "tools_left_out",
+    "reasoning_left_out",
 )
 
 _NUMBERS = ("num_supervised", "num_bytes", "checksum")

@@ -97,6 +97,7 @@ class Report:
     samples_with_assistant_first: int  # nobody asks before the first answer
     samples_with_media_unread: int  # a field of theirs names an image or a video, and they are packed as text
     samples_with_tools_left_out: int  # the chat template writes nothing of them
+    samples_with_reasoning_left_out: int  # nor of that
     by_media: dict[str, MediaFigures]
     by_split: dict[str, dict[str, int]]  # packs, samples, tokens
     members_per_pack: dict[str, int]  # this and the next two: min, p50, p90, p99, max
@@ -175,6 +176,7 @@ def summarize(
         samples_with_assistant_first=lengths.notes["assistant_first"],
         samples_with_media_unread=lengths.notes["media_unread"],
         samples_with_tools_left_out=lengths.notes["tools_left_out"],
+        samples_with_reasoning_left_out=lengths.notes["reasoning_left_out"],
         by_media={
             name: MediaFigures(
                 samples_in=int(found.samples[code]),

@@ -37,6 +37,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     with importing():
         prepare_torchvision()
     model, media = settings.model, settings.media
+    model.check()
     family = FAMILIES[model.template]
     where = f"model.processor={named_processor(model)}"
     # A copy: transformers writes into the settings it is given.
@@ -72,6 +73,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         media=media,
         train_on=settings.labels.train_on,
         add_special_tokens=bool(model.add_special_tokens),
+        date=model.date,
     )
     rules = _rules(family, processor, model)
     factor = rules.settings.get("factor")

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_pack.templates.families.rules import ProcessorSettings
-from energon_pack.templates.settings import MediaConfig, TrainOn
+from energon_pack.templates.settings import DATE, MediaConfig, TrainOn
 
 #: among the kinds of media: images and videos in one sample, and videos of several lengths, in frames
 MIXED, UNEVEN = "mixed", "uneven"
 #: Raised whenever a change in this package changes any length: old caches and packs are then told apart.
-RULES_VERSION = 2
+RULES_VERSION = 3
+#: the fingerprint of a template that renders each conversation whole
+NO_SHORTCUT = {"shortcut": "none"}
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class TemplateSpec:
     train_on: TrainOn = TrainOn.all
     kinds: list[str] | None = None  # of media that are measured, MIXED and UNEVEN among them; None: all of the family's
     add_special_tokens: bool = False  # those the tokenizer puts around any text, beside the chat template's
+    date: str = DATE  # that the chat template writes, an ISO date
+    shortcut: bool = True  # whether one rendering may serve all conversations of a shape
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from PIL import Image
 
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.media.video import decode_frames
+from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.families.asking import metadata_of
 from energon_pack.templates.template import Sample, Template
 
@@ -47,14 +48,17 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
         Exception: whatever its class makes of them.
     """
     spec = template.spec
-    text = processor.apply_chat_template(
-        template.messages(sample),
-        chat_template=spec.chat_template,
-        tools=sample.tools,
-        tokenize=False,
-        add_generation_prompt=False,
-        **spec.chat_template_kwargs,
-    )
+    if writes_date(spec.chat_template):  # transformers writes today's, and takes no function for it
+        text = template.text(sample)
+    else:
+        text = processor.apply_chat_template(
+            template.messages(sample),
+            chat_template=spec.chat_template,
+            tools=sample.tools,
+            tokenize=False,
+            add_generation_prompt=False,
+            **spec.chat_template_kwargs,
+        )
     if not hasattr(processor, "tokenizer"):
         ids: list[int] = processor(text, add_special_tokens=spec.add_special_tokens)["input_ids"]
         return ids

@@ -23,11 +23,12 @@ from energon_pack.samples.options import NO_OPTIONS, SampleOptions
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.chat.skeleton import texts_of
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.families.rules import MediaRules
-from energon_pack.templates.identity import MIXED, RULES_VERSION, UNEVEN, Identity, TemplateSpec, hash_of
+from energon_pack.templates.identity import MIXED, NO_SHORTCUT, RULES_VERSION, UNEVEN, Identity, TemplateSpec, hash_of
 from energon_pack.templates.preprocess import image_preprocessor, video_preprocessor
 from energon_pack.templates.settings import TrainOn
 from energon_pack.templates.tokens.added import AddedTokens
@@ -56,6 +57,7 @@ class Rendered:
     leaves_out_tools: bool = False  # the chat template writes nothing of its tools
     media: Sequence[tuple[int, int]] = ()  # characters of each medium, in the order of the sample's
     weights: Sequence[float] = ()  # of each span; empty: all are 1
+    leaves_out_reasoning: bool = False  # the chat template writes nothing of its reasoning
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Template:
         self._video = video_preprocessor(spec.media, factor)
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
-        self._chat = ChatTemplate(spec.chat_template, variables, special)
+        self._chat = ChatTemplate(spec.chat_template, variables, special, spec.date, spec.shortcut)
         self.media_tokens = {
             kind: token for kind, token in rules.media_tokens.items() if spec.kinds is None or kind in spec.kinds
         }
@@ -150,6 +152,7 @@ class Template:
             self._num_control_tokens(messages, sample.tools),
             bool(sample.tools) and not self._chat.shows_tools,
             places,
+            leaves_out_reasoning=self._chat.leaves_out_reasoning(messages, sample.tools),
         )
 
     def foresee(self, media: Iterable[Media]) -> None:
@@ -285,11 +288,13 @@ class Template:
         """A hash for each thing a length depends on."""
         spec = self.spec
         chat = [spec.chat_template, spec.processor.tokens, spec.chat_template_kwargs, spec.add_special_tokens]
+        chat += [spec.date] if writes_date(spec.chat_template) else []
         return {
             "tokenizer": hash_of(self._tokenizer.to_str()),
             "chat_template": hash_of(chat),
             "media": hash_of([self.spec.family, self.rules.settings, asdict(self.spec.media)]),
             "rules": str(RULES_VERSION),
+            **({} if spec.shortcut else NO_SHORTCUT),
         }
 
     @property
@@ -300,6 +305,23 @@ class Template:
     def fingerprint(self) -> str:
         """One hash over `fingerprints`: equal fingerprints, equal lengths."""
         return self.identity.fingerprint
+
+    @property
+    def is_misread(self) -> bool:
+        """Whether the chat template was seen to look at texts that it was taken to copy; lengths before are wrong."""
+        return self._chat.is_misread
+
+    def without_shortcut(self) -> "Template":
+        """The same, rendering each conversation whole."""
+        return Template(replace(self.spec, shortcut=False), self.rules, self._tokenizer)
+
+    def text(self, sample: Sample) -> str:
+        """What the chat template writes of a conversation, before media are expanded.
+
+        Raises:
+            Skip: it refuses the conversation.
+        """
+        return self._chat.render(self.messages(sample), sample.tools)
 
     def only(self, kinds: list[str]) -> "Template":
         """The same for media of these kinds alone; MIXED and UNEVEN are some."""

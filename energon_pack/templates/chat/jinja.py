@@ -8,8 +8,7 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-#: what `strftime_now` writes where `model.date` says nothing else: the date that Llama 3's templates fall back to
-DATE = "2024-07-26"
+from energon_pack.templates.settings import DATE
 
 
 class _Generation(jinja2.ext.Extension):

@@ -20,7 +20,7 @@ import jinja2
 from energon_pack.errors import PackError
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.jinja import DATE, environment, strings_in
+from energon_pack.templates.chat.jinja import environment, strings_in
 from energon_pack.templates.chat.normal import normal, reasoning_of, with_reasoning
 from energon_pack.templates.chat.skeleton import (
     BEGIN,
@@ -35,6 +35,7 @@ from energon_pack.templates.chat.skeleton import (
 )
 from energon_pack.templates.chat.turns import CLOSE, OPEN, Turn, marked_message, put_marks, shared_beginning
 from energon_pack.templates.chat.watched import LooksAtText, watched
+from energon_pack.templates.settings import DATE
 
 _TURN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}")
 _MOST_SPACE = 64  # characters of a text that is empty
@@ -83,9 +84,7 @@ class ChatTemplate:
         self._wants_parts = False  # until it is known: `_shows` hands contents on as they are
         self._wants_parts = not self._shows("probe") and self._shows(_as_parts("probe"))  # as LLaVA's template does
         self._turn = self._read_turn(special_tokens)
-        self._copies_texts = shortcut and copies_texts(
-            lambda messages: self.render(messages, None), strings_in(source)
-        )
+        self._copies_texts = shortcut and copies_texts(lambda messages: self.render(messages, None), strings_in(source))
         self._skeletons: dict[tuple[Shape, bool], Skeleton | None] = {}
 
     def render(self, messages: list[Message], tools: list[Any] | None, prompt: bool = False) -> str:

@@ -17,18 +17,20 @@ from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.chat.skeleton import BEGIN, END
 
 #: tests that ask for the type of a value alone
-_OF_TYPE = frozenset(
-    "string iterable mapping sequence defined undefined none number boolean integer float callable true false".split()
+_OF_TYPE = (
+    *("string", "number", "integer", "float", "boolean", "none", "true", "false", "mapping", "sequence", "iterable"),
+    *("defined", "undefined", "callable"),
 )
 #: filters that copy members of a list
-_OF_LIST = frozenset("length count list first last reverse".split())
+_OF_LIST = ("length", "count", "list", "first", "last", "reverse")
 #: attributes of messages and parts that are no texts
 _NO_TEXTS = ("role", "type")
 #: methods of a message that give what is in it
-_OF_MESSAGE = frozenset("get items keys values".split())
+_OF_MESSAGE = ("get", "items", "keys", "values")
 #: functions that hand on what they are given
-_HAND_ON = frozenset(("namespace", "dict", "raise_exception", "caller", "loop"))
-_GLOBALS = frozenset(("range", "strftime_now", "lipsum", "cycler", "joiner"))
+_HAND_ON = frozenset(("namespace", "dict", "raise_exception", "caller"))
+#: functions that read what they are given
+_READ = frozenset(("range", "strftime_now"))
 _KNOWN = (
     *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.NSRef, nodes.Scope, nodes.With),
     *(nodes.For, nodes.If, nodes.Macro, nodes.CallBlock, nodes.Assign, nodes.AssignBlock, nodes.Break, nodes.Continue),
@@ -114,79 +116,80 @@ class _Guarding(NodeTransformer):
 
     def __init__(self, tree: nodes.Template):
         stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
-        self._macros = {macro.name for macro in tree.find_all(nodes.Macro)} - stored
-        self._hand_on = (self._macros | _HAND_ON) - (stored - {"loop"})
-        self._globals = _GLOBALS - stored
+        self._hand_on = ({macro.name for macro in tree.find_all(nodes.Macro)} | _HAND_ON) - stored
+        self._read = _READ - stored
 
-    def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
+    def generic_visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(node, _KNOWN):
             raise LooksAtText
         return super().generic_visit(node, *args, **kwargs)
 
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+    def visit_Output(self, node: Any) -> Any:
         self.generic_visit(node)
         node.nodes = [_guard(item, _written) for item in node.nodes]
         return node
 
     visit_Concat = visit_Output
 
-    def visit_If(self, node: Any) -> nodes.Node:
+    def visit_If(self, node: Any) -> Any:
         self.generic_visit(node)
         node.test = _guard(node.test, _not_text)
         return node
 
     visit_CondExpr = visit_If
 
-    def visit_Not(self, node: nodes.Not) -> nodes.Node:
+    def visit_Not(self, node: Any) -> Any:
         self.generic_visit(node)
         node.node = _guard(node.node, _not_text)
         return node
 
-    def visit_And(self, node: Any) -> nodes.Node:
+    def visit_And(self, node: Any) -> Any:
         self.generic_visit(node)
         node.left = _guard(node.left, _not_text)  # the right one is handed on
         return node
 
     visit_Or = visit_And
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
+    def visit_For(self, node: Any) -> Any:
+        if node.recursive:  # `loop(…)` loops over whatever it is given
+            raise LooksAtText
         self.generic_visit(node)
         node.iter = _guard(node.iter, _members if _is_apart(node.target) else _not_text)
         if node.test is not None:
             node.test = _guard(node.test, _not_text)
         return node
 
-    def visit_Assign(self, node: nodes.Assign) -> nodes.Node:
+    def visit_Assign(self, node: Any) -> Any:
         self.generic_visit(node)
         if _is_apart(node.target):
             node.node = _guard(node.node, _not_text)
         return node
 
-    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
+    def visit_AssignBlock(self, node: Any) -> Any:
         if node.filter is not None:
             raise LooksAtText
         return self.generic_visit(node)
 
-    def visit_Getattr(self, node: nodes.Getattr) -> nodes.Node:
+    def visit_Getattr(self, node: Any) -> Any:
         self.generic_visit(node)
         node.node = _guard(node.node, _not_text)
         return node
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+    def visit_Getitem(self, node: Any) -> Any:
         self.generic_visit(node)
         node.node = _guard(node.node, _not_text)
         if not isinstance(node.arg, nodes.Slice):
             node.arg = _guard(node.arg, _holds_none)
         return node
 
-    def visit_Slice(self, node: nodes.Slice) -> nodes.Node:
+    def visit_Slice(self, node: Any) -> Any:
         self.generic_visit(node)
         for name in ("start", "stop", "step"):
             if (value := getattr(node, name)) is not None:
                 setattr(node, name, _guard(value, _holds_none))
         return node
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+    def visit_Compare(self, node: Any) -> Any:
         self.generic_visit(node)
         is_with_none = any(isinstance(one, nodes.Const) and one.value is None for one in (node.expr, node.ops[0].expr))
         if len(node.ops) == 1 and is_with_none:  # no text is none
@@ -197,22 +200,22 @@ class _Guarding(NodeTransformer):
             operand.expr = _guard(operand.expr, _keys if is_in else _holds_none)
         return node
 
-    def visit_BinExpr(self, node: Any) -> nodes.Node:
+    def visit_BinExpr(self, node: Any) -> Any:
         self.generic_visit(node)
         node.left, node.right = _guard(node.left, _holds_none), _guard(node.right, _holds_none)
         return node
 
     visit_Sub = visit_Mul = visit_Div = visit_FloorDiv = visit_Mod = visit_Pow = visit_BinExpr
 
-    def visit_Add(self, node: nodes.Add) -> nodes.Node:
+    def visit_Add(self, node: Any) -> Any:
         """Texts are joined, and lists of them."""
         return self.generic_visit(node)
 
-    def visit_Test(self, node: nodes.Test) -> nodes.Node:
+    def visit_Test(self, node: Any) -> Any:
         self.generic_visit(node)
         return node if node.name in _OF_TYPE else _all_guarded(node)
 
-    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
+    def visit_Filter(self, node: Any) -> Any:
         if node.node is None:  # of a block
             raise LooksAtText
         self.generic_visit(node)
@@ -234,7 +237,7 @@ class _Guarding(NodeTransformer):
             return node
         return _all_guarded(node)
 
-    def visit_Call(self, node: nodes.Call) -> nodes.Node:
+    def visit_Call(self, node: Any) -> Any:
         called = node.node
         self.generic_visit(node)
         if node.dyn_args is not None or node.dyn_kwargs is not None:
@@ -245,14 +248,14 @@ class _Guarding(NodeTransformer):
             is_of_loop = isinstance(called.node, nodes.Filter) and _name_of(called.node.node) == "loop"
             if called.attr not in _OF_MESSAGE and not is_of_loop:
                 called.node = _guard(called.node, _holds_none)
-        elif not (isinstance(called, nodes.Name) and called.name in self._globals) and not isinstance(
+        elif not (isinstance(called, nodes.Name) and called.name in self._read) and not isinstance(
             called, nodes.ExtensionAttribute
         ):
             raise LooksAtText
         return _all_guarded(node, and_node=False)
 
 
-def _name_of(node: nodes.Node) -> str | None:
+def _name_of(node: nodes.Node | None) -> str | None:
     return node.name if isinstance(node, nodes.Name) else None
 
 
@@ -265,7 +268,7 @@ def _is_apart(target: nodes.Node) -> bool:
     return True
 
 
-def _all_guarded(node: Any, and_node: bool = True) -> nodes.Node:
+def _all_guarded(node: Any, and_node: bool = True) -> Any:
     if and_node:
         node.node = _guard(node.node, _holds_none)
     node.args = [_guard(item, _holds_none) for item in node.args]
@@ -273,7 +276,7 @@ def _all_guarded(node: Any, and_node: bool = True) -> nodes.Node:
         keyword.value = _guard(keyword.value, _holds_none)
     if node.dyn_args is not None or node.dyn_kwargs is not None:
         raise LooksAtText
-    return node  # type: ignore[no-any-return]
+    return node
 
 
 def _filter(guard: Callable[[Any], Any]) -> str:
@@ -285,4 +288,3 @@ def _guard(node: nodes.Expr, guard: Callable[[Any], Any]) -> nodes.Expr:
     if isinstance(node, (nodes.Const, nodes.TemplateData)):
         return node
     return nodes.Filter(node, _filter(guard), [], [], None, None, lineno=node.lineno)
-

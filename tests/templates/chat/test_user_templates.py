@@ -94,6 +94,11 @@ def conversation(question: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": "An answer."}]
 
 
+def render_all(template: ChatTemplate, asked: list[list[dict[str, Any]]]) -> None:
+    for messages in asked:
+        template._marked(messages, None, False)
+
+
 def by_jinja(source: str, messages: list[dict[str, Any]]) -> str:
     return environment().from_string(source).render(messages=messages, tools=None, add_generation_prompt=False)
 
@@ -141,8 +146,7 @@ def test_one_in_fifty_is_rendered_whole_and_ends_the_shortcut_where_it_differs(m
     template._template = environment().from_string(CHATML.replace("BODY", when("m.content | length > 100")))
     asked = [conversation(f"{number}" + "x" * 100) for number in range(300)]
     with pytest.warns(ShortcutWarning, match="looks at texts"):
-        for messages in asked:
-            template._marked(messages, None, False)
+        render_all(template, asked)
     assert template.is_misread
     assert not template._copies_texts
     for messages in asked:
