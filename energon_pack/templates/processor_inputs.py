@@ -27,7 +27,8 @@ def media_inputs(template: Template, images: Sequence[Image.Image], clips: Seque
     settings = template.rules.call_settings(template.spec.processor)
     given: dict[str, Any] = {}
     if images:
-        given |= {"images": list(images), "images_kwargs": settings["image"]}
+        nests = template.rules.nests_images and len(images) > 1
+        given |= {"images": [list(images)] if nests else list(images), "images_kwargs": settings["image"]}
     if clips:
         metadata = [values for _, values in clips]
         given |= {
