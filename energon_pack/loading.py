@@ -32,6 +32,7 @@ from energon_pack.steps.journal import Consumed, Journal, State, refuse_none
 from energon_pack.steps.topology import Topology, topology_of
 from energon_pack.templates.drift import Drift
 from energon_pack.templates.families import ASKED, AUTO
+from energon_pack.templates.identity import NO_SHORTCUT
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_template as load_model_template
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig, TemplateSettings
@@ -301,6 +302,8 @@ def load_template(
     drift = Drift(str(dataset), manifest["fingerprints"], read_replays(dataset))
     with drift.naming_versions():
         template = _built(settings)
+        if NO_SHORTCUT.items() <= manifest["fingerprints"].items():
+            template = template.without_shortcut()
     drift.refuse_other_lengths(template, processor, trust_remote_code)
     return template
 

@@ -41,7 +41,7 @@ from energon_pack.errors import SamplesLost, printable
 from energon_pack.lengths.audit import Audit, finish, start
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples, index_shards
-from energon_pack.lengths.measure import MeasuredShard, check_unchanged, forgetting_wrong, measure_shards
+from energon_pack.lengths.measure import MeasuredShard, check_unchanged, forgetting_wrong, measured_by
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.plan.compare_lens import print_choices, try_lens
 from energon_pack.plan.items import Lengths
@@ -102,7 +102,7 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
     for line in method.choice.lines(config.model.template):
         say(line)
     given, config = config, replace(config, model=replace(config.model, template=method.choice.template))
-    measured = measure_source(config, places, indexed, method, run)
+    measured, method = measure_source(config, places, indexed, method, run)
     page = RunReport(given, places.processor, measured.lengths, measured.num_repeated, method, run)
     if config.stage is Stage.lengths:
         return _choose(config, measured, page, run)
@@ -179,18 +179,19 @@ class Measured:
 
 def measure_source(
     config: PackConfig, places: Places, indexed: list[IndexedShard], method: Method, run: Run
-) -> Measured:
+) -> tuple[Measured, Method]:
+    """Lengths of what is drawn, and the method that they are by in the end."""
     source, limit = places.source, config.source.limit
     with run.timed("lengths"):
         drawn = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
         num_excluded = sum(map(len, source.excluded.values()))
-        measured = measure_shards(first_samples(drawn, limit, num_excluded), method, run)
+        measured, method = measured_by(first_samples(drawn, limit, num_excluded), method, run)
         flavor, shares = PACKED[config.output.flavor.value], split_shares(plain(config.output.splits))
         return Measured(
             lengths=Lengths(measured, source.excluded, limit, flavor, shares, config.seed, Scratch(run.cache())),
             num_found=sum(item.num_rows for item in indexed) + source.num_left_out,
             num_repeated=sum(item.num_repeated for item in drawn),
-        )
+        ), method
 
 
 def _choose(config: PackConfig, measured: Measured, page: RunReport, run: Run) -> dict[str, Any]:

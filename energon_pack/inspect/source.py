@@ -118,6 +118,8 @@ def _judged(
     remarks, packing, flavor = [], config.packing, config.output.flavor.value
     if rendered.leaves_out_tools:
         remarks.append("the chat template writes nothing of its tools")
+    if rendered.leaves_out_reasoning:
+        remarks.append("the chat template writes nothing of its reasoning")
     if rendered.num_control_tokens:
         what = f"its text spells {rendered.num_control_tokens:,} special tokens"
         remarks.append(f"{what} (source.control_tokens={config.source.control_tokens.value})")

@@ -8,10 +8,11 @@ gone on from there, in the middle of a file too.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,8 @@ from energon_pack.lengths.changed_media import Stale, is_news, stale_rows
 from energon_pack.lengths.index import IndexedShard, batches, index_cache
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
-from energon_pack.lengths.worker import LENGTHS_VERSION, MeasureJob, measure
+from energon_pack.lengths.worker import LENGTHS_VERSION, MeasureJob, ShortcutWrong, measure
+from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
 from energon_pack.run.user_cache import version_of
@@ -33,7 +35,7 @@ from energon_pack.sources.draws import drawn_keys
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import counted
 from energon_pack.templates.families import ASKED
-from energon_pack.templates.processor import load_saved
+from energon_pack.templates.processor import load_saved, without_shortcut
 from energon_pack.templates.tokens.counter import CountingError
 
 _SLICE = 2000  # samples a job: small enough that one shard uses all cores
@@ -41,6 +43,7 @@ _MOST_SLICES, _LARGEST_SLICE = 20_000, 20_000  # of very many samples: one proce
 #: what a sample takes beside its text, and what its media take: as long as so many bytes of text
 _SAMPLE_COST, _IMAGE_COST, _VIDEO_COST = 1000, 2000, 80_000
 _COSTS = ("record_size", "parts")  # the columns that tell
+Lengths = TypeVar("Lengths")
 _IS_VIDEO = rf"(?i)\.({'|'.join(VIDEO_NAMES)})$"
 
 
@@ -62,6 +65,7 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
 
     Raises:
         PackError: `measure.engine` can't be used.
+        ShortcutWrong: see `without_wrong_shortcut`.
     """
     cache = lengths_cache(method, run)
     keys = [_lengths_key(item) for item in indexed]
@@ -111,6 +115,25 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
         pieces[number], missing = cache.find(keys[number], indexed[number].num_samples)
         assert not len(missing)
     return list(map(MeasuredShard, indexed, pieces, was_cached))
+
+
+def measured_by(indexed: list[IndexedShard], method: Method, run: Run) -> tuple[list[MeasuredShard], Method]:
+    """As `measure_shards`, and the method that all are measured by in the end: see `without_wrong_shortcut`."""
+    return without_wrong_shortcut(lambda method: measure_shards(indexed, method, run), method)
+
+
+def without_wrong_shortcut(measure: Callable[[Method], Lengths], method: Method) -> tuple[Lengths, Method]:
+    """What is measured, and by which method: one without the shortcut where a chat template looks at texts after all.
+
+    Args:
+        measure: measures all; whatever was measured with the shortcut is measured anew.
+    """
+    try:
+        return measure(method), method
+    except ShortcutWrong as wrong:
+        say(f"{wrong}: from here on each conversation is rendered whole, and all are measured anew")
+        method = replace(method, template_folder=without_shortcut(method.template_folder))
+        return measure(method), method
 
 
 def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[tuple[Ints, Ints, pa.Table]]:

@@ -43,6 +43,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("num_weighted", pa.int32()),  # trained tokens that count other than 1 in the loss
         ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools
         ("unknown_keys", pa.list_(pa.string())),  # of its JSON: `samples.keys.unknown_keys`; null: none
+        ("reasoning_left_out", pa.bool_()),  # the chat template writes nothing of its reasoning
         ("checksum", pa.uint32()),  # of its JSON and the ends of its media: `reader.checksum`
         ("reason", pa.string()),  # null: measured
         ("detail", pa.large_string()),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from energon_pack.errors import PackError
 from energon_pack.lengths.counts import counts_of, weighted_spans
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
@@ -27,6 +28,7 @@ from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
+from energon_pack.templates.chat.template import ShortcutWarning
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.template import Rendered, Sample, Template
 
@@ -66,6 +68,7 @@ class LengthsRow(MeasuredRow):
     num_weighted: int = 0
     tools_left_out: bool = False
     unknown_keys: list[str] | None = None
+    reasoning_left_out: bool = False
     checksum: int = 0
     reason: str | None = None
     detail: str | None = None
@@ -84,8 +87,13 @@ def measure(job: MeasureJob) -> pa.Table:
     """Lengths of a slice of samples, as a table of `LENGTHS_SCHEMA`; runs in a worker."""
     template = load_saved(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like; what can't be opened is in the ledger
+    warnings.filterwarnings("ignore", category=ShortcutWarning)  # the run says it
     with Reader() as reader, losing_no_fault():
         return lengths_table(measured(_read_all(reader, job), template, job.method))
+
+
+class ShortcutWrong(PackError):
+    """The chat template looks at texts that it was taken to copy: all is to be measured without the shortcut."""
 
 
 def measured(
@@ -95,6 +103,9 @@ def measured(
 
     Args:
         samples: each with its row before anything is counted; None where the row says why it is left out.
+
+    Raises:
+        ShortcutWrong: some that were measured before have other lengths.
     """
     rows: list[LengthsRow] = []
     waiting: list[_Waiting] = []
@@ -109,6 +120,9 @@ def measured(
             _count(template, waiting, method.engine)
             num_characters = 0
     _count(template, waiting, method.engine)
+    if template.is_misread:
+        begins = template.spec.chat_template[:60]
+        raise ShortcutWrong(f"the chat template that begins with {begins!r} looks at texts that it seemed to copy")
     return rows
 
 
@@ -184,6 +198,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     row.does_not_fit = do_not_fit(sample.messages, sample.tools, kinds)
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out |= rendered.leaves_out_tools
+    row.reasoning_left_out = rendered.leaves_out_reasoning
     return rendered
 
 

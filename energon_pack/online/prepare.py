@@ -23,6 +23,7 @@ from energon_pack.dataset.losses import losses
 from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.dataset.publish import refuse_unwritable
 from energon_pack.errors import PackError, SamplesLost
+from energon_pack.lengths.measure import without_wrong_shortcut
 from energon_pack.lengths.method import Method
 from energon_pack.online.given import Given, GivenRows, MapStyle
 from energon_pack.online.measure import measure_given
@@ -104,12 +105,15 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
         method, cost = prepare_method(config, places, run)
         config = replace(config, model=replace(config.model, template=method.choice.template))
         if conversations is None:
-            measured = measure_source(config, places, indexed, method, run)
+            measured, method = measure_source(config, places, indexed, method, run)
             members: Stored | GivenRows = Stored([item.shard for item in indexed], method.read)
         else:
             samples = Given(conversations, source.reading, source.media_root)
             with run.timed("lengths"):
-                shard = measure_given(samples, known or "once", method, run, config.executor.num_workers)
+                num_workers = config.executor.num_workers
+                shard, method = without_wrong_shortcut(
+                    lambda method: measure_given(samples, known or "once", method, run, num_workers), method
+                )
                 flavor, shares = PACKED[config.output.flavor.value], split_shares(plain(config.output.splits))
                 lengths = Lengths([shard], None, source.limit, flavor, shares, config.seed)
             measured, members = Measured(lengths, len(samples), 0), GivenRows(samples)

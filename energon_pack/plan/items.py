@@ -37,6 +37,7 @@ NOTES = (
     "assistant_first",
     "tools_left_out",
     "weights",
+    "reasoning_left_out",
 )
 #: notes that are numbers of tokens in the lengths: a sample with any of them is counted
 _COUNTED = {"control_tokens": "num_control_tokens", "weights": "num_weighted"}

@@ -98,6 +98,7 @@ class Report:
     samples_with_assistant_first: int  # nobody asks before the first answer
     samples_with_media_unread: int  # a field of theirs names an image or a video, and they are packed as text
     samples_with_tools_left_out: int  # the chat template writes nothing of them
+    samples_with_reasoning_left_out: int  # nor of that
     unknown_keys: dict[str, dict[str, Any]]  # of records, that nothing knows: samples, example; the most frequent
     samples_with_weights: int  # a trained token of theirs counts other than 1 in the loss
     weighted_share: float  # of the trained tokens of all samples that were measured
@@ -182,6 +183,7 @@ def summarize(
         unknown_keys=unknown_keys(lengths),
         samples_with_weights=lengths.notes["weights"],
         weighted_share=round(lengths.num_weighted / max(1, lengths.num_supervised), 6),
+        samples_with_reasoning_left_out=lengths.notes["reasoning_left_out"],
         by_media={
             name: MediaFigures(
                 samples_in=int(found.samples[code]),

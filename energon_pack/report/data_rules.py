@@ -168,6 +168,11 @@ def notes(figures: Figures) -> Iterator[Remark]:
             "calls are trained on without what they call",
             "model.chat_template",
         ),
+        "reasoning_left_out": (
+            "have reasoning that the chat template writes nothing of",
+            "answers are trained on without the thoughts that led to them",
+            "model.chat_template",
+        ),
     }
     for name, (what, why, knob) in said.items():
         if num := figures.source.notes.get(name):

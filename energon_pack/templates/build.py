@@ -9,9 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.heavy_imports import importing
 from energon_pack.samples.skip import Skip
+from energon_pack.templates.chat.media import written_for
 from energon_pack.templates.families import ASKED, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import named_processor, state_of
@@ -37,6 +40,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     with importing():
         prepare_torchvision()
     model, media = settings.model, settings.media
+    model.check()
     family = FAMILIES[model.template]
     where = f"model.processor={named_processor(model)}"
     # A copy: transformers writes into the settings it is given.
@@ -56,6 +60,10 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     changed = _filled(video_settings(media))
     if "size" in changed:  # a call wants it whole
         changed["size"] = video["size"]
+    written = {}
+    if model.template in ASKED:
+        variables = {**tokens, **model.chat_template_kwargs}
+        written = {kind: written_for(kind, chat_template, variables, model.date) for kind in ("image", "video")}
     processor = replace(
         empty,
         image=_plain({**files.image, **image_settings(media)}),
@@ -63,6 +71,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         processor=_plain({key: value for key, value in own.items() if key != "chat_template"}),
         tokens=tokens,
         changed=_plain({"image": image_settings(media), "video": changed}),
+        written=written,
     )
     spec = TemplateSpec(
         family=model.template,
@@ -73,6 +82,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         labels=settings.labels,
         add_special_tokens=bool(model.add_special_tokens),
         document_end=model.document_end,
+        date=model.date,
     )
     rules = _rules(family, processor, model)
     factor = rules.settings.get("factor")
@@ -82,7 +92,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
             f" {model.factor}×{model.factor}: another model's processor? model.factor={factor} accepts it"
         )
     try:
-        template = Template(spec, rules, files.tokenizer.backend_tokenizer)
+        template = Template(spec, rules, _own_tokenizer(files.tokenizer.backend_tokenizer, model.template))
     except PackError as error:  # the chat template's
         raise PackError(f"{where}: {error}") from None
     if model.document_end and template.token_id(model.document_end) is None:
@@ -92,8 +102,13 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         if template.token_id(token) is None:
             raise PackError(_no_token(token, model.template, class_of(folder), where))
     if model.add_special_tokens is None and _adds_its_own(template, files.tokenizer):
-        return Template(replace(spec, add_special_tokens=True), rules, files.tokenizer.backend_tokenizer)
+        return Template(replace(spec, add_special_tokens=True), rules, template.tokenizer)
     return template
+
+
+def _own_tokenizer(tokenizer: Tokenizer, family: str) -> Tokenizer:
+    """One that no call of a full processor changes: those that pad or cut texts say so to their tokenizer for good."""
+    return Tokenizer.from_str(tokenizer.to_str()) if family in ASKED else tokenizer
 
 
 def _no_token(token: str, template: str, name: str, where: str) -> str:

@@ -6,12 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_pack.templates.families.rules import ProcessorSettings
-from energon_pack.templates.settings import LabelsConfig, MediaConfig
+from energon_pack.templates.settings import DATE, LabelsConfig, MediaConfig
 
 #: among the kinds of media: images and videos in one sample, and videos of several lengths, in frames
 MIXED, UNEVEN = "mixed", "uneven"
 #: Raised whenever a change in this package changes any length: old caches and packs are then told apart.
-RULES_VERSION = 2
+RULES_VERSION = 3
+#: of templates that read no reasoning: what came with 3 changes none of their lengths
+_WITHOUT_REASONING = 2
+#: the fingerprint of a template that renders each conversation whole
+NO_SHORTCUT = {"shortcut": "none"}
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class TemplateSpec:
     kinds: list[str] | None = None  # of media that are measured, MIXED and UNEVEN among them; None: all of the family's
     add_special_tokens: bool = False  # those the tokenizer puts around any text, beside the chat template's
     document_end: str | None = None  # the token that ends a raw text; None: as `RawTexts.end` finds it
+    date: str = DATE  # that the chat template writes, an ISO date
+    shortcut: bool = True  # whether one rendering may serve all conversations of a shape
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,11 @@ class Identity:
     def fingerprint(self) -> str:
         """One hash over `fingerprints`: equal fingerprints, equal lengths."""
         return hash_of(self.fingerprints)
+
+
+def rules_version(chat_template: str) -> int:
+    """The version of the rules that the lengths of a chat template depend on."""
+    return RULES_VERSION if any(name in chat_template for name in ("reasoning", "thinking")) else _WITHOUT_REASONING
 
 
 def hash_of(value: Any) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from energon_pack.templates.choose import Choice, Tried, choose
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import local_folder, settings_files
-from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
+from energon_pack.templates.identity import NO_SHORTCUT, RULES_VERSION, Identity, TemplateSpec, hash_of
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 
@@ -51,7 +52,7 @@ def saved_template(settings: TemplateSettings, cache_dir: Path) -> str | None:
         PackError: no such folder or hub id.
     """
     saved = _saved(settings, cache_dir, _folder(settings.model))
-    return os.fspath(saved) if is_as_made(saved) else None
+    return _as_known(saved) if is_as_made(saved) else None
 
 
 def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
@@ -74,7 +75,42 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
         _built[os.fspath(saved)] = template.tokenizer
 
     make_once(saved, make)
-    return os.fspath(saved)
+    return _as_known(saved)
+
+
+def without_shortcut(folder: str) -> str:
+    """The folder of the same template that renders each conversation whole; the cache gives no other from now on.
+
+    It has another identity: what was measured with the shortcut is never taken again.
+    """
+    _note_of(folder).parent.mkdir(exist_ok=True)
+    write_whole(_note_of(folder), b"")
+    return _as_known(Path(folder))
+
+
+def _as_known(saved: Path) -> str:
+    """A template's folder, or the one beside it where its chat template was seen to look at texts."""
+    spec = json.loads((saved / "spec.json").read_bytes())
+    if not (spec["shortcut"] and _note_of(saved).exists()):
+        return os.fspath(saved)
+    identity = json.loads((saved / "identity.json").read_bytes())
+    identity["fingerprints"] |= NO_SHORTCUT
+
+    def make(made: Path) -> None:
+        for name in ("tokenizer.json", _CHOICE):
+            shutil.copy(saved / name, made / name)
+        write_whole(made / "spec.json", json.dumps({**spec, "shortcut": False}, ensure_ascii=False).encode())
+        write_whole(made / "identity.json", json.dumps(identity).encode())
+
+    other = saved.with_name(f"{saved.name}-whole")
+    make_once(other, make)
+    return os.fspath(other)
+
+
+def _note_of(folder: str | Path) -> Path:
+    """The file that says so of a chat template, whichever processor has it."""
+    chat_template = json.loads(Path(folder, "spec.json").read_bytes())["chat_template"]
+    return Path(folder).parent / "look_at_texts" / hash_of(chat_template)
 
 
 def choice_of(folder: str) -> Choice:

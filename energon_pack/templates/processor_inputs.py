@@ -9,6 +9,7 @@ from PIL import Image
 from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.media.video import decode_frames
+from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.families.asking import metadata_of
 from energon_pack.templates.template import Sample, Template
 
@@ -56,7 +57,8 @@ def media_inputs(template: Template, images: Sequence[Image.Image], clips: Seque
     settings = template.rules.call_settings(template.spec.processor)
     given: dict[str, Any] = {}
     if images:
-        given |= {"images": list(images), "images_kwargs": settings["image"]}
+        nests = template.rules.nests_images and len(images) > 1
+        given |= {"images": [list(images)] if nests else list(images), "images_kwargs": settings["image"]}
     if clips:
         metadata = [values for _, values in clips]
         given |= {
@@ -78,6 +80,8 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
     """
     spec = template.spec
     text = template.raw_text(sample)
+    if text is None and writes_date(spec.chat_template):  # transformers writes today's, and takes no function for it
+        text = template.text(sample)
     if text is None:
         text = processor.apply_chat_template(
             template.messages(sample),

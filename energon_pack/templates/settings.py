@@ -1,11 +1,14 @@
 """Which model, and what is done to media and labels: the config's nodes `model`, `media` and `labels`."""
 
+import datetime
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
 
+#: what a chat template writes for today's date: the one that Llama 3's templates fall back to
+DATE = "2024-07-26"
 _MISSING = "???"  # OmegaConf's name of what must be set; training reads these classes, too, and has no OmegaConf
 
 
@@ -84,6 +87,8 @@ class ModelConfig:
     add_special_tokens: bool | None = False
     #: the token that ends a raw text; None: what ends one for the tokenizer, and no turn of a chat; "": none
     document_end: str | None = None
+    #: the ISO date that a chat template writes where it asks for today's (`strftime_now`)
+    date: str = DATE
     #: how a batch tells the model which member a token is of
     mask: Mask = Mask.positions
     #: which positions a batch has
@@ -96,9 +101,13 @@ class ModelConfig:
         return {**self.processor_kwargs, **{key: value for key, value in pixels.items() if value is not None}}
 
     def check(self) -> None:
-        """Raises PackError where no number of pixels would do."""
+        """Raises PackError where no number of pixels would do, or the date is none."""
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             raise PackError(f"model.min_pixels={self.min_pixels} is more than model.max_pixels={self.max_pixels}")
+        try:
+            datetime.date.fromisoformat(self.date)
+        except ValueError:
+            raise PackError(f"model.date={self.date}: no date; YEAR-MONTH-DAY is one, as in {DATE}") from None
 
 
 @dataclass

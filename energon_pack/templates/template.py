@@ -24,6 +24,7 @@ from energon_pack.samples.options import NO_OPTIONS, SampleOptions
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.chat.labels import Trained
 from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.skeleton import texts_of
@@ -33,7 +34,7 @@ from energon_pack.templates.documents import RawTexts
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.frame_lists import as_videos
 from energon_pack.templates.frames import Frames
-from energon_pack.templates.identity import MIXED, RULES_VERSION, UNEVEN, Identity, TemplateSpec, hash_of
+from energon_pack.templates.identity import MIXED, NO_SHORTCUT, UNEVEN, Identity, TemplateSpec, hash_of, rules_version
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.settings import LabelsConfig, Think
 from energon_pack.templates.tokens.added import AddedTokens
@@ -70,6 +71,7 @@ class Rendered:
     leaves_out_tools: bool = False  # the chat template writes nothing of its tools
     media: Sequence[tuple[int, int]] = ()  # characters of each medium, in the order of the sample's `as_seen`
     weights: Sequence[float] = ()  # of each span; empty: all are 1
+    leaves_out_reasoning: bool = False  # the chat template writes nothing of its reasoning
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Template(Preparation):
         self._counters: dict[str, TokenCounter] = {}
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
-        self._chat = ChatTemplate(spec.chat_template, variables, special)
+        self._chat = ChatTemplate(spec.chat_template, variables, special, spec.date, spec.shortcut)
         self.media_tokens = {
             kind: token for kind, token in rules.media_tokens.items() if spec.kinds is None or kind in spec.kinds
         }
@@ -133,7 +135,7 @@ class Template(Preparation):
         if is_document(messages):
             marked, weights = self._raw.marked(messages[0])
         else:
-            refuse_left_out(chat, messages, sample.tools)
+            refuse_left_out(chat.renderer, messages, sample.tools)
             marked, weights = chat.render_marked(messages, sample.tools, self.spec.labels)
 
         pieces = ["" if marked.startswith(before) else before]  # a first token is not written twice
@@ -167,9 +169,10 @@ class Template(Preparation):
             spans if sample.options.weight else [],
             num_visual_tokens,
             self._num_control_tokens(sample.messages, sample.tools),
-            bool(sample.tools) and not self._chat.shows_tools,
+            bool(sample.tools) and not chat.renderer.shows_tools,
             places,
             weights if any(weight != 1 for weight in weights) else (),
+            chat.renderer.leaves_out_reasoning(messages, sample.tools),
         )
 
     def _trained(
@@ -254,7 +257,7 @@ class Template(Preparation):
             messages = self._chat.without_thoughts(messages)
         if sample.media and not is_document(messages):
             messages = list(map(self._frames.with_all_media, messages))
-        return self._chat.as_it_wants(messages)
+        return self._chat.renderer.as_it_wants(messages)
 
     def shows(self, kind: str) -> bool:
         """Whether the chat template writes the token of a medium; one that refuses the question tells nothing."""
@@ -298,11 +301,13 @@ class Template(Preparation):
         thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
         chat: list[Any] = [*ends, *thoughts, spec.chat_template, spec.processor.tokens, spec.chat_template_kwargs]
         chat.append(spec.add_special_tokens)
+        chat += [spec.date] if writes_date(spec.chat_template) else []
         return {
             "tokenizer": hash_of(self._tokenizer.to_str()),
             "chat_template": hash_of(chat),
             "media": hash_of([self.spec.family, self.rules.settings, asdict(self.spec.media)]),
-            "rules": str(RULES_VERSION),
+            "rules": str(rules_version(spec.chat_template)),
+            **({} if spec.shortcut else NO_SHORTCUT),
         }
 
     @property
@@ -313,6 +318,24 @@ class Template(Preparation):
     def fingerprint(self) -> str:
         """One hash over `fingerprints`: equal fingerprints, equal lengths."""
         return self.identity.fingerprint
+
+    @property
+    def is_misread(self) -> bool:
+        """Whether the chat template was seen to look at texts that it was taken to copy; lengths before are wrong."""
+        return self._chat.is_misread
+
+    def without_shortcut(self) -> "Template":
+        """The same, rendering each conversation whole."""
+        return Template(replace(self.spec, shortcut=False), self.rules, self._tokenizer)
+
+    def text(self, sample: Sample) -> str:
+        """What the chat template writes of a conversation, before media are expanded.
+
+        Raises:
+            Skip: it refuses the conversation.
+        """
+        chat = self._chat.with_variables(sample.options.chat_template_kwargs)
+        return chat.render(self.messages(sample), sample.tools)
 
     def only(self, kinds: list[str]) -> "Template":
         """The same for media of these kinds alone; MIXED and UNEVEN are some."""

@@ -62,8 +62,10 @@ class Calls:
         if alone is not None:
             if every.clips:
                 raise ImportError("training on videos needs torchvision: pip install 'energon-pack[train]'")
-            return _tensors(alone(given["images"], return_tensors="pt", **given["images_kwargs"]))
+            return _tensors(alone(every.images, return_tensors="pt", **given["images_kwargs"]))
         placeholder = self._template.rules.placeholder
+        if as_rows and self._template.rules.nests_images and every.images:
+            given["images"] = [list(part.images) for part in members if part.images]
         texts = ["".join(placeholder(kind) for kind in part.order) for part in (members if as_rows else [every])]
         made = processor(text=texts, return_tensors="pt", **{"padding": True} if as_rows else {}, **given)
         found, shape = _tensors(made), made["input_ids"].shape
@@ -72,9 +74,10 @@ class Calls:
 
     def images(self, members: Sequence[Given], names: Collection[str]) -> dict[str, Tensor]:
         """What the image processor alone makes of images, without any text."""
-        given = media_inputs(self._template, merged(members).images, [])
+        images = merged(members).images
+        given = media_inputs(self._template, images, [])
         processor, alone = self._loaded
-        made = (alone or processor.image_processor)(given["images"], return_tensors="pt", **given["images_kwargs"])
+        made = (alone or processor.image_processor)(images, return_tensors="pt", **given["images_kwargs"])
         return _tensors({name: value for name, value in made.items() if name in names})
 
     def of_tokens(self) -> dict[str, TokenRow]:

@@ -59,7 +59,8 @@ def template_of(real: Path, cache: Path, processor: str, route: str, family: str
     settings = of_model(
         template=family or model["template"],
         processor=real / "processors" / processor,
-        add_special_tokens=model.get("add_special_tokens", False),
+        # Of Gemma 3 the tables have what its processor makes of a text: a second <bos>, before the template's.
+        add_special_tokens=True if processor == "gemma3" else model.get("add_special_tokens", False),
         factor=None if family else model.get("factor"),
         media=MediaConfig(**MEDIA[route]),
     )

@@ -90,7 +90,7 @@ def test_videos_that_are_no_one_tensor_cost_their_sample(real: Path, tmp_path: P
         template.encode(Sample(messages, uneven))
 
 
-def _is_taken(processor: str, template: str, factor: int | None, add_special_tokens: bool) -> bool:
+def _is_taken(processor: str, template: str, factor: int | None, add_special_tokens: bool | None) -> bool:
     settings = of_model(
         template, processor, factor=factor, add_special_tokens=add_special_tokens, trust_remote_code=True
     )

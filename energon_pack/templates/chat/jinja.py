@@ -2,11 +2,14 @@
 
 import json
 import re
+from datetime import date
 from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from energon_pack.templates.settings import DATE
 
 #: the variable that holds what stands around each `{% generation %}` block
 GENERATION_MARKS = "energon_pack_generation_marks"
@@ -30,23 +33,66 @@ class _Generation(jinja2.ext.Extension):
         return f"{first}{body}{last}"
 
 
+class _Dict:
+    """`dict` of a template: to be called, and nothing else of Python's."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace` of a template: no name begins with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # as Jinja's, so that a name may be `self`
+        self, args = args[0], args[1:]
+        values = dict(*args, **kwargs)
+        for name in values:
+            _refuse_private(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"{name!r} of a namespace begins with an underscore")
+
+
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **kwargs: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **kwargs)
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def environment() -> ImmutableSandboxedEnvironment:
-    """Filters, globals and extensions that chat templates use."""
+def environment(today: str = DATE) -> ImmutableSandboxedEnvironment:
+    """Filters, globals and extensions that chat templates use.
+
+    Args:
+        today: the ISO date that `strftime_now` writes, whenever it is asked: the same source gives the same bytes.
+    """
     jinja = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     jinja.filters["tojson"] = _tojson
-    # No strftime_now, though transformers offers it: lengths must not depend on the day they are measured.
     jinja.globals["raise_exception"] = _raise_exception
+    jinja.globals["strftime_now"] = date.fromisoformat(today).strftime
+    jinja.globals["dict"] = _Dict()
+    jinja.globals["namespace"] = _Namespace
     return jinja
+
+
+def writes_date(source: str) -> bool:
+    """Whether a template may ask for the date."""
+    return "strftime_now" in source
 
 
 def strings_in(source: str) -> set[str]:

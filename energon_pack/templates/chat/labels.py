@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from energon_pack.samples.sample import Message
-from energon_pack.templates.chat.leaves import REASONING
+from energon_pack.templates.chat.normal import REASONING_KEYS
 from energon_pack.templates.chat.turns import SpecialTokens, Turn
 from energon_pack.templates.settings import LabelsConfig, Think
 
@@ -79,7 +79,7 @@ def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Mes
     thought = re.compile(rf"\s*{re.escape(think.first)}.*?{re.escape(think.last)}\s*", re.DOTALL)
 
     def silent(message: Message) -> Message:
-        new = {key: value for key, value in message.items() if key not in REASONING}
+        new = {key: value for key, value in message.items() if key not in REASONING_KEYS}
         if isinstance(message["content"], str):
             new["content"] = thought.sub("", message["content"], count=1)
         return new

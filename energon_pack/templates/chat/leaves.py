@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import Message
+from energon_pack.templates.chat.normal import REASONING_KEYS
 
 #: Noncharacters that stand for themselves in what is rendered here.
 NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
@@ -22,8 +23,6 @@ GENERATION = ("\ufde0", "\ufde1")
 _FIRST, _LAST, _STOP = "\ufdd4", "\ufdd6", "\ufdd5"
 _DIGITS = {ord(digit): 0xFDD8 + int(digit) for digit in "01234567"}
 _MARK = re.compile(f"([{_FIRST}{_LAST}])([\ufdd8-\ufddf]+){_STOP}|([{''.join(GENERATION)}])")
-#: names of a message's reasoning; transformers takes the first that is there for all of them
-REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class Level(Enum):
@@ -96,7 +95,9 @@ def _marked_message(index: int, message: Message, level: Level, marked: Any) -> 
     calls = message.get("tool_calls")
     calls = calls if isinstance(calls, list) else []
     new = dict(message)
-    reasoning = next((key for key in REASONING if isinstance(message.get(key), str) and message[key].strip()), None)
+    reasoning = next(
+        (key for key in REASONING_KEYS if isinstance(message.get(key), str) and message[key].strip()), None
+    )
     if reasoning is not None:
         new[reasoning] = marked(message[reasoning], Leaf(index))
     content = message.get("content")

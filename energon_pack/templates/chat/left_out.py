@@ -9,14 +9,14 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
 if TYPE_CHECKING:
-    from energon_pack.templates.chat.template import ChatTemplate
+    from energon_pack.templates.chat.renderer import Renderer
 
 #: what to do about tools and their calls
 REMEDY = "(model.chat_template=FILE gives another, source.tools=text writes calls as text)"
 _WRITTEN_BY_ALL = {"system", "user", "assistant"}  # roles that are not asked about
 
 
-def refuse_left_out(chat: "ChatTemplate", messages: list[Message], tools: list[Any] | None) -> None:
+def refuse_left_out(template: "Renderer", messages: list[Message], tools: list[Any] | None) -> None:
     """Look for the tools of calls, and for turns, that a template writes nowhere.
 
     Args:
@@ -25,11 +25,11 @@ def refuse_left_out(chat: "ChatTemplate", messages: list[Message], tools: list[A
     Raises:
         Skip: `processor_error`.
     """
-    if tools and any(message.get("tool_calls") for message in messages) and not chat.shows_tools:
+    if tools and any(message.get("tool_calls") for message in messages) and not template.shows_tools:
         what = f"tools, whose calls would be trained {REMEDY}"
         raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {what}")
     for role in {message["role"] for message in messages} - _WRITTEN_BY_ALL:
-        if not chat.shows_role(role):
+        if not template.shows_role(role):
             remedy = "another role" if role != "developer" else "system for it: system_tag of a meta file"
             what = f"turns of the role {role} (model.chat_template=FILE gives another, or {remedy})"
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {what}")

@@ -1,13 +1,16 @@
 """What a chat template writes around the texts of a conversation, known once for all conversations of one shape.
 
 Most templates copy texts to their output and never look at them. Then conversations with the same roles and kinds of
-parts come out the same but for their texts, and one rendering serves them all. `copies_texts` finds out which do.
+parts come out the same but for their texts, and one rendering serves them all. Three things have to agree that a
+template does: `copies_texts` tries texts that templates are known to treat in another way, `watched.py` sees what it
+does with the texts of a shape, and one conversation in `ONE_IN` is rendered whole and compared.
 """
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
+from zlib import crc32
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
@@ -15,6 +18,7 @@ from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 BEGIN, END = "\ufdd2", "\ufdd3"  # noncharacters around the number of a text
 _TEXT = re.compile(f"{BEGIN}([0-9]+){END}")
 _PLAIN_KEYS = TURN_WEIGHT_KEYS | {"role", "content"}
+_PART_KEYS = frozenset(("type", "text"))
 _ROLES = ("system", "user", "assistant", "user", "assistant", "user", "assistant")
 #: Texts in whose place templates are known to write others; `{}` is a text.
 _LONG = "long " * 1000
@@ -30,6 +34,7 @@ _VARIANTS = (
     _LONG,
 )
 
+ONE_IN = 50
 Shape = tuple[Any, ...]
 Render = Callable[[list[Message]], str]
 
@@ -71,6 +76,8 @@ def shape_of(messages: Sequence[Message]) -> Shape | None:
         if not _PLAIN_KEYS.issuperset(message):
             return None
         content = message["content"]
+        if not isinstance(content, str) and not all(map(_PART_KEYS.issuperset, content)):
+            return None
         kinds = "text" if isinstance(content, str) else tuple(part["type"] for part in content)
         shape.append((message["role"], kinds))
     return tuple(shape)
@@ -86,6 +93,11 @@ def texts_of(messages: Sequence[Message]) -> list[str]:
         else:
             texts += [part["text"] for part in content if part["type"] == "text"]
     return texts
+
+
+def is_compared(texts: Sequence[str]) -> bool:
+    """Whether a conversation is one of those that are rendered whole, too; its texts alone say so."""
+    return crc32("".join(texts).encode(errors="surrogatepass")) % ONE_IN == 0
 
 
 def with_numbers(messages: Sequence[Message]) -> list[Message]:

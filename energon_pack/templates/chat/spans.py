@@ -267,9 +267,7 @@ class Spans:
         if not known and len(self._agrees) < _MOST_PATTERNS:
             self._agrees[key] = agrees
         if span is None and in_doubt:
-            what = (
-                f"where what is trained of message {i} begins or ends can't be told from what the chat template writes"
-            )
+            what = f"the chat template does not show where what is trained of message {i} begins or ends"
             raise Skip(Reason.PROCESSOR_ERROR, what)
         return span if agrees is False else None
 

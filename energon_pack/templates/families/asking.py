@@ -38,6 +38,7 @@ class Asking:
         self._processor = processor
         self._make = make
         self._settings = settings
+        self.nests_images = False  # several images of a text
         self._sees_all = False  # known after the first video
         self._around: dict[str, tuple[str, str]] = {}
         merge = getattr(processor, "_merge_kwargs", None)  # a remote class may have none
@@ -64,7 +65,7 @@ class Asking:
         seen = [(medium, chosen) for medium, chosen in zip(media, frames, strict=True) if medium.kind == "video"]
         given: dict[str, Any] = {}
         if images:
-            given["images"] = images
+            given["images"] = [images] if self.nests_images and len(images) > 1 else images
             if self._settings["image"]:
                 given["images_kwargs"] = copy.deepcopy(self._settings["image"])
         if seen:
@@ -157,10 +158,19 @@ class _Listener:
         return len(self._tokenizer)
 
     def __call__(self, text: Any = None, *args: Any, **kwargs: Any) -> Any:
-        first = text[0] if isinstance(text, (list, tuple)) and text else text
-        if isinstance(first, str) and _BETWEEN in first:
-            raise _Answered(first)
+        _answer(text)
         return self._tokenizer(text, *args, **kwargs)
+
+    def encode(self, text: Any, *args: Any, **kwargs: Any) -> Any:
+        """What some remote classes call in place of it."""
+        _answer(text)
+        return self._tokenizer.encode(text, *args, **kwargs)
+
+
+def _answer(text: Any) -> None:
+    first = text[0] if isinstance(text, (list, tuple)) and text else text
+    if isinstance(first, str) and _BETWEEN in first:
+        raise _Answered(first)
 
 
 def _inside(text: str, before: str, after: str) -> str:

@@ -28,6 +28,7 @@ class ProcessorSettings:
     folder: str = ""  # from which it is loaded whole
     kwargs: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind: what `media` sets beside its settings
+    written: dict[str, str] = field(default_factory=dict)  # by kind: what the chat template writes for one medium
 
 
 class MediaRules:
@@ -52,6 +53,8 @@ class MediaRules:
     size_of_frames: dict[str, int] | None = None
     #: about what `expand` takes for a medium of a kind, in milliseconds, where that is felt: bounds a replay
     expand_ms: Mapping[str, float] = MappingProxyType({})
+    #: whether its call takes several images of one text as a list of their own, `[[image, image]]`
+    nests_images: bool = False
     _made_of: ProcessorSettings
 
     def __new__(cls, processor: ProcessorSettings) -> "MediaRules":

@@ -66,11 +66,18 @@ class Shapes(MediaRules):
         }
         self._asking = Asking(full, self._make, self._call_settings)
         self.frames = _Asked(self)
+        self._written = processor.written
         self.media_tokens, self.feature_tokens, self.why_not = self._find_tokens()
         if not self.media_tokens:
             why = "; ".join(f"{kind}: {reason}" for kind, reason in self.why_not.items()) or "it sees none"
             raise PackError(f"{self.name} can't be asked what stands for media ({why})")
-        self._visual = {kind: _tokens(full, kind, token) for kind, token in self.media_tokens.items()}
+        self._visual = {
+            kind: [self.feature_tokens.get(kind, token)]
+            if self._is_unnamed(kind, token)
+            else _tokens(full, kind, token)
+            for kind, token in self.media_tokens.items()
+        }
+        self.nests_images = self._asking.nests_images = self._wants_nested_images()
         self._known: dict[_Question, _Answers] = {}
         self._independent: dict[str, bool] = {}  # by kind
 
@@ -183,6 +190,18 @@ class Shapes(MediaRules):
     def placeholder(self, kind: str) -> str:
         return self._asking.placeholder(kind, self.media_tokens[kind])
 
+    def _wants_nested_images(self) -> bool:
+        """Whether the call refuses two images of a text in a plain list, and takes them in one of their own."""
+        images = (_TRIED["image"],) * 2
+        for nests in (False, True):
+            self._asking.nests_images = nests
+            try:
+                self._ask(images, ((), ()))
+            except Exception:  # any class of any processor may be behind it
+                continue
+            return nests
+        return False
+
     def ask_frames(self, video: Media) -> list[int]:
         """Which frames of a video the processor chooses."""
         try:
@@ -221,7 +240,9 @@ class Shapes(MediaRules):
                 why_not[kind] = found
                 continue
             token, text = found
-            likely = (own[kind], token, *own.values(), *_tokens(self.full, kind, token))
+            likely = [own[kind], token, *own.values(), *_tokens(self.full, kind, token)]
+            if self._is_unnamed(kind, token):
+                likely.append(_most_frequent(self.full.tokenizer, text))
             held = [name for name in likely if isinstance(name, str) and name in text]
             if held and _is_unknown(self.full.tokenizer, held[0]):
                 why_not[kind] = f"the tokenizer does not know {held[0]}"
@@ -230,10 +251,14 @@ class Shapes(MediaRules):
             features |= {kind: held[0]} if held else {}
         return tokens, features, why_not
 
+    def _is_unnamed(self, kind: str, token: str) -> bool:
+        """Whether the class has no name for what the chat template writes for a medium."""
+        return token == self._written.get(kind) and getattr(self.full, f"{kind}_token", None) is None
+
     def _find_token(self, kind: str, medium: Media) -> tuple[str, str] | str:
         """The token that the call replaces, and by what; or why there is none."""
         why_not = ""
-        for token in _candidates(self.full, kind):
+        for token in dict.fromkeys((*_candidates(self.full, kind), *filter(None, [self._written.get(kind)]))):
             try:
                 (text,), _ = self._asking.texts({kind: token}, [medium], [range(4) if kind == "video" else ()])
             except Exception as error:  # any class of any processor may be behind it
@@ -278,6 +303,12 @@ def _tokens(full: Any, kind: str, token: str) -> list[str]:
     ids = [number for number in getattr(full, f"{kind}_token_ids", None) or [] if isinstance(number, int)]
     found = [text for text in full.tokenizer.convert_ids_to_tokens(ids) if isinstance(text, str)]
     return found or [getattr(full, f"{kind}_token", None) or token]
+
+
+def _most_frequent(tokenizer: Any, text: str) -> str:
+    """The token that a text has most often: of an image's, the one that holds features."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return str(tokenizer.convert_ids_to_tokens(max(ids, key=ids.count)))
 
 
 def _is_unknown(tokenizer: Any, token: str) -> bool:

@@ -215,5 +215,5 @@ def test_whether_calls_are_written_is_asked_of_each_sample(source: str, calls: l
 
 def test_tools_a_template_does_not_write_are_noticed() -> None:
     """The report counts them."""
-    assert not ChatTemplate(GEMMA, {}, SPECIAL).shows_tools
-    assert ChatTemplate("{{ tools | tojson }}" + CHATML, {}, SPECIAL).shows_tools
+    assert not ChatTemplate(GEMMA, {}, SPECIAL).renderer.shows_tools
+    assert ChatTemplate("{{ tools | tojson }}" + CHATML, {}, SPECIAL).renderer.shows_tools

@@ -1,0 +1,188 @@
+"""A compiled chat template: conversations as text, as transformers renders them; and what it writes at all."""
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from energon_pack.errors import PackError
+from energon_pack.samples.raw_json import parse_json
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat.jinja import GENERATION_MARKS, environment
+from energon_pack.templates.chat.leaves import GENERATION
+from energon_pack.templates.chat.normal import normal, reasoning_of, with_reasoning
+from energon_pack.templates.chat.watched import LooksAtText, watched
+from energon_pack.templates.settings import DATE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PROBE = "energon_pack_probe"
+#: whether templates tell that they look at texts
+_IS_WATCHED: ContextVar[bool] = ContextVar("is_watched", default=False)
+
+
+class Renderer:
+    """A chat template with its fixed variables (`bos_token`, … and the user's `chat_template_kwargs`)."""
+
+    def __init__(self, source: str, variables: Mapping[str, Any], date: str = DATE):
+        """Compile a template.
+
+        Args:
+            date: that it writes, an ISO date.
+
+        Raises:
+            PackError: it is not valid Jinja.
+        """
+        self.source = source
+        self._date = date
+        try:
+            self._template = environment(date).from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise PackError(f"the chat template is no valid Jinja: line {error.lineno}: {error.message}") from None
+        except Exception as error:  # Jinja computes constants when it compiles: 1 // 0
+            raise PackError(f"the chat template is no valid Jinja: {error}") from None
+        self.variables = {"documents": None, **variables}
+        self.variables.pop("add_generation_prompt", None)
+        self._roles: dict[str, bool] = {}
+        self._wants_parts = False  # until it is known: `_shows` hands contents on as they are
+        self._wants_parts = not self._shows("probe") and self._shows(_as_parts("probe"))  # as LLaVA's template does
+
+    def render(
+        self, messages: list[Message], tools: list[Any] | None, prompt: bool = False, marks: bool = False
+    ) -> str:
+        """One conversation as text; media are where their parts of the content stand.
+
+        Args:
+            prompt: end with the header of an assistant's turn.
+            marks: put marks around what `{% generation %}` blocks write.
+
+        Raises:
+            Skip: `processor_error` where the template refuses the conversation.
+            LooksAtText: within `is_watched` alone.
+        """
+        messages = normal(self.as_it_wants(messages))
+        variables = {**self.variables, GENERATION_MARKS: GENERATION} if marks else self.variables
+        template = self._watched if _IS_WATCHED.get() else self._template
+        if template is None:
+            raise LooksAtText
+        try:
+            return template.render(messages=messages, tools=tools, add_generation_prompt=prompt, **variables)
+        except LooksAtText:
+            raise
+        except Exception as error:  # a template is a program: what it raises costs the sample
+            raise Skip(Reason.PROCESSOR_ERROR, f"chat template: {error}") from None
+
+    def as_it_wants(self, messages: list[Message]) -> list[Message]:
+        """Texts as lists of parts, for templates that show no others, and arguments of tools as what it writes."""
+        if any(message.get("tool_calls") for message in messages) and self._wants_objects:
+            messages = list(map(_with_objects, messages))
+        if not self._wants_parts:
+            return messages
+        return [{**message, "content": _as_parts(message["content"])} for message in messages]
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether this template writes a list of tools anywhere."""
+        tools = [{"type": "function", "function": {"name": _PROBE, "parameters": {}}}]
+        try:
+            return _PROBE in self.render(
+                [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}], tools
+            )
+        except Skip:  # it wants them in another form, so it looks at them
+            return True
+
+    def shows_role(self, role: str) -> bool:
+        """Whether this template writes turns of a role; one that refuses the question tells nothing."""
+        if role not in self._roles:
+            turns = [{"role": "user", "content": "a"}, {"role": role, "content": _PROBE}]
+            first = turns[::-1] if role == "developer" else [*turns, {"role": "assistant", "content": "b"}]
+            try:
+                self._roles[role] = _PROBE in self.render(first, None)
+            except Skip:
+                self._roles[role] = True
+        return self._roles[role]
+
+    def leaves_out_reasoning(self, messages: list[Message], tools: list[Any] | None) -> bool:
+        """Whether messages have reasoning, and this template writes none of it."""
+        if self._shows_reasoning or all(reasoning_of(message) is None for message in messages):
+            return False
+        probed = [m if reasoning_of(m) is None else with_reasoning(m, _PROBE) for m in messages]
+        try:
+            return _PROBE not in self.render(probed, tools)
+        except Skip:  # it wants it in another form, so it looks at it
+            return False
+
+    @cached_property
+    def _shows_reasoning(self) -> bool:
+        """Whether this template writes the reasoning of an ordinary answer."""
+        question: Message = {"role": "user", "content": "a"}
+        answer = with_reasoning({"role": "assistant", "content": "b"}, _PROBE)
+        try:
+            return _PROBE in self.render([question, answer], None)
+        except Skip:
+            return False
+
+    @cached_property
+    def _wants_objects(self) -> bool:
+        """Whether arguments of tools that are text, as OpenAI has them, would be refused, or quoted once more."""
+        written = []
+        for arguments in (f'{{"{_PROBE}": "b"}}', {_PROBE: "b"}):
+            call = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": arguments}}
+            messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+            try:
+                written.append(self._template.render(messages=messages, tools=None, **self.variables))
+            except Exception:  # a template is a program
+                written.append("")
+        return _PROBE in written[1] and (not written[0] or f'\\"{_PROBE}' in written[0])
+
+    @cached_property
+    def _watched(self) -> jinja2.Template | None:
+        return watched(self.source, self._date)
+
+    def _shows(self, content: Any) -> bool:
+        """Whether the template writes the text `probe` where it is in such a content."""
+        try:
+            return "probe" in self.render([{"role": "user", "content": content}], None)
+        except Skip:
+            return False
+
+
+@contextmanager
+def is_watched() -> "Iterator[None]":
+    """Templates that look at a text raise LooksAtText here."""
+    token = _IS_WATCHED.set(True)
+    try:
+        yield
+    finally:
+        _IS_WATCHED.reset(token)
+
+
+def _as_parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _with_objects(message: Message) -> Message:
+    """A message whose tool calls have objects as arguments: text that is none stays text."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": list(map(_with_object, calls))}
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        value = parse_json(function["arguments"])
+    except Skip:
+        return call
+    if not isinstance(value, dict):
+        return call
+    changed = {**function, "arguments": value}
+    return {**call, "function": changed} if "function" in call else changed

@@ -1,0 +1,290 @@
+"""A chat template that tells when it looks at a text, in place of copying it.
+
+Its syntax tree is compiled a second time with a guard around whatever an operation is done with: a comparison, test,
+filter, call, subscript, or a truth value. Rendered with numbered texts (`skeleton.with_numbers`), a value that holds a
+number is, or holds, a text. What passes all guards was written, joined, named or handed on: then the same template
+writes all other texts of that shape in the same way. What the guards do not know counts as looking.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
+
+from energon_pack.templates.chat.jinja import environment
+from energon_pack.templates.chat.skeleton import BEGIN, END
+
+#: tests that ask for the type of a value alone
+_OF_TYPE = (
+    *("string", "number", "integer", "float", "boolean", "none", "true", "false", "mapping", "sequence", "iterable"),
+    *("defined", "undefined", "callable"),
+)
+#: filters that copy members of a list
+_OF_LIST = ("length", "count", "list", "first", "last", "reverse")
+#: attributes of messages and parts that are no texts
+_NO_TEXTS = ("role", "type")
+#: methods of a message that give what is in it
+_OF_MESSAGE = ("get", "items", "keys", "values")
+#: functions that hand on what they are given
+_HAND_ON = frozenset(("namespace", "dict", "raise_exception", "caller"))
+#: functions that read what they are given
+_READ = frozenset(("range", "strftime_now"))
+_KNOWN = (
+    *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.NSRef, nodes.Scope, nodes.With),
+    *(nodes.For, nodes.If, nodes.Macro, nodes.CallBlock, nodes.Assign, nodes.AssignBlock, nodes.Break, nodes.Continue),
+    *(nodes.Tuple, nodes.List, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.CondExpr, nodes.Filter, nodes.Test),
+    *(nodes.Call, nodes.Getitem, nodes.Getattr, nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand, nodes.And),
+    *(nodes.Or, nodes.Not, nodes.Neg, nodes.Pos, nodes.BinExpr, nodes.ExtensionAttribute),
+)
+
+
+class LooksAtText(Exception):
+    """A template does something else with a text than to copy it; or nobody knows what it does."""
+
+
+def watched(source: str, today: str) -> jinja2.Template | None:
+    """The template with its guards: its rendering of numbered texts raises `LooksAtText`; None: it can't be guarded."""
+    jinja = environment(today)
+    jinja.filters.update({_filter(guard): guard for guard in (_holds_none, _not_text, _members, _written, _keys)})
+    tree = jinja.parse(source)
+    try:
+        return jinja.from_string(_Guarding(tree).visit(tree))
+    except LooksAtText:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------- guards of values
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and (BEGIN in value or END in value)
+
+
+def _holds_text(value: Any) -> bool:
+    """Whether a text is in a value; of what can't be looked into, too."""
+    if value is None or isinstance(value, (bool, int, float, jinja2.Undefined)):
+        return False
+    if isinstance(value, str):
+        return _is_text(value)
+    if isinstance(value, Mapping):
+        return any(map(_holds_text, (*value.keys(), *value.values())))
+    if isinstance(value, (list, tuple, range)):
+        return any(map(_holds_text, value))
+    return True
+
+
+def _refuse(is_looked_at: bool, value: Any) -> Any:
+    if is_looked_at:
+        raise LooksAtText
+    return value
+
+
+def _holds_none(value: Any) -> Any:
+    """What an operation reads with all that is in it."""
+    return _refuse(_holds_text(value), value)
+
+
+def _not_text(value: Any) -> Any:
+    """What an operation reads alone: whether a list is empty, or its first member, does not depend on texts in it."""
+    return _refuse(_is_text(value), value)
+
+
+def _members(value: Any) -> Any:
+    """What is looped over with several names, each member taken apart."""
+    members = value.values() if isinstance(value, Mapping) else value
+    is_known = isinstance(members, (list, tuple, type({}.items()), type({}.values())))
+    return _refuse(not is_known or any(map(_is_text, members)), value)
+
+
+def _written(value: Any) -> Any:
+    """What is written, or joined: a text is copied, a list of texts is not."""
+    return _refuse(not isinstance(value, str) and _holds_text(value), value)
+
+
+def _keys(value: Any) -> Any:
+    """In what something is looked for: in a message, among its keys."""
+    return _refuse(_holds_text([*value] if isinstance(value, Mapping) else value), value)
+
+
+# -------------------------------------------------------------------------------------------------- where they stand
+
+
+class _Guarding(NodeTransformer):
+    """Puts the guards into the tree of a template."""
+
+    def __init__(self, tree: nodes.Template):
+        stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
+        self._hand_on = ({macro.name for macro in tree.find_all(nodes.Macro)} | _HAND_ON) - stored
+        self._read = _READ - stored
+
+    def generic_visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(node, _KNOWN):
+            raise LooksAtText
+        return super().generic_visit(node, *args, **kwargs)
+
+    def visit_Output(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.nodes = [_guard(item, _written) for item in node.nodes]
+        return node
+
+    visit_Concat = visit_Output
+
+    def visit_If(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.test = _guard(node.test, _not_text)
+        return node
+
+    visit_CondExpr = visit_If
+
+    def visit_Not(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.node = _guard(node.node, _not_text)
+        return node
+
+    def visit_And(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.left = _guard(node.left, _not_text)  # the right one is handed on
+        return node
+
+    visit_Or = visit_And
+
+    def visit_For(self, node: Any) -> Any:
+        if node.recursive:  # `loop(…)` loops over whatever it is given
+            raise LooksAtText
+        self.generic_visit(node)
+        node.iter = _guard(node.iter, _members if _is_apart(node.target) else _not_text)
+        if node.test is not None:
+            node.test = _guard(node.test, _not_text)
+        return node
+
+    def visit_Assign(self, node: Any) -> Any:
+        self.generic_visit(node)
+        if _is_apart(node.target):
+            node.node = _guard(node.node, _not_text)
+        return node
+
+    def visit_AssignBlock(self, node: Any) -> Any:
+        if node.filter is not None:
+            raise LooksAtText
+        return self.generic_visit(node)
+
+    def visit_Getattr(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.node = _guard(node.node, _not_text)
+        return node
+
+    def visit_Getitem(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.node = _guard(node.node, _not_text)
+        if not isinstance(node.arg, nodes.Slice):
+            node.arg = _guard(node.arg, _holds_none)
+        return node
+
+    def visit_Slice(self, node: Any) -> Any:
+        self.generic_visit(node)
+        for name in ("start", "stop", "step"):
+            if (value := getattr(node, name)) is not None:
+                setattr(node, name, _guard(value, _holds_none))
+        return node
+
+    def visit_Compare(self, node: Any) -> Any:
+        self.generic_visit(node)
+        is_with_none = any(isinstance(one, nodes.Const) and one.value is None for one in (node.expr, node.ops[0].expr))
+        if len(node.ops) == 1 and is_with_none:  # no text is none
+            return node
+        node.expr = _guard(node.expr, _holds_none)
+        for operand in node.ops:
+            is_in = operand.op in ("in", "notin") and len(node.ops) == 1
+            operand.expr = _guard(operand.expr, _keys if is_in else _holds_none)
+        return node
+
+    def visit_BinExpr(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.left, node.right = _guard(node.left, _holds_none), _guard(node.right, _holds_none)
+        return node
+
+    visit_Sub = visit_Mul = visit_Div = visit_FloorDiv = visit_Mod = visit_Pow = visit_BinExpr
+
+    def visit_Add(self, node: Any) -> Any:
+        """Texts are joined, and lists of them."""
+        return self.generic_visit(node)
+
+    def visit_Test(self, node: Any) -> Any:
+        self.generic_visit(node)
+        return node if node.name in _OF_TYPE else _all_guarded(node)
+
+    def visit_Filter(self, node: Any) -> Any:
+        if node.node is None:  # of a block
+            raise LooksAtText
+        self.generic_visit(node)
+        if node.name in _OF_LIST and not (node.args or node.kwargs):
+            node.node = _guard(node.node, _not_text)
+            return node
+        if node.name in ("default", "d"):
+            is_of_truth = len(node.args) > 1 or bool(node.kwargs)
+            node.node = _guard(node.node, _not_text) if is_of_truth else node.node
+            return node
+        if node.name == "string" and not (node.args or node.kwargs):
+            node.node = _guard(node.node, _written)
+            return node
+        if node.name == "map" and not node.args and [item.key for item in node.kwargs] == ["attribute"]:
+            return node
+        first = node.args[0].value if node.args and isinstance(node.args[0], nodes.Const) else None
+        if node.name in ("selectattr", "rejectattr") and first in _NO_TEXTS and not node.kwargs:
+            node.args = [_guard(item, _holds_none) for item in node.args]
+            return node
+        return _all_guarded(node)
+
+    def visit_Call(self, node: Any) -> Any:
+        called = node.node
+        self.generic_visit(node)
+        if node.dyn_args is not None or node.dyn_kwargs is not None:
+            raise LooksAtText
+        if isinstance(called, nodes.Name) and called.name in self._hand_on:
+            return node
+        if isinstance(called, nodes.Getattr):
+            is_of_loop = isinstance(called.node, nodes.Filter) and _name_of(called.node.node) == "loop"
+            if called.attr not in _OF_MESSAGE and not is_of_loop:
+                called.node = _guard(called.node, _holds_none)
+        elif not (isinstance(called, nodes.Name) and called.name in self._read) and not isinstance(
+            called, nodes.ExtensionAttribute
+        ):
+            raise LooksAtText
+        return _all_guarded(node, and_node=False)
+
+
+def _name_of(node: nodes.Node | None) -> str | None:
+    return node.name if isinstance(node, nodes.Name) else None
+
+
+def _is_apart(target: nodes.Node) -> bool:
+    """Whether a value is taken apart into several names."""
+    if not isinstance(target, nodes.Tuple):
+        return False
+    if not all(isinstance(item, (nodes.Name, nodes.NSRef)) for item in target.items):
+        raise LooksAtText
+    return True
+
+
+def _all_guarded(node: Any, and_node: bool = True) -> Any:
+    if and_node:
+        node.node = _guard(node.node, _holds_none)
+    node.args = [_guard(item, _holds_none) for item in node.args]
+    for keyword in node.kwargs:
+        keyword.value = _guard(keyword.value, _holds_none)
+    if node.dyn_args is not None or node.dyn_kwargs is not None:
+        raise LooksAtText
+    return node
+
+
+def _filter(guard: Callable[[Any], Any]) -> str:
+    """The name by which a template calls it."""
+    return f"watched{guard.__name__}"
+
+
+def _guard(node: nodes.Expr, guard: Callable[[Any], Any]) -> nodes.Expr:
+    if isinstance(node, (nodes.Const, nodes.TemplateData)):
+        return node
+    return nodes.Filter(node, _filter(guard), [], [], None, None, lineno=node.lineno)

@@ -1,0 +1,165 @@
+"""Templates of a user's own that look at texts: each conversation comes out as Jinja alone writes it.
+
+Where one rendering serves all conversations of a shape, such a template's own words would be lost in silence: other
+tokens than inference has, with lengths that agree with themselves.
+"""
+
+from typing import Any
+
+import jinja2
+import pytest
+
+from energon_pack.samples.skip import Skip
+from energon_pack.templates.chat import skeleton
+from energon_pack.templates.chat.jinja import environment
+from energon_pack.templates.chat.skeleton import with_numbers
+from energon_pack.templates.chat.template import ChatTemplate, ShortcutWarning
+from energon_pack.templates.chat.turns import CLOSE, OPEN
+from energon_pack.templates.chat.watched import LooksAtText, watched
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\nBODY<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ["<|im_start|>", "<|im_end|>"]
+COPY = "{{ m.content }}"
+LONG = "word " * 1600
+
+
+def when(condition: str) -> str:
+    """A template that writes a note before texts of which something holds."""
+    return "{% if " + condition + " %}NOTE {% endif %}" + COPY
+
+
+#: what stands in a turn of ChatML for its text, and a question with which that tells
+LOOKING: dict[str, tuple[str, str]] = {
+    "equals": (when("m.content == 'PING'"), "PING"),
+    "differs": (when("m.content != 'a' and m.content == 'b c'"), "b c"),
+    "one of a list": (when("m.content in ['yes', 'no']"), "yes"),
+    "key of a dict": ("{{ {'hi': 'Hello!'}.get(m.content, m.content) }}", "hi"),
+    "subscript of a dict": (when("{'hi': true}[m.content]"), "hi"),
+    "both ends": (when("m.content.startswith('<fr>') and m.content.endswith('</fr>')"), "<fr>42</fr>"),
+    "two within": (when("'[THINK]' in m.content and '[/THINK]' in m.content"), "[THINK]hm[/THINK] x"),
+    "longer": (when("m.content | length > 6000"), LONG),
+    "shorter": (when("m.content | length < 3"), "ab"),
+    "cut": ("{{ m.content[:6000] }}", LONG),
+    "last character": (when("m.content[-1] == '?'"), "why?"),
+    "digits": (when("m.content.isdigit()"), "2024"),
+    "capitals": (when("m.content.isupper()"), "LOUD"),
+    "test of capitals": (when("m.content is upper"), "LOUD"),
+    "words": (when("m.content.split() | length > 1500"), LONG),
+    "lines": (when("m.content.splitlines() | length > 3"), "a\nb\nc\nd"),
+    "counted": (when("m.content.count('q') > 2"), "qqq"),
+    "found": (when("m.content.find('needle') > 3"), "hay needle"),
+    "greater": (when("m.content > 'x'"), "zebra"),
+    "a number": (when("m.content | int > 41"), "42"),
+    "a filter": ("{{ m.content | replace('colour', 'color') }}", "the colour"),
+    "a method": ("{{ m.content.replace('colour', 'color') }}", "the colour"),
+    "a loop over it": ("{% for c in m.content %}{{ c if c != '#' }}{% endfor %}", "a#b"),
+    "named before": ("{% set t = m.content %}" + when("t == 'PING'"), "PING"),
+    "in a namespace": ("{% set ns = namespace(t=m.content) %}" + when("ns.t == 'PING'"), "PING"),
+    "joined before": ("{% set t = 'x' ~ m.content %}" + when("t == 'xPING'"), "PING"),
+    "added before": ("{% set t = 'x' + m.content %}" + when("t == 'xPING'"), "PING"),
+    "written before": ("{% set t %}{{ m.content }}{% endset %}" + when("t == 'PING'"), "PING"),
+    "in a macro": ("{% macro says(t) %}{{ 'NOTE ' if t == 'PING' }}{{ t }}{% endmacro %}{{ says(m.content) }}", "PING"),
+    "of a macro": ("{% macro says(t) %}{{ t }}{% endmacro %}" + when("says(m.content) == 'PING'"), "PING"),
+    "of another turn": (when("messages[0].content == 'PING'"), "PING"),
+    "all texts": (when("'PING' in messages | map(attribute='content') | list"), "PING"),
+    "texts counted": (when("(messages | map(attribute='content') | list).count('PING')"), "PING"),
+    "a turn picked": (when("messages | selectattr('content', 'equalto', 'PING') | list"), "PING"),
+    "a turn counted": (when("messages | selectattr('content', 'in', ['PING']) | list | length"), "PING"),
+    "joined by a filter": ("{% set t = [m.content, '!'] | join %}" + when("t == 'PING!'"), "PING"),
+    "a whole message": (when("m == {'role': 'user', 'content': 'PING'}"), "PING"),
+    "as JSON": ("{{ m.content | tojson }}", 'say "hi"'),
+    "formatted": ("{% set t = '%s!' % m.content %}" + when("t == 'PING!'"), "PING"),
+    "in a clean text": (when("m.content in 'PING PONG'"), "PING"),
+    "a loop that changed": ("{% for x in messages %}{{ 'NOTE' if loop.changed(x.content) }}{% endfor %}" + COPY, "b"),
+    "a block": ("{% filter replace('colour', 'color') %}{{ m.content }}{% endfilter %}", "the colour"),
+}
+#: what looks at roles, kinds and types alone
+COPYING = (
+    COPY,
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}",
+    "{% set t = m['content'] %}{{ 'says: ' + t + '!' if m.role in ['user', 'tool'] else t }}",
+    "{% macro says(t, role='user') %}{{ role ~ ' ' ~ t }}{% endmacro %}{{ says(m.content, role=m.role) }}",
+    "{% set ns = namespace(n=0) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{{ m.get('content', '') }}",
+    "{{ m.content if m.content is defined and m.content is not none and m.content != none else '' }}",
+    "{% if messages[loop.index0 - 1].role != 'tool' and messages | length > 0 %}{{ m.content }}{% endif %}",
+    "{% if m.tool_calls and m.content %}{{ raise_exception('calls') }}{% endif %}{{ m.content }}",
+    "{% for k, v in m.items() %}{{ v if k == 'content' }}{% endfor %}",
+    "{{ (messages | selectattr('role', 'equalto', 'user') | list | length) }}{{ m.content | default('') | string }}",
+)
+
+
+def conversation(question: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": "An answer."}]
+
+
+def render_all(template: ChatTemplate, asked: list[list[dict[str, Any]]]) -> None:
+    for messages in asked:
+        template.render_marked(messages, None)
+
+
+def by_jinja(source: str, messages: list[dict[str, Any]]) -> str:
+    return environment().from_string(source).render(messages=messages, tools=None, add_generation_prompt=False)
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_a_template_that_looks_at_texts_is_asked_each_time(name: str) -> None:
+    body, question = LOOKING[name]
+    source = CHATML.replace("BODY", body)
+    template = ChatTemplate(source, {}, SPECIAL)
+    assert by_jinja(source, conversation(question)) != by_jinja(source, conversation("a")).replace(
+        "<|im_start|>user\na<|im_end|>", f"<|im_start|>user\n{question}<|im_end|>"
+    )
+    for text in ("a", question):
+        if name == "a loop that changed":  # each turn depends on all others: nothing shows which part is an answer
+            with pytest.raises(Skip, match="does not show"):
+                template.render_marked(conversation(text), None)
+            continue
+        marked, _ = template.render_marked(conversation(text), None)
+        assert marked.replace(OPEN, "").replace(CLOSE, "") == by_jinja(source, conversation(text))
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_it_shows_while_numbers_stand_for_its_texts(name: str) -> None:
+    """Without any text that triggers it: what is proved so holds for all texts, not for those that were tried."""
+    template = watched(CHATML.replace("BODY", LOOKING[name][0]), "2024-07-26")
+    if template is not None:  # a block with a filter can't be watched
+        with pytest.raises((LooksAtText, jinja2.UndefinedError, TypeError)):
+            template.render(messages=with_numbers(conversation("a")), tools=None)
+
+
+@pytest.mark.parametrize("body", COPYING)
+def test_a_template_that_copies_texts_is_asked_once_for_all_of_a_shape(body: str) -> None:
+    """A wrong yes costs time: measuring takes several times as long."""
+    source = CHATML.replace("BODY", body)
+    template = ChatTemplate(source, {}, SPECIAL)
+    assert template._copies_texts
+    found = template._skeleton(conversation("a"), (1,))
+    assert found is not None
+    marked = found.fill(["b", "c"])
+    assert marked.replace(OPEN, "").replace(CLOSE, "") == by_jinja(
+        source, [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]
+    )
+
+
+def test_one_in_fifty_is_rendered_whole_and_ends_the_shortcut_where_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last belt, for what neither the trial texts nor the guards see."""
+    template = ChatTemplate(CHATML.replace("BODY", COPY), {}, SPECIAL)
+    assert template._skeleton(conversation("a"), (1,)) is not None
+    template.renderer._template = environment().from_string(CHATML.replace("BODY", when("m.content | length > 100")))
+    asked = [conversation(f"{number}" + "x" * 100) for number in range(300)]
+    with pytest.warns(ShortcutWarning, match="looks at texts"):
+        render_all(template, asked)
+    assert template.is_misread
+    assert not template._copies_texts
+    for messages in asked:
+        assert "NOTE" in template.render_marked(messages, None).text
+
+
+def test_which_conversation_is_compared_is_said_by_its_texts_alone() -> None:
+    """Another number of workers would else find, or miss, another template."""
+    compared = [text for text in map(str, range(5000)) if skeleton.is_compared([text, "An answer."])]
+    assert 60 < len(compared) < 140
+    assert compared == [text for text in map(str, range(5000)) if skeleton.is_compared([text, "An answer."])]
