@@ -104,7 +104,16 @@ def flat_content(parts: list[Message]) -> str | list[Message]:
     texts = [part["text"] for part in parts if part["type"] == "text"]
     if any(key in part for key in _OWN for part in parts) or any(map(spells_placeholder, texts)):
         return parts
+    if any(map(_has_seam, parts, parts[1:])):  # a template may strip each part
+        return parts
     return "".join(part["text"] if part["type"] == "text" else PLACEHOLDERS[part["type"]] for part in parts)
+
+
+def _has_seam(part: Message, other: Message) -> bool:
+    """Whether white space stands where two texts meet."""
+    if part["type"] != "text" or other["type"] != "text":
+        return False
+    return bool(part["text"][-1:].isspace() or other["text"][:1].isspace())
 
 
 def kind_of_parts(conversations: Iterable[Any]) -> str | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PROBE = "energon_pack_probe"
+_CALL: dict[str, Any] = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": {}}}
 #: whether templates tell that they look at texts
 _IS_WATCHED: ContextVar[bool] = ContextVar("is_watched", default=False)
 
@@ -49,8 +50,13 @@ class Renderer:
         self.variables = {"documents": None, **variables}
         self.variables.pop("add_generation_prompt", None)
         self._roles: dict[str, bool] = {}
-        self._wants_parts = False  # until it is known: `_shows` hands contents on as they are
-        self._wants_parts = not self._shows("probe") and self._shows(_as_parts("probe"))  # as LLaVA's template does
+        self._wants_parts, self._takes_parts = (
+            False,
+            True,
+        )  # until it is known: `_written` hands contents on as they are
+        as_text, as_parts = self._written("probe"), self._written(_as_parts("probe"))
+        self._wants_parts = "probe" not in as_text and "probe" in as_parts  # as LLaVA's template does
+        self._takes_parts = self._wants_parts or as_text == as_parts  # not as a list is printed
 
     def render(
         self, messages: list[Message], tools: list[Any] | None, prompt: bool = False, marks: bool = False
@@ -81,6 +87,8 @@ class Renderer:
         """Texts as lists of parts, for templates that show no others, and arguments of tools as what it writes."""
         if any(message.get("tool_calls") for message in messages) and self._wants_objects:
             messages = list(map(_with_objects, messages))
+        if not self._takes_parts:
+            return [{**message, "content": _joined(message["content"])} for message in messages]
         if not self._wants_parts:
             return messages
         return [{**message, "content": _as_parts(message["content"])} for message in messages]
@@ -99,10 +107,14 @@ class Renderer:
     def shows_role(self, role: str) -> bool:
         """Whether this template writes turns of a role; one that refuses the question tells nothing."""
         if role not in self._roles:
-            turns = [{"role": "user", "content": "a"}, {"role": role, "content": _PROBE}]
-            first = turns[::-1] if role == "developer" else [*turns, {"role": "assistant", "content": "b"}]
+            question: Message = {"role": "user", "content": "a"}
+            turn: Message = {"role": role, "content": _PROBE}
+            turns = [turn, question] if role == "developer" else [question, turn, {"role": "assistant", "content": "b"}]
+            if role == "tool":
+                turns.insert(1, {"role": "assistant", "content": "", "tool_calls": [_CALL]})
+                turn |= {"tool_call_id": _CALL["id"], "name": "f"}
             try:
-                self._roles[role] = _PROBE in self.render(first, None)
+                self._roles[role] = _PROBE in self.render(turns, None)
             except Skip:
                 self._roles[role] = True
         return self._roles[role]
@@ -132,7 +144,7 @@ class Renderer:
         """Whether arguments of tools that are text, as OpenAI has them, would be refused, or quoted once more."""
         written = []
         for arguments in (f'{{"{_PROBE}": "b"}}', {_PROBE: "b"}):
-            call = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": arguments}}
+            call = {**_CALL, "function": {"name": "f", "arguments": arguments}}
             messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
             try:
                 written.append(self._template.render(messages=messages, tools=None, **self.variables))
@@ -144,12 +156,12 @@ class Renderer:
     def _watched(self) -> jinja2.Template | None:
         return watched(self.source, self._date)
 
-    def _shows(self, content: Any) -> bool:
-        """Whether the template writes the text `probe` where it is in such a content."""
+    def _written(self, content: Any) -> str:
+        """What the template makes of a question; empty: it refuses it."""
         try:
-            return "probe" in self.render([{"role": "user", "content": content}], None)
+            return self.render([{"role": "user", "content": content}], None)
         except Skip:
-            return False
+            return ""
 
 
 @contextmanager
@@ -164,6 +176,13 @@ def is_watched() -> "Iterator[None]":
 
 def _as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _joined(content: Any) -> Any:
+    """Texts as one text; with a medium among them, as they are."""
+    if isinstance(content, str) or any(part["type"] != "text" for part in content):
+        return content
+    return "".join(part["text"] for part in content)
 
 
 def _with_objects(message: Message) -> Message:

@@ -224,9 +224,9 @@ class ChatTemplate:
         longest_first = tuple(sorted(headers - {""}, key=len, reverse=True))
         ends = shared_beginning(last[1], older[1])
         ends = ends[: special.whole(older[1], len(ends))].strip()
-        is_next = not special.first(ends) and bool(special.first(older[1]))
-        if is_next:
+        if not special.first(ends):
             ends = special.first(older[1])
+        is_next = bool(ends) and not special.first(last[1])
         return Turn(longest_first, special.first("".join(longest_first)), ends, is_next, bool(prompted))
 
 
