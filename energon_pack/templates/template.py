@@ -28,10 +28,10 @@ from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.skeleton import texts_of
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
-from energon_pack.templates.documents import RawTexts
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.identity import MIXED, RULES_VERSION, UNEVEN, Identity, TemplateSpec, hash_of
 from energon_pack.templates.preprocess import image_preprocessor, video_preprocessor
+from energon_pack.templates.raw_texts import RawTexts
 from energon_pack.templates.settings import TrainOn
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter

@@ -17,7 +17,7 @@ from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.identity import TemplateSpec
 
 #: tokens that end a document where the tokenizer's own ends a turn
-_ENDS = ("<|endoftext|>", "<|end_of_text|>")
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
 _BEFORE, _AFTER = "energon_pack_before", "energon_pack_after"
 
 
