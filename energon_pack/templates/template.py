@@ -30,12 +30,12 @@ from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.skeleton import texts_of
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
-from energon_pack.templates.documents import RawTexts
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.frame_lists import as_videos
 from energon_pack.templates.frames import Frames
 from energon_pack.templates.identity import MIXED, NO_SHORTCUT, UNEVEN, Identity, TemplateSpec, hash_of, rules_version
 from energon_pack.templates.preparation import Preparation
+from energon_pack.templates.raw_texts import RawTexts
 from energon_pack.templates.settings import LabelsConfig, Think
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter

@@ -17,7 +17,7 @@ from energon_pack.templates.frames import Frames
 from energon_pack.templates.identity import TemplateSpec
 
 #: tokens that end a document where the tokenizer's own ends a turn
-_ENDS = ("<|endoftext|>", "<|end_of_text|>")
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
 _PROBE = "energon_pack_probe"
 
 

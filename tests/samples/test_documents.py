@@ -1,0 +1,87 @@
+"""A text without a chat is one message of role `document`; it takes the place of no other form of a sample."""
+
+from typing import Any
+
+import pytest
+
+from energon_pack.samples.cut import exchanges
+from energon_pack.samples.flavors import do_not_fit
+from energon_pack.samples.placeholders import place_media
+from energon_pack.samples.record import parse_record
+from energon_pack.samples.settings import STORED, ReadSettings, SampleType
+from energon_pack.samples.skip import Skip
+from energon_pack.samples.weights import turn_weight
+
+ANSWER = {"role": "assistant", "content": "<image>a puppy, <image>a kitten"}
+DOCUMENT = [{**ANSWER, "role": "document"}]
+AS_DOCUMENTS = ReadSettings(sample_type=SampleType.document)
+
+
+@pytest.mark.parametrize(
+    ("value", "settings"),
+    [
+        ({"text": ANSWER["content"]}, ReadSettings()),
+        ({"messages": [ANSWER]}, ReadSettings()),  # ms-swift's pre-training form
+        ({"text": ANSWER["content"], "prompt": "an id of a prompt"}, AS_DOCUMENTS),
+        ({"messages": [ANSWER]}, AS_DOCUMENTS),
+        ({"body": ANSWER["content"]}, ReadSettings("body", SampleType.document)),
+        ({"messages": DOCUMENT}, STORED),
+    ],
+)
+def test_forms_of_a_document(value: dict[str, Any], settings: ReadSettings) -> None:
+    assert parse_record(value, settings).messages == DOCUMENT
+
+
+@pytest.mark.parametrize(
+    ("value", "roles"),
+    [
+        ({"text": "x", "caption": "a cat"}, ["user", "assistant"]),
+        ({"text": "x", "question": "q", "answer": "a"}, ["user", "assistant"]),
+        ({"text": "x", "texts": [{"role": "user", "content": "q"}, ANSWER]}, ["user", "assistant"]),
+        ({"messages": [ANSWER, ANSWER]}, ["assistant", "assistant"]),
+        ({"messages": [ANSWER], "system": "Be brief."}, ["system", "assistant"]),
+        ({"messages": [{**ANSWER, "reasoning_content": "Hm."}]}, ["assistant"]),
+    ],
+)
+def test_a_chat_stays_one(value: dict[str, Any], roles: list[str]) -> None:
+    assert [message["role"] for message in parse_record(value, ReadSettings()).messages] == roles
+
+
+def test_an_answer_alone_of_a_pack_stays_an_answer() -> None:
+    """Packs of `source.sample_type=chat` were read again as documents, and said to be damaged."""
+    assert parse_record({"messages": [ANSWER]}, STORED).messages == [ANSWER]
+
+
+@pytest.mark.parametrize(
+    ("value", "settings", "said"),
+    [
+        ({"text": "formatted", "instruction": "q", "output": "a"}, ReadSettings(), "no_messages"),  # as Alpaca has it
+        ({"text": ""}, ReadSettings(), "no_messages"),
+        ({"text": "x"}, ReadSettings(sample_type=SampleType.chat), "no_messages"),
+        (
+            {"messages": [{"role": "user", "content": "q"}, ANSWER]},
+            AS_DOCUMENTS,
+            "no_messages: source.sample_type=document",
+        ),
+        ({"messages": [{"role": "user", "content": "q"}, *DOCUMENT]}, ReadSettings(), "and is not alone"),
+    ],
+)
+def test_what_is_no_document(value: dict[str, Any], settings: ReadSettings, said: str) -> None:
+    with pytest.raises(Skip, match=said):
+        parse_record(value, settings)
+
+
+def test_media_stand_where_the_text_says() -> None:
+    assert place_media(DOCUMENT, ["image", "image"])[0] == DOCUMENT
+    for kinds in (["image"], ["image", "video"]):
+        with pytest.raises(Skip, match="placeholder_mismatch"):
+            place_media(DOCUMENT, kinds)
+    with pytest.raises(Skip, match="placeholder_mismatch: no placeholder"):  # nobody asks, so nowhere is a place for it
+        place_media([{"role": "document", "content": "a puppy"}], ["image"])
+
+
+def test_a_document_is_one_exchange_trained_by_its_weight_and_no_caption() -> None:
+    assert exchanges(DOCUMENT) == [0, 1]
+    assert turn_weight(DOCUMENT[0], chosen=True) == 1
+    assert turn_weight({**DOCUMENT[0], "loss_scale": 0.5}, chosen=True) == 0.5
+    assert do_not_fit(DOCUMENT, None, []) == {"packed_multi_mix_qa": None, "packed_captioning": "a document"}

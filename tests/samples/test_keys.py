@@ -1,0 +1,84 @@
+"""No key of a record is passed over in silence: it is read, harmless, refused by name, or listed."""
+
+from typing import Any
+
+import pytest
+
+from energon_pack.samples.keys import _ELSEWHERE, _HARMLESS, _KNOWN, _READ, unknown_keys
+from energon_pack.samples.options import OPTION_KEYS
+from energon_pack.samples.record import parse_record
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
+from energon_pack.samples.weights import TURN_WEIGHT_KEYS
+
+ANSWER = {"role": "assistant", "content": [{"type": "text", "text": "a"}]}
+
+
+def record(sample: dict[str, Any], turn: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    answer = {**ANSWER, "content": [{"type": "text", "text": "a", **part}], **turn}
+    return {"messages": [{"role": "user", "content": "q"}, answer], **sample}
+
+
+def test_each_key_has_one_place() -> None:
+    for read, harmless, elsewhere in zip(_READ, _HARMLESS, _ELSEWHERE, strict=True):
+        assert not read & harmless.keys()
+        assert not (read | harmless.keys()) & elsewhere.keys()
+        assert all(harmless.values())
+        assert all(key.meaning for key in elsewhere.values())
+    assert {*OPTION_KEYS} <= _READ[0]
+    assert _READ[1] >= TURN_WEIGHT_KEYS
+
+
+def test_unknown_keys_are_named_with_their_place() -> None:
+    value = record({"mood": 1, "id": 7}, {"temper": "x", "loss": True}, {"tint": [], "min_pixels": 4})
+    assert parse_record(value, ReadSettings()).unknown == ["mood", "messages[].temper", "content[].tint"]
+    assert unknown_keys({"mood": None, "messages": 3}, ["messages"]) == []
+    assert unknown_keys({f"key {number}": 1 for number in range(100)}, []) == [f"key {n}" for n in range(8)]
+    assert unknown_keys({"x" * 5000: 1}, []) == ["x" * 60]
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value"),
+    [(place, key, 0.5) for place, keys in enumerate(_ELSEWHERE) for key in keys]
+    + [(1, "eot", False), (1, "ipython", True), (2, "train", False), (0, "audios", ["a.wav"])],
+)
+def test_what_means_something_elsewhere_costs_the_sample(place: int, key: str, value: Any) -> None:
+    places: list[dict[str, Any]] = [{}, {}, {}]
+    places[place][key] = value
+    with pytest.raises(Skip, match=rf"^(bad_message|unsupported_media): .*{key} is"):
+        parse_record(record(*places), ReadSettings())
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value"),
+    [
+        (1, "eot", True),
+        (1, "ipython", False),
+        (1, "refusal", None),
+        (2, "train", True),
+        (2, "weight", 1),
+        (0, "audio", True),
+    ],
+)
+def test_it_may_have_a_value_that_says_nothing(place: int, key: str, value: Any) -> None:
+    places: list[dict[str, Any]] = [{}, {}, {}]
+    places[place][key] = value
+    assert parse_record(record(*places), ReadSettings()).unknown == []
+
+
+#: keys of samples, turns and parts that seven tools read: research, November 2026
+OF_TOOLS = (
+    "messages rejected_messages rejected_response rejected_images positive_messages negative_messages tools label"
+    " channel images videos audios objects margin mm_processor_kwargs chat_template_kwargs prompt completion chosen"
+    " rejected completion_mask assistant_masks input_ids system kto_tag segments functions parallel_tool_calls weight",
+    "role content from value loss loss_scale loss_weight weight train training masked mask loss_mask trainable ipython"
+    " eot train_detail message_field_training_detail tool_calls function_call tool_call_id name refusal audio reasoning"
+    " thinking reasoning_content",
+    "type text value image video image_url video_url min_pixels max_pixels resized_height resized_width fps nframes"
+    " min_frames max_frames video_start video_end sample_fps total_pixels train weight cache_control detail",
+)
+
+
+def test_no_key_of_seven_tools_is_unknown() -> None:
+    for place, names in enumerate(OF_TOOLS):
+        assert [name for name in names.split() if name not in _KNOWN[place] | _ELSEWHERE[place].keys()] == []

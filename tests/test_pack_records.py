@@ -1,0 +1,172 @@
+"""Records that people really have, packed by the command line: what each says is what is trained, or it is named.
+
+Everything here was packed with exit code 0 and trained as its owner did not mean, or was refused without a remedy.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_pack.samples.media.probe import Media
+from energon_pack.templates.processor import load_template
+from energon_pack.templates.template import Sample, Template
+from support.models import of_model
+from support.packed import json_lines, samples
+from support.running import REAL, run_here
+from support.samples import picture
+
+QUESTION, ANSWER = {"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "Rain."}
+CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+TOOLS = [{"name": "weather", "description": "d", "parameters": {"type": "object"}}]
+TRAINED_CALL = f"<tool_call>\n{CALL}\n</tool_call><|im_end|>"
+
+
+def pack_lines(folder: Path, processor: Path, *lines: dict[str, Any], **settings: str) -> tuple[int, str]:
+    """Exit code, and what is printed, of a run over JSONL into folder/out/packed."""
+    (folder / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    chosen = [f"{name.replace('__', '.')}={value}" for name, value in settings.items()]
+    fixed = ["source=jsonl", "source.path=a.jsonl", "output.dir=out", "output.name=packed", "max_skipped=1"]
+    code, out, error = run_here("+model=qwen2_5_vl", f"model.processor={processor}", *fixed, *chosen, cwd=folder)
+    return code, out + error
+
+
+def members(folder: Path) -> dict[str, dict[str, Any]]:
+    """Line → member of a pack."""
+    found = {}
+    for parts in samples(folder / "out" / "packed").values():
+        value = json.loads(parts["json"])
+        found |= dict(zip(value["_meta"]["sample_ids"], value["messages"], strict=True))
+    return {name.removeprefix("a.jsonl:"): found[name] for name in sorted(found)}
+
+
+def skipped(folder: Path) -> dict[str, str]:
+    entries = json_lines(folder / "out" / "packed" / "skipped.jsonl")
+    return {entry["sample_id"].removeprefix("a.jsonl:"): f"{entry['reason']}: {entry['detail']}" for entry in entries}
+
+
+def trained(template: Template, member: dict[str, Any], num_images: int = 0) -> list[str]:
+    """The texts that are trained of a member."""
+    media = [Media("image", 40, 30)] * num_images
+    rendered = template.render(Sample(member["messages"], media, member.get("tools")))
+    return [rendered.text[start:end] for start, end in rendered.spans]
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="needs ../shared/real")
+def test_calls_of_every_spelling_are_trained_as_calls(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    chat_template = REAL / "processors" / "qwen3_vl" / "chat_template.jinja"
+    use = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "3"}
+    lines: list[dict[str, Any]] = [
+        {
+            "conversations": [
+                {"from": "human", "value": "Weather?"},
+                {"from": "function_call", "value": CALL},
+                {"from": "observation", "value": "3"},
+                {"from": "gpt", "value": "Rain."},
+            ],
+            "tools": json.dumps(TOOLS),
+        },
+        {
+            "messages": [
+                QUESTION,
+                {"role": "tool_call", "content": CALL},
+                {"role": "tool_response", "content": "3"},
+                ANSWER,
+            ],
+            "tools": TOOLS,
+        },
+        {
+            "messages": [
+                QUESTION,
+                {"role": "assistant", "content": [use]},
+                {"role": "user", "content": [result]},
+                ANSWER,
+            ],
+            "tools": [{"name": "weather", "description": "d", "input_schema": {"type": "object"}}],
+        },
+        {"conversations": [{"from": "human", "value": "?"}, {"from": "function_call", "value": "I look."}]},
+        {"messages": [{"role": "developer", "content": "Be brief."}, QUESTION, ANSWER]},
+    ]
+    code, said = pack_lines(tmp_path, demo[1], *lines, model__chat_template=str(chat_template))
+    assert code == 0, said
+    template = load_template(of_model("qwen_vl", demo[1], chat_template=chat_template.read_text()))
+    packed = members(tmp_path)
+    assert [*packed] == ["1", "2", "3"]
+    texts = {template.render(Sample(member["messages"], [], member["tools"])).text for member in packed.values()}
+    assert len(texts) == 1  # one thing, said in three ways
+    for member in packed.values():
+        assert trained(template, member) == [TRAINED_CALL, "Rain.<|im_end|>"]
+    assert "bad_message: message 1 is no JSON of a tool call: I look." in skipped(tmp_path)["4"]
+    assert "turns of the role developer" in skipped(tmp_path)["5"]
+
+
+def test_calls_where_a_template_has_no_tools(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """The demo's template is Qwen2.5-VL's: it writes neither."""
+    turns = [QUESTION, {"role": "tool_call", "content": CALL}, {"role": "tool_response", "content": "3"}, ANSWER]
+    line = {"messages": turns, "tools": TOOLS}
+    code, _ = pack_lines(tmp_path, demo[1], line, {"messages": [QUESTION, ANSWER]})
+    assert code == 0
+    assert "source.tools=text" in skipped(tmp_path)["1"]
+    code, said = pack_lines(tmp_path, demo[1], line, source__tools="text", output__overwrite="true")
+    assert code == 0
+    assert "noted: 1 samples with tools left out" in said
+    template = load_template(of_model("qwen_vl", demo[1]))
+    assert trained(template, members(tmp_path)["1"]) == [f"{CALL}<|im_end|>", "Rain.<|im_end|>"]
+
+
+def test_preference_data(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"prompt": "Weather?", "chosen": "Rain.", "rejected": "Fish."},
+        {"messages": [QUESTION, ANSWER], "label": True},
+        {"messages": [QUESTION, {**ANSWER, "content": "Fish."}], "label": False},
+    ]
+    code, said = pack_lines(tmp_path, demo[1], *lines)
+    assert code != 0
+    assert "3 preference_data" in said
+    code, said = pack_lines(tmp_path, demo[1], *lines, source__take="chosen", max_skipped="0")
+    assert code == 0, said
+    assert {name: member["messages"] for name, member in members(tmp_path).items()} == {
+        "1": [QUESTION, ANSWER],
+        "2": [QUESTION, ANSWER],
+    }
+    assert skipped(tmp_path) == {"3": "not_chosen: label=False (source.take=chosen)"}
+
+
+def test_documents_are_packed_raw_cut_and_verified(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "cat.jpg").write_bytes(picture())
+    lines: list[dict[str, Any]] = [
+        {"text": "One two three."},
+        {"messages": [{"role": "assistant", "content": "See <image> a cat."}], "images": ["cat.jpg"]},
+        {"text": "four " * 400},
+        {"messages": [QUESTION, ANSWER]},
+    ]
+    settings = {"packing__max_token_len": "128", "packing__overlong": "truncate_text", "measure__verify": "1"}
+    code, said = pack_lines(tmp_path, demo[1], *lines, **settings)
+    assert code == 0, said
+    template, packed = load_template(of_model("qwen_vl", demo[1])), members(tmp_path)
+    assert trained(template, packed["1"]) == ["One two three.<|endoftext|>"]
+    assert trained(template, packed["2"], 1)[0].startswith("See <|vision_start|>")
+    assert trained(template, packed["3#1of1"])[0].endswith("four<|endoftext|>")
+    code, said = pack_lines(tmp_path, demo[1], *lines, source__sample_type="document", output__name="b")
+    assert "1 no_messages" in said  # the chat
+
+
+def test_unknown_keys_are_listed_on_the_screen_and_in_the_report(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    lines = [
+        {"messages": [QUESTION, {**ANSWER, "mood": "calm"}], "id": 1, "shade": n, "source": "x"} for n in (None, 1, 2)
+    ]
+    lines.append({"messages": [QUESTION, {**ANSWER, "eot": False}], "shade": 3})
+    code, said = pack_lines(tmp_path, demo[1], *lines)
+    assert code == 0
+    assert "unknown key: 'messages[].mood' in 3 samples, as a.jsonl:1: nothing reads it" in said
+    assert "unknown key: 'shade' in 2 samples, as a.jsonl:2: nothing reads it" in said
+    report = json.loads((tmp_path / "out" / "packed" / "report.json").read_text())
+    assert report["unknown_keys"] == {
+        "messages[].mood": {"samples": 3, "example": "a.jsonl:1"},
+        "shade": {"samples": 2, "example": "a.jsonl:2"},
+    }
+    page = (tmp_path / "out" / "packed" / "report.html").read_text()
+    assert "2 keys of records are not known: messages[].mood (3, as a.jsonl:1), shade (2, as a.jsonl:2)" in page
+    assert "eot is False (torchtune: a turn without its end)" in skipped(tmp_path)["4"]
