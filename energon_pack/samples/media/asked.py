@@ -80,7 +80,7 @@ def _clip(first: Media) -> Media:
     assert settings is not None
     assert settings.list_of_frames is not None
     num, rate = settings.list_of_frames, settings.sample_fps or settings.fps or _FPS
-    own = replace(settings, sample_fps=rate, fps=None)
+    own = replace(settings, sample_fps=rate, fps=None, list_of_frames=None)
     return replace(
         first, kind="video", num_frames=num, fps=settings.raw_fps or rate, frames=tuple(range(num)), settings=own
     )
