@@ -194,7 +194,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
         return None
     for name, number in counts_of(rendered, sample.kinds).items():
         setattr(row, name, number)
-    kinds = [medium.kind for medium, _ in lists_of_frames(sample.media)]
+    kinds = [medium.kind for medium, _ in lists_of_frames(sample.media)] if sample.media else []
     row.does_not_fit = do_not_fit(sample.messages, sample.tools, kinds)
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out |= rendered.leaves_out_tools

@@ -1,15 +1,13 @@
 """Lists of frames as the model sees them: a video each. Pure."""
 
-from collections.abc import Sequence
-
-from energon_pack.samples.media.asked import lists_of_frames
+from energon_pack.samples.media.asked import has_lists, lists_of_frames
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.placeholders import spells_placeholder, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
 
-def as_videos(messages: Sequence[Message], media: Sequence[Media]) -> tuple[list[Message], list[Media]]:
+def as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message], list[Media]]:
     """A conversation as the model sees it: each list of frames is one video.
 
     Args:
@@ -19,9 +17,9 @@ def as_videos(messages: Sequence[Message], media: Sequence[Media]) -> tuple[list
     Raises:
         Skip: `placeholder_mismatch`: text stands between the frames of a video.
     """
+    if not has_lists(media):
+        return messages, media
     seen = list(lists_of_frames(media))
-    if len(seen) == len(media):
-        return list(messages), list(media)
     kinds = {part.start: medium.kind for medium, part in seen}
     ends = {part.start: part.stop for _, part in seen}
     number = end = 0  # of the medium that comes next, and where the list ends that it is in

@@ -12,17 +12,19 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from textwrap import shorten
 from typing import Any
 
 from energon_pack import __version__
 from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.settings import MediumSettings
+from energon_pack.samples.options import SampleOptions
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.identity import hash_of
-from energon_pack.templates.template import Rendered, Sample, Template, Tokens
+from energon_pack.templates.template import Rendered, Sample, Template, Tokens, as_seen
 
 MOST_SAMPLES = 1000
 _FORMAT = 1
@@ -176,6 +178,7 @@ def _length(tokens: Tokens) -> tuple[int, str]:
 
 def _smaller(sample: Sample) -> Iterable[tuple[Sample, bool]]:
     """The sample with the beginnings of its texts, then with none; and whether it has some."""
+    sample = as_seen(sample)
     messages = split_content(sample.messages, [media.kind for media in sample.media])
     for num_characters in _CUTS:
         shorter = [{key: _cut(value, num_characters) for key, value in message.items()} for message in messages]
@@ -210,12 +213,15 @@ def _content(sample: Sample, has_text: bool) -> str:
     value: dict[str, Any] = {"media": [_numbers(item) for item in sample.media]}
     if has_text:
         value |= {"messages": sample.messages, **({"tools": sample.tools} if sample.tools else {})}
+        if variables := dict(sample.options.chat_template_kwargs):
+            value["chat_template_kwargs"] = variables
     return json.dumps(value, separators=(",", ":"))
 
 
 def _numbers(media: Media) -> list[Any]:
     values = [getattr(media, name) for name in _MEDIA]
-    return values[:3] if media.kind == "image" else values
+    said = {} if media.settings is None else {k: v for k, v in asdict(media.settings).items() if v is not None}
+    return [*(values[:3] if media.kind == "image" else values), *([said] if said else [])]
 
 
 def _to_json(measured: Measured) -> str:
@@ -226,13 +232,15 @@ def _to_json(measured: Measured) -> str:
 def _from_json(value: dict[str, Any]) -> Measured:
     media = [_media(numbers) for numbers in value["media"]]
     has_text = "messages" in value
-    sample = Sample(value["messages"], media, value.get("tools")) if has_text else _of_media(media)
+    options = SampleOptions(chat_template_kwargs=value.get("chat_template_kwargs", {}))
+    sample = Sample(value["messages"], media, value.get("tools"), options) if has_text else _of_media(media)
     return Measured(sample, has_text, int(value["token_len"]), str(value["ids"]))
 
 
 def _media(numbers: list[Any]) -> Media:
-    values = dict(zip(_MEDIA, numbers, strict=False))
-    return Media(**{**values, "frames": tuple(values.get("frames", ()))})
+    said = MediumSettings(**numbers[-1]) if isinstance(numbers[-1], dict) else None
+    values = dict(zip(_MEDIA, numbers[: len(numbers) - (said is not None)], strict=False))
+    return Media(**{**values, "frames": tuple(values.get("frames", ())), "settings": said})
 
 
 def _named(media: Media) -> str:

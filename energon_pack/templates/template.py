@@ -57,7 +57,7 @@ class Sample:
 def as_seen(sample: Sample) -> Sample:
     """A sample in which each list of frames is one video; raises Skip as `as_videos`."""
     messages, media = as_videos(sample.messages, sample.media)
-    return sample if len(media) == len(sample.media) else replace(sample, messages=messages, media=media)
+    return sample if media is sample.media else replace(sample, messages=messages, media=media)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from energon_pack.samples.media.asked import lists_of_frames
+from energon_pack.samples.media.asked import has_lists, lists_of_frames
 from energon_pack.samples.media.probe import Media
 from energon_pack.templates.template import Sample, Template, as_seen
 from energon_pack.views.spans import spans_of
@@ -42,8 +42,7 @@ def _as_videos(media: Sequence[Medium], looked_at: Sequence[Media]) -> list[Medi
     Args:
         looked_at: the same media, or the same of each kind, as the sample has them.
     """
-    seen = list(lists_of_frames(looked_at))
-    if len(seen) == len(media):
+    if not has_lists(looked_at):
         return list(media)
     return [
         media[places.start]
@@ -54,7 +53,7 @@ def _as_videos(media: Sequence[Medium], looked_at: Sequence[Media]) -> list[Medi
             num_frames=medium.num_frames,
             num_bytes=sum(frame.num_bytes or 0 for frame in media[places]),
         )
-        for medium, places in seen
+        for medium, places in lists_of_frames(looked_at)
     ]
 
 

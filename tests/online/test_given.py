@@ -33,6 +33,23 @@ def given(*items: Any, root: Path | None = None) -> Given:
     return Given(items, ReadSettings(), str(root) if root else None)
 
 
+def test_settings_of_media_and_lists_of_frames() -> None:
+    """What a content part says goes with its medium, and frames in memory are a video, too."""
+    image = {"type": "image", "image": picture((400, 300)), "max_pixels": 12_544}
+    frames = {"type": "video", "video": [picture(), picture(), picture()], "sample_fps": 1.0}
+    source = given({"messages": [{"role": "user", "content": [frames, image]}, TURNS[1]]})
+    settings = [medium.settings for medium in source.look(0).media]
+    assert [s and (s.list_of_frames, s.sample_fps, s.max_pixels) for s in settings] == [
+        (3, 1.0, None), None, None, (None, None, 12_544),
+    ]  # fmt: skip
+    assert source.member(0).options.media == (
+        {"list_of_frames": 3, "sample_fps": 1.0},
+        None,
+        None,
+        {"max_pixels": 12_544},
+    )
+
+
 def test_media_come_in_any_form(tmp_path: Path) -> None:
     """A dataset is packed as it is, not after a conversion of a user's."""
     (tmp_path / "a.jpg").write_bytes(data(picture()))

@@ -64,6 +64,11 @@ def num_in_source(video: Media) -> float:
     return span_of(video)[1]
 
 
+def has_lists(media: Sequence[Media]) -> bool:
+    """Whether images among them are the frames of a video."""
+    return any(medium.settings is not None and medium.settings.list_of_frames is not None for medium in media)
+
+
 def lists_of_frames(media: Sequence[Media]) -> Iterator[tuple[Media, slice]]:
     """The media as a model sees them, images that are the frames of one video together, and which ones each is."""
     start = 0
@@ -80,7 +85,7 @@ def _clip(first: Media) -> Media:
     assert settings is not None
     assert settings.list_of_frames is not None
     num, rate = settings.list_of_frames, settings.sample_fps or settings.fps or _FPS
-    own = replace(settings, sample_fps=rate, fps=None)
+    own = replace(settings, sample_fps=rate, fps=None, list_of_frames=None)
     return replace(
         first, kind="video", num_frames=num, fps=settings.raw_fps or rate, frames=tuple(range(num)), settings=own
     )

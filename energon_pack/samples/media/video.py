@@ -17,6 +17,8 @@ from PIL import Image
 from energon_pack.samples.media.formats import format_of
 from energon_pack.samples.skip import Reason, Skip
 
+_HIDDEN = 0.01  # of a frame: what may be left of rounding
+
 
 def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
     """Width, height, number of frames and frames a second of a video, without decoding it.
@@ -56,7 +58,11 @@ def _num_shown(container: Any, stream: Any) -> int:
     if stream.frames and not container.format.name.startswith("mov"):
         return int(stream.frames)
     if stream.frames and hasattr(stream, "index_entries"):  # an older PyAV shows none
-        return sum(not entry.is_discard for entry in stream.index_entries)
+        entries = stream.index_entries
+        seconds, rate = stream.duration and stream.duration * stream.time_base, stream.average_rate
+        if seconds and rate and len(entries) == stream.frames and abs(seconds * rate - stream.frames) < _HIDDEN:
+            return int(stream.frames)  # it lasts as long as all of its frames
+        return sum(not entry.is_discard for entry in entries)
     packets = [packet for packet in container.demux(stream) if packet.size]
     if damaged := sum(packet.is_corrupt for packet in packets):
         raise ValueError(f"{damaged} of {len(packets)} packets are damaged")

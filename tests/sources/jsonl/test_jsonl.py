@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.errors import PackError
-from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.conversation import place
+from energon_pack.samples.record import Record
+from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
@@ -205,6 +207,43 @@ def test_frames_before_an_image_stay_before_it() -> None:
     assert listed == ["f0.jpg", "f1.jpg", "a.jpg"]
     with pytest.raises(Skip, match="placeholder_mismatch"):
         parse({**value, "messages": asked, "patch_positions": ["a.npy", "", ""]})
+
+
+def test_a_list_of_frames_is_one_video() -> None:
+    """Two frames are one of the model's tokens deep; as images they were twice as long, and no video."""
+    asked = [{"role": "user", "content": "<image><video>?"}, ANSWER]
+    frames = {"images": ["a.jpg"], "videos": [["f0.jpg", "f1.jpg"]], "messages": asked}
+    messages, listed, fields = parse(frames)
+    assert (messages[0]["content"], listed) == ("<image><image><image>?", ["a.jpg", "f0.jpg", "f1.jpg"])
+    assert fields == {"media_settings": [None, {"list_of_frames": 2}, None]}
+    assert parse({**frames, "fps": [4]})[2]["media_settings"][1] == {"list_of_frames": 2, "fps": 4}
+    assert parse({**frames, "sample_fps": 4})[2]["media_settings"][1] == {"list_of_frames": 2, "sample_fps": 4}
+    said = parse({**frames, "media_settings": [{"max_pixels": 9}, {"max_pixels": 8}]})[2]["media_settings"]
+    assert said == [{"max_pixels": 9}, {"list_of_frames": 2, "max_pixels": 8}, None]
+    images = parse_line(frames, Lines(""), ReadSettings(frames=Frames.images))
+    assert (images.listed_media, images.fields) == (listed, {})
+
+
+def test_which_lists_are_no_video() -> None:
+    """Frames under `images`, and frames with patch positions, are images, as LLaVA-OneVision-2 has them."""
+    frames = [["f0.jpg", "f1.jpg"]]
+    assert parse({"images": frames, "messages": TURNS})[2] == {}
+    with_positions = {"videos": frames, "patch_positions": ["f0.npy", "f1.npy"], "messages": TURNS}
+    assert parse(with_positions)[2] == {"patch_positions": ["f0.npy", "f1.npy"]}
+    for wrong in ({"fps": [1, 2]}, {"media_settings": [None, None]}):
+        with pytest.raises(Skip, match=r"bad_message: (fps is no list of 1|media_settings is no list of 1)"):
+            parse({"videos": frames, "messages": TURNS, **wrong})
+
+
+def test_a_content_part_with_a_list_of_frames() -> None:
+    part = {"type": "video", "video": ["file://f0.jpg", "f1.jpg"], "sample_fps": 4}
+    messages, listed, fields = parse({"messages": [{"role": "user", "content": [part]}, ANSWER]})
+    assert listed == ["f0.jpg", "f1.jpg"]
+    placed = place(Record(messages, fields=fields), ["image", "image"])
+    assert placed.messages[0]["content"] == "<image><image>"
+    assert placed.record.fields == {"media_settings": [{"list_of_frames": 2, "sample_fps": 4}, None]}
+    with pytest.raises(Skip, match="missing_media"):
+        parse({"messages": [{"role": "user", "content": [{"type": "video", "video": [7]}]}, ANSWER]})
 
 
 def test_frames_that_a_video_lists() -> None:
