@@ -288,8 +288,8 @@ def refuse_weights(packs: Sequence[Pack], what: str, way_out: str) -> None:
         for member in pack.members:
             if member.tokens.is_weighted:
                 raise BadPack(
-                    f"{member.sample_id} in {pack.key}: the sample or a turn of it has a weight other than 1, and {what}"
-                    f" has no place for it; {way_out}"
+                    f"{member.sample_id} in {pack.key}: the sample or a turn of it has a weight other than 1,"
+                    f" and {what} has no place for it; {way_out}"
                 )
 
 
