@@ -124,6 +124,7 @@ def test_a_models_own_loss_is_not_taken_for_the_weighted_one(shifted: bool, capl
             assert not {"labels", "shift_labels"} & inputs.keys()
             out = model(**inputs)
             assert out.loss is None
+            assert "loss" not in out  # by which transformers' Trainer refuses it
             assert torch.isfinite(weighted_loss(out.logits, batch))
     assert [record.message.partition(":")[0] for record in caplog.records] == ["batches with weights"]
 
