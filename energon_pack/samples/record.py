@@ -12,7 +12,7 @@ from typing import Any
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.placeholders import flat_content, kind_of_parts
 from energon_pack.samples.raw_json import parse_json
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unrendered import refuse_unrendered
@@ -167,7 +167,7 @@ def _message(message: Any, index: int) -> Message:
     role = _ROLES.get(named) if isinstance(named, str) else None
     if role is None:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}")
-    if content is None and message.get("tool_calls"):
+    if content is None and any(message.get(key) for key in ("tool_calls", *REASONING_KEYS)):
         content = ""
     if isinstance(content, list):
         content = _content(content, index)

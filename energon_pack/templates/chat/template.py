@@ -97,6 +97,8 @@ class ChatTemplate:
             Skip: `processor_error` where the template refuses the conversation.
         """
         messages = normal(self.as_it_wants(messages))
+        if tools and (others := [tool for tool in tools if not isinstance(tool, dict)]):
+            raise Skip(Reason.PROCESSOR_ERROR, f"a tool is a {type(others[0]).__name__}, not an object")
         template = self._watched if _IS_WATCHED.get() else self._template
         if template is None:
             raise LooksAtText
