@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 from energon_pack.samples.media.formats import kind_by_name
 
 Message = dict[str, Any]
+#: under which names a message has its reasoning, the standard one first
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 class Part(NamedTuple):

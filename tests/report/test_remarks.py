@@ -70,6 +70,10 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         figures({"notes": {"tools_left_out": 7}}),
         ("look", "7 of 1,000 samples (0.70%) have tools that the chat template writes nothing of"),
     ),
+    "reasoning left out": (
+        figures({"notes": {"reasoning_left_out": 7}}),
+        ("look", "7 of 1,000 samples (0.70%) have reasoning that the chat template writes nothing of"),
+    ),
     "no visual token": (figures({"without_visual": 3}), ("wrong", "3 samples with media have no visual token")),
     "images at the most": (
         figures({"images": TokensOfImages(4, 1024, 1000, 0, 970)}),

@@ -2,10 +2,7 @@
 
 from typing import Any
 
-from energon_pack.samples.sample import Message
-
-#: under which names a message has its reasoning, the standard one first
-REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+from energon_pack.samples.sample import REASONING_KEYS, Message
 
 
 def normal(messages: list[Message]) -> list[Message]:

@@ -72,6 +72,8 @@ class Renderer:
             LooksAtText: within `is_watched` alone.
         """
         messages = normal(self.as_it_wants(messages))
+        if tools and (others := [tool for tool in tools if not isinstance(tool, dict)]):
+            raise Skip(Reason.PROCESSOR_ERROR, f"a tool is a {type(others[0]).__name__}, not an object")
         variables = {**self.variables, GENERATION_MARKS: GENERATION} if marks else self.variables
         template = self._watched if _IS_WATCHED.get() else self._template
         if template is None:

@@ -1,0 +1,140 @@
+"""What measuring takes a chat template's word for: the shortcut, reasoning, the date, the first token."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_pack.config import PackConfig
+from energon_pack.dataset.manifest import read_manifest
+from energon_pack.lengths.index import index_shards
+from energon_pack.lengths.measure import measured_by
+from energon_pack.lengths.method import Method, prepare
+from energon_pack.lengths.table_cache import in_chunks
+from energon_pack.loading import load_template as load_dataset_template
+from energon_pack.run.context import Run
+from energon_pack.run.executors.local import LocalExecutor
+from energon_pack.run.progress import Progress
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.sources.find import find_shards
+from energon_pack.templates.chat import template as chat_template
+from energon_pack.templates.chat.jinja import environment
+from energon_pack.templates.identity import NO_SHORTCUT
+from energon_pack.templates.processor import load_saved, load_template
+from energon_pack.templates.template import Sample, Template
+from support.models import of_model
+from support.packed import packed
+from support.samples import chat, write_tar
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LOOKING = CHATML.replace("{{ m.content }}", "{{ 'A NOTE ' if m.content == 'PING' }}{{ m.content }}")
+PINGS = 400
+
+
+@pytest.fixture
+def pings(tmp_path: Path) -> Path:
+    """Questions that the template looks for, each with another answer."""
+    members = {f"{number:04d}.json": chat("PING", f"pong {number}") for number in range(PINGS)}
+    write_tar(tmp_path / "source" / "a.tar", members)
+    return tmp_path / "source"
+
+
+def measure(source: Path, processor: Path, cache: Path) -> tuple[list[int], Method]:
+    """Lengths of a source's samples, in order, and the method they are by."""
+    with LocalExecutor(1) as executor:
+        run = Run(executor, Progress(quiet=True), cache)
+        settings = of_model("text", processor, chat_template=LOOKING)
+        method = prepare(settings, ReadSettings(), "auto", run)
+        measured, method = measured_by(index_shards(find_shards(str(source)).shards, False, run), method, run)
+        [chunk] = in_chunks(enumerate(item.pieces for item in measured))
+        return chunk.read()["token_len"].to_pylist(), method
+
+
+def truth(template: Template) -> list[int]:
+    whole = template.without_shortcut()
+    turns = [[{"role": "user", "content": "PING"}, {"role": "assistant", "content": f"pong {i}"}] for i in range(PINGS)]
+    return [len(whole.encode(Sample(messages, [])).ids) for messages in turns]
+
+
+def test_a_shortcut_that_is_wrong_is_seen_and_all_is_measured_anew(
+    pings: Path, demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Where both other belts fail; else lengths of another text would stay in the cache, and be trained with."""
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_template, "copies_texts", lambda *_: True)
+        patch.setattr(chat_template, "watched", lambda source, today: environment(today).from_string(CHATML))
+        lens, method = measure(pings, demo[1], tmp_path / "cache")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "looks at texts" in said
+    assert "all are measured anew" in said
+    template = load_saved(method.template_folder)
+    assert lens == truth(template)
+    assert not template.spec.shortcut
+    assert method.identity.fingerprints["shortcut"] == NO_SHORTCUT["shortcut"]
+    assert template.fingerprints == method.identity.fingerprints
+
+    again, same = measure(pings, demo[1], tmp_path / "cache")
+    assert (again, same) == (lens, method), "the next run takes the shortcut again"
+    assert "looks at texts" not in capsys.readouterr().out
+
+
+def test_a_template_that_looks_at_texts_is_measured_right_at_once(
+    pings: Path, demo: tuple[Path, Path], tmp_path: Path, capsys: Any
+) -> None:
+    lens, method = measure(pings, demo[1], tmp_path / "cache")
+    assert lens == truth(load_saved(method.template_folder))
+    assert "looks at texts" not in capsys.readouterr().out
+
+
+def test_packs_of_a_template_without_its_shortcut_are_trained_without_it(
+    pings: Path,
+    demo: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: Callable[..., PackConfig],
+) -> None:
+    """Training makes the template anew, and would write what packing had found to be wrong."""
+    given = config(pings, model__template="text", model__chat_template=LOOKING, cache_dir=str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_template, "copies_texts", lambda *_: True)
+        patch.setattr(chat_template, "watched", lambda source, today: environment(today).from_string(CHATML))
+        dataset = packed(given)
+    assert read_manifest(dataset)["fingerprints"].items() >= NO_SHORTCUT.items()
+    assert not load_dataset_template(dataset, str(demo[1])).spec.shortcut
+
+
+def test_a_date_is_in_the_fingerprint_of_templates_that_write_it_alone(demo: tuple[Path, Path]) -> None:
+    """Other sets would be packed anew for a setting that changes nothing of them."""
+
+    def fingerprint(chat_template: str, date: str) -> str:
+        return load_template(of_model("text", demo[1], chat_template=chat_template, date=date)).fingerprint
+
+    dated = "{{ strftime_now('%d %b %Y') }}" + CHATML
+    assert fingerprint(CHATML, "2024-07-26") == fingerprint(CHATML, "2025-01-01")
+    assert fingerprint(dated, "2024-07-26") != fingerprint(dated, "2025-01-01")
+
+
+THOUGHTFUL = CHATML.replace("{{ m.content }}", "{{ m.reasoning_content }}{{ m.content }}")
+
+
+@pytest.mark.parametrize(("chat_template", "num_left_out"), [(CHATML, 2), (THOUGHTFUL, 0)])
+def test_samples_whose_reasoning_a_template_leaves_out_are_counted(
+    tmp_path: Path, config: Callable[..., PackConfig], chat_template: str, num_left_out: int, capsys: Any
+) -> None:
+    """On the screen and in report.json: a set of thoughts is else packed without any, and nothing says so."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    thinking = [[turns[0], {**turns[1], name: "why"}] for name in ("reasoning", "thinking")]
+    nothing_else = [turns[0], {"role": "assistant", "content": None, "reasoning_content": "why"}]
+    lines = [turns, *thinking, [*turns, *nothing_else][: 2 if num_left_out else 4]]
+    members = {f"{i}.json": json.dumps({"messages": messages}).encode() for i, messages in enumerate(lines)}
+    source = write_tar(tmp_path / "source" / "a.tar", members).parent
+    dataset = packed(config(source, model__template="text", model__chat_template=chat_template))
+    report = json.loads((dataset / "report.json").read_bytes())
+    assert report["samples_packed"] == 4
+    assert report["samples_with_reasoning_left_out"] == num_left_out
+    assert ("noted: 2 samples with reasoning left out" in capsys.readouterr().out) == bool(num_left_out)
