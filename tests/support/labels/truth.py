@@ -1,0 +1,367 @@
+"""What real frameworks train, row by row, beside what we train. As a command: `python -m support.labels.truth --help`.
+
+    a row of ../shared/real/labels/truth + its conversation ──check──► Verdict
+
+`../shared/research/labels.md` §1 says how a row is to be read.
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha1
+from pathlib import Path
+from typing import Any
+
+from energon_pack.samples.conversation import place
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.options import options_of
+from energon_pack.samples.record import parse_record
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
+from energon_pack.templates.template import Rendered, Sample, Template
+from support.labels.folders import build_template, download_trl, has_real_folder, make_folder
+from support.running import REAL
+
+Row = dict[str, Any]
+Spans = Sequence[Sequence[int]]
+
+#: keys of a conversation that are no part of the sample
+_OF_TRUTH = ("id", "kind", "train", "train_user")
+_TAG = re.compile(
+    r"</?think>|<[|｜][^<>\s]{1,40}?[|｜]>|<(?:start|end)_of_(?:turn|utterance)>|<(?:\|turn|turn\|)>|</?s>"
+)
+_HEADER = re.compile(r"^\s*(assistant|model|user|system|tool)\b:?\s*", re.IGNORECASE)
+
+
+@dataclass
+class Ours:
+    """How we render one conversation; media are one placeholder each, as in the truth."""
+
+    text: str
+    ids: list[int]
+    #: of each character of `text`, how much it counts
+    weights: list[float]
+    #: characters that stand for media
+    media: list[tuple[int, int]]
+    #: supervised tokens among those of media
+    media_labels: int
+    #: supervised tokens that are outside every span, and tokens inside that are not supervised
+    wrong_tokens: list[str]
+
+
+@dataclass
+class Verdict:
+    """What became of one row."""
+
+    row: Row
+    #: ok; space: other white space is trained; words: of a weaker row, the same words, other tags;
+    #: skipped, text, ids, labels, weights, media, tokens
+    status: str
+    detail: str = ""
+    ours: Ours | None = None
+    #: of each character of the text, how much it counts in the truth
+    wanted: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.row['template']}/{self.row['id']}"
+
+    @property
+    def is_right(self) -> bool:
+        return self.status in ("ok", "space", "words")
+
+
+def conversations() -> dict[str, Row]:
+    """Those that truth was made of, by id."""
+    return {item["id"]: item for item in json.loads((REAL / "labels" / "conversations.json").read_text())}
+
+
+def truth_of(name: str) -> list[Row]:
+    """The rows of one template."""
+    lines = (REAL / "labels" / "truth" / f"{name}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def names() -> list[str]:
+    """Templates that there is truth of: the real folders first."""
+    found = sorted(path.stem for path in (REAL / "labels" / "truth").glob("*.jsonl"))
+    return sorted(found, key=lambda name: not has_real_folder(name))
+
+
+def sample_of(conversation: Row) -> Sample:
+    """A conversation as a source sample is read; raises Skip."""
+    value = {key: item for key, item in conversation.items() if key not in _OF_TRUTH}
+    sizes = value.pop("images", [])
+    if sizes:
+        value["images"] = [f"{i}.png" for i in range(len(sizes))]
+    record = parse_record(value, ReadSettings())
+    placed = place(record, ["image"] * len(sizes))
+    media = [Media("image", *sizes[i], "png") for i in placed.order]
+    return Sample(placed.messages, media, record.tools, options_of(record.fields))
+
+
+def render(template: Template, sample: Sample) -> Ours:
+    """What we make of a sample; raises Skip."""
+    rendered = template.render(sample)
+    weights = _weights(rendered)
+    text, collapsed, media, cursor = "", [], [], 0
+    for medium, (start, end) in zip(sample.media, rendered.media, strict=True):
+        token = template.rules.media_tokens[medium.kind]
+        text += rendered.text[cursor:start]
+        collapsed += weights[cursor:start] + [0.0] * len(token)
+        media.append((len(text), len(text) + len(token)))
+        text += token
+        cursor = end
+    text, collapsed = text + rendered.text[cursor:], collapsed + weights[cursor:]
+    tokens = template.tokenize([rendered])[0]
+    ids = template.tokenizer.encode(text, add_special_tokens=False).ids if sample.media else tokens.ids
+    supervised = {i for start, end in tokens.supervised for i in range(start, end)}
+    feature_ids = {template.token_id(token) for token in template.rules.media_tokens.values()}
+    feature_ids |= {template.token_id(token) for token in template.rules.feature_tokens.values()}
+    media_labels = sum(tokens.ids[i] in feature_ids for i in supervised) if sample.media else 0
+    wrong = [] if sample.media else _wrong_tokens(template, text, ids, collapsed, supervised)
+    return Ours(text, ids, collapsed, media, media_labels, wrong)
+
+
+def _weights(rendered: Rendered) -> list[float]:
+    weights = [0.0] * len(rendered.text)
+    counts = rendered.weights or [1.0] * len(rendered.spans)
+    for (start, end), weight in zip(rendered.spans, counts, strict=True):
+        weights[start:end] = [weight] * (end - start)
+    return weights
+
+
+def _wrong_tokens(
+    template: Template, text: str, ids: Sequence[int], weights: Sequence[float], supervised: set[int]
+) -> list[str]:
+    """Tokens that are supervised though nothing of their text is trained, and the other way round."""
+    encoding = template.tokenizer.encode(text, add_special_tokens=False)
+    if encoding.ids != list(ids):  # special tokens are put around
+        return []
+    wrong = []
+    for i, (start, end) in enumerate(encoding.offsets):
+        here = [weight > 0 for weight in weights[start:end]]
+        is_mixed = any(here) and not all(here)  # it stands across the beginning or the end of what is trained
+        if i and not is_mixed and any(here) != (i in supervised) and text[start:end].strip():
+            wrong.append(f"{text[start:end]!r} at {start}")
+    return wrong
+
+
+def check(template: Template, row: Row, conversation: Row) -> Verdict:
+    """One row of truth beside ours."""
+    try:
+        sample = sample_of(conversation)
+        ours = render(template, sample)
+    except Skip as skip:
+        trains_nothing = not any(row.get("turn_weights", [1]))
+        return Verdict(row, "ok" if trains_nothing else "skipped", str(skip))
+    parsed = "parsed_text_sha1" in row
+    wanted = row["parsed_text_sha1" if parsed else "collapsed_sha1" if sample.media else "text_sha1"]
+    if sha1(ours.text.encode()).hexdigest() != wanted and sample.media:
+        _collapse(ours)
+    if sha1(ours.text.encode()).hexdigest() != wanted:
+        return Verdict(row, "text", "dated" if row.get("has_todays_date") else "", ours)
+    ids_sha1 = sha1(",".join(map(str, ours.ids)).encode()).hexdigest()
+    if not sample.media and ids_sha1 != row["parsed_ids_sha1" if parsed else "ids_sha1"]:
+        return Verdict(row, "ids", f"{len(ours.ids)} tokens for {row['n_ids']}", ours)
+    return _labels(template, row, ours, parsed)
+
+
+def _collapse(ours: Ours) -> None:
+    """Make one placeholder of those that stand beside each other, as the truth does where a processor's are alike."""
+    for (start, end), (next_start, next_end) in reversed(list(zip(ours.media, ours.media[1:], strict=False))):
+        if end == next_start:
+            ours.text = ours.text[:start] + ours.text[next_start:]
+            ours.weights = ours.weights[:start] + ours.weights[next_start:]
+    ours.media = []
+
+
+def _labels(template: Template, row: Row, ours: Ours, parsed: bool) -> Verdict:
+    if parsed:
+        if "parsed_spans_with_space" not in row:
+            return Verdict(row, "ok", "", ours)
+        least = most = row["parsed_spans_with_space"]
+    else:
+        least, most = row["spans"], row["spans_with_space"]
+    size = len(ours.text)
+    factors = row.get("turn_weights")
+    if factors and len(factors) != len(least):
+        return Verdict(row, "weights", f"{len(factors)} weights for {len(least)} spans", ours)
+    wanted, allowed = _filled(least, size, factors), _filled(most, size, factors)
+    for start, end in ours.media:
+        wanted[start:end] = allowed[start:end] = [0.0] * (end - start)
+    verdict = Verdict(row, "ok", "", ours, wanted)
+    if ours.media_labels:
+        verdict.status, verdict.detail = "media", f"{ours.media_labels} tokens of media are labels"
+    elif ours.wrong_tokens:
+        verdict.status, verdict.detail = "tokens", ", ".join(ours.wrong_tokens[:4])
+    else:
+        verdict.status = _exact(ours, wanted, allowed)
+        if not verdict.status and row["status"] != "agree":
+            special = [t.content for t in template.tokenizer.get_added_tokens_decoder().values() if t.special]
+            same = _words(ours.text, ours.weights, special) == _words(ours.text, wanted, special)
+            verdict.status = "words" if same or row["status"] == "differ" else ""
+    if not verdict.status:
+        same = [bool(weight) for weight in ours.weights] == [bool(weight) for weight in wanted]
+        verdict.status = "weights" if same else "labels"
+    return verdict
+
+
+def _filled(spans: Spans, size: int, factors: Sequence[float] | None) -> list[float]:
+    weights = [0.0] * size
+    for (start, end), factor in zip(spans, factors or [1.0] * len(spans), strict=True):
+        weights[start:end] = [float(factor)] * (end - start)
+    return weights
+
+
+def _exact(ours: Ours, wanted: Sequence[float], allowed: Sequence[float]) -> str:
+    """`ok` where all of `wanted` and no more than `allowed` is trained; `space` where white space differs."""
+    wrong = [
+        i
+        for i, (weight, least, most) in enumerate(zip(ours.weights, wanted, allowed, strict=True))
+        if weight not in (least, most)
+    ]
+    if not wrong:
+        return "ok"
+    return "space" if all(ours.text[i].isspace() for i in wrong) else ""
+
+
+def _words(text: str, weights: Sequence[float], special: Sequence[str]) -> list[tuple[str, float]]:
+    """Letters and digits of what is trained, with their weights; no tags, no headers of a role."""
+    words = []
+    for start, end, weight in ranges(weights):
+        piece = text[start:end]
+        for token in special:
+            piece = piece.replace(token, "")
+        piece = _HEADER.sub("", _TAG.sub("", piece))
+        words += [(character, weight) for character in piece if character.isalnum()]
+    return words
+
+
+def ranges(weights: Sequence[float]) -> Iterator[tuple[int, int, float]]:
+    """Runs of one weight above 0: start, end, weight."""
+    start = 0
+    for i in range(1, len(weights) + 1):
+        if i == len(weights) or weights[i] != weights[start]:
+            if weights[start]:
+                yield start, i, weights[start]
+            start = i
+
+
+def shown(text: str, weights: Sequence[float]) -> str:
+    """What is trained of a text, for people."""
+    return " ⋯ ".join(
+        repr(text[start:end]) + ("" if weight == 1 else f"×{weight:g}") for start, end, weight in ranges(weights)
+    )
+
+
+def rows_of(name: str, folder: Path) -> Iterator[Verdict]:
+    """All rows of one template."""
+    template, spoken = build_template(name, folder), conversations()
+    for row in truth_of(name):
+        yield check(template, row, spoken[row["id"]])
+
+
+def folder_of(name: str, where: Path) -> Path:
+    """The processor's folder of a template; made where it is none of the real ones."""
+    if has_real_folder(name):
+        return REAL / "processors" / name
+    return make_folder(name, download_trl(where / "trl"), where / "made")
+
+
+def true_text(folder: Path, row: Row, conversation: Row) -> str | None:
+    """The text of a row, by transformers; None where it does not come out (another date)."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    value = json.loads(json.dumps(conversation))
+    for message in value["messages"]:
+        for call in message.get("tool_calls") or []:
+            if isinstance(call["function"]["arguments"], str) and "parsed_text_sha1" in row:
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    source = tokenizer.chat_template
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        source = file.read_text()
+    for as_parts in (False, True):
+        messages = [_with_parts(message, bool(value.get("images")), as_parts) for message in value["messages"]]
+        try:
+            text = tokenizer.apply_chat_template(messages, value.get("tools"), chat_template=source, tokenize=False)
+        except Exception:  # a template is a program
+            continue
+        hashes = {row.get(key) for key in ("text_sha1", "collapsed_sha1", "parsed_text_sha1")}
+        if sha1(text.encode()).hexdigest() in hashes:
+            return str(text)
+    return None
+
+
+def _with_parts(message: Row, has_images: bool, as_parts: bool) -> Row:
+    content = message["content"]
+    if not isinstance(content, str) or not (as_parts or (has_images and "<image>" in content)):
+        return message
+    pieces = [piece for piece in re.split("(<image>)", content) if piece]
+    parts = [{"type": "image"} if p == "<image>" and has_images else {"type": "text", "text": p} for p in pieces]
+    return {**message, "content": parts}
+
+
+def _print(verdict: Verdict, folder: Path) -> None:
+    print(f"  {verdict.name} {verdict.row['kind']} ({verdict.row['status']}): {verdict.status} {verdict.detail}")
+    ours = verdict.ours
+    if ours is None:
+        return
+    if verdict.status in ("text", "ids"):
+        text = true_text(folder, verdict.row, conversations()[verdict.row["id"]])
+        print(f"    ours:  {ours.text!r}\n    truth: {text!r}")
+        return
+    print(f"    ours:  {shown(ours.text, ours.weights)}\n    truth: {shown(ours.text, verdict.wanted)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--template", action="append", help="a name of ../shared/real/labels/truth; several can be given"
+    )
+    parser.add_argument("--row", help="the id of a conversation")
+    parser.add_argument("--show", type=int, default=0, help="how many wrong rows of each template to print whole")
+    parser.add_argument("--space", action="store_true", help="print those that differ in white space, too")
+    parser.add_argument("--words", action="store_true", help="print those that are the same in words alone, too")
+    parser.add_argument("--real", action="store_true", help="the ten real folders alone")
+    parser.add_argument("--where", type=Path, default=Path("/tmp/truth_folders"), help="where folders are made")
+    chosen = parser.parse_args(arguments)
+    total: Counter[str] = Counter()
+    all_wrong: list[str] = []
+    for name in chosen.template or names():
+        if chosen.real and not has_real_folder(name):
+            continue
+        began, folder = time.perf_counter(), folder_of(name, chosen.where)
+        verdicts = [v for v in rows_of(name, folder) if chosen.row in (None, v.row["id"])]
+        counts = Counter(verdict.status for verdict in verdicts)
+        media = sum(verdict.ours.media_labels for verdict in verdicts if verdict.ours)
+        total += counts + Counter(rows=len(verdicts), media_labels=media)
+        print(f"{name}: {len(verdicts)} rows {dict(counts)} {time.perf_counter() - began:.1f} s")
+        skipped = Counter(re.sub(r"\d+", "N", v.detail)[:90] for v in verdicts if v.status == "skipped")
+        for reason, number in skipped.items():
+            ids = [
+                v.row["id"] for v in verdicts if v.status == "skipped" and re.sub(r"\d+", "N", v.detail)[:90] == reason
+            ]
+            print(f"  {number} skipped: {reason}: {' '.join(ids)}")
+        wrong = [
+            v
+            for v in verdicts
+            if not v.is_right or (v.status == "space" and chosen.space) or (v.status == "words" and chosen.words)
+        ]
+        all_wrong += [f"{v.name}:{v.status}" for v in wrong if v.status != "skipped"]
+        for verdict in [v for v in wrong if v.status != "skipped"][: chosen.show]:
+            _print(verdict, folder)
+    print(f"total: {dict(total)}")
+    print("wrong:", " ".join(all_wrong))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
