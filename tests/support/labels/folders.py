@@ -37,11 +37,11 @@ REAL_FOLDERS = {
 DAY = "2026-11-23"
 
 _SPECIAL = re.compile(
-    r"<[|｜][^<>\s|｜]{1,40}[|｜]>|<(?:bos|eos|s|/s|start_of_turn|end_of_turn|turn\||\|turn|pad)>|<\|[a-z_]+>|<[a-z_]+\|>"
+    r"<[|\uff5c][^<>\s|\uff5c]{1,40}[|\uff5c]>|<(?:bos|eos|s|/s|start_of_turn|end_of_turn|turn\||\|turn|pad)>|<\|[a-z_]+>|<[a-z_]+\|>"
     r"|<end_of_utterance>|<fake_token_around_image>"
 )
 _GLM = ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
-_DEEPSEEK = {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}
+_DEEPSEEK = {f"{name[0]}os_token": f"<\uff5c{name}\u2581of\u2581sentence\uff5c>" for name in ("begin", "end")}
 _OWN_TOKENS = {
     "phi3": {"eos_token": "<|endoftext|>"},
     "phi3_5": {"eos_token": "<|endoftext|>"},

@@ -33,7 +33,7 @@ Spans = Sequence[Sequence[int]]
 #: keys of a conversation that are no part of the sample
 _OF_TRUTH = ("id", "kind", "train", "train_user")
 _TAG = re.compile(
-    r"</?think>|<[|｜][^<>\s]{1,40}?[|｜]>|<(?:start|end)_of_(?:turn|utterance)>|<(?:\|turn|turn\|)>|</?s>"
+    r"</?think>|<[|\uff5c][^<>\s]{1,40}?[|\uff5c]>|<(?:start|end)_of_(?:turn|utterance)>|<(?:\|turn|turn\|)>|</?s>"
 )
 _HEADER = re.compile(r"^\s*(assistant|model|user|system|tool)\b:?\s*", re.IGNORECASE)
 
@@ -89,7 +89,7 @@ def truth_of(name: str) -> list[Row]:
 
 def names() -> list[str]:
     """Templates that there is truth of: the real folders first."""
-    found = sorted(path.stem for path in (REAL / "labels" / "truth").glob("*.jsonl"))
+    found = sorted(path.stem for path in (REAL / "labels" / "truth").glob("*.jsonl"))  # none where it is not
     return sorted(found, key=lambda name: not has_real_folder(name))
 
 
@@ -101,7 +101,7 @@ def sample_of(conversation: Row) -> Sample:
         value["images"] = [f"{i}.png" for i in range(len(sizes))]
     record = parse_record(value, ReadSettings())
     placed = place(record, ["image"] * len(sizes))
-    media = [Media("image", *sizes[i], "png") for i in placed.order]
+    media = [Media("image", sizes[i][0], sizes[i][1], "png") for i in placed.order]
     return Sample(placed.messages, media, record.tools, options_of(record.fields))
 
 
@@ -174,7 +174,7 @@ def check(template: Template, row: Row, conversation: Row) -> Verdict:
 
 def _collapse(ours: Ours) -> None:
     """Make one placeholder of those that stand beside each other, as the truth does where a processor's are alike."""
-    for (start, end), (next_start, next_end) in reversed(list(zip(ours.media, ours.media[1:], strict=False))):
+    for (start, end), (next_start, _) in reversed(list(zip(ours.media, ours.media[1:], strict=False))):
         if end == next_start:
             ours.text = ours.text[:start] + ours.text[next_start:]
             ours.weights = ours.weights[:start] + ours.weights[next_start:]
@@ -291,7 +291,7 @@ def true_text(folder: Path, row: Row, conversation: Row) -> str | None:
     for as_parts in (False, True):
         messages = [_with_parts(message, bool(value.get("images")), as_parts) for message in value["messages"]]
         try:
-            text = tokenizer.apply_chat_template(messages, value.get("tools"), chat_template=source, tokenize=False)
+            text: Any = tokenizer.apply_chat_template(messages, value.get("tools"), chat_template=source, tokenize=False)
         except Exception:  # a template is a program
             continue
         hashes = {row.get(key) for key in ("text_sha1", "collapsed_sha1", "parsed_text_sha1")}
@@ -344,17 +344,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         media = sum(verdict.ours.media_labels for verdict in verdicts if verdict.ours)
         total += counts + Counter(rows=len(verdicts), media_labels=media)
         print(f"{name}: {len(verdicts)} rows {dict(counts)} {time.perf_counter() - began:.1f} s")
-        skipped = Counter(re.sub(r"\d+", "N", v.detail)[:90] for v in verdicts if v.status == "skipped")
-        for reason, number in skipped.items():
-            ids = [
-                v.row["id"] for v in verdicts if v.status == "skipped" and re.sub(r"\d+", "N", v.detail)[:90] == reason
-            ]
-            print(f"  {number} skipped: {reason}: {' '.join(ids)}")
-        wrong = [
-            v
-            for v in verdicts
-            if not v.is_right or (v.status == "space" and chosen.space) or (v.status == "words" and chosen.words)
-        ]
+        skipped: dict[str, list[str]] = {}
+        for verdict in (verdict for verdict in verdicts if verdict.status == "skipped"):
+            skipped.setdefault(re.sub(r"\d+", "N", verdict.detail)[:90], []).append(verdict.row["id"])
+        for reason, ids in skipped.items():
+            print(f"  {len(ids)} skipped: {reason}: {' '.join(ids)}")
+        right = {"ok", *(("space",) * (not chosen.space)), *(("words",) * (not chosen.words))}
+        wrong = [verdict for verdict in verdicts if verdict.status not in right]
         all_wrong += [f"{v.name}:{v.status}" for v in wrong if v.status != "skipped"]
         for verdict in [v for v in wrong if v.status != "skipped"][: chosen.show]:
             _print(verdict, folder)
