@@ -12,12 +12,13 @@ from typing import Any
 
 import yaml
 
+import energon_pack
 from energon_pack.errors import PackError
 from energon_pack.templates.build import build
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
-from support.running import REAL, ROOT
+from support.running import REAL
 
 TRL = "trl==1.16.0"
 #: folder of ../shared/real/processors → file of conf/model
@@ -110,7 +111,7 @@ def build_template(name: str, folder: Path, **settings: Any) -> Template:
     Args:
         settings: of the node `labels`.
     """
-    conf = ROOT / "conf" / "model" / f"{REAL_FOLDERS.get(name, 'text')}.yaml"
+    conf = Path(energon_pack.__file__).parents[1] / "conf" / "model" / f"{REAL_FOLDERS.get(name, 'text')}.yaml"
     known = {field.name for field in fields(ModelConfig)}
     values = {key: value for key, value in yaml.safe_load(conf.read_text()).items() if key in known}
     given = {"processor": str(folder), "factor": None, "date": DAY}
