@@ -17,6 +17,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.run.stores import is_address
 from energon_pack.samples.conversation import place
+from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, FOREIGN, PACKED, load_pack
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of, positions_of
@@ -26,7 +27,7 @@ from energon_pack.samples.options import option_fields
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
-from energon_pack.samples.settings import ReadSettings, SampleType
+from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsAs
 from energon_pack.steps.journal import Consumed, Journal, State, refuse_none
 from energon_pack.steps.topology import Topology, topology_of
 from energon_pack.templates.drift import Drift
@@ -64,22 +65,31 @@ def make_sample_loader(
     sample_type: str = "auto",
     caption_prompt: str = "",
     source_root: str | None = None,
+    take: str | None = None,
+    tools: str = "auto",
 ) -> Callable[[Parts], dict[str, Any]]:
     """The sample loader of a flavour: from the parts of a sample to the fields of its class.
 
     Args:
         flavor: a name of `samples.flavors.FLAVORS`.
-        messages_key, sample_type, caption_prompt: how unpacked samples are read: `source.*` of the packing.
+        messages_key, sample_type, caption_prompt, take, tools: how unpacked samples are read: `source.*` of the packing.
         source_root: where the media lie that packs of `output.media=reference` refer to; None: as docs/formats.md says.
 
     Raises:
-        ValueError: an unknown flavour or sample type.
+        ValueError: an unknown flavour, sample type, side or way of tools.
     """
     if flavor not in FLAVORS:
         raise ValueError(f"no sample loader for flavor {flavor!r}; there are: {', '.join(FLAVORS)}")
     if flavor in PACKED:
         return partial(load_pack, flavor=PACKED[flavor], read=LoadedMedia(source_root))
-    return partial(load_multi_mix_qa, settings=ReadSettings(messages_key, SampleType(sample_type), caption_prompt))
+    settings = ReadSettings(
+        messages_key,
+        SampleType(sample_type),
+        take=None if take is None else Take(take),
+        tools=ToolsAs(tools),
+        caption_prompt=caption_prompt,
+    )
+    return partial(load_multi_mix_qa, settings=settings)
 
 
 def make_part_filter() -> Callable[[str], bool]:
@@ -119,8 +129,8 @@ def _record(parts: Parts, settings: ReadSettings) -> Record:
     if "json" in parts:
         json_part = parts["json"]
         return parse_record(load_json(json_part) if isinstance(json_part, bytes) else json_part, settings)
-    text = parts["txt"]
-    return caption_record(text if isinstance(text, str) else text.decode(), settings)
+    text = parts["txt"] if isinstance(parts["txt"], str) else parts["txt"].decode()
+    return Record(document_of(text)) if settings.sample_type is SampleType.document else caption_record(text, settings)
 
 
 # ------------------------------------------------------------------------------------------------------- cookers

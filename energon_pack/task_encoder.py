@@ -103,7 +103,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         if packing_buffer_size is not None:
             self._measuring = measuring_of(content, self.template, options.get("on_bad_member") == "drop")
         self.cookers: Sequence[Cooker[Any]] = cookers(
-            **{name: read[name] for name in ("messages_key", "sample_type", "caption_prompt")}
+            **{name: read[name] for name in ("messages_key", "sample_type", "caption_prompt", "take", "tools") if name in read}
         )
 
     @stateless  # type: ignore[untyped-decorator]

@@ -9,7 +9,7 @@ from energon_pack.samples.options import options_of
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.settings import STORED
 from energon_pack.samples.times import load_positions
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
@@ -31,7 +31,7 @@ def sample_of(file: Bytes, pack: Pack, index: int) -> "Sample":
 
     member = (pack.members or [])[index]
     files = [pack.parts[name] for name in pack.names[index]]
-    record = parse_record({"messages": messages_of(file, pack, index), "tools": member.get("tools")}, ReadSettings())
+    record = parse_record({"messages": messages_of(file, pack, index), "tools": member.get("tools")}, STORED)
     media = [probe(as_file(Range(file, part.offset, part.size))) for part in files]
     placed, order, _ = place_media(record.messages, [medium.kind for medium in media])
     seen = with_frames([media[i] for i in order], member.get("video_frames"))

@@ -41,6 +41,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("assistant_first", pa.bool_()),  # nobody asks before the first answer
         ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what of it has no place in packs of a flavour; null: all has one
         ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools
+        ("unknown_keys", pa.list_(pa.string())),  # of its JSON: `samples.keys.unknown_keys`; null: none
         ("checksum", pa.uint32()),  # of its JSON and the ends of its media: `reader.checksum`
         ("reason", pa.string()),  # null: measured
         ("detail", pa.large_string()),

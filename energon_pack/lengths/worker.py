@@ -36,7 +36,7 @@ _BATCH_CHARACTERS = 4_000_000
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raised when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 13
+LENGTHS_VERSION = 14
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class LengthsRow(MeasuredRow):
     assistant_first: bool = False
     does_not_fit: dict[str, str | None] | None = None
     tools_left_out: bool = False
+    unknown_keys: list[str] | None = None
     checksum: int = 0
     reason: str | None = None
     detail: str | None = None
@@ -137,6 +138,8 @@ def note(row: LengthsRow, sample: ReadSample) -> None:
     row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
     row.media_unread = not sample.media and any(named_media(sample.fields))
     row.assistant_first = begins_with_assistant(sample.messages)
+    row.tools_left_out = sample.leaves_out_tools
+    row.unknown_keys = [*sample.unknown] or None
 
 
 def _is_medium(reader: Reader, shard: Shard, part: Part) -> bool:
@@ -169,7 +172,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
         setattr(row, name, number)
     row.does_not_fit = do_not_fit(sample.messages, sample.tools, sample.kinds)
     row.num_control_tokens = rendered.num_control_tokens
-    row.tools_left_out = rendered.leaves_out_tools
+    row.tools_left_out |= rendered.leaves_out_tools
     return rendered
 
 
@@ -181,6 +184,7 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
         row.media_type = "text"
     row.parts, row.positions, row.num_bytes, row.checksum = [], [], 0, 0
     row.placeholders_put_in = row.placeholders_as_text = row.media_unread = row.assistant_first = False
+    row.tools_left_out, row.unknown_keys = False, None
 
 
 def _count(template: Template, waiting: list[tuple[LengthsRow, Rendered]], engine: str) -> None:

@@ -116,7 +116,7 @@ class Given:
         timed = placed.timed([])
         read = ReadSample(
             b"", placed.messages, timed, record.tools, record.fields, parts, [], timed != placed.messages, found,
-            placed.were_put_in,
+            placed.were_put_in, record.unknown, record.leaves_out_tools,
         )  # fmt: skip
         return read, data
 

@@ -41,6 +41,8 @@ NOTES = (
 _NUMBERS = ("num_supervised", "num_bytes", "checksum")
 _COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", "num_control_tokens", *NOTES[1:])
 
+_MOST_KEYS = 1000  # unknown ones that are counted: names of people, say, are each another
+
 #: Held of each item; of 4 bytes where nothing else is said.
 _HELD = ("media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
 _TYPES = {"media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32}
@@ -120,6 +122,9 @@ class Lengths:
         self.reasons: Counter[str] = Counter()
         #: samples with what `NOTES` names
         self.notes: Counter[str] = Counter()
+        #: samples with a key that nothing knows, by its name, and one that has it
+        self.unknown_keys: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
         folders = [name.rpartition("/")[0] for name in self.shard_names]
         number_of = {folder: number for number, folder in enumerate(sorted(set(folders)))}
         self._datasets = np.array([number_of[folder] for folder in folders], np.int32)
@@ -226,10 +231,29 @@ class Lengths:
             for note in NOTES:
                 column = pc.greater(table["num_control_tokens"], 0) if note == "control_tokens" else table[note]
                 self.notes[note] += pc.sum(pc.and_(column, pc.is_null(reasons))).as_py() or 0
+            self._count_unknown(mine, table.append_column("is_in", pc.is_null(reasons)))
+
+    def _count_unknown(self, rows: _Rows, table: pa.Table) -> None:
+        """Count the keys that nothing knows, of samples that may be packed."""
+        places = np.flatnonzero(pc.and_(table["is_in"], pc.is_valid(table["unknown_keys"])).to_numpy())
+        if not len(places):
+            return
+        lists = table["unknown_keys"].take(pa.array(places)).combine_chunks()
+        names, of_list = lists.flatten(), lists.value_parent_indices()
+        keys: tuple[Ints, pa.Table] | None = None
+        for found in pc.value_counts(names).to_pylist():
+            name = found["values"]
+            if name not in self.unknown_keys and len(self.unknown_keys) >= _MOST_KEYS:
+                continue
+            self.unknown_keys[name] += found["counts"]
+            if name not in self.examples:
+                keys = keys or rows.take(rows.chunk.read(["key"]), rows.chunk.numbers_of_rows)
+                place = int(places[of_list[pc.index(names, name).as_py()].as_py()])
+                self.examples[name] = self.sample_ids(keys[0][[place]], keys[1].slice(place, 1))[0]
 
     @staticmethod
     def _read(chunk: Chunk, with_key: bool) -> pa.Table:
-        return chunk.read([*_COLUMNS, *(["key"] if with_key else [])])
+        return chunk.read([*_COLUMNS, "unknown_keys", *(["key"] if with_key else [])])
 
     def _splits(self, numbers: Ints, table: pa.Table) -> AnyInts:
         if not self._is_split:

@@ -31,6 +31,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.cut import Cut, exchanges, messages_of, num_media_before
+from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader, SourceChanged
@@ -220,7 +221,7 @@ class _Conversation:
         whole = _most(lambda n: self._measured(edges[0], edges[n]), len(edges) - 2)
         if whole is not None:
             return whole[1]
-        answer = next(i for i, message in enumerate(self._messages) if message["role"] == "assistant")
+        answer = next(i for i, message in enumerate(self._messages) if message["role"] in ("assistant", DOCUMENT))
         text = self._messages[answer]["content"]
         if not isinstance(text, str) or self._messages[answer].get("tool_calls"):
             return None

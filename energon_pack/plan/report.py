@@ -34,6 +34,7 @@ from energon_pack.steps.topology import Topology, stream
 #: costs of a step, and how they are called
 STEP_COSTS = {"lm": "language model", "vision": "vision encoder", "both": "both"}
 _UNKNOWN = "unknown"  # media type of samples that could not be read
+_MOST_KEYS = 20  # unknown ones that are listed
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Report:
     samples_with_assistant_first: int  # nobody asks before the first answer
     samples_with_media_unread: int  # a field of theirs names an image or a video, and they are packed as text
     samples_with_tools_left_out: int  # the chat template writes nothing of them
+    unknown_keys: dict[str, dict[str, Any]]  # of records, that nothing knows: samples, example; the most frequent
     by_media: dict[str, MediaFigures]
     by_split: dict[str, dict[str, int]]  # packs, samples, tokens
     members_per_pack: dict[str, int]  # this and the next two: min, p50, p90, p99, max
@@ -175,6 +177,7 @@ def summarize(
         samples_with_assistant_first=lengths.notes["assistant_first"],
         samples_with_media_unread=lengths.notes["media_unread"],
         samples_with_tools_left_out=lengths.notes["tools_left_out"],
+        unknown_keys=unknown_keys(lengths),
         by_media={
             name: MediaFigures(
                 samples_in=int(found.samples[code]),
@@ -194,6 +197,12 @@ def summarize(
         flops=_flops(packs, cost),
         steps=_steps(items, plan, packing.topology, cost),
     )
+
+
+def unknown_keys(lengths: Lengths) -> dict[str, dict[str, Any]]:
+    """The most frequent keys of records that nothing knows: in how many samples each is, and one of these."""
+    most = sorted(lengths.unknown_keys.items(), key=lambda item: (-item[1], item[0]))[:_MOST_KEYS]
+    return {name: {"samples": number, "example": lengths.examples[name]} for name, number in most}
 
 
 def _flops(packs: CountedPacks, cost: CostModel) -> dict[str, Any]:
@@ -253,6 +262,8 @@ def print_plan(report: Report) -> None:
     for note in NOTES:
         if number := getattr(report, f"samples_with_{note}"):
             out.print(f"noted: {number:,} samples with {note.replace('_', ' ')}")
+    for key, found in report.unknown_keys.items():
+        out.print(f"unknown key: {key!r} in {found['samples']:,} samples, as {found['example']}: nothing reads it")
     if report.packs_without_window is not None:
         out.print(f"window: {report.packs:,} packs, {report.packs_without_window:,} without packing.window")
     if report.steps:

@@ -1,6 +1,7 @@
 """Rules over what came in: what is wrong with samples, what is trained on, and how large images are."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 from energon_pack.pages.html import clipped
 from energon_pack.plan.report import num_lost_to_bad_data
@@ -16,6 +17,7 @@ _OF_MEDIUM = 0.1  # share of the samples of a medium
 _MANY_NOTED = {"media_unread": 0.1, "assistant_first": 0.5}  # shares of the samples
 _FEW_TOKENS = 64  # an image of so many shows no small print
 _FOLDERS, _NAME = 5, 120  # that are named, characters
+_KEYS = 8  # that are named
 _ALIKE = 0.01  # share of the samples
 #: what helps against samples that are lost for a reason
 _HELP = {
@@ -23,6 +25,7 @@ _HELP = {
     Reason.UNREADABLE_MEDIA: "convert or remove these files",
     Reason.UNSUPPORTED_MEDIA: "another model, or convert the files",
     Reason.PLACEHOLDER_MISMATCH: "as many <image> and <video> in the text as there are media",
+    Reason.PREFERENCE_DATA: "source.take=chosen",
     Reason.NO_MESSAGES: "which field holds the turns: source.…",
     Reason.DUPLICATE_KEY: "a name of its own for each sample",
     Reason.CONTROL_TOKEN: "source.control_tokens",
@@ -159,6 +162,17 @@ def notes(figures: Figures) -> Iterator[Remark]:
             grade = Grade.wrong if num > most else Grade.look
             is_longer = name == "media_unread"  # with their media
             yield Remark(grade, f"{part(num, figures.source.samples)} {what}", why, knob, changes_lens=is_longer)
+
+
+def unknown_keys(figures: Figures) -> Iterator[Remark]:
+    """Keys of records that nothing knows."""
+    keys = figures.source.unknown_keys
+    if not keys:
+        return
+    named = (f"{clipped(key, _NAME)} ({found['samples']:,}, as {found['example']})" for key, found in keys.items())
+    what = f"{len(keys)} keys of records are not known: {', '.join(islice(named, _KEYS))}{', …' * (len(keys) > _KEYS)}"
+    why = "nothing reads them: what they say of media, of what is trained, or of how much, is lost"
+    yield Remark(Grade.look, what, why, "nothing where they are remarks; else the keys that docs/sources.md names")
 
 
 def images(figures: Figures) -> Iterator[Remark]:

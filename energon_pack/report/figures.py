@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Items, Lengths
 from energon_pack.plan.plan import LEFT_OUT, PackPlan
-from energon_pack.plan.report import Report
+from energon_pack.plan.report import Report, unknown_keys
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.tally import Tally
 from energon_pack.report.image_tokens import TokensOfImages, tokens_of_images
@@ -68,6 +68,7 @@ class Source:
     images: TokensOfImages | None  # None: there are none, or their rules can't be asked
     sees_media: bool  # the model
     drawn_again: int = 0
+    unknown_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # as of `Report`
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         images=tokens_of_images(rules, images.values >> 32, images.values & 0xFFFFFFFF, images.counts),
         sees_media=rules is None or bool(rules.media_tokens),
         drawn_again=num_repeated,
+        unknown_keys=unknown_keys(lengths),
     )
 
 

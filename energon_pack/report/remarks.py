@@ -18,6 +18,7 @@ RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
     "flavour": plan_rules.not_in_flavor,
     "trained tokens": data_rules.trained,
     "placeholders, control tokens, tools": data_rules.notes,
+    "keys of records": data_rules.unknown_keys,
     "sizes of images": data_rules.images,
     "fill": plan_rules.fill,
     "length of packs": plan_rules.length,

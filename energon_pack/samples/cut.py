@@ -46,7 +46,8 @@ def split_id(sample_id: str) -> tuple[str, str | None]:
 def exchanges(messages: Sequence[Message]) -> list[int]:
     """Where a conversation may be cut: the first message of each exchange, and the end.
 
-    An exchange is a user's turn with all that follows up to the next user's turn after an answer; it has an answer.
+    An exchange is a user's turn with all that follows up to the next user's turn after an answer; it has an answer. A
+    document is one.
     """
     starts: list[int] = []
     has_answer = True

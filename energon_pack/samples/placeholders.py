@@ -99,8 +99,10 @@ def kind_of_parts(conversations: Iterable[Any]) -> str | None:
     """
     turns = (turn for turns in conversations if isinstance(turns, list) for turn in turns if isinstance(turn, dict))
     contents = (turn.get("content", turn.get("value")) for turn in turns)
-    parts = (part for content in contents if isinstance(content, list) for part in content)
-    kinds = {kind for part in parts if (kind := str(part.get("type", "text")).removesuffix("_url")) != "text"}
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    results = (part["content"] for part in parts if isinstance(part.get("content"), list))  # of tools
+    parts += [part for result in results for part in result if isinstance(part, dict)]
+    kinds = {str(part.get("type")).removesuffix("_url") for part in parts} & PLACEHOLDERS.keys()
     return media_type([*kinds]) if kinds else None
 
 

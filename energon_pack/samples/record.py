@@ -9,23 +9,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from energon_pack.samples.documents import DOCUMENT, answer_alone, document_of, is_document, text_alone
+from energon_pack.samples.keys import unknown_keys
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.placeholders import flat_content, kind_of_parts
-from energon_pack.samples.raw_json import parse_json
+from energon_pack.samples.preference import PREFERENCE_KEYS, preferred
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import ReadSettings, SampleType
+from energon_pack.samples.settings import ReadSettings, SampleType, ToolsAs
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.tool_calls import (
+    OTHER_PARTS,
+    CALL_ROLES,
+    as_text,
+    call_turn,
+    joined,
+    tools_of,
+    turns_of_parts,
+    with_tool_calls,
+)
 from energon_pack.samples.unrendered import refuse_unrendered
 
 _ROLES = {
-    **{role: role for role in ("system", "user", "assistant", "tool")},
+    **{role: role for role in ("system", "developer", "user", "assistant", "tool", DOCUMENT)},
     "human": "user",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "function_call": "assistant",
-    "function": "tool",
-    "observation": "tool",
+    **dict.fromkeys(("gpt", "bot", "chatgpt", "bing", "model", *CALL_ROLES), "assistant"),
+    **dict.fromkeys(("function", "observation", "tool_response", "ipython"), "tool"),
 }
+_TRAINED = ("assistant", DOCUMENT)
+_REASONING = ("reasoning", "thinking", "reasoning_content")
 MESSAGE_KEYS = ("messages", "conversations", "texts")
 _MEDIA_KEYS = ("name", "media_files")
 _KIND_KEYS = ("media", "media_type")
@@ -35,7 +46,8 @@ _KIND_KEYS = ("media", "media_type")
 class Record:
     """One sample's JSON, normalised, before its media were looked at."""
 
-    #: role (system | user | assistant | tool), content (a string, or a list of parts), and keys of their own
+    #: role (system | developer | user | assistant | tool), content (a string, or a list of parts), and keys of their
+    #: own; or one of role `document`, a raw text
     messages: list[Message]
     #: tool schemas for the chat template
     tools: list[Any] | None = None
@@ -45,44 +57,63 @@ class Record:
     declared: str | None = None
     #: the sample's other fields, untouched
     fields: dict[str, Any] = field(default_factory=dict)
+    #: keys that nothing knows, as `keys.unknown_keys` names them
+    unknown: list[str] = field(default_factory=list)
+    #: whether it has tools that the settings leave out
+    leaves_out_tools: bool = False
 
 
 def parse_record(value: Any, settings: ReadSettings) -> Record:
     """Normalise one sample's JSON to messages; a list at the root is a list of them.
 
-    Tried: `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question; `settings.messages_key`
-    alone, where it is given.
+    Tried: `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question, a `text`;
+    `settings.messages_key` alone, where it is given.
 
     Raises:
-        Skip: `not_an_object`, `no_messages`, `no_assistant_turn`, `bad_message`; `unsupported_media`, where a text
-            names a medium.
+        Skip: `not_an_object`, `no_messages`, `no_assistant_turn`, `bad_message`; `preference_data`, `not_chosen`;
+            `unsupported_media`, where a text names a medium.
     """
     if isinstance(value, list):
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON is a {type(value).__name__}, not an object")
+    if not PREFERENCE_KEYS.isdisjoint(value):
+        value = preferred(value, _keys(settings), settings.take)
 
     messages, used = _find_messages(value, settings)
+    unknown = unknown_keys(value, [*used])
     spelled = kind_of_parts(value[key] for key in used)
     if not messages:
         raise Skip(Reason.NO_MESSAGES, "the conversation is empty")
     system = value.get("system")
-    if isinstance(system, str) and system and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": system})
+    if isinstance(system, (str, list)) and system and messages[0]["role"] not in ("system", DOCUMENT):
+        messages.insert(0, {"role": "system", "content": _content(system, 0) if isinstance(system, list) else system})
         used.add("system")
-    if not any(message["role"] == "assistant" for message in messages):
-        raise Skip(Reason.NO_ASSISTANT_TURN, f"roles are {[m['role'] for m in messages][:8]}")
+    if settings.sample_type in (SampleType.auto, SampleType.document):
+        messages = answer_alone(messages) or messages
+    roles = [message["role"] for message in messages]
+    if not any(role in _TRAINED for role in roles):
+        raise Skip(Reason.NO_ASSISTANT_TURN, f"roles are {roles[:8]}")
+    if DOCUMENT in roles and not is_document(messages):
+        raise Skip(Reason.BAD_MESSAGE, f"message {roles.index(DOCUMENT)} has the role {DOCUMENT!r}, and is not alone")
+    if settings.sample_type is SampleType.document and not is_document(messages):
+        raise Skip(Reason.NO_MESSAGES, f"source.sample_type=document, and roles are {roles[:8]}")
+    tools = tools_of(value.get("tools") or value.get("functions"))
+    if is_as_text := settings.tools is ToolsAs.text:
+        messages = list(map(as_text, messages))
 
     refuse_unrendered(messages, value)
     if isinstance(names := value.get("patch_positions"), list):
         value = {**value, "patch_positions": list(_flatten(names))}
-    used |= {key for key in _MEDIA_KEYS if _is_listing(value.get(key))} | {*_KIND_KEYS, "tools"}
+    used |= {key for key in _MEDIA_KEYS if _is_listing(value.get(key))} | {*_KIND_KEYS, "tools", "functions"}
     return Record(
         messages=messages,
-        tools=_tools(value.get("tools")),
+        tools=None if is_as_text else tools,
         listed_media=_listed_media(value, messages),
         declared=spelled or next((kind for key in _KIND_KEYS if (kind := _kind(value.get(key)))), None),
         fields={key: item for key, item in value.items() if key not in used},
+        unknown=unknown,
+        leaves_out_tools=is_as_text and tools is not None,
     )
 
 
@@ -97,10 +128,19 @@ def begins_with_assistant(messages: Sequence[Message]) -> bool:
     return first == "assistant" and len(messages) > 1
 
 
+def _keys(settings: ReadSettings) -> tuple[str, ...]:
+    """The fields that may hold the turns."""
+    return (settings.messages_key,) if settings.messages_key else MESSAGE_KEYS
+
+
 def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[list[Message], set[str]]:
     """The messages of a sample and the keys they came from."""
-    if settings.sample_type in (SampleType.auto, SampleType.chat):
-        for key in (settings.messages_key,) if settings.messages_key else MESSAGE_KEYS:
+    if settings.sample_type is SampleType.document:
+        key = settings.messages_key or "text"
+        if isinstance(value.get(key), str) and value[key]:
+            return document_of(value[key]), {key}
+    if settings.sample_type in (SampleType.auto, SampleType.chat, SampleType.document):
+        for key in _keys(settings):
             if value.get(key):
                 return _messages(value[key]), {key}
         if settings.messages_key:
@@ -123,6 +163,8 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
             several = isinstance(value[answer_key], list) and len(value[answer_key]) > 1
             used = {question} if several else {question, answer_key}  # the others travel along
             return [_turn("user", value[question]), _turn("assistant", answer)], used
+    if settings.sample_type is SampleType.auto and (text := text_alone(value)):
+        return document_of(text), {"text"}
     wanted = (
         " or ".join(MESSAGE_KEYS)
         if settings.sample_type in (SampleType.auto, SampleType.chat)
@@ -136,7 +178,15 @@ def _messages(value: Any) -> list[Message]:
         return _prompts_and_captions(value)
     if not isinstance(value, list):
         raise Skip(Reason.BAD_MESSAGE, f"messages are a {type(value).__name__}, not a list")
-    return [_message(message, index) for index, message in enumerate(value)]
+    messages: list[Message] = []
+    for index, message in enumerate(value):
+        for turn in _turns(message, index):
+            before = messages[-1] if messages else None
+            if "tool_calls" in turn and (both := joined(before, turn, message.get("role", message.get("from")))):
+                messages[-1] = both
+            else:
+                messages.append(turn)
+    return messages
 
 
 def _prompts_and_captions(value: Mapping[str, Any]) -> list[Message]:
@@ -157,8 +207,8 @@ def _turn(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
-def _message(message: Any, index: int) -> Message:
-    """role/content from either spelling; other keys of the message (tool_calls, loss …) stay."""
+def _turns(message: Any, index: int) -> list[Message]:
+    """role/content from either spelling; other keys of the message (loss …) stay. Results of tools are turns."""
     if not isinstance(message, dict):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is a {type(message).__name__}, not an object")
     role_key = "role" if "role" in message else "from"
@@ -167,16 +217,30 @@ def _message(message: Any, index: int) -> Message:
     role = _ROLES.get(named) if isinstance(named, str) else None
     if role is None:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}")
-    if content is None and message.get("tool_calls"):
-        content = ""
-    if isinstance(content, list):
-        content = _content(content, index)
-    elif not isinstance(content, str):
-        raise Skip(Reason.BAD_MESSAGE, f"message {index} has the content {content!r}")
     normal = {"role": role, "content": content}
     if len(message) > 2 or content_key not in message:
         normal |= {k: v for k, v in message.items() if k not in (role_key, content_key)}
-    return normal
+        normal = with_tool_calls(normal, index) if role == "assistant" else normal
+    if named in CALL_ROLES:
+        return [call_turn(normal, index)]
+    if isinstance(content, list):
+        if any(isinstance(part, dict) and part.get("type") in OTHER_PARTS for part in content):
+            return [_with_content(turn, index) for turn in turns_of_parts(normal, index)]
+        return [_with_content(normal, index)]
+    if content is None and (normal.get("tool_calls") or any(map(normal.get, _REASONING))):
+        normal["content"] = ""
+    elif not isinstance(content, str):
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has the content {content!r}")
+    return [normal]
+
+
+def _with_content(turn: Message, index: int) -> Message:
+    content = turn["content"]
+    if isinstance(content, list):
+        return {**turn, "content": _content(content, index)}
+    if not isinstance(content, str):
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has the content {str(content)[:80]}")
+    return turn
 
 
 def _content(items: list[Any], index: int) -> str | list[Message]:
@@ -185,28 +249,15 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
     for item in items:
         kind = item.get("type", "text" if "text" in item else None) if isinstance(item, dict) else None
         kind = {"image_url": "image", "video_url": "video"}.get(str(kind), str(kind))
-        if kind == "text" and isinstance(item.get("text"), str):
-            parts.append({"type": "text", "text": item["text"]})
+        if kind == "text" and isinstance(text := item.get("text", item.get("value")), str):
+            parts.append({"type": "text", "text": text})
         elif kind in ("image", "video"):
-            named = next((item[key] for key in (item["type"], kind, "path", "url") if item.get(key)), None)
+            named = next((item[key] for key in (item["type"], kind, "path", "url", "source") if item.get(key)), None)
             named = named.get("url", named.get("path")) if isinstance(named, dict) else named
             parts.append({"type": kind, **({"name": named} if isinstance(named, str) else {})})
         else:
             raise Skip(Reason.BAD_MESSAGE, f"message {index} has a content part {str(item)[:80]}")
     return flat_content(parts)
-
-
-def _tools(value: Any) -> list[Any] | None:
-    if isinstance(value, str) and value.strip():
-        try:
-            value = parse_json(value)
-        except Skip as skip:
-            raise Skip(Reason.BAD_MESSAGE, f"tools are not JSON: {skip.detail}") from None
-    if not value:
-        return None
-    if not isinstance(value, list):
-        raise Skip(Reason.BAD_MESSAGE, f"tools are a {type(value).__name__}, not a list")
-    return value
 
 
 def _listed_media(value: Mapping[str, Any], messages: list[Message]) -> list[str] | None:

@@ -11,6 +11,20 @@ class SampleType(str, Enum):
     chat = "chat"
     captioning = "captioning"
     vqa = "vqa"
+    document = "document"
+
+
+class ToolsAs(str, Enum):
+    """How tools and calls reach the chat template."""
+
+    auto = "auto"
+    text = "text"
+
+
+class Take(str, Enum):
+    """Which side of preference data is packed."""
+
+    chosen = "chosen"
 
 
 class ControlTokens(str, Enum):
@@ -28,7 +42,15 @@ class ReadSettings:
     messages_key: str | None = None
     #: what samples are; auto: each is looked at
     sample_type: SampleType = SampleType.auto
+    #: of preference data (`chosen` and `rejected`, a `label`) the good conversations; None: each is left out
+    take: Take | None = None
+    #: auto: the chat template writes tools and calls; text: calls are their JSON in the answer, tools are left out
+    tools: ToolsAs = ToolsAs.auto
     #: the user's text before a caption; by default none
     caption_prompt: str = ""
     #: special tokens that are spelled out in the data: keep them, as the processor would, or skip the sample
     control_tokens: ControlTokens = ControlTokens.keep
+
+
+#: of conversations that packs store: an answer alone was no document where it was read
+STORED = ReadSettings(sample_type=SampleType.chat)

@@ -12,6 +12,7 @@ class Reason(str, Enum):
     NO_MESSAGES = "no_messages"
     BAD_MESSAGE = "bad_message"
     NO_ASSISTANT_TURN = "no_assistant_turn"
+    PREFERENCE_DATA = "preference_data"
     UNSUPPORTED_MEDIA = "unsupported_media"
     MISSING_MEDIA = "missing_media"
     UNREADABLE_MEDIA = "unreadable_media"
@@ -24,11 +25,12 @@ class Reason(str, Enum):
     OVERLONG = "overlong"
     OVER_CAP = "over_cap"
     NOT_IN_FLAVOR = "not_in_flavor"
+    NOT_CHOSEN = "not_chosen"
 
     @property
     def is_policy(self) -> bool:
         """A choice of the settings, not a fault of the data: does not count against `max_skipped`."""
-        return self in (Reason.OVERLONG, Reason.OVER_CAP, Reason.NOT_IN_FLAVOR)
+        return self in (Reason.OVERLONG, Reason.OVER_CAP, Reason.NOT_IN_FLAVOR, Reason.NOT_CHOSEN)
 
 
 class Skip(Exception):

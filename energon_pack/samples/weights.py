@@ -14,6 +14,7 @@ Each key keeps the meaning it has where it comes from:
 from collections.abc import Mapping
 from typing import Any
 
+from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
@@ -39,7 +40,7 @@ def turn_weight(message: Message, chosen: bool) -> float:
     Raises:
         Skip: `bad_message` for a value that says nothing: below 0, or no number.
     """
-    is_answer = message["role"] == "assistant"
+    is_answer = message["role"] in ("assistant", DOCUMENT)
     weight, overrides = 1.0, False
     for key in TURN_WEIGHT_KEYS.intersection(message):
         if message[key] is None or (not is_answer and key not in _OF_ANY_TURN):

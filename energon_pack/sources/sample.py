@@ -38,6 +38,8 @@ class ReadSample(NamedTuple):
     is_timed: bool  # its images, or those of the whole it is a part of, have times
     media: list[Media]  # as `parts`; empty: not looked at
     placeholders_put_in: bool = False
+    unknown: Sequence[str] = ()  # keys that nothing knows
+    leaves_out_tools: bool = False  # by `source.tools`
 
     @property
     def kinds(self) -> list[str]:
@@ -74,8 +76,9 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
     parts = [MediaPart(*listed[i], media[i].kind, media[i].extension) for i in placed.order]
     media, is_timed = [media[i] for i in placed.order], timed != placed.messages
     return ReadSample(
-        raw, placed.messages, timed, record.tools, record.fields, parts, positions, is_timed, media, placed.were_put_in
-    )
+        raw, placed.messages, timed, record.tools, record.fields, parts, positions, is_timed, media, placed.were_put_in,
+        record.unknown, record.leaves_out_tools,
+    )  # fmt: skip
 
 
 def _seems(raw: bytes) -> str | None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from energon_pack.errors import PackError
+from energon_pack.samples.documents import document_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
@@ -206,16 +207,17 @@ def _key_of(name: str) -> str:
 
 
 def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-    """The record of one sample from its JSON, or from the text that captions its media.
+    """The record of one sample from its JSON, or from the text that captions its media, or is a document.
 
     Raises:
         Skip: as `parse_record`, and `missing_json` for a text that is no caption.
     """
     if part == "json":
         return parse_record(load_json(raw), settings)
-    if not has_media or settings.sample_type not in (SampleType.auto, SampleType.captioning):
+    is_document = settings.sample_type is SampleType.document
+    if not is_document and (not has_media or settings.sample_type not in (SampleType.auto, SampleType.captioning)):
         raise Skip(Reason.MISSING_JSON, "only a txt")
     try:
-        return caption_record(raw.decode(), settings)
+        return Record(document_of(raw.decode())) if is_document else caption_record(raw.decode(), settings)
     except UnicodeDecodeError as error:
         raise Skip(Reason.BAD_MESSAGE, f"the txt is not UTF-8: {error}") from None

@@ -72,6 +72,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         media=media,
         train_on=settings.labels.train_on,
         add_special_tokens=bool(model.add_special_tokens),
+        document_end=model.document_end,
     )
     rules = _rules(family, processor, model)
     factor = rules.settings.get("factor")
@@ -84,6 +85,8 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         template = Template(spec, rules, files.tokenizer.backend_tokenizer)
     except PackError as error:  # the chat template's
         raise PackError(f"{where}: {error}") from None
+    if model.document_end and template.token_id(model.document_end) is None:
+        raise PackError(f"model.document_end={model.document_end}: the tokenizer in {where} has no such token")
     replaced = () if model.template in ASKED else rules.media_tokens.values()
     for token in (*replaced, *rules.feature_tokens.values(), *rules.marks):
         if template.token_id(token) is None:

@@ -26,6 +26,7 @@ class TemplateSpec:
     train_on: TrainOn = TrainOn.all
     kinds: list[str] | None = None  # of media that are measured, MIXED and UNEVEN among them; None: all of the family's
     add_special_tokens: bool = False  # those the tokenizer puts around any text, beside the chat template's
+    document_end: str | None = None  # the token that ends a raw text; None: as `RawTexts.end` finds it
 
 
 @dataclass(frozen=True)

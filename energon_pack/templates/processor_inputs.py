@@ -47,14 +47,16 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
         Exception: whatever its class makes of them.
     """
     spec = template.spec
-    text = processor.apply_chat_template(
-        template.messages(sample),
-        chat_template=spec.chat_template,
-        tools=sample.tools,
-        tokenize=False,
-        add_generation_prompt=False,
-        **spec.chat_template_kwargs,
-    )
+    text = template.raw_text(sample)
+    if text is None:
+        text = processor.apply_chat_template(
+            template.messages(sample),
+            chat_template=spec.chat_template,
+            tools=sample.tools,
+            tokenize=False,
+            add_generation_prompt=False,
+            **spec.chat_template_kwargs,
+        )
     if not hasattr(processor, "tokenizer"):
         ids: list[int] = processor(text, add_special_tokens=spec.add_special_tokens)["input_ids"]
         return ids

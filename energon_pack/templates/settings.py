@@ -66,6 +66,8 @@ class ModelConfig:
     #: whether the tokenizer puts its special tokens around a text, beside those of the chat template; None: where the
     #: template's text does not begin with one, as in transformers' `apply_chat_template(tokenize=True)`
     add_special_tokens: bool | None = False
+    #: the token that ends a raw text; None: what ends one for the tokenizer, and no turn of a chat; "": none
+    document_end: str | None = None
     #: how a batch tells the model which member a token is of
     mask: Mask = Mask.positions
     #: which positions a batch has

@@ -18,6 +18,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from energon_pack.run.files import write_whole
+from energon_pack.samples.documents import is_document
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.options import NO_OPTIONS, SampleOptions
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
@@ -28,6 +29,7 @@ from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.identity import MIXED, RULES_VERSION, UNEVEN, Identity, TemplateSpec, hash_of
+from energon_pack.templates.documents import RawTexts
 from energon_pack.templates.preprocess import image_preprocessor, video_preprocessor
 from energon_pack.templates.settings import TrainOn
 from energon_pack.templates.tokens.added import AddedTokens
@@ -87,6 +89,7 @@ class Template:
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
         self._chat = ChatTemplate(spec.chat_template, variables, special)
+        self._raw = RawTexts(self._chat, tokenizer, spec, rules.media_tokens)
         self.media_tokens = {
             kind: token for kind, token in rules.media_tokens.items() if spec.kinds is None or kind in spec.kinds
         }
@@ -114,10 +117,11 @@ class Template:
             waiting[media.kind].append((number, *expanded))
         places = [(0, 0)] * len(expansions)
         messages = self.messages(sample)
-        if self._chat.leaves_out_calls(messages, sample.tools):
-            what = "the chat template leaves out tool calls (model.chat_template=FILE gives another)"
-            raise Skip(Reason.PROCESSOR_ERROR, what)
-        marked = self._chat.render_marked(messages, sample.tools, self.spec.train_on is TrainOn.last)
+        if is_document(messages):
+            marked = self._raw.marked(messages[0])
+        else:
+            self._refuse_left_out(messages, sample.tools)
+            marked = self._chat.render_marked(messages, sample.tools, self.spec.train_on is TrainOn.last)
 
         pieces = ["" if marked.startswith(before) else before]  # a first token is not written twice
         spans: list[tuple[int, int]] = []
@@ -150,7 +154,29 @@ class Template:
             self._num_control_tokens(messages, sample.tools),
             bool(sample.tools) and not self._chat.shows_tools,
             places,
+            self._raw.weights(messages, len(spans)),
         )
+
+    def _refuse_left_out(self, messages: list[Message], tools: list[Any] | None) -> None:
+        """Raises Skip where the chat template writes nothing of what is trained, or of what is answered."""
+        leaves_out_tools = bool(tools) and not self._chat.shows_tools
+        for what, is_left_out in (
+            ("tool calls", self._chat.leaves_out_calls(messages, tools)),
+            ("tools, whose calls would be trained", leaves_out_tools and any(m.get("tool_calls") for m in messages)),
+        ):
+            if is_left_out:
+                remedy = "model.chat_template=FILE gives another, source.tools=text writes calls as text"
+                raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {what} ({remedy})")
+        for role in {message["role"] for message in messages} - {"system", "user", "assistant"}:
+            if not self._chat.shows_role(role):
+                what = f"the chat template leaves out turns of the role {role}"
+                remedy = "call it system, by system_tag of a meta file" if role == "developer" else "another template"
+                raise Skip(Reason.PROCESSOR_ERROR, f"{what} (model.chat_template=FILE; {remedy})")
+
+    def raw_text(self, sample: Sample) -> str | None:
+        """The text of a document, its media not expanded: what a processor is given; None: the sample is a chat."""
+        messages = self.messages(sample)
+        return self._raw.text(messages[0]) if is_document(messages) else None
 
     def foresee(self, media: Iterable[Media]) -> None:
         """Media of samples that will be rendered next."""
@@ -284,7 +310,8 @@ class Template:
     def fingerprints(self) -> dict[str, str]:
         """A hash for each thing a length depends on."""
         spec = self.spec
-        chat = [spec.chat_template, spec.processor.tokens, spec.chat_template_kwargs, spec.add_special_tokens]
+        ends = [] if spec.document_end is None else [spec.document_end]
+        chat = [*ends, spec.chat_template, spec.processor.tokens, spec.chat_template_kwargs, spec.add_special_tokens]
         return {
             "tokenizer": hash_of(self._tokenizer.to_str()),
             "chat_template": hash_of(chat),

@@ -16,7 +16,7 @@ from energon_pack.samples.cut import split_id
 from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, format_of
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
-from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.settings import STORED
 from energon_pack.samples.skip import Skip
 
 _ARRAY_MAGIC = b"\x93NUMPY"
@@ -73,7 +73,7 @@ def placeholders(pack: Pack) -> Iterator[str]:
     for index, member in enumerate(pack.members or ()):
         try:
             messages = pack.flavor.messages(member)
-            stored = parse_record({"messages": messages}, ReadSettings()).messages
+            stored = parse_record({"messages": messages}, STORED).messages
             if pack.flavor.is_ours and stored != messages:
                 yield f"member {index}: its messages are not in the form that packing writes"
                 continue

@@ -73,7 +73,7 @@ def test_roles_and_keys_of_messages() -> None:
     assert [m["role"] for m in messages.messages] == ["user", "assistant", "tool", "assistant"]
     assert messages.messages[1] == {"role": "assistant", "content": "", "tool_calls": [{"name": "weather"}]}
     assert messages.messages[3]["loss"] is False
-    assert messages.tools == [{"name": "weather"}]
+    assert messages.tools == [{"type": "function", "function": {"name": "weather"}}]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ REPORT = Report(
     max_token_len=8192, tokens=1_000_000, tokens_left_out=0, num_supervised=400_000, samples_with_control_tokens=0,
     samples_with_placeholders_put_in=0,
     samples_with_placeholders_as_text=0, samples_with_media_unread=0, samples_with_assistant_first=0,
-    samples_with_tools_left_out=0,
+    samples_with_tools_left_out=0, unknown_keys={},
     by_media={"image": MediaFigures(1000, 1000, 128, 1_000_000, 0.95)}, by_split={}, members_per_pack={},
     token_len=LENS, visual_tokens_per_pack={}, attention_cost={}, flops={}, steps=None,
 )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from energon_pack.errors import short
 from energon_pack.samples.conversation import place
+from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.flavors.base import Conversation, Fields, MemberInput, PackedFlavor, sample_value
 from energon_pack.samples.flavors.parts import Parts, image_of, positions_of
 from energon_pack.samples.flavors.schema import COUNT, LIST, META, NAMES, OBJECTS, TEXTS, Schema
@@ -44,8 +45,8 @@ class PackedCaptioning(PackedFlavor):
 
     def does_not_fit(self, messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> str | None:
         roles = [message["role"] for message in messages]
-        if "system" in roles or "tool" in roles:
-            return f"a {'system' if 'system' in roles else 'tool'} turn"
+        if other := next((role for role in ("system", "developer", "tool", DOCUMENT) if role in roles), None):
+            return "a document" if other == DOCUMENT else f"a {other} turn"
         if tools:
             return "tools"
         if "video" in kinds:

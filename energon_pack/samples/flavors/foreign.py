@@ -13,7 +13,7 @@ from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.settings import STORED
 
 
 def _is_turns(value: Any) -> bool:
@@ -64,7 +64,7 @@ class LoongForgeChatMix(PackedMultiMixQA):
         """Members with their roles and placeholders as packing writes them."""
         members = []
         for member, media_kinds in zip(self.members(value), kinds, strict=True):
-            record = parse_record(member, ReadSettings())
+            record = parse_record(member, STORED)
             members.append({"messages": place_media(record.messages, media_kinds)[0], "tools": record.tools})
         return members
 

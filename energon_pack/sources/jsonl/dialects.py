@@ -20,7 +20,7 @@ _ROLE_TAGS = {
     "user_tag": "user",
     "assistant_tag": "assistant",
     "observation_tag": "tool",
-    "function_tag": "assistant",
+    "function_tag": "function_call",
     "system_tag": "system",
 }
 
@@ -145,7 +145,8 @@ def _in_our_words(value: Mapping[str, Any], lines: Lines) -> dict[str, Any]:
 
 def _alpaca(value: Mapping[str, Any]) -> list[Message]:
     asked = "\n".join(text for text in (value.get("prompt"), value.get("query")) if isinstance(text, str) and text)
-    pairs = [*(value.get("history") or []), [asked, value.get("response")]]
+    answer = [value["response"]] if value.get("response") is not None else []  # preference data has none
+    pairs = [*(value.get("history") or []), [asked, *answer]]
     return [
         {"role": role, "content": text}
         for pair in pairs

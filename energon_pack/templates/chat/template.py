@@ -60,6 +60,7 @@ class ChatTemplate:
         self._wants_parts = not self._shows("probe") and self._shows(_as_parts("probe"))  # as LLaVA's template does
         self._turn = self._read_turn(special_tokens)
         self._copies_texts = copies_texts(lambda messages: self.render(messages, None), strings_in(source))
+        self._roles: dict[str, bool] = {}
         self._skeletons: dict[tuple[Shape, bool], Skeleton | None] = {}
 
     def render(self, messages: list[Message], tools: list[Any] | None, prompt: bool = False) -> str:
@@ -95,6 +96,17 @@ class ChatTemplate:
             )
         except Skip:  # it wants them in another form, so it looks at them
             return True
+
+    def shows_role(self, role: str) -> bool:
+        """Whether this template writes turns of a role; one that refuses the question tells nothing."""
+        if role not in self._roles:
+            turns = [{"role": "user", "content": "a"}, {"role": role, "content": _PROBE}]
+            first = turns[::-1] if role == "developer" else [*turns, {"role": "assistant", "content": "b"}]
+            try:
+                self._roles[role] = _PROBE in self.render(first, None)
+            except Skip:
+                self._roles[role] = True
+        return self._roles[role]
 
     def leaves_out_calls(self, messages: list[Message], tools: list[Any] | None) -> bool:
         """Whether a conversation has tool calls that this template writes nowhere."""
@@ -248,7 +260,7 @@ def _with_probes(message: Message, place: str, number: Iterator[int]) -> Message
         elif place == "name" and isinstance(call.get("function"), dict):
             probed.append({**call, "function": {**call["function"], "name": probe}})
         else:
-            probed.append({**call, place: probe})
+            probed.append({**call, place: probe} if place in call else call)  # without an id none is written
     return {**message, "tool_calls": probed}
 
 

@@ -1,0 +1,158 @@
+"""Which keys of a record are read, which are harmless, and which mean something in another tool. Pure.
+
+A key that is read has its place in `_READ`, one that changes nothing of what is trained in `_HARMLESS`, with a word on
+what it is. One that changes what another tool trains, and nothing here, is in `_ELSEWHERE`: it costs the sample, unless it
+has a value that says nothing. Any other is unknown: the report lists it, with a sample that has it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from energon_pack.samples.options import OPTION_KEYS
+from energon_pack.samples.preference import PREFERENCE_KEYS
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.weights import TURN_WEIGHT_KEYS
+
+_MOST, _LONGEST = 8, 60  # unknown keys of one sample that are told, characters of one
+
+
+class _Elsewhere(NamedTuple):
+    """What a key means where it is read."""
+
+    meaning: str
+    silent: tuple[Any, ...] = (None, False, "", [], {})  # values that say nothing
+    reason: Reason = Reason.BAD_MESSAGE
+
+
+#: sample · turn · content part: as an unknown key is named, and what stands before it there
+_PLACES = ("", "messages[].", "content[].")
+
+_READ: tuple[frozenset[str], ...] = (
+    frozenset(
+        (
+            *("messages", "conversations", "texts", "prompts", "captions", "caption", "question", "context", "answer"),
+            *("answers", "text", "system", "tools", "functions"),
+            *("name", "media_files", "media", "media_type", "images", "image", "videos", "video"),
+            *("fps", "timestamp_decimal", "patch_positions", "video_frames", "objects"),
+            *OPTION_KEYS,
+            *PREFERENCE_KEYS,
+        )
+    ),
+    frozenset(
+        (
+            *("role", "from", "content", "value", "name"),
+            *("reasoning", "thinking", "reasoning_content", "tool_calls", "function_call", "tool_call_id", "tool_plan"),
+            *TURN_WEIGHT_KEYS,
+        )
+    ),
+    frozenset(
+        (
+            *("type", "text", "value", "thinking", "image", "video", "image_url", "video_url", "path", "url", "source"),
+            *("name", "id", "input", "tool_call", "tool_use_id", "content"),
+            *("min_pixels", "max_pixels", "resized_height", "resized_width", "total_pixels"),
+            *("fps", "nframes", "min_frames", "max_frames", "video_start", "video_end", "sample_fps"),
+        )
+    ),
+)
+
+_HARMLESS: tuple[Mapping[str, str], ...] = (
+    {
+        **dict.fromkeys(("id", "uuid", "uid", "idx", "index", "key", "__key__", "sample_id", "prompt_id"), "a name"),
+        **dict.fromkeys(("question_id", "image_id", "video_id", "conversation_id", "file_name"), "a name"),
+        **dict.fromkeys(("source", "dataset", "dataset_name", "data_source", "origin", "url", "link"), "an origin"),
+        **dict.fromkeys(("license", "copyright", "author", "authors"), "whose it is"),
+        **dict.fromkeys(("metadata", "meta", "extra", "extra_info", "info", "tags", "_meta"), "remarks"),
+        **dict.fromkeys(("category", "task", "task_type", "type", "domain", "subject", "topic", "subset"), "a kind"),
+        **dict.fromkeys(("split", "fold", "version", "created", "created_at", "timestamp", "date"), "a state"),
+        **dict.fromkeys(("lang", "language", "languages", "difficulty", "level"), "a kind"),
+        **dict.fromkeys(("score", "rating", "quality", "score_chosen", "score_rejected"), "a mark"),
+        **dict.fromkeys(("width", "height", "num_tokens", "num_turns", "length", "token_count"), "a size"),
+        **dict.fromkeys(("channel",), "ms-swift: the group in which the loss is logged"),
+        **dict.fromkeys(("solution", "ground_truth", "reward_model", "ability", "verifier"), "for rewards"),
+        **dict.fromkeys(("prompt", "completion", "instruction", "input", "output"), "the conversation in another form"),
+        **dict.fromkeys(("query", "response", "history"), "the conversation in another form"),
+        **dict.fromkeys(("model", "temperature", "top_p", "max_tokens", "seed", "stop", "n", "user"), "of a request"),
+        **dict.fromkeys(("tool_choice", "parallel_tool_calls", "response_format", "function_call"), "of a request"),
+    },
+    {
+        **dict.fromkeys(("id", "uuid", "index"), "a name"),
+        **dict.fromkeys(("timestamp", "time", "created_at", "metadata", "source", "model", "annotations"), "remarks"),
+        **dict.fromkeys(("usage", "finish_reason", "stop_reason", "end_turn"), "of a response"),
+        **dict.fromkeys(("score", "rating", "lang", "language"), "a mark"),
+    },
+    {
+        **dict.fromkeys(("cache_control", "citations", "index"), "of a request"),
+        **dict.fromkeys(("detail",), "OpenAI: for its own models"),
+        **dict.fromkeys(("is_error", "signature"), "Anthropic: beside the text"),
+    },
+)
+
+_SOUND = _Elsewhere("sound, which is not packed", reason=Reason.UNSUPPORTED_MEDIA, silent=(None, False, True, "", [], {}))
+_IN_A_TURN = _Elsewhere("media of a turn: content parts say where they stand", reason=Reason.UNSUPPORTED_MEDIA)
+_CHARACTERS = _Elsewhere("axolotl: characters that are trained; a turn is trained whole")
+_TOKENIZED = _Elsewhere("TRL: a sample that is tokens already")
+_ELSEWHERE: tuple[Mapping[str, _Elsewhere], ...] = (
+    {
+        "audios": _SOUND,
+        "audio": _SOUND,
+        "margin": _Elsewhere("ms-swift, TRL: of preference data"),
+        "positive_messages": _Elsewhere("ms-swift: of embedding data"),
+        "negative_messages": _Elsewhere("ms-swift: of embedding data"),
+        "mm_processor_kwargs": _Elsewhere("ms-swift: settings of media, which stand in content parts here"),
+        "input_ids": _TOKENIZED,
+        "completion_mask": _TOKENIZED,
+        "assistant_masks": _TOKENIZED,
+        "segments": _Elsewhere("axolotl: the conversation in another form"),
+    },
+    {
+        "train_detail": _CHARACTERS,
+        "training_detail": _CHARACTERS,
+        "message_field_training_detail": _CHARACTERS,
+        "eot": _Elsewhere("torchtune: a turn without its end", silent=(None, True)),
+        "ipython": _Elsewhere("torchtune: a tool call as text"),
+        "refusal": _Elsewhere("OpenAI: the answer itself, which belongs in content"),
+        "audio": _SOUND,
+        **dict.fromkeys(("images", "image", "videos", "video", "audios"), _IN_A_TURN),
+    },
+    {
+        "train": _Elsewhere("axolotl: which parts of a turn are trained; a turn is trained whole", silent=(None, True)),
+        "weight": _Elsewhere("axolotl: which parts of a turn are trained; a turn is trained whole", silent=(None, 1)),
+    },
+)
+_KNOWN = tuple(read.union(harmless) for read, harmless in zip(_READ, _HARMLESS, strict=True))
+
+
+def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> list[str]:
+    """The keys of a sample, of its turns (`messages[].mood`) and of their parts (`content[].mood`) that nothing knows.
+
+    Args:
+        value: the sample, as it is spelled.
+        conversation: its keys that hold turns; what is no list of turns has none.
+
+    Raises:
+        Skip: a key that means something in another tool.
+    """
+    unknown = {} if _KNOWN[0].issuperset(value) else dict.fromkeys(_strange(value, 0))
+    for key in conversation:
+        for turn in value[key] if isinstance(value[key], list) else ():
+            if not isinstance(turn, dict):
+                continue
+            if not _KNOWN[1].issuperset(turn):
+                unknown |= dict.fromkeys(_strange(turn, 1))
+            content = turn.get("content", turn.get("value"))
+            for part in content if isinstance(content, list) else ():
+                if isinstance(part, dict) and not _KNOWN[2].issuperset(part):
+                    unknown |= dict.fromkeys(_strange(part, 2))
+    return list(unknown)[:_MOST]
+
+
+def _strange(value: Mapping[str, Any], place: int) -> Iterator[str]:
+    for key in value:
+        if key in _KNOWN[place]:
+            continue
+        elsewhere = _ELSEWHERE[place].get(key)
+        if elsewhere is None:
+            if value[key] is not None:
+                yield f"{_PLACES[place]}{str(key)[:_LONGEST]}"
+        elif not any(value[key] == silent for silent in elsewhere.silent):
+            raise Skip(elsewhere.reason, f"{_PLACES[place]}{key} is {str(value[key])[:60]} ({elsewhere.meaning})")

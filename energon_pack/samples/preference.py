@@ -1,0 +1,69 @@
+"""Preference data: two answers, or one and whether it is good. Trained as it stands, the bad ones would be, too. Pure.
+
+{"prompt": …, "chosen": …, "rejected": …}     TRL: texts, lists of turns, whole conversations; LLaMA-Factory: turns
+{"messages": […], "rejected_response": …}     ms-swift, and `rejected_messages`
+{"messages": […], "label": false}             KTO: TRL, ms-swift, LLaMA-Factory (`kto_tag`)
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from energon_pack.samples.sample import Message
+from energon_pack.samples.settings import Take
+from energon_pack.samples.skip import Reason, Skip
+
+_REJECTED = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
+_LABELS = ("label", "kto_tag")
+_PROMPTS = ("prompt", "question")
+PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED, *_LABELS))
+
+
+def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) -> dict[str, Any]:
+    """A sample with its good conversation alone.
+
+    Args:
+        keys: that may hold messages.
+
+    Raises:
+        Skip: `preference_data` where `take` is None, `not_chosen` for what is labelled false, `bad_message` for a good
+            answer whose prompt can't be told.
+    """
+    key = next((key for key in keys if value.get(key)), keys[0])
+    has_pair = value.get("chosen") is not None and value.get("rejected") is not None
+    rejected = sorted(name for name in _REJECTED if value.get(name))
+    completed = value.get("prompt") is not None and value.get("completion") is not None
+    label = next((name for name in _LABELS if isinstance(value.get(name), bool) and (value.get(key) or completed)), None)
+    if not (has_pair or rejected or label):
+        return dict(value)
+    what = "chosen and rejected" if has_pair else rejected[0] if rejected else f"{label}={value[label]}"  # type: ignore[index]
+    if take is None:
+        raise Skip(Reason.PREFERENCE_DATA, f"{what}: preference data (source.take=chosen packs the good conversations)")
+    if label and not value[label]:
+        raise Skip(Reason.NOT_CHOSEN, f"{what} (source.take=chosen)")
+    rest = {name: item for name, item in value.items() if name not in PREFERENCE_KEYS}
+    if has_pair:
+        rest = {name: item for name, item in rest.items() if name not in _PROMPTS}
+        return {**rest, key: _with_answer(_prompt(value, key), value["chosen"])}
+    if label and completed and not value.get(key):
+        rest = {name: item for name, item in rest.items() if name not in ("prompt", "completion")}
+        return {**rest, key: _with_answer(_prompt(value, key), value["completion"])}
+    return rest
+
+
+def _prompt(value: Mapping[str, Any], key: str) -> list[Message]:
+    """The turns that are answered: those of the conversation, or a prompt."""
+    if isinstance(value.get(key), list):
+        return list(value[key])
+    prompt = next((value[name] for name in _PROMPTS if value.get(name)), [])
+    return prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+
+
+def _with_answer(prompt: list[Message], answer: Any) -> list[Any]:
+    """A conversation with its answer: a text, a turn, or turns; turns that begin before the answer are all of it."""
+    if isinstance(answer, list):
+        first = answer[0] if answer and isinstance(answer[0], dict) else {}
+        begins_anew = first.get("role", first.get("from")) in ("system", "user", "human")
+        return answer if begins_anew else [*prompt, *answer]
+    if not prompt:
+        raise Skip(Reason.BAD_MESSAGE, "the chosen answer has no prompt: fields prompt, question or messages")
+    return [*prompt, answer if isinstance(answer, dict) else {"role": "assistant", "content": answer}]

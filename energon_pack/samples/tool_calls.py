@@ -1,0 +1,199 @@
+"""Tool calls and their results as other tools spell them, put into OpenAI's words: `tool_calls`, role `tool`. Pure.
+
+ShareGPT, LLaMA-Factory  {"from": "function_call", "value": "{\"name\": …, \"arguments\": {…}}"}, "observation"
+ms-swift                 {"role": "tool_call", "content": "{…}"}, a call a turn; "tool_response"
+Anthropic                content parts of type tool_use and tool_result; thinking
+LLaMA-Factory v1         content parts of type tool_call and reasoning, with a value
+OpenAI, of old           {"role": "assistant", "function_call": {…}}, and a list as `functions`
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from energon_pack.samples.raw_json import parse_json
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.weights import TURN_WEIGHT_KEYS
+
+#: roles of turns that are calls
+CALL_ROLES = frozenset(("function_call", "tool_call"))
+#: types of content parts that are no part of a text: calls, their results, thoughts
+OTHER_PARTS = ("tool_use", "tool_call", "tool_result", "thinking", "reasoning")
+_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+_TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+def call_turn(turn: Message, index: int) -> Message:
+    """A turn whose content is calls: one as JSON, or a list; with a thought before it, or a text beside tags.
+
+    Raises:
+        Skip: `bad_message`.
+    """
+    text, calls = _calls_in(turn["content"], index)
+    return {**turn, "role": "assistant", "content": text, "tool_calls": calls}
+
+
+def with_tool_calls(turn: Message, index: int) -> Message:
+    """A turn of the assistant whose calls are OpenAI's of old (`function_call`), or one JSON string for a list of them.
+
+    Raises:
+        Skip: `bad_message`.
+    """
+    calls = turn.get("tool_calls")
+    if isinstance(calls, str) and calls.strip():
+        calls = _parsed(calls)
+        calls = calls if isinstance(calls, list) else None
+    elif not calls:
+        if turn.get("function_call") is None:
+            return turn
+        calls = [_call(turn["function_call"], index)]
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has tool_calls that are no list of calls: {str(calls)[:80]}")
+    return {**{key: item for key, item in turn.items() if key != "function_call"}, "tool_calls": calls}
+
+
+def turns_of_parts(turn: Message, index: int) -> list[Message]:
+    """A turn whose content parts hold calls, thoughts, or results, which become turns before the rest of it.
+
+    Raises:
+        Skip: `bad_message`.
+    """
+    calls: list[Message] = []
+    results: list[Message] = []
+    rest: list[Any] = []
+    thoughts: list[Any] = []
+    for part in turn["content"]:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "tool_use":
+            calls.append(_call({"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")}, index))
+        elif kind == "tool_call":
+            calls += _calls_in(part.get("value", part.get("tool_call")), index)[1]
+        elif kind == "tool_result":
+            content = part.get("content")
+            named = {"tool_call_id": part["tool_use_id"]} if isinstance(part.get("tool_use_id"), str) else {}
+            results.append({"role": "tool", "content": "" if content is None else content, **named})
+        elif kind in OTHER_PARTS:
+            thoughts.append(part.get("thinking", part.get("value")))
+        elif calls:
+            raise Skip(Reason.BAD_MESSAGE, f"message {index} goes on after a tool call: {str(part)[:80]}")
+        else:
+            rest.append(part)
+    if not all(isinstance(thought, str) for thought in thoughts):
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has a thought that is no text")
+    if (calls or thoughts) and (turn["role"] != "assistant" or results):
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls or thoughts in a turn of the role {turn['role']!r}")
+    if calls or thoughts:
+        reasoning = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+        return [{**turn, "content": rest or "", **reasoning, **({"tool_calls": calls} if calls else {})}]
+    return [*results, *([{**turn, "content": rest}] if rest else [])]
+
+
+def joined(before: Message | None, turn: Message, spelled: Any) -> Message | None:
+    """A turn of calls as one with the turn before it; None: it is a turn of its own.
+
+    Consecutive calls are one turn, and so is a text with the calls that follow where ms-swift spells them.
+
+    Args:
+        spelled: the role that the turn of calls had.
+    """
+    if before is None or before["role"] != "assistant" or spelled not in CALL_ROLES:
+        return None
+    if spelled == "function_call" and (turn["content"] or not before.get("tool_calls")):
+        return None
+    if any(before.get(key) != turn.get(key) for key in TURN_WEIGHT_KEYS.intersection([*before, *turn])):
+        return None
+    if turn["content"] and not isinstance(before["content"], str):
+        return None
+    calls = [*(before.get("tool_calls") or []), *turn["tool_calls"]]
+    content = before["content"] + turn["content"] if turn["content"] else before["content"]
+    return {**turn, **before, "content": content, "tool_calls": calls}
+
+
+def as_text(message: Message) -> Message:
+    """A turn with the JSON of its calls at the end of its text, in place of them."""
+    if not message.get("tool_calls"):
+        return message
+    functions = (call.get("function", call) for call in message["tool_calls"])
+    written = "\n".join(json.dumps(_spoken(function), ensure_ascii=False) for function in functions)
+    content = message["content"]
+    if isinstance(content, str):
+        content = f"{content}\n{written}" if content else written
+    else:
+        content = [*content, {"type": "text", "text": written}]
+    return {**{key: item for key, item in message.items() if key != "tool_calls"}, "content": content}
+
+
+def tools_of(value: Any) -> list[Any] | None:
+    """Tool schemas for the chat template: a list, or its JSON; a function alone is wrapped as OpenAI's are.
+
+    Raises:
+        Skip: `bad_message`.
+    """
+    if isinstance(value, str) and value.strip():
+        try:
+            value = parse_json(value)
+        except Skip as skip:
+            raise Skip(Reason.BAD_MESSAGE, f"tools are not JSON: {skip.detail}") from None
+    if not value:
+        return None
+    if not isinstance(value, list):
+        raise Skip(Reason.BAD_MESSAGE, f"tools are a {type(value).__name__}, not a list")
+    return [_tool(item) for item in value]
+
+
+def _tool(item: Any) -> Any:
+    if isinstance(item, str) and isinstance(schema := _parsed(item), dict):
+        item = schema
+    if not isinstance(item, dict) or "function" in item or "type" in item or not isinstance(item.get("name"), str):
+        return item
+    function = {("parameters" if key == "input_schema" else key): field for key, field in item.items()}
+    return {"type": "function", "function": function}
+
+
+def _calls_in(value: Any, index: int) -> tuple[str, list[Message]]:
+    """The text and the calls of a turn that is spelled as calls."""
+    text, calls = "", value
+    if isinstance(value, str):
+        calls = _parsed(value)
+        if calls is None and (bodies := _TAGGED.findall(value)):
+            text, calls = _TAGGED.sub("", value).strip(), _flat(map(_parsed, bodies))
+        elif calls is None and (thought := _THOUGHT.match(value)):
+            text, calls = thought[0].strip(), _parsed(value[thought.end() :])
+    calls = calls if isinstance(calls, list) else [calls]
+    if not calls or None in calls:
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} is no JSON of a tool call: {str(value)[:80]}")
+    return text, [_call(call, index) for call in calls]
+
+
+def _flat(values: Any) -> list[Any]:
+    return [item for value in values for item in (value if isinstance(value, list) else [value])]
+
+
+def _parsed(text: str) -> Any:
+    """JSON, or None."""
+    try:
+        return parse_json(text)
+    except Skip:
+        return None
+
+
+def _call(value: Any, index: int) -> Message:
+    """A call in OpenAI's words; arguments stay as they are, JSON in a string too."""
+    function = value.get("function", value) if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} is no JSON of a tool call with a name: {str(value)[:80]}")
+    arguments = function.get("arguments", function.get("parameters"))
+    arguments = {} if arguments is None else arguments
+    if not isinstance(arguments, (dict, str)):
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} calls a tool with arguments {str(arguments)[:80]}")
+    named = {"id": value["id"]} if isinstance(value.get("id"), str) else {}
+    return {**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _spoken(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Name and arguments of a call, these as an object where a string holds one."""
+    arguments = function.get("arguments", {})
+    parsed = _parsed(arguments) if isinstance(arguments, str) else None
+    return {"name": function.get("name"), "arguments": parsed if isinstance(parsed, dict) else arguments}
