@@ -1,4 +1,4 @@
-"""Any key that seven trackers know, at any place of a record: honoured, harmless by the table, or named. None is silent.
+"""Any key that seven trackers know, anywhere in a record: honoured, harmless by the table, or named; none is silent.
 
 Without it, a key that means something to its owner is dropped, the run ends with exit 0, and the loss looks normal.
 """
@@ -34,7 +34,9 @@ def wrong_of(template: Template, records: list[Fuzzed]) -> tuple[Counter[str], l
         verdict = judge(template, record)
         counts[verdict if verdict in GOOD else "wrong"] += 1
         if verdict not in GOOD:
-            wrong.setdefault(f"{verdict[:30]} {[(a.key.place, a.key.name) for a in record.added]}", f"{verdict}\n  {record}")
+            wrong.setdefault(
+                f"{verdict[:30]} {[(a.key.place, a.key.name) for a in record.added]}", f"{verdict}\n  {record}"
+            )
     return counts, list(wrong.values())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.labels.conventions import convention_of
+from support.labels.conventions import reason_to_differ
 from support.labels.folders import REAL_FOLDERS, download_trl, has_real_folder, make_folder
 from support.labels.truth import names, rows_of, shown
 from support.running import REAL
@@ -19,7 +19,7 @@ def wrong_rows(name: str, folder: Path) -> dict[str, str]:
     """Rows of a template that differ and may not."""
     wrong = {}
     for verdict in rows_of(name, folder):
-        if not verdict.is_right and convention_of(verdict) is None:
+        if not verdict.is_right and reason_to_differ(verdict) is None:
             trained = shown(verdict.ours.text, verdict.ours.weights) if verdict.ours else ""
             wrong[verdict.name] = f"{verdict.status} {verdict.detail} {trained}"
     return wrong

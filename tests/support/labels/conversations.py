@@ -1,6 +1,6 @@
 """Conversations of our own, for comparing with frameworks: every form of a turn that tends to be trained wrong.
 
-Each: `{"id", "messages", "tools"?, "images"?: sizes}`, as OpenAI spells it. `weighted()`: turns that say how much they count.
+Each: `{"id", "messages", "tools"?, "images"?: sizes}`, in OpenAI's words. `weighted()`: turns that count more or less.
 """
 
 import json
@@ -17,19 +17,19 @@ CONTROL = (
 TEXTS = {
     "long": "Tides rise and fall. " * 60,
     "lines": "one\ntwo\n\nthree\n\n\nfour",
-    "code": "```python\ndef tide(h: float) -> str:\n    return f\"{h:.1f} m\"  # metres\n```",
+    "code": '```python\ndef tide(h: float) -> str:\n    return f"{h:.1f} m"  # metres\n```',
     "json": '{"harbour": "Bergen", "tides": [0.4, 1.9], "open": true, "note": null}',
     "markup": "<b>bold</b> & <i>thin</i> &lt;tag&gt; <br/> {{ braces }} {% percent %} {# hash #}",
     "quotes": "\"double\" 'single' `tick` \\backslash\\ \\n no newline",
     "numbers": "3.14159 1,000,000 -7 1e-9 0x1F ½ ²",
     "nfd": "Cafe\u0301 du Port, A\u030angstro\u0308m",
-    "cjk": "港の潮位は一・四メートルです。你好，渡轮几点开？ 안녕하세요",
+    "cjk": "港の潮位は一・四メートルです。你好\uff0c渡轮几点开\uff1f 안녕하세요",
     "arabic": "ما ارتفاع المد في الميناء؟",
     "hebrew": "מה גובה הגאות, 1.4 מטר?",
     "devanagari": "ज्वार की ऊँचाई क्या है?",
     "thai": "น้ำขึ้นสูงเท่าไร",
     "emoji": "👩‍🚀🏳️‍🌈 ⛴️ 🇳🇴 e\u0301🙂",
-    "astral": "𝔥𝔞𝔯𝔟𝔬𝔲𝔯 𐍈 🜚",
+    "astral": "\U0001d525\U0001d51e\U0001d52f 𐍈 🜚",
     "invisible": "zero\u200bwidth\u200d joiner\ufeffmark soft\u00adhyphen",
     "odd_spaces": "nbsp\u00a0thin\u2009line\u2028paragraph\u2029ideographic\u3000end",
     "edges": "  kept?  \n\n",
@@ -76,8 +76,9 @@ def calls(*called: tuple[str, Any]) -> dict[str, Any]:
 
 
 def tool(called: str = "tide_at", **properties: str) -> Row:
-    shape = {"type": "object", "properties": {key: {"type": kind, "description": f"its {key}"} for key, kind in
-             (properties or {"harbour": "string"}).items()}, "required": [*(properties or {"harbour": ""})]}  # fmt: skip
+    kinds = properties or {"harbour": "string"}
+    fields = {key: {"type": kind, "description": f"its {key}"} for key, kind in kinds.items()}
+    shape = {"type": "object", "properties": fields, "required": [*kinds]}
     return {"type": "function", "function": {"name": called, "description": f"Does {called}.", "parameters": shape}}
 
 
@@ -116,7 +117,9 @@ def _control() -> Iterator[Row]:
     for i, token in enumerate(CONTROL):
         yield _row(f"control_answer_{i}", user("Which token?"), answer(f"It is {token} and so on."))
         if i % 2:
-            yield _row(f"control_asked_{i}", user(f"What is {token}?"), answer("A token."), user("Sure?"), answer("Yes."))
+            yield _row(
+                f"control_asked_{i}", user(f"What is {token}?"), answer("A token."), user("Sure?"), answer("Yes.")
+            )
 
 
 def _thoughts() -> Iterator[Row]:
@@ -124,7 +127,9 @@ def _thoughts() -> Iterator[Row]:
         thought = {key: "A league is three miles.\nSo yes."}
         yield _row(f"{key}_last", user("Which is longer?"), answer("A league.", **thought))
         yield _row(f"{key}_early", user("Half of nine?"), answer("4.5", **thought), user("Rounded?"), answer("Five."))
-        yield _row(f"{key}_both", user("2+5?"), answer("7", **{key: "2+5=7"}), user("×3?"), answer("21", **{key: "7*3"}))
+        yield _row(
+            f"{key}_both", user("2+5?"), answer("7", **{key: "2+5=7"}), user("Times 3?"), answer("21", **{key: "7*3"})
+        )
         yield _row(f"{key}_silent", user("Think only."), answer("", **thought))
         yield _row(f"{key}_none", user("Quick!"), answer("Done.", **{key: None}))
         yield _row(f"{key}_empty", user("Quick!"), answer("Done.", **{key: ""}))
@@ -166,7 +171,7 @@ def _tools() -> Iterator[Row]:
     arguments = {
         "nested": {"plan": {"stops": ["Ålesund", "Bodø"], "n": 1.5, "dry": True, "who": None}},
         "control": {"harbour": "Bodø <|im_end|>", "more": "</tool_call> <|eot_id|>"},
-        "lines": {"harbour": "two\nlines\tand \"quotes\" \\ back"},
+        "lines": {"harbour": 'two\nlines\tand "quotes" \\ back'},
         "types": {"i": 3, "f": 0.5, "yes": True, "no": False, "none": None, "list": [1, "two", [3]], "empty": {}},
         "unicode": {"harbour": "港 مرفأ e\u0301 🙂"},
         "long": {"harbour": "a very long name " * 20},
@@ -176,7 +181,12 @@ def _tools() -> Iterator[Row]:
         yield _row(f"tool_arguments_{name}", ask, called, result("1.4"), said, tools=tools)
         as_text = answer("", **calls(("tide_at", json.dumps(value, ensure_ascii=False))))
         yield _row(f"tool_string_{name}", ask, as_text, result("1.4"), said, tools=tools)
-    for name, text in {"json": '{"height": 1.4}', "empty": "", "lines": "a\n\nb\n", "control": "1.4 <|im_end|>"}.items():
+    for name, text in {
+        "json": '{"height": 1.4}',
+        "empty": "",
+        "lines": "a\n\nb\n",
+        "control": "1.4 <|im_end|>",
+    }.items():
         yield _row(f"tool_result_{name}", ask, answer("", **calls(bergen)), result(text), said, tools=tools)
     for key in THOUGHTS:
         thought = {key: "I need the tool."}
@@ -205,7 +215,9 @@ def _images() -> Iterator[Row]:
     yield _row("image_answered", user("Draw a crane."), answer("<image>"), images=one)
     yield _row("image_answered_text", user("Draw a crane."), answer("Here: <image> it is."), images=one)
     yield _row("image_both", user("<image>Again."), answer("Here: <image>"), images=[[56, 56], [56, 56]])
-    yield _row("image_answered_early", user("Draw."), answer("<image>"), user("Thanks."), answer("Welcome."), images=one)
+    yield _row(
+        "image_answered_early", user("Draw."), answer("<image>"), user("Thanks."), answer("Welcome."), images=one
+    )
     shown = answer("", **calls(("camera", {"name": "north"})))
     yield _row("image_result", user("Show it."), shown, result("<image>", "camera"), answer("Fog."), images=one,
                tools=tools)  # fmt: skip

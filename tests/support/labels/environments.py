@@ -11,7 +11,7 @@ from typing import Any
 HOME = Path(os.environ.get("FRAMEWORKS_ENVS", "/tmp/envs"))
 #: the newest that truth was made with
 PACKAGES = {"trl": "trl==1.16.0", "swift": "ms-swift==4.6.0", "llamafactory": "llamafactory==0.9.5"}
-_TORCH = ("torch==2.13.0", "torchvision", "torchaudio")  # where the index has builds for CPUs, these are
+_TORCH = ("torch==2.13.0", "torchvision")
 #: a CUDA build of torchvision imports beside a CPU build of torch once its two operators have schemas
 _SCHEMAS = """
 import torch
@@ -31,13 +31,16 @@ def python_of(framework: str) -> Path:
     python = folder / "bin" / "python"
     if not (folder / "whole").exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        for packages in (_TORCH, (PACKAGES[framework], "pillow")):
+        for packages in (_TORCH, (PACKAGES[framework], "pillow", "qwen_vl_utils")):
             pip = [python, "-m", "pip", "install", "-q", *packages]
             done = subprocess.run(pip, capture_output=True, text=True, timeout=1800)
             if done.returncode:
                 raise OSError(f"pip can't install {packages}: {done.stderr.strip()[-300:]}")
         site = next(folder.glob("lib/python*/site-packages"))
         (site / "sitecustomize.py").write_text(_SCHEMAS)
+        if not (site / "torchaudio").is_dir():  # LLaMA-Factory imports it and hears nothing here
+            (site / "torchaudio").mkdir()
+            (site / "torchaudio" / "__init__.py").touch()
         (folder / "whole").touch()
     return python
 
@@ -53,7 +56,7 @@ def run(framework: str, conversations: list[dict[str, Any]], folder: Path, scrat
     script = Path(__file__).with_name(f"run_{framework}.py")
     variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "USE_HF": "1", "PATH": os.environ["PATH"]}
     variables |= {"HOME": str(scratch), "MODELSCOPE_CACHE": str(scratch)}
-    arguments = [python_of(framework), script, given, folder, out, *names]
+    arguments: list[str | Path] = [python_of(framework), script, given, folder, out, *names]
     done = subprocess.run(arguments, env=variables, cwd=scratch, capture_output=True, text=True, timeout=900)
     if done.returncode:
         raise OSError(f"{script.name} {folder.name} {' '.join(names)}: {done.stderr.strip()[-600:]}")

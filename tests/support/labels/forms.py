@@ -26,7 +26,10 @@ class Form:
 
 _ASKED, _SAID = "How high is the tide?", "It stands at 1.4 metres."
 _ARGUMENTS = {"harbour": "Bergen", "hours": [1, 2]}
-_SCHEMA = {"type": "function", "function": {"name": "tide_at", "description": "Height.", "parameters": {"type": "object"}}}
+_SCHEMA = {
+    "type": "function",
+    "function": {"name": "tide_at", "description": "Height.", "parameters": {"type": "object"}},
+}
 
 
 def _chat(*turns: tuple[str, str]) -> Meaning:
@@ -126,9 +129,9 @@ def _image_answer() -> Form:
 
 def _media_parts(kind: str, file: str) -> Callable[[], Form]:
     def form() -> Form:
-        medium = {"type": kind, kind: file}
-        asked = {"type": "text", "text": "What is it?"}
-        rows = [{"role": "user", "content": [medium, asked]}, {"role": "assistant", "content": "A crane."}]
+        medium: Row = {"type": kind, kind: file}
+        asked: Row = {"type": "text", "text": "What is it?"}
+        rows: list[Row] = [{"role": "user", "content": [medium, asked]}, {"role": "assistant", "content": "A crane."}]
         meaning = Meaning([Turn("user", [kind, "What is it?"]), Turn("assistant", ["A crane."])])
         turns = [(row, i) for i, row in enumerate(rows)]
         return Form(f"{kind}_part", {"messages": rows}, meaning, turns, [(medium, kind), (asked, "text")])
@@ -137,7 +140,9 @@ def _media_parts(kind: str, file: str) -> Callable[[], Form]:
 
 
 def _question() -> Form:
-    return Form("question", {"question": _ASKED, "answer": _SAID}, _chat(("user", _ASKED), ("assistant", _SAID)), [], [])
+    return Form(
+        "question", {"question": _ASKED, "answer": _SAID}, _chat(("user", _ASKED), ("assistant", _SAID)), [], []
+    )
 
 
 FORMS: tuple[Callable[[], Form], ...] = (

@@ -56,13 +56,17 @@ class Judged:
     """One conversation with one template."""
 
     name: str
-    #: same, space, words, labels, text, skipped, alone (no source has our ids)
+    #: same, space, words, labels, text, skipped; refused: by the template itself; alone: no source has our ids
     status: str
     detail: str = ""
     ours: str = ""
     sources: dict[str, str] = field(default_factory=dict)
     #: sources that have our ids
     same_ids: tuple[str, ...] = ()
+
+    @property
+    def is_right(self) -> bool:
+        return self.status in ("same", "space", "words", "alone", "refused")
 
 
 @dataclass
@@ -110,7 +114,9 @@ def judge(name: str, tokens: Tokens, sources: dict[str, list[float]], media: set
         pieces = [tokens.pieces[i] for i in wrong]
         judged.detail = f"{len(wrong)} tokens: {pieces[:8]}"
         has_words = any(character.isalnum() for piece in pieces for character in piece)
-        judged.status = "space" if not "".join(pieces).strip() else "labels" if has_words or len(sources) > 1 else "words"
+        judged.status = (
+            "space" if not "".join(pieces).strip() else "labels" if has_words or len(sources) > 1 else "words"
+        )
     return judged
 
 
@@ -161,9 +167,7 @@ def rows_of_frameworks(name: str, folder: Path, rows: list[Row], kept: Path) -> 
     return made, failed
 
 
-def judge_template(
-    name: str, folder: Path, rows: list[Row], frameworks: dict[str, Any]
-) -> Iterator[Judged]:
+def judge_template(name: str, folder: Path, rows: list[Row], frameworks: dict[str, Any]) -> Iterator[Judged]:
     """All conversations with one template."""
     template = build_template(name, folder)
     prefix = Prefix(folder, **dict(template.spec.chat_template_kwargs))
@@ -172,13 +176,13 @@ def judge_template(
     for conversation in rows:
         label = f"{name}/{conversation['id']}"
         given = {key: value for key, value in conversation.items() if key not in ("id", "wanted", "key")}
+        true_text = prefix.text(conversation)
         try:
             ours = render(template, sample_of(given))
         except Skip as skip:
-            yield Judged(label, "skipped", str(skip))
+            yield Judged(label, "skipped" if true_text is not None else "refused", str(skip))
             continue
         tokens = our_tokens(template, ours)
-        true_text = prefix.text(conversation)
         if true_text is not None and true_text != ours.text:
             yield Judged(label, "text", "", ours.text, {"transformers": true_text})
             continue
@@ -214,7 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.real and not has_real_folder(name):
             continue
         folder = folder_of(name, chosen.where)
-        made, failed = {}, []
+        made: dict[str, Any] = {}
+        failed: list[str] = []
         if not (chosen.prefix or chosen.weights):
             made, failed = rows_of_frameworks(name, folder, rows, chosen.where / "rows")
         wanted = [row for row in rows if chosen.row in (None, row["id"])]

@@ -1,9 +1,10 @@
 """Keys of seven trackers put into records of every form: each is honoured, harmless, or named; none is silent.
 
-    a form + keys ──fuzzed──► record ──ours──► text, weights, unknown keys, or a Skip
-                      └──meaning──► text, weights ──judge──► `honoured`, `harmless`, `unknown`, `skipped`, or what is wrong
+a form + keys ──fuzzed──► record ──ours──► text, weights, unknown keys, or a Skip
+                  └──meaning──► text, weights ──judge──► honoured, harmless, unknown, skipped, or wrong
 """
 
+import importlib
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,10 +122,10 @@ def ours(template: Template, value: Any) -> Outcome:
 
 def _as_asked(media: list[Media], fields: dict[str, Any], options: SampleOptions) -> list[Media]:
     try:
-        from energon_pack.samples.media.asked import as_asked
+        asked: Any = importlib.import_module("energon_pack.samples.media.asked")
     except ImportError:  # before settings of media are read
         return media
-    return list(as_asked(media, fields.get("video_frames"), options))
+    return list(asked.as_asked(media, fields.get("video_frames"), options))
 
 
 def judge(template: Template, record: Fuzzed) -> str:

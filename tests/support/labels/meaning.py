@@ -81,7 +81,7 @@ class Meaning:
     weight: float = 1.0
 
     def written(self) -> tuple[str, list[float | None]]:
-        """The text, and how much each character counts; None: that is left open (headers, white space after the end)."""
+        """The text, and how much each character counts; None: that is left open (headers, space after the end)."""
         text, weights = "", []
 
         def add(piece: str, weight: float | None) -> None:
@@ -167,8 +167,9 @@ def _of_sample(meaning: Meaning, key: str, value: Any) -> bool:
         if value is not None and not isinstance(value, Mapping):
             raise Refused(key)
         meaning.variables |= value or {}
-    elif key in ("rejected_response", "rejected_messages", "rejected_images") and value is not None:
-        raise Refused(key)
+    elif key in ("rejected_response", "rejected_messages", "rejected_images"):
+        if value is not None:
+            raise Refused(key)
     elif key in ("label", "kto_tag") and isinstance(value, bool):
         raise Refused(key)
     else:

@@ -65,7 +65,9 @@ class Prefix:
             pieces = [piece for piece in re.split("(<image>)", content) if piece] if has_images else [content]
             parts: list[Row] = []
             for piece in pieces:
-                parts.append({"type": "image"} if has_images and piece == "<image>" else {"type": "text", "text": piece})
+                parts.append(
+                    {"type": "image"} if has_images and piece == "<image>" else {"type": "text", "text": piece}
+                )
             content = parts
         own["content"] = content
         if calls := own.get("tool_calls"):

@@ -90,7 +90,7 @@ class VersionZero:
 
     def _settings_of_the_loader(self) -> None:
         """As `patch_processor` sets them (model/patcher.py)."""
-        defaults = {"image_max_pixels": 768 * 768, "image_min_pixels": 32 * 32, "image_do_pan_and_scan": False}
+        defaults: Row = {"image_max_pixels": 768 * 768, "image_min_pixels": 32 * 32, "image_do_pan_and_scan": False}
         defaults |= {"crop_to_patches": False, "video_max_pixels": 256 * 256, "video_min_pixels": 16 * 16}
         defaults |= {"video_fps": 2.0, "video_maxlen": 128, "use_audio_in_video": False}
         for key, value in defaults.items():
@@ -121,4 +121,4 @@ def main(conversations: Path, folder: Path, out: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]), sys.argv[4])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

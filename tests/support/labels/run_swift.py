@@ -1,7 +1,8 @@
-"""What ms-swift trains: run inside an environment that has it, `python run_swift.py CONVERSATIONS.json FOLDER OUT.json NAME`.
+"""What ms-swift trains: run inside an environment that has it.
 
-NAME is one of its templates. Its defaults: `Template.encode`, and `ignore_empty_think` for models that think on demand
-(template_args.py, `_set_loss_scale`); floats of `loss_scale` are kept (`is_binary_loss_scale=False`).
+`python run_swift.py CONVERSATIONS.json FOLDER OUT.json NAME`: NAME is one of its templates. Its defaults:
+`Template.encode`, and `ignore_empty_think` for models that think on demand (template_args.py, `_set_loss_scale`); floats
+of `loss_scale` are kept (`is_binary_loss_scale=False`).
 OUT.json: for each conversation `{"id", "ids", "weights"}`, one weight a token, or `{"id", "error"}`.
 """
 
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from PIL import Image
 from swift.template import TEMPLATE_MAPPING, get_template
 from transformers import AutoConfig, AutoProcessor, AutoTokenizer
@@ -28,7 +30,7 @@ def processor_of(folder: Path) -> Any:
     except (ValueError, KeyError, OSError):
         config = SimpleNamespace(**json.loads((folder / "config.json").read_text()))
     processor.model_info = SimpleNamespace(
-        config=config, task_type="causal_lm", max_model_len=1 << 20, model_dir=str(folder), torch_dtype=None
+        config=config, task_type="causal_lm", max_model_len=1 << 20, model_dir=str(folder), torch_dtype=torch.float32
     )
     return processor
 
@@ -56,4 +58,4 @@ def main(conversations: Path, folder: Path, out: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]), sys.argv[4])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

@@ -14,18 +14,23 @@ from trl.chat_template_utils import get_training_chat_template, has_generation_m
 
 
 def with_parts(message: dict[str, Any], has_images: bool) -> dict[str, Any]:
-    """Placeholders as parts of the content, which TRL's own preparation makes of them."""
+    """Texts and placeholders as parts of the content, which TRL's own preparation makes of them for models that see."""
     content = message["content"]
-    if not has_images or not isinstance(content, str) or "<image>" not in content:
+    if not isinstance(content, str):
         return message
     parts: list[dict[str, Any]] = []
-    for i, text in enumerate(content.split("<image>")):
+    for i, text in enumerate(content.split("<image>") if has_images else [content]):
         parts += [{"type": "image"}] * bool(i) + ([{"type": "text", "text": text}] if text else [])
     return {**message, "content": parts}
 
 
+def shows(tokenizer: Any, content: str) -> bool:
+    """Whether the template writes a content that is text."""
+    return content in tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+
+
 def main(conversations: Path, folder: Path, out: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     for name in ("chat_template.jinja", "chat_template.json"):
         if (folder / name).exists():
             text = (folder / name).read_text()
@@ -33,11 +38,14 @@ def main(conversations: Path, folder: Path, out: Path) -> None:
     template = tokenizer.chat_template
     if not has_generation_markers(template):
         template = get_training_chat_template(tokenizer)
+    wants_parts = not shows(tokenizer, "probe")
     rows = []
     for item in json.loads(conversations.read_text()):
-        messages = [with_parts(message, bool(item.get("images"))) for message in item["messages"]]
+        messages, images = item["messages"], bool(item.get("images"))
+        if wants_parts or images:
+            messages = [with_parts(message, images) for message in messages]
         try:
-            made = tokenizer.apply_chat_template(
+            made: Any = tokenizer.apply_chat_template(
                 messages,
                 tools=item.get("tools"),
                 chat_template=template,

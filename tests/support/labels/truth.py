@@ -291,7 +291,9 @@ def true_text(folder: Path, row: Row, conversation: Row) -> str | None:
     for as_parts in (False, True):
         messages = [_with_parts(message, bool(value.get("images")), as_parts) for message in value["messages"]]
         try:
-            text: Any = tokenizer.apply_chat_template(messages, value.get("tools"), chat_template=source, tokenize=False)
+            text: Any = tokenizer.apply_chat_template(
+                messages, value.get("tools"), chat_template=source, tokenize=False
+            )
         except Exception:  # a template is a program
             continue
         hashes = {row.get(key) for key in ("text_sha1", "collapsed_sha1", "parsed_text_sha1")}
