@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support.running import ROOT
+
 #: environments that a machine keeps between runs of the slow tests
 HOME = Path(os.environ.get("FRAMEWORKS_ENVS", "/tmp/envs"))
 #: the newest that truth was made with
@@ -53,7 +55,7 @@ def run(framework: str, conversations: list[dict[str, Any]], folder: Path, scrat
     """
     given, out = scratch / "conversations.json", scratch / f"{framework}.json"
     given.write_text(json.dumps(conversations))
-    script = Path(__file__).with_name(f"run_{framework}.py")
+    script = ROOT / "tests" / "support" / "labels" / f"run_{framework}.py"
     variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "USE_HF": "1", "PATH": os.environ["PATH"]}
     variables |= {"HOME": str(scratch), "MODELSCOPE_CACHE": str(scratch)}
     arguments: list[str | Path] = [python_of(framework), script, given, folder, out, *names]

@@ -1,8 +1,8 @@
 """What ms-swift trains: run inside an environment that has it.
 
 `python run_swift.py CONVERSATIONS.json FOLDER OUT.json NAME`: NAME is one of its templates. Its defaults:
-`Template.encode`, and `ignore_empty_think` for models that think on demand (template_args.py, `_set_loss_scale`); floats
-of `loss_scale` are kept (`is_binary_loss_scale=False`).
+`Template.encode`, and `ignore_empty_think` for models that think on demand (template_args.py, `_set_loss_scale`);
+floats of `loss_scale` are kept (`is_binary_loss_scale=False`).
 OUT.json: for each conversation `{"id", "ids", "weights"}`, one weight a token, or `{"id", "error"}`.
 """
 
