@@ -7,6 +7,7 @@ Where a source has our ids, what all of them train has to be trained, and nothin
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,10 @@ LLAMAFACTORY = {
     "trl_gemma3": ("gemma3",), "trl_phi3": ("phi",), "trl_phi3_5": ("phi",), "trl_llama3": ("llama3",),
     "trl_cohere": ("cohere",), "trl_lfm2": ("lfm2",),
 }  # fmt: skip
+
+
+#: a tag that the prompt of some models writes, and its beginning or end where a token holds more
+_THINK = re.compile(r"</?think(></?|>)?")
 
 
 @dataclass
@@ -113,7 +118,7 @@ def judge(name: str, tokens: Tokens, sources: dict[str, list[float]], media: set
     if wrong:
         pieces = [tokens.pieces[i] for i in wrong]
         judged.detail = f"{len(wrong)} tokens: {pieces[:8]}"
-        has_words = any(character.isalnum() for piece in pieces for character in piece)
+        has_words = any(character.isalnum() for character in _THINK.sub("", "".join(pieces)))
         judged.status = (
             "space" if not "".join(pieces).strip() else "labels" if has_words or len(sources) > 1 else "words"
         )

@@ -20,6 +20,7 @@ from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.templates.template import Sample, Template
 from support.labels.forms import FORMS, Form, fresh
 from support.labels.meaning import Refused, say
+from support.labels.media_meaning import num_tokens
 from support.labels.tracker_keys import KEYS, PART, SAMPLE, TURN, Key, values_of
 from support.labels.truth import render
 
@@ -27,6 +28,7 @@ from support.labels.truth import render
 FILES = {"a.png": Media("image", 112, 84, "png"), "v.mp4": Media("video", 112, 84, "mp4", 40, 10.0)}
 #: read by templates, or beside marks in texts that none of these records has
 _OF_NO_WEIGHT = {(TURN, "name"), (TURN, "tool_call_id"), (SAMPLE, "objects")}
+FILES_OF = {"image": "a.png", "video": "v.mp4"}
 _PLACES = {SAMPLE: 0, TURN: 1, PART: 2}
 _NAMED_AS = {SAMPLE: "", TURN: "messages[].", PART: "content[]."}
 
@@ -158,10 +160,10 @@ def judge(template: Template, record: Fuzzed) -> str:
             return f"the character {text[max(0, i - 12) : i + 12]!r} at {i} counts {got}, not {want}"
     if abs(made.options.weight - meaning.weight) > 1e-9:
         return f"the sample counts {made.options.weight}, not {meaning.weight}"
-    return _rest(template, record, made, known)
+    return _rest(record, made, known)
 
 
-def _rest(template: Template, record: Fuzzed, made: Outcome, known: list[Added]) -> str:
+def _rest(record: Fuzzed, made: Outcome, known: list[Added]) -> str:
     """What became of the keys that the second implementation does not know."""
     verdict = "honoured" if known else "harmless"
     for added in record.added:
@@ -175,9 +177,11 @@ def _rest(template: Template, record: Fuzzed, made: Outcome, known: list[Added])
         elif added.key.name in table._HARMLESS[_PLACES[added.key.place]]:
             if added.key.matters:
                 return f"harmless by the table, though it matters: {added}"
-        elif added.key.place == PART and added.kind in ("image", "video"):
-            if not _is_seen(template, record, added, made):
-                return f"silent: {added}"
+        elif added.key.place == PART and added.kind in FILES_OF and added.key.read_in.startswith("Q:"):
+            if not added.is_good:
+                return f"silent: {added} is no such value"
+            if made.media_lengths != [_wanted_length(record, added)]:
+                return f"{made.media_lengths} tokens of media, not {_wanted_length(record, added)}: {added}"
             verdict = "honoured"
         elif (added.key.place, added.key.name) in _OF_NO_WEIGHT:
             pass
@@ -190,9 +194,12 @@ def _rest(template: Template, record: Fuzzed, made: Outcome, known: list[Added])
     return verdict
 
 
-def _is_seen(template: Template, record: Fuzzed, added: Added, made: Outcome) -> bool:
-    """Whether the medium of a part is told what the part says of it."""
-    return any(said and said.get(added.key.name) == added.value for said in made.options.media)
+def _wanted_length(record: Fuzzed, added: Added) -> int:
+    """Tokens of the medium of a part, by all that is said of it."""
+    part = next(part for part, kind in record.form.parts if kind == added.kind)
+    said = {key: value for key, value in part.items() if isinstance(value, (int, float)) and value is not False}
+    file = FILES[FILES_OF[added.kind]]
+    return num_tokens(added.kind, file.height, file.width, file.num_frames, file.fps, said)
 
 
 def _has_system(form: Form) -> bool:
