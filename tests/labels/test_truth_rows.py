@@ -1,0 +1,41 @@
+"""What we train is what real frameworks train: 1,339 rows of 45 chat templates, read as labels.md §1 says.
+
+Without it, a change of the chat templates' code trains another part of a turn, and only a loss would tell, much later.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from support.labels.conventions import reason_to_differ
+from support.labels.folders import REAL_FOLDERS, download_trl, has_real_folder, make_folder
+from support.labels.truth import names, rows_of, shown
+from support.running import REAL
+
+pytestmark = pytest.mark.skipif(not (REAL / "labels").is_dir(), reason="../shared/real/labels is not here")
+
+
+def wrong_rows(name: str, folder: Path) -> dict[str, str]:
+    """Rows of a template that differ and may not."""
+    wrong = {}
+    for verdict in rows_of(name, folder):
+        if not verdict.is_right and reason_to_differ(verdict) is None:
+            trained = shown(verdict.ours.text, verdict.ours.weights) if verdict.ours else ""
+            wrong[verdict.name] = f"{verdict.status} {verdict.detail} {trained}"
+    return wrong
+
+
+@pytest.mark.parametrize("name", REAL_FOLDERS)
+def test_a_real_processor_trains_what_frameworks_train(name: str) -> None:
+    assert wrong_rows(name, REAL / "processors" / name) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in names() if not has_real_folder(name)])
+def test_a_published_template_trains_what_frameworks_train(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    made = tmp_path_factory.getbasetemp() / "frameworks"
+    try:
+        trl = download_trl(made / "trl")
+    except OSError as error:
+        pytest.skip(str(error))
+    assert wrong_rows(name, make_folder(name, trl, made)) == {}

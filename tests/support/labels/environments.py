@@ -1,0 +1,66 @@
+"""Virtual environments with the frameworks' real code, each made once, and how a script is run inside one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.running import ROOT
+
+#: environments that a machine keeps between runs of the slow tests
+HOME = Path(os.environ.get("FRAMEWORKS_ENVS", "/tmp/envs"))
+#: the newest that truth was made with
+PACKAGES = {"trl": "trl==1.16.0", "swift": "ms-swift==4.6.0", "llamafactory": "llamafactory==0.9.5"}
+_TORCH = ("torch==2.13.0", "torchvision")
+#: a CUDA build of torchvision imports beside a CPU build of torch once its two operators have schemas
+_SCHEMAS = """
+import torch
+library = torch.library.Library("torchvision", "DEF")
+for name in ("nms", "qnms"):
+    library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+
+
+def python_of(framework: str) -> Path:
+    """The interpreter of a framework's environment, made where it is not there.
+
+    Raises:
+        OSError: pip can't install it.
+    """
+    folder = HOME / framework
+    python = folder / "bin" / "python"
+    if not (folder / "whole").exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        for packages in (_TORCH, (PACKAGES[framework], "pillow", "qwen_vl_utils")):
+            pip = [python, "-m", "pip", "install", "-q", *packages]
+            done = subprocess.run(pip, capture_output=True, text=True, timeout=1800)
+            if done.returncode:
+                raise OSError(f"pip can't install {packages}: {done.stderr.strip()[-300:]}")
+        site = next(folder.glob("lib/python*/site-packages"))
+        (site / "sitecustomize.py").write_text(_SCHEMAS)
+        if not (site / "torchaudio").is_dir():  # LLaMA-Factory imports it and hears nothing here
+            (site / "torchaudio").mkdir()
+            (site / "torchaudio" / "__init__.py").touch()
+        (folder / "whole").touch()
+    return python
+
+
+def run(framework: str, conversations: list[dict[str, Any]], folder: Path, scratch: Path, *names: str) -> list[Any]:
+    """What `run_FRAMEWORK.py` makes of conversations with a processor's folder.
+
+    Raises:
+        OSError: the environment can't be made, or the script ends with an error; its last lines are the message.
+    """
+    given, out = scratch / "conversations.json", scratch / f"{framework}.json"
+    given.write_text(json.dumps(conversations))
+    script = ROOT / "tests" / "support" / "labels" / f"run_{framework}.py"
+    variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "USE_HF": "1", "PATH": os.environ["PATH"]}
+    variables |= {"HOME": str(scratch), "MODELSCOPE_CACHE": str(scratch)}
+    arguments: list[str | Path] = [python_of(framework), script, given, folder, out, *names]
+    done = subprocess.run(arguments, env=variables, cwd=scratch, capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        raise OSError(f"{script.name} {folder.name} {' '.join(names)}: {done.stderr.strip()[-600:]}")
+    rows: list[Any] = json.loads(out.read_text())
+    return rows
