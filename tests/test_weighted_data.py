@@ -23,7 +23,7 @@ from support.damage import read_shard, write_shard
 from support.packed import packed, prepare, samples, train, typed
 from support.running import command_here, need_torchvision
 from support.samples import picture, write_tar
-from support.weighted import render_weights, turns
+from support.weighted import turns
 
 Make = Callable[..., PackConfig]
 QWEN3 = {"enable_thinking": False, "words": ["a", {"deep": 1}]}
@@ -31,8 +31,7 @@ QWEN3 = {"enable_thinking": False, "words": ["a", {"deep": 1}]}
 
 @pytest.fixture(autouse=True)
 def as_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Templates give weights of turns, and Energon's own look, tested elsewhere, is left out."""
-    render_weights(monkeypatch)
+    """Energon's own look, tested elsewhere, is left out."""
     monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
 
 

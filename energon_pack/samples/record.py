@@ -16,7 +16,7 @@ from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.media.settings import SETTING_KEYS
 from energon_pack.samples.placeholders import flat_content, kind_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, preferred
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tool_calls import (
@@ -37,7 +37,6 @@ _ROLES = {
     **dict.fromkeys(("gpt", "bot", "chatgpt", "bing", "model", *CALL_ROLES), "assistant"),
     **dict.fromkeys(("function", "observation", "tool_response", "ipython"), "tool"),
 }
-_REASONING = ("reasoning", "thinking", "reasoning_content")
 MESSAGE_KEYS = ("messages", "conversations", "texts")
 _MEDIA_KEYS = ("name", "media_files")
 _KIND_KEYS = ("media", "media_type")
@@ -230,7 +229,7 @@ def _turns(message: Any, index: int) -> list[Message]:
         if any(isinstance(part, dict) and part.get("type") in OTHER_PARTS for part in content):
             return [_with_content(turn, index) for turn in turns_of_parts(normal, index)]
         return [_with_content(normal, index)]
-    if content is None and (normal.get("tool_calls") or any(map(normal.get, _REASONING))):
+    if content is None and (normal.get("tool_calls") or any(map(normal.get, REASONING_KEYS))):
         normal["content"] = ""
     elif not isinstance(content, str):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the content {content!r}")

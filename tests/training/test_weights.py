@@ -29,7 +29,7 @@ from energon_pack.training.layout import IGNORE, Form, Member, loss_weights, nea
 from energon_pack.training.members import Encoded, MemberEncoder
 from energon_pack.training.pack_encoder import BadPack, Pack, refuse_weights
 from support.tiny import alone, make_batch, make_members, make_model
-from support.weighted import render_weights, turns
+from support.weighted import turns
 
 KINDS = (None, "token", "sample", "sqrt")
 
@@ -215,20 +215,13 @@ def test_packed_is_alone_with_weights(name: str, kind: str | None) -> None:
 # ----------------------------------------------------------------------------------------------- from the template
 
 
-@pytest.fixture
-def weighing(template: Template, monkeypatch: pytest.MonkeyPatch) -> Template:
-    """A template that gives the weights of turns."""
-    render_weights(monkeypatch)
-    return template
-
-
-def test_tokens_have_the_weights_of_their_turns(weighing: Template) -> None:
+def test_tokens_have_the_weights_of_their_turns(template: Template) -> None:
     """Each range keeps its own weight; where all are 1 there are none."""
-    one, other = (weighing.encode(Sample(turns(*weights), [])) for weights in ((1.0, 1.0), (0.5, 1.0, 2.0)))
+    one, other = (template.encode(Sample(turns(*weights), [])) for weights in ((1.0, 1.0), (0.5, 1.0, 2.0)))
     assert one.weights == []
     assert other.weights == [0.5, 1.0, 2.0]
     assert len(other.supervised) == 3
-    texts = [weighing.tokenizer.decode(other.ids[start:end]) for start, end in other.supervised]
+    texts = [template.tokenizer.decode(other.ids[start:end]) for start, end in other.supervised]
     assert [text.strip()[:5] for text in texts] == ["Say 0", "Say 1", "Say 2"]
 
 
@@ -257,11 +250,11 @@ def test_ranges_and_weights_stay_aligned(pieces: list[tuple[int, int, float]]) -
     assert found == of_token
 
 
-def test_a_member_has_the_weights_of_its_turns_and_sample(weighing: Template) -> None:
+def test_a_member_has_the_weights_of_its_turns_and_sample(template: Template) -> None:
     """Labels, weights and the factor of a member lie beside one another; a sample without any has none."""
-    encoder, messages = MemberEncoder(weighing), turns(0.5, 0.0, 2.0)
+    encoder, messages = MemberEncoder(template), turns(0.5, 0.0, 2.0)
     of = encoder.encode(MemberInput("a", messages, options=SampleOptions(weight=0.25))).tokens
-    first, second = weighing.encode(Sample(messages, [])).supervised
+    first, second = template.encode(Sample(messages, [])).supervised
     assert [i for i, label in enumerate(of.labels.tolist()) if label != IGNORE] == [*range(*first), *range(*second)]
     assert of.weights is not None
     assert of.weights[slice(*first)].tolist() == [0.5] * (first[1] - first[0])

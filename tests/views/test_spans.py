@@ -15,7 +15,7 @@ from energon_pack.views import html, terminal
 from energon_pack.views.spans import spans_of
 from energon_pack.views.view import MemberView, Span, Turn
 from support.models import of_model
-from support.weighted import render_weights, turns
+from support.weighted import turns
 
 TALK: list[Message] = [
     {"role": "user", "content": "<image>What? 🀄 中文 ünïcode <image>"},
@@ -95,16 +95,9 @@ def test_a_video_is_one_span_with_its_times(real: Path) -> None:
     assert [span.kind for span in spans].count("video") == 1
 
 
-@pytest.fixture
-def weighing(template: Template, monkeypatch: pytest.MonkeyPatch) -> Template:
-    """A template that gives the weights of turns."""
-    render_weights(monkeypatch)
-    return template
-
-
-def test_weights_are_shown_behind_what_they_weigh(weighing: Template) -> None:
+def test_weights_are_shown_behind_what_they_weigh(template: Template) -> None:
     """A turn that counts less looks as if it did, and one that is not trained looks like a question."""
-    spans = shown(weighing, Sample(turns(0.5, 0.0, 1.0), []))
+    spans = shown(template, Sample(turns(0.5, 0.0, 1.0), []))
     found = {span.text.partition("<")[0]: span.weight for span in spans if span.text.startswith("Say")}
     assert found == {"Say 0": 0.5, "Say 2": 1.0}
     plain = terminal.tokens_text(spans, Console(no_color=True)).plain

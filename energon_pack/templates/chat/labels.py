@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from energon_pack.samples.sample import Message
-from energon_pack.templates.chat.normal import REASONING_KEYS
+from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.templates.chat.turns import SpecialTokens, Turn
 from energon_pack.templates.settings import LabelsConfig, Think
 

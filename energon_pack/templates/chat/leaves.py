@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from energon_pack.samples.sample import Message
-from energon_pack.templates.chat.normal import REASONING_KEYS
+from energon_pack.samples.sample import REASONING_KEYS, Message
 
 #: Noncharacters that stand for themselves in what is rendered here.
 NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")

@@ -11,13 +11,12 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import turn_weight
 from energon_pack.templates.chat.jinja import generates, strings_in
 from energon_pack.templates.chat.labels import ThinkMarks, Trained, adjusted, without_thoughts
 from energon_pack.templates.chat.leaves import NONCHARACTERS, Level, mark_leaves, read_marks
-from energon_pack.templates.chat.normal import REASONING_KEYS
 from energon_pack.templates.chat.renderer import Renderer, is_watched
 from energon_pack.templates.chat.skeleton import (
     Shape,

@@ -32,8 +32,8 @@ def by_transformers(source: str, messages: list[dict[str, Any]]) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     given = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    texts, _ = render_jinja_template(conversations=[given], chat_template=source)
-    return str(texts[0])
+    rendered: Any = render_jinja_template(conversations=[given], chat_template=source)
+    return str(rendered[0][0])
 
 
 def answered(**keys: Any) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ def test_reasoning_has_three_names_and_keys_that_are_none_are_not_there(source: 
 
 def test_reasoning_by_another_name_is_trained() -> None:
     source = QWEN3 + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    marked = ChatTemplate(source, {}, SPECIAL).render_marked(answered(reasoning="why"), None)
+    marked = ChatTemplate(source, {}, SPECIAL).render_marked(answered(reasoning="why"), None).text
     assert marked.endswith("<|im_start|>assistant\n\ufdd0<think>\nwhy\n</think>\n\nb<|im_end|>\ufdd1\n")
 
 
@@ -81,7 +81,7 @@ def test_reasoning_by_another_name_is_trained() -> None:
 )
 def test_reasoning_that_a_template_writes_nowhere_is_noticed(source: str, keys: Any, expected: bool) -> None:
     """Else a set of thoughts is packed without any, and nothing says so."""
-    assert ChatTemplate(source, {}, SPECIAL).leaves_out_reasoning(answered(**keys), None) is expected
+    assert ChatTemplate(source, {}, SPECIAL).renderer.leaves_out_reasoning(answered(**keys), None) is expected
 
 
 @pytest.mark.parametrize(
