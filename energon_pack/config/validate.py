@@ -96,7 +96,7 @@ def _check_values(config: PackConfig) -> None:
     for name, share in (("max_skipped", config.max_skipped), ("measure.verify", config.measure.verify)):
         if not 0 <= share <= 1:
             raise PackError(f"{name}={share}: a share of the samples, 0 to 1")
-    for node in (config.media, config.model, packing, config.source, config.output, config.executor):
+    for node in (config.media, config.model, config.labels, packing, config.source, config.output, config.executor):
         node.check()
     parse_slice(config.source.slice)
     split_shares(plain(config.output.splits))

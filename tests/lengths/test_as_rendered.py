@@ -19,6 +19,7 @@ from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
+from energon_pack.templates.chat import renderer
 from energon_pack.templates.chat import template as chat_template
 from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.identity import NO_SHORTCUT
@@ -67,7 +68,7 @@ def test_a_shortcut_that_is_wrong_is_seen_and_all_is_measured_anew(
     """Where both other belts fail; else lengths of another text would stay in the cache, and be trained with."""
     with monkeypatch.context() as patch:
         patch.setattr(chat_template, "copies_texts", lambda *_: True)
-        patch.setattr(chat_template, "watched", lambda source, today: environment(today).from_string(CHATML))
+        patch.setattr(renderer, "watched", lambda source, today: environment(today).from_string(CHATML))
         lens, method = measure(pings, demo[1], tmp_path / "cache")
     said = " ".join(capsys.readouterr().out.split())
     assert "looks at texts" in said
@@ -102,7 +103,7 @@ def test_packs_of_a_template_without_its_shortcut_are_trained_without_it(
     given = config(pings, model__template="text", model__chat_template=LOOKING, cache_dir=str(tmp_path / "cache"))
     with monkeypatch.context() as patch:
         patch.setattr(chat_template, "copies_texts", lambda *_: True)
-        patch.setattr(chat_template, "watched", lambda source, today: environment(today).from_string(CHATML))
+        patch.setattr(renderer, "watched", lambda source, today: environment(today).from_string(CHATML))
         dataset = packed(given)
     assert read_manifest(dataset)["fingerprints"].items() >= NO_SHORTCUT.items()
     assert not load_dataset_template(dataset, str(demo[1])).spec.shortcut
