@@ -6,6 +6,7 @@ it has a value that says nothing. Any other is unknown: the report lists it, wit
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from energon_pack.samples.options import OPTION_KEYS
@@ -124,7 +125,7 @@ _ELSEWHERE: tuple[Mapping[str, _Elsewhere], ...] = (
 _KNOWN = tuple(read.union(harmless) for read, harmless in zip(_READ, _HARMLESS, strict=True))
 
 
-def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> list[str]:
+def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> tuple[str, ...]:
     """The keys of a sample, of its turns (`messages[].mood`) and of their parts (`content[].mood`) that nothing knows.
 
     Args:
@@ -145,7 +146,7 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> list[
             for part in content if isinstance(content, list) else ():
                 if isinstance(part, dict) and not _KNOWN[2].issuperset(part):
                     unknown |= dict.fromkeys(_strange(part, 2))
-    return list(unknown)[:_MOST]
+    return tuple(islice(unknown, _MOST))
 
 
 def _strange(value: Mapping[str, Any], place: int) -> Iterator[str]:

@@ -58,7 +58,7 @@ class Record:
     #: the sample's other fields, untouched
     fields: dict[str, Any] = field(default_factory=dict)
     #: keys that nothing knows, as `keys.unknown_keys` names them
-    unknown: list[str] = field(default_factory=list)
+    unknown: tuple[str, ...] = ()
     #: whether it has tools that the settings leave out
     leaves_out_tools: bool = False
 
