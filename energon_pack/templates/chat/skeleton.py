@@ -75,10 +75,13 @@ def shape_of(messages: Sequence[Message]) -> Shape | None:
         if not _PLAIN_KEYS.issuperset(message):
             return None
         content = message["content"]
-        if not isinstance(content, str) and not all(map(_PART_KEYS.issuperset, content)):
-            return None
-        kinds = "text" if isinstance(content, str) else tuple(part["type"] for part in content)
-        shape.append((message["role"], kinds, repr((message.get("loss"), message.get("weight")))))
+        kinds: Any = "text"
+        if not isinstance(content, str):
+            if not all(map(_PART_KEYS.issuperset, content)):
+                return None
+            kinds = tuple(part["type"] for part in content)
+        # As text: 1, 1.0 and true are equal, and a template may write them.
+        shape.append((message["role"], kinds, len(message) > 2 and repr((message.get("loss"), message.get("weight")))))
     return tuple(shape)
 
 
