@@ -99,7 +99,7 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
     run = Run(executor, progress, places.cache_dir, places.mirror)
     indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
     method, cost = prepare_method(config, places, run)
-    for line in method.choice.lines(config.model.template):
+    for line in method.lines(config.model.template):
         say(line)
     given, config = config, replace(config, model=replace(config.model, template=method.choice.template))
     measured, method = measure_source(config, places, indexed, method, run)

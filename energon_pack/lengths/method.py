@@ -7,7 +7,7 @@ from energon_pack.run.context import Run
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates.choose import Choice
 from energon_pack.templates.identity import Identity
-from energon_pack.templates.processor import choice_of, identity_of, prepare_template, saved_template
+from energon_pack.templates.processor import choice_of, date_of, identity_of, prepare_template, saved_template
 from energon_pack.templates.settings import TemplateSettings
 
 
@@ -28,6 +28,16 @@ class Method:
     def choice(self) -> Choice:
         """Whose rules count the media, and what they were compared with."""
         return choice_of(self.template_folder)
+
+    def lines(self, asked: str) -> list[str]:
+        """What to say of it before samples are measured.
+
+        Args:
+            asked: `model.template` of the config.
+        """
+        date = date_of(self.template_folder)
+        said = [] if date is None else [f"the chat template writes a date: {date} (model.date)"]
+        return [*self.choice.lines(asked), *said]
 
 
 def prepare(settings: TemplateSettings, read: ReadSettings, engine: str, run: Run) -> Method:

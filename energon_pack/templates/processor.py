@@ -16,6 +16,7 @@ from energon_pack.run.files import is_as_made, make_once, write_whole
 from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.templates.build import build
+from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.choose import Choice, Tried, choose
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
@@ -135,6 +136,12 @@ def _chosen(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]
     if not choice.note:
         keep("choices", key, asdict(choice))
     return template, choice
+
+
+def date_of(folder: str) -> str | None:
+    """The date that the template which `prepare_template` wrote puts into texts; None: it writes none."""
+    values = json.loads(Path(folder, "spec.json").read_bytes())
+    return str(values["date"]) if writes_date(values["chat_template"]) else None
 
 
 def identity_of(folder: str) -> Identity:

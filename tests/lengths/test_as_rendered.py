@@ -14,6 +14,7 @@ from energon_pack.lengths.measure import measured_by
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.lengths.table_cache import in_chunks
 from energon_pack.loading import load_template as load_dataset_template
+from energon_pack.pack import pack
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
@@ -22,8 +23,11 @@ from energon_pack.sources.find import find_shards
 from energon_pack.templates.chat import renderer
 from energon_pack.templates.chat import template as chat_template
 from energon_pack.templates.chat.jinja import environment
+from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import NO_SHORTCUT
+from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_saved, load_template
+from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.template import Sample, Template
 from support.models import of_model
 from support.packed import packed
@@ -139,3 +143,27 @@ def test_samples_whose_reasoning_a_template_leaves_out_are_counted(
     assert report["samples_packed"] == 4
     assert report["samples_with_reasoning_left_out"] == num_left_out
     assert ("noted: 2 samples with reasoning left out" in capsys.readouterr().out) == bool(num_left_out)
+
+
+def test_the_run_says_which_date_a_template_writes(
+    pings: Path, tmp_path: Path, config: Callable[..., PackConfig], capsys: Any
+) -> None:
+    date = "2025-08-05"
+    for name, template in (("dated", "{{ strftime_now('%Y-%m-%d') }}" + CHATML), ("plain", CHATML)):
+        given = config(pings, model__template="text", model__chat_template=template, model__date=date)
+        given.output.name = name
+        pack(given)
+        said = "the chat template writes a date: 2025-08-05 (model.date)" in capsys.readouterr().out
+        assert said == (template != CHATML)
+
+
+def test_one_bos_is_what_gemma_3_is_given(real: Path, tmp_path: Path) -> None:
+    """Two were, as a processor's plain call makes them; inference has the template's alone. `true` makes two."""
+    processor = real / "processors" / "gemma3"
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    node = read_model("gemma3")
+    for setting, num in ((node["add_special_tokens"], 1), (True, 2)):
+        template = load_template(of_model("gemma3", processor, add_special_tokens=setting))
+        ids = template.encode(Sample(messages, [])).ids
+        assert [template.token_id("<bos>") == token for token in ids].count(True) == num
+        assert ids == full_ids(full_processor(template.spec.processor), template, Sample(messages, []), {})

@@ -76,10 +76,14 @@ def shape_of(messages: Sequence[Message]) -> Shape | None:
         if not _PLAIN_KEYS.issuperset(message):
             return None
         content = message["content"]
-        if not isinstance(content, str) and not all(map(_PART_KEYS.issuperset, content)):
-            return None
-        kinds = "text" if isinstance(content, str) else tuple(part["type"] for part in content)
-        shape.append((message["role"], kinds))
+        kinds: Any = "text"
+        if not isinstance(content, str):
+            if not all(map(_PART_KEYS.issuperset, content)):
+                return None
+            kinds = tuple(part["type"] for part in content)
+        # As text: 1, 1.0 and true are equal, and a template may write them.
+        weights = len(message) > 2 and repr(sorted(item for item in message.items() if item[0] in TURN_WEIGHT_KEYS))
+        shape.append((message["role"], kinds, weights))
     return tuple(shape)
 
 

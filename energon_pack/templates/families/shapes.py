@@ -71,12 +71,7 @@ class Shapes(MediaRules):
         if not self.media_tokens:
             why = "; ".join(f"{kind}: {reason}" for kind, reason in self.why_not.items()) or "it sees none"
             raise PackError(f"{self.name} can't be asked what stands for media ({why})")
-        self._visual = {
-            kind: [self.feature_tokens.get(kind, token)]
-            if self._is_unnamed(kind, token)
-            else _tokens(full, kind, token)
-            for kind, token in self.media_tokens.items()
-        }
+        self._visual = {kind: self._visual_of(kind, token) for kind, token in self.media_tokens.items()}
         self.nests_images = self._asking.nests_images = self._wants_nested_images()
         self._known: dict[_Question, _Answers] = {}
         self._independent: dict[str, bool] = {}  # by kind
@@ -254,6 +249,12 @@ class Shapes(MediaRules):
     def _is_unnamed(self, kind: str, token: str) -> bool:
         """Whether the class has no name for what the chat template writes for a medium."""
         return token == self._written.get(kind) and getattr(self.full, f"{kind}_token", None) is None
+
+    def _visual_of(self, kind: str, token: str) -> list[str]:
+        """The tokens that hold features of media of a kind."""
+        if self._is_unnamed(kind, token):
+            return [self.feature_tokens.get(kind, token)]
+        return _tokens(self.full, kind, token)
 
     def _find_token(self, kind: str, medium: Media) -> tuple[str, str] | str:
         """The token that the call replaces, and by what; or why there is none."""

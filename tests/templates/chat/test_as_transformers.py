@@ -32,8 +32,8 @@ def by_transformers(source: str, messages: list[dict[str, Any]]) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     given = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    rendered: Any = render_jinja_template(conversations=[given], chat_template=source)
-    return str(rendered[0][0])
+    made: Any = render_jinja_template(conversations=[given], chat_template=source)
+    return str(made[0][0])
 
 
 def answered(**keys: Any) -> list[dict[str, Any]]:
