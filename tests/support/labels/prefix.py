@@ -6,8 +6,11 @@ it; it is known where both are prefixes of the whole. As `../shared/research/lab
 
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from support.labels.folders import DAY
 
 Row = dict[str, Any]
 Span = tuple[int, int]
@@ -24,7 +27,7 @@ class Prefix:
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self._variables = variables
+        self._variables = {"strftime_now": datetime.fromisoformat(DAY).strftime, **variables}
         for name in ("chat_template.jinja", "chat_template.json"):
             if (folder / name).exists():
                 text = (folder / name).read_text()

@@ -6,6 +6,7 @@ OUT.json: for each conversation `{"id", "ids", "weights"}`, one weight a token, 
 
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def main(conversations: Path, folder: Path, out: Path) -> None:
                 chat_template=template,
                 return_dict=True,
                 return_assistant_tokens_mask=True,
+                strftime_now=datetime(2026, 11, 23).strftime,
                 **item.get("chat_template_kwargs", {}),
             )
             weights = [float(mask) for mask in made["assistant_masks"]]
