@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
+from transformers.utils import chat_template_utils
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
 
@@ -23,6 +24,17 @@ def with_parts(message: dict[str, Any], has_images: bool) -> dict[str, Any]:
     for i, text in enumerate(content.split("<image>") if has_images else [content]):
         parts += [{"type": "image"}] * bool(i) + ([{"type": "text", "text": text}] if text else [])
     return {**message, "content": parts}
+
+
+class Today(datetime):
+    """The day on which truth was made, for templates that write today's date."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> "Today":
+        return cls(2026, 11, 23)
+
+
+chat_template_utils.datetime = Today  # type: ignore[attr-defined]
 
 
 def shows(tokenizer: Any, content: str) -> bool:
@@ -52,7 +64,6 @@ def main(conversations: Path, folder: Path, out: Path) -> None:
                 chat_template=template,
                 return_dict=True,
                 return_assistant_tokens_mask=True,
-                strftime_now=datetime(2026, 11, 23).strftime,
                 **item.get("chat_template_kwargs", {}),
             )
             weights = [float(mask) for mask in made["assistant_masks"]]
