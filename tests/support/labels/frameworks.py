@@ -125,6 +125,15 @@ def judge(name: str, tokens: Tokens, sources: dict[str, list[float]], media: set
     return judged
 
 
+def _without_headers(tokens: Tokens, weights: Sequence[float]) -> list[float]:
+    """Weights without those of the headers of roles, which LLaMA-Factory's version 1 trains, and nobody else."""
+    result = list(weights)
+    for i in range(len(result) - 2):
+        if tokens.pieces[i] == "<|im_start|>" and tokens.pieces[i + 2] == "\n":
+            result[i : i + 3] = [0.0] * 3
+    return result
+
+
 def _shown(tokens: Tokens, weights: Sequence[float]) -> str:
     by_character: list[float] = []
     for piece, weight in zip(tokens.pieces, weights, strict=True):
@@ -200,7 +209,7 @@ def judge_template(name: str, folder: Path, rows: list[Row], frameworks: dict[st
             if "ids" in row:
                 ids, weights = collapsed(row, media_ids)
                 if ids == tokens.ids:
-                    sources[framework] = weights
+                    sources[framework] = _without_headers(tokens, weights) if "v1:" in framework else weights
         if ours.media_labels:
             yield Judged(label, "media", f"{ours.media_labels} labels")
             continue

@@ -6,8 +6,11 @@ it; it is known where both are prefixes of the whole. As `../shared/research/lab
 
 import json
 import re
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
+
+from support.labels.folders import DAY
 
 Row = dict[str, Any]
 Span = tuple[int, int]
@@ -17,14 +20,24 @@ _OF_OTHERS = frozenset(
 )
 
 
+class _Today(datetime):
+    """The day on which truth was made, for templates that write today's date."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> "_Today":
+        return cls.fromisoformat(DAY)
+
+
 class Prefix:
     """The chat template of a folder, rendered by transformers."""
 
     def __init__(self, folder: Path, **variables: Any):
         from transformers import AutoTokenizer
+        from transformers.utils import chat_template_utils
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._variables = variables
+        chat_template_utils.datetime = _Today  # type: ignore[attr-defined]
         for name in ("chat_template.jinja", "chat_template.json"):
             if (folder / name).exists():
                 text = (folder / name).read_text()

@@ -6,10 +6,12 @@ OUT.json: for each conversation `{"id", "ids", "weights"}`, one weight a token, 
 
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
+from transformers.utils import chat_template_utils
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
 
@@ -22,6 +24,17 @@ def with_parts(message: dict[str, Any], has_images: bool) -> dict[str, Any]:
     for i, text in enumerate(content.split("<image>") if has_images else [content]):
         parts += [{"type": "image"}] * bool(i) + ([{"type": "text", "text": text}] if text else [])
     return {**message, "content": parts}
+
+
+class Today(datetime):
+    """The day on which truth was made, for templates that write today's date."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> "Today":
+        return cls(2026, 11, 23)
+
+
+chat_template_utils.datetime = Today  # type: ignore[attr-defined]
 
 
 def shows(tokenizer: Any, content: str) -> bool:
