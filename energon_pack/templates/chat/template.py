@@ -216,7 +216,8 @@ class ChatTemplate:
         except Skip:  # it wants more than questions and answers
             return Turn((), "", "", False, False)
         # The prompt of a thinking model may hold more than its turns show later: `<think>`, say.
-        headers = {shared_beginning(prompted or last[0], head) for head, _ in (last, older)}
+        lead = "" if prompted or last[0].strip() else last[0]
+        headers = {shared_beginning(prompted or last[0], head) for head, _ in (last, older)} - {lead}
         with suppress(Skip):
             head, _ = _around_first(self.render([question, calling], None), len(before))
             headers.add(_up_to_line(shared_beginning(prompted, head), special))
@@ -226,7 +227,7 @@ class ChatTemplate:
         if not special.first(ends):
             ends = special.first(older[1])
         is_next = bool(ends) and not special.first(last[1])
-        return Turn(longest_first, special.first("".join(longest_first)), ends, is_next, bool(prompted))
+        return Turn(longest_first, special.first("".join(longest_first)), ends, is_next, bool(prompted), lead)
 
 
 def _weights(messages: Sequence[Message], train_on: TrainOn) -> dict[int, float]:
