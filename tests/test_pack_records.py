@@ -17,7 +17,8 @@ from support.packed import json_lines, samples
 from support.running import REAL, run_here
 from support.samples import picture
 
-QUESTION, ANSWER = {"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "Rain."}
+QUESTION: dict[str, Any] = {"role": "user", "content": "Weather?"}
+ANSWER: dict[str, Any] = {"role": "assistant", "content": "Rain."}
 CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 TOOLS = [{"name": "weather", "description": "d", "parameters": {"type": "object"}}]
 TRAINED_CALL = f"<tool_call>\n{CALL}\n</tool_call><|im_end|>"
@@ -34,7 +35,7 @@ def pack_lines(folder: Path, processor: Path, *lines: dict[str, Any], **settings
 
 def members(folder: Path) -> dict[str, dict[str, Any]]:
     """Line → member of a pack."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for parts in samples(folder / "out" / "packed").values():
         value = json.loads(parts["json"])
         found |= dict(zip(value["_meta"]["sample_ids"], value["messages"], strict=True))

@@ -28,6 +28,7 @@ from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import importing
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.image import open_image
+from energon_pack.samples.media.video import UndecodableError
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader, whole, whole_if_small
@@ -225,7 +226,7 @@ def audit(job: AuditJob) -> Audit:
             for shard, row in reader.ahead(checked, lambda one: [one], of_medium):
                 try:
                     full_len = _full_len(processor, template, reader, shard, row, job.method.read)
-                except _Undecodable as error:
+                except UndecodableError as error:
                     undecodable.append(f"{shard.sample_id(row.key)} ({error})")
                     continue
                 if full_len != row.token_len:
@@ -235,10 +236,6 @@ def audit(job: AuditJob) -> Audit:
                 num_checked += 1
     names = len(undecodable), next(iter(undecodable), "")
     return Audit(num_checked, num_unchecked, note, "", job.is_known, *names)
-
-
-class _Undecodable(Exception):
-    """A medium of which the beginning and the end are whole can't be decoded: the fault of one sample."""
 
 
 def _full_processor(template: Template) -> tuple[Any, str]:
@@ -274,7 +271,7 @@ def _full_len(
         if processor is None:
             return len(template.encode(Sample(sample.timed, sample.media, sample.tools, sample.options)).ids)
         return _processor_len(processor, template, sample, [reader.read(shard, part) for part in sample.parts])
-    except (PackError, _Undecodable):  # the source changed; a medium is damaged
+    except (PackError, UndecodableError):  # the source changed; a medium is damaged
         raise
     except Skip as skip:
         return f"no ({skip})"
@@ -289,13 +286,13 @@ def _processor_len(processor: Any, template: Template, sample: ReadSample, data:
         data: the bytes of each medium.
 
     Raises:
-        _Undecodable: one of them can't be decoded.
+        UndecodableError: one of them can't be decoded.
         Exception: whatever the processor makes of them.
     """
     try:
         opened = [open_image(d) if m.kind == "image" else d for d, m in zip(data, sample.media, strict=True)]
-        images, clips = prepared_media(template, sample.media, opened)
-    except Exception as error:  # damaged bytes make decoders raise anything
-        raise _Undecodable(one_line(error, 160)) from None
+    except Exception as error:  # damaged bytes make Pillow's plugins raise anything
+        raise UndecodableError(one_line(error, 160)) from None
+    images, clips = prepared_media(template, sample.media, opened)
     asked = Sample(sample.timed, sample.media, sample.tools, sample.options)
     return len(full_ids(processor, template, asked, media_inputs(template, images, clips)))

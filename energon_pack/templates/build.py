@@ -92,7 +92,8 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
             f" {model.factor}×{model.factor}: another model's processor? model.factor={factor} accepts it"
         )
     try:
-        template = Template(spec, rules, _own_tokenizer(files.tokenizer.backend_tokenizer, model.template))
+        backend = files.tokenizer.backend_tokenizer
+        template = Template(spec, rules, _own_tokenizer(backend) if model.template in ASKED else backend)
     except PackError as error:  # the chat template's
         raise PackError(f"{where}: {error}") from None
     if model.document_end and template.token_id(model.document_end) is None:
@@ -106,9 +107,10 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     return template
 
 
-def _own_tokenizer(tokenizer: Tokenizer, family: str) -> Tokenizer:
-    """One that no call of a full processor changes: those that pad or cut texts say so to their tokenizer for good."""
-    return Tokenizer.from_str(tokenizer.to_str()) if family in ASKED else tokenizer
+@lru_cache(maxsize=1)
+def _own_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """A copy, half a second to two: a full processor's call may leave its tokenizer padding or cutting texts."""
+    return Tokenizer.from_str(tokenizer.to_str())
 
 
 def _no_token(token: str, template: str, name: str, where: str) -> str:

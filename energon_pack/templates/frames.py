@@ -64,6 +64,10 @@ class Frames:
         ]
         return {**message, "content": content}
 
+    def are_spelled(self, text: str) -> bool:
+        """Whether a text holds a token that stands for a medium, or frames one."""
+        return any(token in text for token in self._tokens.all)
+
     def untrained(self, text: str, trained: Sequence[Trained], media: Iterable[Range]) -> list[Trained]:
         """What is trained of a text, without its media and what frames them.
 
@@ -74,7 +78,7 @@ class Frames:
         holes: list[Range] = []
         for start, end, _ in left:
             span = text[start:end]
-            if any(token in span for token in self._tokens.all):  # spelled by a text
+            if self.are_spelled(span):  # by a text
                 holes += [(start + at, start + at + len(token)) for at, token in self._tokens.find_all(span)]
         return without(left, holes) if holes else left
 

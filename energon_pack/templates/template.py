@@ -36,7 +36,7 @@ from energon_pack.templates.frames import Frames
 from energon_pack.templates.identity import MIXED, NO_SHORTCUT, UNEVEN, Identity, TemplateSpec, hash_of, rules_version
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.raw_texts import RawTexts
-from energon_pack.templates.settings import LabelsConfig, Think
+from energon_pack.templates.settings import LabelsConfig, Think, TrainOn
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
 from energon_pack.templates.tokens.runs import Runs, grow, token_ranges, without_first
@@ -56,6 +56,8 @@ class Sample:
 
 def as_seen(sample: Sample) -> Sample:
     """A sample in which each list of frames is one video; raises Skip as `as_videos`."""
+    if not sample.media:
+        return sample
     messages, media = as_videos(sample.messages, sample.media)
     return sample if media is sample.media else replace(sample, messages=messages, media=media)
 
@@ -97,6 +99,7 @@ class Template(Preparation):
         self.spec = spec
         self._tokenizer = tokenizer
         self._counters: dict[str, TokenCounter] = {}
+        self._trains_whole_turns = spec.labels in (_DEFAULT_LABELS, replace(_DEFAULT_LABELS, train_on=TrainOn.last))
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
         self._chat = ChatTemplate(spec.chat_template, variables, special, spec.date, spec.shortcut)
@@ -130,7 +133,7 @@ class Template(Preparation):
         for number, (media, expanded) in enumerate(zip(sample.media, expansions, strict=True)):
             waiting[media.kind].append((number, *expanded))
         places = [(0, 0)] * len(expansions)
-        messages = self.messages(sample)
+        messages = self._as_the_template_takes_them(sample)
         chat = self._chat.with_variables(sample.options.chat_template_kwargs)
         if is_document(messages):
             marked, weights = self._raw.marked(messages[0])
@@ -184,8 +187,10 @@ class Template(Preparation):
         media: Sequence[tuple[int, int]],
     ) -> tuple[list[tuple[int, int]], list[float]]:
         """What is trained of a text, as `labels` wants it: no token that stands for a medium, or frames one."""
+        if self._trains_whole_turns and not media and not self._frames.are_spelled(text):
+            return [*spans], [*weights]
         trained = [Trained(*span, weight) for span, weight in zip(spans, weights, strict=True)]
-        if self.spec.labels != _DEFAULT_LABELS:
+        if not self._trains_whole_turns:
             trained = chat.adjusted(text, trained, self.spec.labels)
         trained = self._frames.untrained(text, trained, sorted(media))
         return [span[:2] for span in trained], [span.weight for span in trained]
@@ -251,7 +256,9 @@ class Template(Preparation):
 
     def messages(self, sample: Sample) -> list[Message]:
         """The conversation as the chat template takes it."""
-        sample = as_seen(sample)
+        return self._as_the_template_takes_them(as_seen(sample))
+
+    def _as_the_template_takes_them(self, sample: Sample) -> list[Message]:
         messages = split_content(sample.messages, [media.kind for media in sample.media])
         if self.spec.labels.think is Think.drop_history:
             messages = self._chat.without_thoughts(messages)

@@ -82,7 +82,7 @@ _WRITES = f"{{% for m in messages %}}{{% if m.role in ROLES %}}{_TURN}{{% endif 
 _CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
 QUESTION, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
-CALLED = [
+CALLED: list[dict[str, Any]] = [
     QUESTION,
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "content": "3"},

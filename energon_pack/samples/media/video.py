@@ -69,6 +69,10 @@ def _num_shown(container: Any, stream: Any) -> int:
     return sum(not packet.is_discard for packet in packets)
 
 
+class UndecodableError(ValueError):
+    """The frames of a video can't be decoded."""
+
+
 def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     """Frames of a video, in RGB.
 
@@ -77,7 +81,7 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
         indices: of frames in the order they are shown, ascending; one may come several times.
 
     Raises:
-        ValueError: the video has fewer frames, or can't be decoded. Names the frame.
+        UndecodableError: the video has fewer frames, or can't be decoded. Names the frame.
         ImportError: PyAV is not there.
     """
     av: Any = importlib.import_module("av")
@@ -89,10 +93,12 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
                 if index in wanted:
                     frames[index] = frame.to_image()
     except av.FFmpegError as error:
-        raise ValueError(f"a video can't be decoded after {len(frames)} of {len(wanted)} frames: {error}") from None
+        raise UndecodableError(
+            f"a video can't be decoded after {len(frames)} of {len(wanted)} frames: {error}"
+        ) from None
     missing = wanted - frames.keys()
     if missing:
-        raise ValueError(f"a video has no frame {min(missing)}")
+        raise UndecodableError(f"a video has no frame {min(missing)}")
     return [frames[index] for index in indices]
 
 

@@ -123,7 +123,7 @@ class Renderer:
 
     def leaves_out_reasoning(self, messages: list[Message], tools: list[Any] | None) -> bool:
         """Whether messages have reasoning, and this template writes none of it."""
-        if self._shows_reasoning or all(reasoning_of(message) is None for message in messages):
+        if all(len(message) < 3 or reasoning_of(message) is None for message in messages) or self._shows_reasoning:
             return False
         probed = [m if reasoning_of(m) is None else with_reasoning(m, _PROBE) for m in messages]
         try:

@@ -143,7 +143,8 @@ class Spans:
             is_answer = messages[i]["role"] == "assistant"
             start = self._turn.begin(text, previous, segment.first) if is_answer else segment.first
             if start is None:
-                start = segment.first
+                has_lead = is_answer and self._turn.lead
+                start = previous + len(text[previous : segment.first].rstrip()) if has_lead else segment.first
                 is_bare = not self._turn.headers and not self._turn.has_prompt
                 doubts |= set() if is_bare or any(span.message == i for span in spans) else {i}
             end = self._turn.end(text, segment.last, following)

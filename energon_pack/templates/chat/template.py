@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.weights import turn_weight
+from energon_pack.samples.weights import has_weight, turn_weight
 from energon_pack.templates.chat.jinja import generates, strings_in
 from energon_pack.templates.chat.labels import ThinkMarks, Trained, adjusted, without_thoughts
 from energon_pack.templates.chat.leaves import NONCHARACTERS, Level, mark_leaves, read_marks
@@ -109,7 +109,7 @@ class ChatTemplate:
         weights = _weights(messages, labels.train_on)
         texts = texts_of(messages)
         if tools is None and self._copies_texts and not _holds_noncharacters("".join(texts)):
-            skeleton = self._skeleton(messages, tuple(weights))
+            skeleton = self._skeleton(messages, texts, tuple(weights))
             if skeleton is not None:
                 return Marked(skeleton.fill(texts), [*weights.values()])
         plain = self.render(messages, tools)
@@ -144,7 +144,7 @@ class ChatTemplate:
             first = written.text[: thought[0]].rstrip().rpartition("\n")[2]
         return ThinkMarks(first, last) if first and last else _THINK
 
-    def _skeleton(self, messages: list[Message], trained: tuple[int, ...]) -> Skeleton | None:
+    def _skeleton(self, messages: list[Message], texts: Sequence[str], trained: tuple[int, ...]) -> Skeleton | None:
         """What is around the texts of such conversations, marks and all."""
         shape = shape_of(messages)
         if shape is None:
@@ -159,15 +159,14 @@ class ChatTemplate:
                     plain = self.render(numbered, None)
                     marked, _ = self._marked(plain, numbered, None, dict.fromkeys(trained, 1.0))
                 whole = self._turn.has_whole(marked)
-                self._skeletons[key] = Skeleton(marked, len(texts_of(messages))) if whole else None
+                self._skeletons[key] = Skeleton(marked, len(texts)) if whole else None
             except (Skip, ValueError, LooksAtText):
                 self._skeletons[key] = None
         skeleton = self._skeletons[key]
-        return skeleton if skeleton is None or self._is_right(skeleton, messages) else None
+        return skeleton if skeleton is None or self._is_right(skeleton, messages, texts) else None
 
-    def _is_right(self, skeleton: Skeleton, messages: list[Message]) -> bool:
+    def _is_right(self, skeleton: Skeleton, messages: list[Message], texts: Sequence[str]) -> bool:
         """Whether a skeleton makes of a conversation what the template makes of it; one in `ONE_IN` is looked at."""
-        texts = texts_of(messages)
         if not is_compared(texts):
             return True
         try:
@@ -216,7 +215,8 @@ class ChatTemplate:
         except Skip:  # it wants more than questions and answers
             return Turn((), "", "", False, False)
         # The prompt of a thinking model may hold more than its turns show later: `<think>`, say.
-        headers = {shared_beginning(prompted or last[0], head) for head, _ in (last, older)}
+        lead = "" if prompted or last[0].strip() else last[0]
+        headers = {shared_beginning(prompted or last[0], head) for head, _ in (last, older)} - {lead}
         with suppress(Skip):
             head, _ = _around_first(self.render([question, calling], None), len(before))
             headers.add(_up_to_line(shared_beginning(prompted, head), special))
@@ -226,12 +226,15 @@ class ChatTemplate:
         if not special.first(ends):
             ends = special.first(older[1])
         is_next = bool(ends) and not special.first(last[1])
-        return Turn(longest_first, special.first("".join(longest_first)), ends, is_next, bool(prompted))
+        return Turn(longest_first, special.first("".join(longest_first)), ends, is_next, bool(prompted), lead)
 
 
 def _weights(messages: Sequence[Message], train_on: TrainOn) -> dict[int, float]:
     """The turns that are trained, and how much each of them counts."""
-    last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    last = answers[-1] if answers else -1
+    if not any(len(message) > 2 and has_weight(message) for message in messages):
+        return dict.fromkeys(answers if train_on is TrainOn.all else answers[-1:], 1.0)
     chosen = (train_on is TrainOn.all or i == last for i in range(len(messages)))
     weights = [turn_weight(message, is_chosen) for message, is_chosen in zip(messages, chosen, strict=True)]
     return {i: weight for i, weight in enumerate(weights) if weight}

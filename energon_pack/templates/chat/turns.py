@@ -22,6 +22,7 @@ class Turn:
     ends: str  # what ends a turn; with `is_next`, the token that begins the turn of a user
     is_next: bool  # turns have no end of their own: generation stops at the token that begins the next one
     has_prompt: bool  # the template writes the header where it is asked for a prompt
+    lead: str = ""  # white space that begins a turn without a header: LLaVA's `[/INST]` belongs to the question
 
     def has_whole(self, marked: str) -> bool:
         """Whether what is trained is whole turns, from header to end, whatever white space is around a text."""

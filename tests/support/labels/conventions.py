@@ -19,10 +19,31 @@ class Convention:
     words: str = ""
 
 
+_TEXT_ALONE = (  # templates that print a list of parts, or write nothing of one
+    *("llama3_text", "trl_cohere2", "trl_gemma", "trl_lfm2", "trl_lfm2_v2", "trl_llama3", "trl_llama3_2", "trl_qwen3"),
+    *("trl_nemotron_3_5_lightning", "trl_nemotron_3_nano", "trl_nemotron_3_super", "trl_nemotron_3_ultra"),
+    *("trl_qwen3_instruct_2507",),
+)
 CONVENTIONS = (
     Convention("the template writes no tool calls: a named skip", ("skipped",), words="leaves out tool calls"),
+    Convention("the template writes no tools: a named skip", ("skipped",), words="leaves out tools"),
+    Convention("the template drops turns of a role: a named skip", ("skipped",), words="leaves out turns of the role"),
     Convention("a model without images: a named skip", ("skipped",), words="sees no image"),
-    Convention("text parts are joined before the template sees them", ("text",), ids=("c21",)),
+    Convention("texts are joined where a template prints a list", ("text",), ids=("c21",), templates=_TEXT_ALONE),
+    Convention("a role's header is never a label; TRL trains it", ("labels",), templates=("trl_gptoss",)),
+    Convention(
+        "two answers in a row that the template puts into one turn: a named skip",
+        ("skipped",),
+        ids=("c17",),
+        templates=("trl_diffusion_gemma",),
+        words="does not show",
+    ),
+    Convention(
+        "media of an answer that the template drops are written as in a question",
+        ("text",),
+        ids=("image_answered",),
+        templates=("qwen3_vl", "gemma3"),
+    ),
 )
 
 

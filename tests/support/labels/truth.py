@@ -256,9 +256,13 @@ def shown(text: str, weights: Sequence[float]) -> str:
     )
 
 
-def rows_of(name: str, folder: Path) -> Iterator[Verdict]:
-    """All rows of one template."""
-    template, spoken = build_template(name, folder), conversations()
+def rows_of(name: str, folder: Path, **labels: Any) -> Iterator[Verdict]:
+    """All rows of one template.
+
+    Args:
+        labels: settings of the node `labels`.
+    """
+    template, spoken = build_template(name, folder, **labels), conversations()
     for row in truth_of(name):
         yield check(template, row, spoken[row["id"]])
 

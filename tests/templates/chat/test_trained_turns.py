@@ -197,3 +197,13 @@ def test_calls_that_are_not_trained() -> None:
     assert trained(CHATML, with_tool(), labels) == ["<|im_end|>", "It is 20.<|im_end|>"]
     messages = with_tool(content="I look.", reasoning_content="Hm.")
     assert trained(CHATML, messages, labels)[:2] == ["<think>\nHm.\n</think>\n\nI look.", "<|im_end|>"]
+
+
+def test_a_turn_without_a_header_begins_with_its_space() -> None:
+    """The question's turn ends with the prompt: a tokenizer that joins a space to a word would lose the first word."""
+    source = (
+        "{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user'"
+        " else ' ' + m.content + '<end>' }}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert trained(source, [*messages, *messages]) == [" b<end>", " b<end>"]

@@ -136,7 +136,7 @@ def test_a_template_that_copies_texts_is_asked_once_for_all_of_a_shape(body: str
     source = CHATML.replace("BODY", body)
     template = ChatTemplate(source, {}, SPECIAL)
     assert template._copies_texts
-    found = template._skeleton(conversation("a"), (1,))
+    found = template._skeleton(conversation("a"), ["a", "An answer."], (1,))
     assert found is not None
     marked = found.fill(["b", "c"])
     assert marked.replace(OPEN, "").replace(CLOSE, "") == by_jinja(
@@ -147,7 +147,7 @@ def test_a_template_that_copies_texts_is_asked_once_for_all_of_a_shape(body: str
 def test_one_in_fifty_is_rendered_whole_and_ends_the_shortcut_where_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last belt, for what neither the trial texts nor the guards see."""
     template = ChatTemplate(CHATML.replace("BODY", COPY), {}, SPECIAL)
-    assert template._skeleton(conversation("a"), (1,)) is not None
+    assert template._skeleton(conversation("a"), ["a", "An answer."], (1,)) is not None
     template.renderer._template = environment().from_string(CHATML.replace("BODY", when("m.content | length > 100")))
     asked = [conversation(f"{number}" + "x" * 100) for number in range(300)]
     with pytest.warns(ShortcutWarning, match="looks at texts"):
