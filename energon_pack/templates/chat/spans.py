@@ -87,6 +87,8 @@ class Spans:
                 continue
             if self._generates and written.generated:
                 spans = self._of_generation(messages, written, leaves, trained)
+                others = [i for i in trained if messages[i]["role"] != "assistant"]  # blocks name answers alone
+                spans = _apart([*spans, *self._of_leaves(messages, tools, written, leaves, level, others)])
             else:
                 spans = self._of_leaves(messages, tools, written, leaves, level, trained)
             return spans if with_calls else self._without_calls(messages, tools, written, leaves, level, spans)

@@ -168,12 +168,13 @@ def test_weights_of_turns_in_every_spelling(message: dict[str, Any], weights: li
 
 
 def test_turns_of_others_are_trained_where_their_tracker_means_so() -> None:
-    def asked(**keys: Any) -> list[str]:
+    def asked(source: str = CHATML, **keys: Any) -> list[str]:
         question = {"role": "user", "content": "a", **keys}
-        return trained(CHATML, [question, {"role": "assistant", "content": "b"}])
+        return trained(source, [question, {"role": "assistant", "content": "b"}])
 
     assert asked(loss=True) == asked(weight=1) == ["b<|im_end|>"]  # ms-swift's and OpenAI's are of answers
     assert asked(train=True) == asked(loss_weight=0.5) == ["a<|im_end|>", "b<|im_end|>"]
+    assert asked(GENERATION, train=True) == ["a<|im_end|>", "b<|im_end|>"]  # whose blocks name answers alone
 
 
 def test_an_answer_that_says_so_is_trained_beside_the_last() -> None:
