@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from energon_pack.samples.options import OPTION_KEYS
-from energon_pack.samples.preference import PREFERENCE_KEYS
+from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
@@ -32,11 +32,11 @@ _READ: tuple[frozenset[str], ...] = (
     frozenset(
         (
             *("messages", "conversations", "texts", "prompts", "captions", "caption", "question", "context", "answer"),
-            *("answers", "text", "system", "tools", "functions"),
+            *("answers", "text", "system", "system_prompt", "tools", "functions"),
             *("name", "media_files", "media", "media_type", "images", "image", "videos", "video"),
             *("fps", "timestamp_decimal", "patch_positions", "video_frames", "objects"),
             *OPTION_KEYS,
-            *PREFERENCE_KEYS,
+            *(PREFERENCE_KEYS - {"chosen", "rejected", *LABELS}),  # which are read where they make preference data
         )
     ),
     frozenset(
@@ -120,6 +120,8 @@ _ELSEWHERE: tuple[Mapping[str, _Elsewhere], ...] = (
     {
         "train": _Elsewhere("axolotl: which parts of a turn are trained; a turn is trained whole", silent=(None, True)),
         "weight": _Elsewhere("axolotl: which parts of a turn are trained; a turn is trained whole", silent=(None, 1)),
+        "loss_scale": _Elsewhere("ms-swift: which parts of a turn are trained; a turn is trained whole", (None, 1)),
+        "token_ids": _Elsewhere("ms-swift: a part that is tokens already"),
     },
 )
 _KNOWN = tuple(read.union(harmless) for read, harmless in zip(_READ, _HARMLESS, strict=True))

@@ -13,9 +13,10 @@ from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Reason, Skip
 
 _REJECTED = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
-_LABELS = ("label", "kto_tag")
+#: whether an answer is good; another value than true or false is a remark
+LABELS = ("label", "kto_tag")
 _PROMPTS = ("prompt", "question")
-PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED, *_LABELS))
+PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED, *LABELS))
 
 
 def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) -> dict[str, Any]:
@@ -32,9 +33,7 @@ def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) 
     has_pair = value.get("chosen") is not None and value.get("rejected") is not None
     rejected = sorted(name for name in _REJECTED if value.get(name))
     completed = value.get("prompt") is not None and value.get("completion") is not None
-    label = next(
-        (name for name in _LABELS if isinstance(value.get(name), bool) and (value.get(key) or completed)), None
-    )
+    label = next((name for name in LABELS if isinstance(value.get(name), bool)), None)
     if not (has_pair or rejected or label):
         return dict(value)
     what = "chosen and rejected" if has_pair else rejected[0] if rejected else f"{label}={value[label]}"  # type: ignore[index]

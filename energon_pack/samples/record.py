@@ -39,6 +39,7 @@ _ROLES = {
 }
 MESSAGE_KEYS = ("messages", "conversations", "texts")
 _MEDIA_KEYS = ("name", "media_files")
+_SYSTEM_KEYS = ("system", "system_prompt")  # the second is ms-swift's
 _KIND_KEYS = ("media", "media_type")
 
 
@@ -85,10 +86,11 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     spelled = kind_of_parts(value[key] for key in used)
     if not messages:
         raise Skip(Reason.NO_MESSAGES, "the conversation is empty")
-    system = value.get("system")
+    system_key = next((key for key in _SYSTEM_KEYS if value.get(key)), "system")
+    system = value.get(system_key)
     if isinstance(system, (str, list)) and system and messages[0]["role"] not in ("system", DOCUMENT):
         messages.insert(0, {"role": "system", "content": _content(system, 0) if isinstance(system, list) else system})
-        used.add("system")
+        used.add(system_key)
     if settings.sample_type in (SampleType.auto, SampleType.document):
         messages = answer_alone(messages) or messages
     roles = [message["role"] for message in messages]
@@ -223,6 +225,9 @@ def _turns(message: Any, index: int) -> list[Message]:
     if len(message) > 2 or content_key not in message:
         normal |= {k: v for k, v in message.items() if k not in (role_key, content_key)}
         normal = with_tool_calls(normal, index) if role == "assistant" else normal
+        for key in REASONING_KEYS:
+            if not isinstance(normal.get(key) or "", str):
+                raise Skip(Reason.BAD_MESSAGE, f"message {index} has a {key} that is no text: {str(normal[key])[:80]}")
     if named in CALL_ROLES:
         return [call_turn(normal, index)]
     if isinstance(content, list):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon_pack.samples.raw_json import parse_json
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
@@ -31,6 +31,8 @@ def call_turn(turn: Message, index: int) -> Message:
     Raises:
         Skip: `bad_message`.
     """
+    if turn.get("tool_calls"):
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls both in its content and beside it")
     text, calls = _calls_in(turn["content"], index)
     return {**turn, "role": "assistant", "content": text, "tool_calls": calls}
 
@@ -84,6 +86,8 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has a thought that is no text")
     if (calls or thoughts) and (turn["role"] != "assistant" or results):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls or thoughts in a turn of the role {turn['role']!r}")
+    if (calls and turn.get("tool_calls")) or (thoughts and any(map(turn.get, REASONING_KEYS))):
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls or thoughts both in its content and beside it")
     if calls or thoughts:
         reasoning = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
         return [{**turn, "content": rest or "", **reasoning, **({"tool_calls": calls} if calls else {})}]

@@ -153,6 +153,8 @@ def judge(template: Template, record: Fuzzed) -> str:
     if made.media_labels:
         return f"{made.media_labels} tokens of media are labels"
     text, weights = meaning.written()
+    if not meaning.weight:  # nothing of such a sample is trained
+        weights = [0.0] * len(weights)
     if made.text != text:
         return f"another text: {made.text!r} for {text!r}"
     for i, (got, want) in enumerate(zip(made.weights, weights, strict=True)):

@@ -154,7 +154,7 @@ def _of_sample(meaning: Meaning, key: str, value: Any) -> bool:
         if value is not None and (not isinstance(value, (bool, int, float)) or value < 0):
             raise Refused(key)
         meaning.weight = 1.0 if value is None else float(value)
-    elif key == "system" and (value is None or isinstance(value, str)):
+    elif key in ("system", "system_prompt") and (value is None or isinstance(value, str)):
         if value and meaning.turns[0].role not in ("system", "document"):
             meaning.turns.insert(0, Turn("system", [value]))
     elif key in ("tools", "functions"):
