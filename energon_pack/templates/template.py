@@ -99,6 +99,7 @@ class Template(Preparation):
         self.spec = spec
         self._tokenizer = tokenizer
         self._counters: dict[str, TokenCounter] = {}
+        self._wants_thoughts = spec.labels.think in (Think.train, Think.mask_empty)
         self._trains_whole_turns = spec.labels in (_DEFAULT_LABELS, replace(_DEFAULT_LABELS, train_on=TrainOn.last))
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
@@ -175,7 +176,7 @@ class Template(Preparation):
             bool(sample.tools) and not chat.renderer.shows_tools,
             places,
             weights if any(weight != 1 for weight in weights) else (),
-            chat.renderer.leaves_out_reasoning(messages, sample.tools),
+            self._wants_thoughts and chat.renderer.leaves_out_reasoning(messages, sample.tools),
         )
 
     def _trained(

@@ -1,16 +1,15 @@
 """What of a rendered conversation is trained: of each chosen turn, what the model has to write itself.
 
     what the template's own `{% generation %}` names, with the token that ends the turn
-    else from the header of the turn to its end, around the marks of its texts (`leaves`)
-      checked by prefix rendering: what follows the conversation before it, with the prompt, up to its own end
-    else what prefix rendering says
+    else from the header of the turn to its end, around the marks of its texts (`leaves`), compared with `prefixes`
+    else what `prefixes` says
 
 A turn for which neither tells is no sample to train on: Skip.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -18,17 +17,28 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.leaves import Leaf, Level, Mark, Written, mark_leaves, read_marks
 from energon_pack.templates.chat.left_out import REMEDY
+from energon_pack.templates.chat.prefixes import Prefixes, Span
 from energon_pack.templates.chat.turns import SpecialTokens, Turn, shared_beginning
 
-_MOST_PATTERNS = 10_000
 
+@dataclass(frozen=True)
+class _Marked:
+    """A conversation that was rendered with marks around its texts."""
 
-class Span(NamedTuple):
-    """Characters that are trained."""
+    messages: Sequence[Message]
+    tools: Any
+    written: Written
+    leaves: list[Leaf]
+    level: Level
 
-    start: int
-    end: int
-    message: int
+    @property
+    def text(self) -> str:
+        return self.written.text
+
+    @property
+    def owners(self) -> Iterator[tuple[Mark, Leaf]]:
+        """The marks, and whose text each is of."""
+        return ((mark, self.leaves[mark.leaf]) for mark in self.written.marks)
 
 
 class _Segment(NamedTuple):
@@ -51,11 +61,8 @@ class Spans:
                 `{% generation %}` writes; raises Skip.
             generates: whether the template has such blocks.
         """
-        self._render = render
-        self._turn = turn
-        self._special = special
-        self._generates = generates
-        self._agrees: dict[tuple[Any, ...], bool | None] = {}  # of a pattern of turns; None: prefixes tell nothing
+        self._render, self._turn, self._special, self._generates = render, turn, special, generates
+        self._prefixes = Prefixes(render, turn, special)
 
     def find(
         self, messages: Sequence[Message], tools: Any, plain: str, trained: Sequence[int], with_calls: bool = True
@@ -72,46 +79,45 @@ class Spans:
         """
         leaves_out_calls = False
         for level in Level:
-            marked, leaves = mark_leaves(messages, level)
-            try:
-                written = _first_of_calls(read_marks(self._render(marked, tools, marks=True)), leaves)
-            except Skip:  # it wants a name or an id of a certain form
+            marked = self._marked(messages, tools, level)
+            if marked is None or marked.text != plain or _is_written_twice(marked.written):
                 continue
-            if written.text != plain or any(number > 2 for number in Counter(m.leaf for m in written.marks).values()):
-                continue
-            there = {leaves[mark.leaf] for mark in written.marks}
+            there = {leaf for _, leaf in marked.owners}
             if not _calls(messages) <= there:
                 leaves_out_calls = True
-                continue
-            if not {*trained} <= {leaf.message for leaf in there}:
-                continue
-            if self._generates and written.generated:
-                spans = self._of_generation(messages, written, leaves, trained)
-                others = [i for i in trained if messages[i]["role"] != "assistant"]  # blocks name answers alone
-                spans = _apart([*spans, *self._of_leaves(messages, tools, written, leaves, level, others)])
-            else:
-                spans = self._of_leaves(messages, tools, written, leaves, level, trained)
-            return spans if with_calls else self._without_calls(messages, tools, written, leaves, level, spans)
+            elif {*trained} <= {leaf.message for leaf in there}:
+                is_told = self._generates and marked.written.generated
+                spans = self._of_blocks(marked, trained) if is_told else self._of_texts(marked, trained)
+                return spans if with_calls else self._without_calls(marked, spans)
         if leaves_out_calls:
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out tool calls {REMEDY}")
-        return [self._proved(messages, tools, plain, i, []) for i in trained]
+        return [self._proved(messages, tools, plain, i) for i in trained]
+
+    def _marked(self, messages: Sequence[Message], tools: Any, level: Level) -> _Marked | None:
+        """A conversation with marks; None: the template refuses it, as it wants a name or an id of a certain form."""
+        marked, leaves = mark_leaves(messages, level)
+        try:
+            written = read_marks(self._render(marked, tools, marks=True))
+        except Skip:
+            return None
+        return _Marked(messages, tools, _first_of_calls(written, leaves), leaves, level)
 
     # ------------------------------------------------------------------------------------- the template's own blocks
 
-    def _of_generation(
-        self, messages: Sequence[Message], written: Written, leaves: Sequence[Leaf], trained: Sequence[int]
-    ) -> list[Span]:
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    def _of_blocks(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
+        """What blocks of the template name: answers alone."""
+        others = [i for i in trained if marked.messages[i]["role"] != "assistant"]
+        answers = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
         spans = []
-        for start, end in written.generated:
-            inside = Counter(leaves[mark.leaf].message for mark in written.marks if start <= mark.position <= end)
-            before = max((leaves[mark.leaf].message for mark in written.marks if mark.position < start), default=-1)
+        for start, end in marked.written.generated:
+            inside = Counter(leaf.message for mark, leaf in marked.owners if start <= mark.position <= end)
+            before = max((leaf.message for mark, leaf in marked.owners if mark.position < start), default=-1)
             # Of a neighbour's text an edge may touch the block; of its own, both are inside.
             touched = [i for i, _ in inside.most_common() if i in answers]
             owner = next(iter(touched), next((i for i in answers if i > before), -1))
             if owner in trained:
-                spans.append(Span(start, self._with_stop(written.text, start, end), owner))
-        return _apart(spans)
+                spans.append(Span(start, self._with_stop(marked.text, start, end), owner))
+        return _apart([*spans, *self._of_texts(marked, others)])
 
     def _with_stop(self, text: str, start: int, end: int) -> int:
         """The end of a block, with the token that ends its turn where the block leaves that out."""
@@ -125,164 +131,73 @@ class Spans:
 
     # ----------------------------------------------------------------------------------------------- marks of texts
 
-    def _of_leaves(
-        self,
-        messages: Sequence[Message],
-        tools: Any,
-        written: Written,
-        leaves: Sequence[Leaf],
-        level: Level,
-        trained: Sequence[int],
-    ) -> list[Span]:
-        text, spans, doubts = written.text, list[Span](), set[int]()
-        segments = _segments(written, leaves)
-        for number, segment in enumerate(segments):
-            i = segment.message
-            if i not in trained:
-                continue
-            previous = segments[number - 1].last if number else 0
-            following = segments[number + 1].first if number + 1 < len(segments) else len(text)
-            is_answer = messages[i]["role"] == "assistant"
-            start = self._turn.begin(text, previous, segment.first) if is_answer else segment.first
-            if start is None:
-                has_lead = is_answer and self._turn.lead
-                start = previous + len(text[previous : segment.first].rstrip()) if has_lead else segment.first
-                is_bare = not self._turn.headers and not self._turn.has_prompt
-                doubts |= set() if is_bare or any(span.message == i for span in spans) else {i}
-            end = self._turn.end(text, segment.last, following)
-            if end is None and is_answer:
-                end = self._end_without_token(messages, tools, written, segment, following, level)
-                doubts |= {i} if end is None else set()
-            spans.append(Span(start, segment.last if end is None else end, i))
+    def _of_texts(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
+        spans, doubts = self._around_texts(marked, trained)
         for i in trained:
-            if messages[i]["role"] == "assistant":
-                own = [span for span in spans if span.message == i]
-                proved = self._checked(messages, tools, text, i, own, i in doubts, written, leaves)
+            if marked.messages[i]["role"] == "assistant":
+                proved = self._otherwise(marked, i, [span for span in spans if span.message == i], i in doubts)
                 if proved is not None:
                     spans = [span for span in spans if span.message != i] + [proved]
         return _apart(spans)
 
-    def _end_without_token(
-        self, messages: Sequence[Message], tools: Any, written: Written, segment: _Segment, following: int, level: Level
-    ) -> int | None:
-        """Where a turn ends that has not the end of all turns: as far as it goes without the turns after it."""
-        text = written.text
-        closing = text[segment.last : following]
-        if following == len(text):
-            length = len(closing.rstrip())
-        else:
-            shorter, _ = mark_leaves(messages[: segment.message + 1], level)
-            try:
-                alone = read_marks(self._render(shorter, tools, marks=True))
-            except Skip:
-                return None
-            here = [mark.position for mark in alone.marks if mark.leaf == segment.leaf]
-            if not here:
-                return None
-            stop = next((mark.position for mark in alone.marks if mark.position > here[-1]), len(alone.text))
-            shared = shared_beginning(closing, alone.text[here[-1] : stop])
-            length = len(shared[: self._special.whole(closing, len(shared))].rstrip())
-        end = segment.last + length
-        return self._next_turn(text, end)
-
-    def _next_turn(self, text: str, end: int) -> int:
-        """The end of a turn, with the token that begins the next one where generation stops at it."""
-        token = self._special.at(text, end) if self._turn.is_next else ""
-        return text.index(token, end) + len(token) if token else end
-
-    # ------------------------------------------------------------------------------------------------- tool calls
-
-    def _without_calls(
-        self,
-        messages: Sequence[Message],
-        tools: Any,
-        written: Written,
-        leaves: Sequence[Leaf],
-        level: Level,
-        spans: Sequence[Span],
-    ) -> list[Span]:
-        """The spans without tool calls: from where a turn differs from one without them, to the end of the turn."""
-        left: list[Span] = []
-        for span in spans:
-            inside = [mark for mark in written.marks if span.start <= mark.position <= span.end]
-            calls = [mark for mark in inside if leaves[mark.leaf].call is not None]
-            if not calls:
-                left.append(span)
+    def _around_texts(self, marked: _Marked, trained: Sequence[int]) -> tuple[list[Span], set[int]]:
+        """Spans from header to end around the texts of turns, and the turns of which one of both was not there."""
+        text, spans, doubts = marked.text, list[Span](), set[int]()
+        segments = _segments(marked)
+        is_bare = not self._turn.headers and not self._turn.has_prompt
+        for number, (i, first, last, _) in enumerate(segments):
+            if i not in trained:
                 continue
-            first = self._begin_of_calls(messages, tools, written, leaves, level, span, calls[0])
-            text = written.text[span.start : span.end]
-            ends = self._turn.ends if text.endswith(self._turn.ends) else ""
-            after = next((mark.position for mark in inside if mark.position > calls[-1].position), span.end - len(ends))
-            left += [span._replace(end=first), span._replace(start=after)]
-        return [span for span in left if span.start < span.end]
+            previous = segments[number - 1].last if number else 0
+            following = segments[number + 1].first if number + 1 < len(segments) else len(text)
+            is_answer = marked.messages[i]["role"] == "assistant"
+            start = self._turn.begin(text, previous, first) if is_answer else first
+            if start is None:
+                start = previous + len(text[previous:first].rstrip()) if self._turn.lead else first
+                doubts |= set() if is_bare or any(span.message == i for span in spans) else {i}
+            end = self._turn.end(text, last, following)
+            if end is None and is_answer:
+                end = self._end_without_token(marked, segments[number], following)
+                doubts |= {i} if end is None else set()
+            spans.append(Span(start, last if end is None else end, i))
+        return spans, doubts
 
-    def _begin_of_calls(
-        self,
-        messages: Sequence[Message],
-        tools: Any,
-        written: Written,
-        leaves: Sequence[Leaf],
-        level: Level,
-        span: Span,
-        call: Mark,
-    ) -> int:
-        i = span.message
-        before = [mark for mark in written.marks if span.start <= mark.position <= call.position and mark != call]
-        before = [mark for mark in before if leaves[mark.leaf].call is None]
-        start = before[-1].position if before else span.start
-        silent = {key: value for key, value in messages[i].items() if key != "tool_calls"}
-        shorter, _ = mark_leaves([*messages[:i], silent], level)
-        try:
-            alone = read_marks(self._render(shorter, tools, marks=True))
-        except Skip:
-            return start
-        there = [mark.position for mark in alone.marks if before and mark.leaf == before[-1].leaf]
-        if not there and before:
-            return start
-        text, position = written.text, there[-1] if there else start
-        shared = shared_beginning(text[start : call.position], alone.text[position:])
-        edges = [end for end in range(len(shared), 0, -1) if shared[end - 1].isspace() or shared[end - 1] in ">]|"]
-        return start + (edges[0] if edges else 0)
-
-    # --------------------------------------------------------------------------------------------- prefix rendering
-
-    def _checked(
-        self,
-        messages: Sequence[Message],
-        tools: Any,
-        text: str,
-        i: int,
-        own: list[Span],
-        in_doubt: bool,
-        written: Written,
-        leaves: Sequence[Leaf],
-    ) -> Span | None:
-        """What prefix rendering says of a turn, where it says something else; None: its spans are right."""
-        key = _pattern(messages, i)
-        known = key in self._agrees
-        if known and not in_doubt and self._agrees[key] is not False:
+    def _end_without_token(self, marked: _Marked, segment: _Segment, following: int) -> int | None:
+        """Where a turn ends that has not the end of all turns: as far as it goes without the turns after it."""
+        closing = marked.text[segment.last : following]
+        if following == len(marked.text):
+            return self._prefixes.next_turn(marked.text, segment.last + len(closing.rstrip()))
+        alone = self._marked(marked.messages[: segment.message + 1], marked.tools, marked.level)
+        here = [mark.position for mark in alone.written.marks if mark.leaf == segment.leaf] if alone else []
+        if alone is None or not here:
             return None
-        span = self._by_prefix(messages, tools, text, i)
-        others = (mark for mark in written.marks if leaves[mark.leaf].message != i)
-        if span is not None and any(span.start < mark.position < span.end for mark in others):
+        stop = next((mark.position for mark in alone.written.marks if mark.position > here[-1]), len(alone.text))
+        shared = shared_beginning(closing, alone.text[here[-1] : stop])
+        length = len(shared[: self._special.whole(closing, len(shared))].rstrip())
+        return self._prefixes.next_turn(marked.text, segment.last + length)
+
+    def _otherwise(self, marked: _Marked, i: int, own: list[Span], in_doubt: bool) -> Span | None:
+        """What prefix rendering says of a turn, where it says something else; None: its spans are right.
+
+        Turns of a pattern that was compared once are not rendered again.
+        """
+        is_known, agrees = self._prefixes.agrees(marked.messages, i)
+        if is_known and agrees is not False and not in_doubt:
+            return None
+        span = self._prefixes.span(marked.messages, marked.tools, marked.text, i)
+        if span is not None and any(
+            span.start < mark.position < span.end and leaf.message != i for mark, leaf in marked.owners
+        ):
             span = None  # the result of a tool is in the same turn
-        agrees = None if span is None else self._are_same(text, own, span)
-        if not known and len(self._agrees) < _MOST_PATTERNS:
-            self._agrees[key] = agrees
+        agrees = self._prefixes.compare(marked.messages, marked.text, i, own, span)
         if span is None and in_doubt:
             what = f"the chat template does not show where what is trained of message {i} begins or ends"
             raise Skip(Reason.PROCESSOR_ERROR, what)
         return span if agrees is False else None
 
-    def _are_same(self, text: str, own: list[Span], proved: Span) -> bool:
-        """Whether spans are what prefix rendering says, but for white space and special tokens at the end."""
-        mine = "".join("".join(text[span.start : span.end].split()) for span in own)
-        theirs = "".join(text[proved.start : proved.end].split())
-        shorter, longer = sorted((mine, theirs), key=len)
-        return longer.startswith(shorter) and self._special.are_all(longer[len(shorter) :])
-
-    def _proved(self, messages: Sequence[Message], tools: Any, text: str, i: int, own: list[Span]) -> Span:
-        span = self._by_prefix(messages, tools, text, i)
+    def _proved(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span:
+        """A turn by prefix rendering alone: of a template that looks at its texts."""
+        span = self._prefixes.span(messages, tools, text, i)
         if span is None or messages[i]["role"] != "assistant" or not self._turn.headers:
             raise Skip(Reason.PROCESSOR_ERROR, "the chat template changes assistant text; no labels can be found")
         for call in messages[i].get("tool_calls") or ():
@@ -291,24 +206,47 @@ class Spans:
                 raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out tool calls {REMEDY}")
         return span
 
-    def _by_prefix(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span | None:
-        """A turn as what is added when its message joins those before; None where that changes those before."""
-        if not self._turn.has_prompt:
-            return None
-        try:
-            before = self._render(messages[:i], tools, prompt=True)
-            whole = self._render(messages[: i + 1], tools)
-        except Skip:
-            return None
-        if not (whole.startswith(before) and text.startswith(before)):
-            return None
-        ends = self._turn.ends
-        end = whole.rfind(ends, len(before)) if ends and not self._turn.is_next else -1
-        header = next((head for head in self._turn.headers if text.startswith(head, len(before))), "")
-        end = end + len(ends) if end >= 0 and self._special.are_all(whole[end + len(ends) :]) else len(whole.rstrip())
-        if end < len(before) + len(header) or not text.startswith(whole[:end]):
-            return None
-        return Span(len(before) + len(header), self._next_turn(text, end), i)
+    # ------------------------------------------------------------------------------------------------- tool calls
+
+    def _without_calls(self, marked: _Marked, spans: Sequence[Span]) -> list[Span]:
+        """The spans without tool calls: from where a turn differs from one without them, to the end of the turn."""
+        left: list[Span] = []
+        for span in spans:
+            inside = [(mark, leaf) for mark, leaf in marked.owners if span.start <= mark.position <= span.end]
+            calls = [mark.position for mark, leaf in inside if leaf.call is not None]
+            if not calls:
+                left.append(span)
+                continue
+            said = [mark for mark, leaf in inside if leaf.call is None and mark.position <= calls[0]]
+            first = self._begin_of_calls(marked, span, said[-1] if said else None, calls[0])
+            text = marked.text[span.start : span.end]
+            ends = self._turn.ends if text.endswith(self._turn.ends) else ""
+            after = next((mark.position for mark, _ in inside if mark.position > calls[-1]), span.end - len(ends))
+            left += [span._replace(end=first), span._replace(start=after)]
+        return [span for span in left if span.start < span.end]
+
+    def _begin_of_calls(self, marked: _Marked, span: Span, said: Mark | None, call: int) -> int:
+        """Where the first call of a turn begins.
+
+        Args:
+            said: the end of the text before it; None: there is none.
+            call: where the name of the call stands.
+        """
+        start = said.position if said else span.start
+        message = marked.messages[span.message]
+        silent = {key: value for key, value in message.items() if key != "tool_calls"}
+        alone = self._marked([*marked.messages[: span.message], silent], marked.tools, marked.level)
+        there = [mark.position for mark in alone.written.marks if said and mark.leaf == said.leaf] if alone else []
+        if alone is None or (said and not there):
+            return start
+        shared = shared_beginning(marked.text[start:call], alone.text[there[-1] if there else start :])
+        edges = (end for end in range(len(shared), 0, -1) if shared[end - 1].isspace() or shared[end - 1] in ">]|")
+        return start + next(edges, 0)
+
+
+def _is_written_twice(written: Written) -> bool:
+    """Whether a text stands in two places: then its marks tell nothing."""
+    return any(number > 2 for number in Counter(mark.leaf for mark in written.marks).values())
 
 
 def _first_of_calls(written: Written, leaves: Sequence[Leaf]) -> Written:
@@ -332,14 +270,13 @@ def _calls(messages: Sequence[Message]) -> set[Leaf]:
     }
 
 
-def _segments(written: Written, leaves: Sequence[Leaf]) -> list[_Segment]:
+def _segments(marked: _Marked) -> list[_Segment]:
     segments: list[_Segment] = []
-    for mark in written.marks:
-        i = leaves[mark.leaf].message
-        if segments and segments[-1].message == i:
+    for mark, leaf in marked.owners:
+        if segments and segments[-1].message == leaf.message:
             segments[-1] = segments[-1]._replace(last=mark.position, leaf=mark.leaf)
         else:
-            segments.append(_Segment(i, mark.position, mark.position, mark.leaf))
+            segments.append(_Segment(leaf.message, mark.position, mark.position, mark.leaf))
     return segments
 
 
@@ -351,25 +288,3 @@ def _apart(spans: list[Span]) -> list[Span]:
             what = f"what is trained of messages {one.message} and {other.message} overlaps in the chat template's text"
             raise Skip(Reason.PROCESSOR_ERROR, what)
     return spans
-
-
-def _pattern(messages: Sequence[Message], i: int) -> tuple[Any, ...]:
-    """What the writing of a turn may depend on, beside its texts: what it and its neighbours hold, and where it is."""
-    last_user = max((k for k, message in enumerate(messages) if message["role"] == "user"), default=-1)
-    near = (messages[k] if 0 <= k < len(messages) else None for k in (i - 1, i, i + 1))
-    return (*map(_holds, near), i > last_user, i + 1 == len(messages))
-
-
-def _holds(message: Message | None) -> tuple[Any, ...] | None:
-    if message is None:
-        return None
-    content, calls = message.get("content"), message.get("tool_calls")
-    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
-    return (
-        message["role"],
-        *sorted(message),
-        type(content).__name__,
-        bool(text.strip()),
-        "<think>" in text,
-        len(calls) if isinstance(calls, list) else 0,
-    )

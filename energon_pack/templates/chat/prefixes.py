@@ -1,0 +1,101 @@
+"""A turn by prefix rendering: what follows the conversation before it, with the prompt, up to its own end.
+
+    render(messages[:i], prompt)   <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
+    render(messages[: i + 1])      <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n
+                                                                                       ── the turn ───
+It tells nothing where a template writes the same turns in another way once others follow.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Skip
+from energon_pack.templates.chat.turns import SpecialTokens, Turn
+
+_MOST_PATTERNS = 10_000
+
+
+class Span(NamedTuple):
+    """Characters that are trained."""
+
+    start: int
+    end: int
+    message: int
+
+
+class Prefixes:
+    """Prefix rendering of one template's conversations."""
+
+    def __init__(self, render: Callable[..., str], turn: Turn, special: SpecialTokens):
+        self._render, self._turn, self._special = render, turn, special
+        self._agrees: dict[tuple[Any, ...], bool | None] = {}  # of a pattern of turns; None: prefixes tell nothing
+
+    def span(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span | None:
+        """A turn as what is added when its message joins those before; None where that changes those before."""
+        if not self._turn.has_prompt:
+            return None
+        try:
+            before = self._render(messages[:i], tools, prompt=True)
+            whole = self._render(messages[: i + 1], tools)
+        except Skip:
+            return None
+        if not (whole.startswith(before) and text.startswith(before)):
+            return None
+        ends = self._turn.ends
+        end = whole.rfind(ends, len(before)) if ends and not self._turn.is_next else -1
+        header = next((head for head in self._turn.headers if text.startswith(head, len(before))), "")
+        end = end + len(ends) if end >= 0 and self._special.are_all(whole[end + len(ends) :]) else len(whole.rstrip())
+        if end < len(before) + len(header) or not text.startswith(whole[:end]):
+            return None
+        return Span(len(before) + len(header), self.next_turn(text, end), i)
+
+    def next_turn(self, text: str, end: int) -> int:
+        """The end of a turn, with the token that begins the next one where generation stops at it."""
+        token = self._special.at(text, end) if self._turn.is_next else ""
+        return text.index(token, end) + len(token) if token else end
+
+    def agrees(self, messages: Sequence[Message], i: int) -> tuple[bool, bool | None]:
+        """Whether turns of such a pattern were compared before, and whether they agreed; None: nothing was told."""
+        key = _pattern(messages, i)
+        return key in self._agrees, self._agrees.get(key)
+
+    def compare(
+        self, messages: Sequence[Message], text: str, i: int, spans: Sequence[Span], proved: Span | None
+    ) -> bool | None:
+        """Whether the spans of a turn are what prefix rendering says, but for white space; None: it says nothing."""
+        agrees = None if proved is None else self._are_same(text, spans, proved)
+        if len(self._agrees) < _MOST_PATTERNS:
+            self._agrees.setdefault(_pattern(messages, i), agrees)
+        return agrees
+
+    def _are_same(self, text: str, spans: Sequence[Span], proved: Span) -> bool:
+        mine = "".join("".join(text[span.start : span.end].split()) for span in spans)
+        theirs = "".join(text[proved.start : proved.end].split())
+        ends = "".join(self._turn.ends.split())
+        if ends and theirs.endswith(ends) and not mine.endswith(ends):
+            return False
+        shorter, longer = sorted((mine, theirs), key=len)
+        return longer.startswith(shorter) and self._special.are_all(longer[len(shorter) :])
+
+
+def _pattern(messages: Sequence[Message], i: int) -> tuple[Any, ...]:
+    """What the writing of a turn may depend on, beside its texts: what it and its neighbours hold, and where it is."""
+    last_user = max((k for k, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    near = (messages[k] if 0 <= k < len(messages) else None for k in (i - 1, i, i + 1))
+    return (*map(_holds, near), i > last_user, i + 1 == len(messages))
+
+
+def _holds(message: Message | None) -> tuple[Any, ...] | None:
+    if message is None:
+        return None
+    content, calls = message.get("content"), message.get("tool_calls")
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
+    return (
+        message["role"],
+        *sorted(message),
+        type(content).__name__,
+        bool(text.strip()),
+        "<think>" in text,
+        len(calls) if isinstance(calls, list) else 0,
+    )
