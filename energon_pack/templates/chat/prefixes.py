@@ -15,6 +15,8 @@ from energon_pack.templates.chat.turns import SpecialTokens, Turn
 
 _MOST_PATTERNS = 10_000
 
+Pattern = tuple[Any, ...]
+
 
 class Span(NamedTuple):
     """Characters that are trained."""
@@ -29,7 +31,7 @@ class Prefixes:
 
     def __init__(self, render: Callable[..., str], turn: Turn, special: SpecialTokens):
         self._render, self._turn, self._special = render, turn, special
-        self._agrees: dict[tuple[Any, ...], bool | None] = {}  # of a pattern of turns; None: prefixes tell nothing
+        self._agrees: dict[Pattern, bool | None] = {}  # of a pattern of turns; None: prefixes tell nothing
 
     def span(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span | None:
         """A turn as what is added when its message joins those before; None where that changes those before."""
@@ -55,18 +57,15 @@ class Prefixes:
         token = self._special.at(text, end) if self._turn.is_next else ""
         return text.index(token, end) + len(token) if token else end
 
-    def agrees(self, messages: Sequence[Message], i: int) -> tuple[bool, bool | None]:
+    def agrees(self, pattern: Pattern) -> tuple[bool, bool | None]:
         """Whether turns of such a pattern were compared before, and whether they agreed; None: nothing was told."""
-        key = _pattern(messages, i)
-        return key in self._agrees, self._agrees.get(key)
+        return pattern in self._agrees, self._agrees.get(pattern)
 
-    def compare(
-        self, messages: Sequence[Message], text: str, i: int, spans: Sequence[Span], proved: Span | None
-    ) -> bool | None:
+    def compare(self, pattern: Pattern, text: str, spans: Sequence[Span], proved: Span | None) -> bool | None:
         """Whether the spans of a turn are what prefix rendering says, but for white space; None: it says nothing."""
         agrees = None if proved is None else self._are_same(text, spans, proved)
         if len(self._agrees) < _MOST_PATTERNS:
-            self._agrees.setdefault(_pattern(messages, i), agrees)
+            self._agrees.setdefault(pattern, agrees)
         return agrees
 
     def _are_same(self, text: str, spans: Sequence[Span], proved: Span) -> bool:
@@ -79,11 +78,10 @@ class Prefixes:
         return longer.startswith(shorter) and self._special.are_all(longer[len(shorter) :])
 
 
-def _pattern(messages: Sequence[Message], i: int) -> tuple[Any, ...]:
+def pattern_of(messages: Sequence[Message], i: int, last_question: int) -> Pattern:
     """What the writing of a turn may depend on, beside its texts: what it and its neighbours hold, and where it is."""
-    last_user = max((k for k, message in enumerate(messages) if message["role"] == "user"), default=-1)
     near = (messages[k] if 0 <= k < len(messages) else None for k in (i - 1, i, i + 1))
-    return (*map(_holds, near), i > last_user, i + 1 == len(messages))
+    return (*map(_holds, near), i > last_question, i + 1 == len(messages))
 
 
 def _holds(message: Message | None) -> tuple[Any, ...] | None:

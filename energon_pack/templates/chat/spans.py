@@ -7,6 +7,7 @@
 A turn for which neither tells is no sample to train on: Skip.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.leaves import Leaf, Level, Mark, Written, mark_leaves, read_marks
 from energon_pack.templates.chat.left_out import REMEDY
-from energon_pack.templates.chat.prefixes import Prefixes, Span
+from energon_pack.templates.chat.prefixes import Prefixes, Span, pattern_of
 from energon_pack.templates.chat.turns import SpecialTokens, Turn, shared_beginning
 
 
@@ -108,12 +109,15 @@ class Spans:
         """What blocks of the template name: answers alone."""
         others = [i for i in trained if marked.messages[i]["role"] != "assistant"]
         answers = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
+        positions = [mark.position for mark in marked.written.marks]
+        messages = [leaf.message for _, leaf in marked.owners]
+        is_answer = {*answers}
         spans = []
         for start, end in marked.written.generated:
-            inside = Counter(leaf.message for mark, leaf in marked.owners if start <= mark.position <= end)
-            before = max((leaf.message for mark, leaf in marked.owners if mark.position < start), default=-1)
+            first, last = bisect_left(positions, start), bisect_right(positions, end)
             # Of a neighbour's text an edge may touch the block; of its own, both are inside.
-            touched = [i for i, _ in inside.most_common() if i in answers]
+            touched = [i for i, _ in Counter(messages[first:last]).most_common() if i in is_answer]
+            before = messages[first - 1] if first else -1
             owner = next(iter(touched), next((i for i in answers if i > before), -1))
             if owner in trained:
                 spans.append(Span(start, self._with_stop(marked.text, start, end), owner))
@@ -132,17 +136,18 @@ class Spans:
     # ----------------------------------------------------------------------------------------------- marks of texts
 
     def _of_texts(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
-        spans, doubts = self._around_texts(marked, trained)
-        for i in trained:
+        spans, doubts = self._around_texts(marked, {*trained})
+        last_question = max((i for i, m in enumerate(marked.messages) if m["role"] == "user"), default=-1)
+        for i, own in spans.items():
             if marked.messages[i]["role"] == "assistant":
-                proved = self._otherwise(marked, i, [span for span in spans if span.message == i], i in doubts)
-                if proved is not None:
-                    spans = [span for span in spans if span.message != i] + [proved]
-        return _apart(spans)
+                proved = self._otherwise(marked, i, last_question, own, i in doubts)
+                spans[i] = own if proved is None else [proved]
+        return _apart([span for own in spans.values() for span in own])
 
-    def _around_texts(self, marked: _Marked, trained: Sequence[int]) -> tuple[list[Span], set[int]]:
+    def _around_texts(self, marked: _Marked, trained: set[int]) -> tuple[dict[int, list[Span]], set[int]]:
         """Spans from header to end around the texts of turns, and the turns of which one of both was not there."""
-        text, spans, doubts = marked.text, list[Span](), set[int]()
+        text, doubts = marked.text, set[int]()
+        spans: dict[int, list[Span]] = {}
         segments = _segments(marked)
         is_bare = not self._turn.headers and not self._turn.has_prompt
         for number, (i, first, last, _) in enumerate(segments):
@@ -154,12 +159,12 @@ class Spans:
             start = self._turn.begin(text, previous, first) if is_answer else first
             if start is None:
                 start = previous + len(text[previous:first].rstrip()) if self._turn.lead else first
-                doubts |= set() if is_bare or any(span.message == i for span in spans) else {i}
+                doubts |= set() if is_bare or i in spans else {i}
             end = self._turn.end(text, last, following)
             if end is None and is_answer:
                 end = self._end_without_token(marked, segments[number], following)
                 doubts |= {i} if end is None else set()
-            spans.append(Span(start, last if end is None else end, i))
+            spans.setdefault(i, []).append(Span(start, last if end is None else end, i))
         return spans, doubts
 
     def _end_without_token(self, marked: _Marked, segment: _Segment, following: int) -> int | None:
@@ -176,12 +181,13 @@ class Spans:
         length = len(shared[: self._special.whole(closing, len(shared))].rstrip())
         return self._prefixes.next_turn(marked.text, segment.last + length)
 
-    def _otherwise(self, marked: _Marked, i: int, own: list[Span], in_doubt: bool) -> Span | None:
+    def _otherwise(self, marked: _Marked, i: int, last_question: int, own: list[Span], in_doubt: bool) -> Span | None:
         """What prefix rendering says of a turn, where it says something else; None: its spans are right.
 
         Turns of a pattern that was compared once are not rendered again.
         """
-        is_known, agrees = self._prefixes.agrees(marked.messages, i)
+        pattern = pattern_of(marked.messages, i, last_question)
+        is_known, agrees = self._prefixes.agrees(pattern)
         if is_known and agrees is not False and not in_doubt:
             return None
         span = self._prefixes.span(marked.messages, marked.tools, marked.text, i)
@@ -189,7 +195,7 @@ class Spans:
             span.start < mark.position < span.end and leaf.message != i for mark, leaf in marked.owners
         ):
             span = None  # the result of a tool is in the same turn
-        agrees = self._prefixes.compare(marked.messages, marked.text, i, own, span)
+        agrees = self._prefixes.compare(pattern, marked.text, own, span)
         if span is None and in_doubt:
             what = f"the chat template does not show where what is trained of message {i} begins or ends"
             raise Skip(Reason.PROCESSOR_ERROR, what)
