@@ -66,7 +66,10 @@ class Frames:
 
     def are_spelled(self, text: str) -> bool:
         """Whether a text holds a token that stands for a medium, or frames one."""
-        return any(token in text for token in self._tokens.all)
+        for token in self._tokens.all:  # noqa: SIM110 (a third of the time of `any`, for every text)
+            if token in text:
+                return True
+        return False
 
     def untrained(self, text: str, trained: Sequence[Trained], media: Iterable[Range]) -> list[Trained]:
         """What is trained of a text, without its media and what frames them.

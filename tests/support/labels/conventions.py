@@ -41,7 +41,7 @@ CONVENTIONS = (
     Convention(
         "media of an answer that the template drops are written as in a question",
         ("text",),
-        ids=("image_answered", "image_answered_text", "image_answered_early", "image_empty_answer"),
+        ids=("image_answered", "image_answered_text", "image_answered_early", "image_empty_answer", "image_both"),
         templates=("qwen3_vl", "gemma3"),
     ),
 )
