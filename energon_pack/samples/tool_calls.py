@@ -44,6 +44,8 @@ def with_tool_calls(turn: Message, index: int) -> Message:
         Skip: `bad_message`.
     """
     calls = turn.get("tool_calls")
+    if calls and turn.get("function_call") is not None:
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls both in tool_calls and in function_call")
     if isinstance(calls, str) and calls.strip():
         calls = _parsed(calls)
         calls = calls if isinstance(calls, list) else None

@@ -130,6 +130,15 @@ def test_what_is_no_call_is_no_text_either(value: Any) -> None:
         {"role": "assistant", "content": [{"type": "thinking", "thinking": None}]},
         {"role": "assistant", "content": "", "tool_calls": "weather()"},
         {"role": "assistant", "content": "", "tool_calls": [1]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "f"}}],
+            "function_call": {"name": "g"},
+        },
+        {"role": "assistant", "content": [USE], "tool_calls": [{"function": {"name": "f"}}]},  # one of both was lost
+        {"role": "tool_call", "content": '{"name": "f"}', "tool_calls": [{"function": {"name": "f"}}]},
+        {"role": "assistant", "content": "a", "reasoning": ["b"]},  # it was trained as Python prints it
         {"role": "user", "content": [{"type": "tool_result", "content": {"a": 1}}]},
     ],
 )
