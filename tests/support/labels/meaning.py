@@ -98,7 +98,8 @@ class Meaning:
             is_answer = turn.role == "assistant"
             add(f"<|im_start|>{turn.role}\n", 0.0 if is_answer or not weight else None)
             if turn.thought:
-                add(f"<think>{turn.thought}</think>", weight)
+                add("<think>", weight if is_answer or not weight else None)  # of a question, its text alone is told
+                add(f"{turn.thought}</think>", weight)
             for piece in turn.content:
                 if piece in ("image", "video"):
                     add(f"<|vision_start|><|{piece}_pad|><|vision_end|>", 0.0)
