@@ -102,7 +102,7 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
         raise Skip(Reason.NO_MESSAGES, f"source.sample_type=document, and roles are {roles[:8]}")
     tools = tools_of(value.get("tools") or value.get("functions"))
     if is_as_text := settings.tools is ToolsAs.text:
-        messages = list(map(as_text, messages))
+        messages = [as_text(message, index) for index, message in enumerate(messages)]
 
     if settings.frames is Frames.images:
         messages = without_lists(messages)

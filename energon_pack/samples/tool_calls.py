@@ -77,7 +77,8 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
         elif kind == "tool_result":
             content = part.get("content")
             named = {"tool_call_id": part["tool_use_id"]} if isinstance(part.get("tool_use_id"), str) else {}
-            results.append({"role": "tool", "content": "" if content is None else content, **named})
+            weights = {key: turn[key] for key in TURN_WEIGHT_KEYS.intersection(turn)}
+            results.append({"role": "tool", "content": "" if content is None else content, **named, **weights})
         elif kind in OTHER_PARTS:
             thoughts.append(part.get("thinking", part.get("value")))
         elif calls:
@@ -117,11 +118,18 @@ def joined(before: Message | None, turn: Message, spelled: Any) -> Message | Non
     return {**turn, **before, "content": content, "tool_calls": calls}
 
 
-def as_text(message: Message) -> Message:
-    """A turn with the JSON of its calls at the end of its text, in place of them."""
-    if not message.get("tool_calls"):
+def as_text(message: Message, index: int) -> Message:
+    """A turn with the JSON of its calls at the end of its text, in place of them.
+
+    Raises:
+        Skip: `bad_message`.
+    """
+    calls = message.get("tool_calls")
+    if not calls:
         return message
-    functions = (call.get("function", call) for call in message["tool_calls"])
+    if not isinstance(calls, list):  # beside a turn that is no answer
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has tool_calls that are no list of calls: {str(calls)[:80]}")
+    functions = (_call(call, index)["function"] for call in calls)
     written = "\n".join(json.dumps(_spoken(function), ensure_ascii=False) for function in functions)
     content = message["content"]
     if isinstance(content, str):

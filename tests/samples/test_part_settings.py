@@ -52,6 +52,13 @@ def test_what_is_said_twice_and_what_is_not_said() -> None:
         settings_of(turns([IMAGE, TEXT], "a"), ["image"], media_settings=[])
 
 
+@pytest.mark.parametrize("number", [10**400, -(10**400), float("inf")])
+def test_numbers_that_no_float_holds(number: float) -> None:
+    """They ended the run: Python can't compare all of its whole numbers with a float by `isfinite`."""
+    with pytest.raises(Skip, match="bad_message: max_pixels is"):
+        frames({"max_pixels": number})
+
+
 def test_a_part_of_a_sample_has_its_own() -> None:
     fields = {"media_settings": [{"fps": 2}, {"max_pixels": 9}, None]}
     cut = Cut("2of2", 2, 4, None, "vii")

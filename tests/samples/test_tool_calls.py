@@ -182,6 +182,27 @@ def test_calls_as_text_leave_the_tools_out() -> None:
 
 
 @pytest.mark.parametrize(
+    "turn",
+    [
+        {**ANSWER, "tool_calls": [{"type": "function", "function": " "}]},
+        {**ANSWER, "tool_calls": [{"type": "function"}]},  # it was trained as a call of null
+        {"role": "system", "content": "s", "tool_calls": 1},
+    ],
+)
+def test_what_is_no_call_is_not_written_as_text(turn: Message) -> None:
+    """It ended the run."""
+    with pytest.raises(Skip, match="bad_message"):
+        parse_record({"messages": [ASKED, turn, ANSWER]}, ReadSettings(tools=ToolsAs.text))
+
+
+def test_results_count_as_the_turn_that_holds_them() -> None:
+    """A turn becomes several; the weight of the first ones was lost."""
+    content = [{"type": "tool_result", "content": "3"}, {"type": "text", "text": "So?"}]
+    record = parse_record({"messages": [{"role": "user", "content": content, "masked": False}, ANSWER]}, ReadSettings())
+    assert [(m["role"], m["masked"]) for m in record.messages[:2]] == [("tool", False), ("user", False)]
+
+
+@pytest.mark.parametrize(
     ("role", "ours"),
     [
         ("developer", "developer"),

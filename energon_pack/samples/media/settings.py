@@ -4,7 +4,7 @@
 {"type": "video", "video": "b.mp4", "fps": 0.5, "video_start": 3, "video_end": 8.5}
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -28,6 +28,8 @@ _OF = {
     "video": frozenset((*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS)),
     FRAMES: frozenset((*PIXEL_KEYS, *RATE_KEYS, "fps", FRAMES)),
 }
+#: a float holds no whole number that is much larger
+_MOST = sys.float_info.max
 _NAMES = {"image": "an image", "video": "a video", FRAMES: "a list of frames"}
 
 
@@ -105,7 +107,7 @@ def _number(values: Mapping[str, Any], key: str) -> float | None:
     value = values.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _MOST:
         raise Skip(Reason.BAD_MESSAGE, f"{key} is {str(value)[:40]!r}, no number")
     if value <= 0 and key not in RANGE_KEYS:
         raise Skip(Reason.BAD_MESSAGE, f"{key} is {value}, no number above 0")

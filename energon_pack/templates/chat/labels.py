@@ -60,9 +60,15 @@ def adjusted(
 def without(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
     """What is left of spans outside of other ranges; both ascend."""
     left: list[Trained] = []
+    passed = 0
     for start, end, weight in spans:
-        for first, last in holes:
-            if last <= start or first >= end:
+        while passed < len(holes) and holes[passed][1] <= start:
+            passed += 1
+        for number in range(passed, len(holes)):
+            first, last = holes[number]
+            if first >= end:
+                break
+            if last <= start:
                 continue
             if start < first:
                 left.append(Trained(start, first, weight))
@@ -75,22 +81,32 @@ def without(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
 def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Message]:
     """A conversation whose answers before the last question hold no thoughts."""
     last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
-    thought = re.compile(rf"\s*{re.escape(think.first)}.*?{re.escape(think.last)}\s*", re.DOTALL)
 
     def silent(message: Message) -> Message:
         new = {key: value for key, value in message.items() if key not in REASONING_KEYS}
-        if isinstance(message["content"], str):
-            new["content"] = thought.sub("", message["content"], count=1)
-        return new
+        content = message["content"]
+        if isinstance(content, str):
+            return {**new, "content": _without_thought(content, think)}
+        parts = (
+            {**part, "text": _without_thought(part["text"], think)} if "text" in part else part for part in content
+        )
+        return {**new, "content": [*parts]}
 
     return [silent(m) if i < last and m["role"] == "assistant" else m for i, m in enumerate(messages)]
+
+
+def _without_thought(text: str, think: ThinkMarks) -> str:
+    """A text without its first thought, and without the white space around that."""
+    start = text.find(think.first)
+    last = text.find(think.last, start + len(think.first)) if start >= 0 else -1
+    return text if last < 0 else text[:start].rstrip() + text[last + len(think.last) :].lstrip()
 
 
 def _after(text: str, end: int, turn: Turn, special: SpecialTokens) -> int:
     """The end of a turn with what the template writes after it: a newline, or what ends the whole text."""
     if not turn.ends or turn.is_next:
         return end
-    if special.are_all(text[end:]):
+    if special.are_all(text, end):
         return len(text)
     while end < len(text) and text[end].isspace():
         end += 1
@@ -105,7 +121,10 @@ def _before(end_of_turn: re.Pattern[str], text: str, span: Trained) -> int:
 def _thoughts(text: str, span: Trained, think: ThinkMarks, only_empty: bool) -> Iterator[Range]:
     """The thoughts in a span, with their marks and the white space after them."""
     start, position = -1, span.start
-    if text[: span.start].rstrip().endswith(think.first):  # the prompt opened one
+    before = span.start
+    while before and text[before - 1].isspace():
+        before -= 1
+    if text.endswith(think.first, 0, before):  # the prompt opened one
         start = span.start
     while True:
         if start < 0:

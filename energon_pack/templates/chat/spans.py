@@ -21,6 +21,8 @@ from energon_pack.templates.chat.left_out import REMEDY
 from energon_pack.templates.chat.prefixes import Prefixes, Span, pattern_of
 from energon_pack.templates.chat.turns import SpecialTokens, Turn, shared_beginning
 
+_MOST_PATTERNS = 10_000
+
 
 @dataclass(frozen=True)
 class _Marked:
@@ -64,6 +66,7 @@ class Spans:
         """
         self._render, self._turn, self._special, self._generates = render, turn, special, generates
         self._prefixes = Prefixes(render, turn, special)
+        self._before_calls: dict[tuple[Any, ...], int] = {}  # of a pattern of turns, and the text before a call's name
 
     def find(
         self, messages: Sequence[Message], tools: Any, plain: str, trained: Sequence[int], with_calls: bool = True
@@ -137,7 +140,7 @@ class Spans:
 
     def _of_texts(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
         spans, doubts = self._around_texts(marked, {*trained})
-        last_question = max((i for i, m in enumerate(marked.messages) if m["role"] == "user"), default=-1)
+        last_question = _last_question(marked.messages)
         for i, own in spans.items():
             if marked.messages[i]["role"] == "assistant":
                 proved = self._otherwise(marked, i, last_question, own, i in doubts)
@@ -217,22 +220,33 @@ class Spans:
     def _without_calls(self, marked: _Marked, spans: Sequence[Span]) -> list[Span]:
         """The spans without tool calls: from where a turn differs from one without them, to the end of the turn."""
         left: list[Span] = []
+        owners = [*marked.owners]
+        positions = [mark.position for mark, _ in owners]
+        last_question = _last_question(marked.messages)
         for span in spans:
-            inside = [(mark, leaf) for mark, leaf in marked.owners if span.start <= mark.position <= span.end]
+            inside = owners[bisect_left(positions, span.start) : bisect_right(positions, span.end)]
             calls = [mark.position for mark, leaf in inside if leaf.call is not None]
             if not calls:
                 left.append(span)
                 continue
             said = [mark for mark, leaf in inside if leaf.call is None and mark.position <= calls[0]]
-            first = self._begin_of_calls(marked, span, said[-1] if said else None, calls[0])
+            start = said[-1].position if said else span.start
+            pattern = pattern_of(marked.messages, span.message, last_question)
+            key = (pattern, marked.level, bool(said), marked.text[start : calls[0]])
+            if key not in self._before_calls:
+                if len(self._before_calls) >= _MOST_PATTERNS:
+                    self._before_calls.clear()
+                length = self._length_before_calls(marked, span, said[-1] if said else None, calls[0])
+                self._before_calls[key] = length
+            first = start + self._before_calls[key]
             text = marked.text[span.start : span.end]
             ends = self._turn.ends if text.endswith(self._turn.ends) else ""
             after = next((mark.position for mark, _ in inside if mark.position > calls[-1]), span.end - len(ends))
             left += [span._replace(end=first), span._replace(start=after)]
         return [span for span in left if span.start < span.end]
 
-    def _begin_of_calls(self, marked: _Marked, span: Span, said: Mark | None, call: int) -> int:
-        """Where the first call of a turn begins.
+    def _length_before_calls(self, marked: _Marked, span: Span, said: Mark | None, call: int) -> int:
+        """How far behind the text before it the first call of a turn begins.
 
         Args:
             said: the end of the text before it; None: there is none.
@@ -244,10 +258,10 @@ class Spans:
         alone = self._marked([*marked.messages[: span.message], silent], marked.tools, marked.level)
         there = [mark.position for mark in alone.written.marks if said and mark.leaf == said.leaf] if alone else []
         if alone is None or (said and not there):
-            return start
+            return 0
         shared = shared_beginning(marked.text[start:call], alone.text[there[-1] if there else start :])
         edges = (end for end in range(len(shared), 0, -1) if shared[end - 1].isspace() or shared[end - 1] in ">]|")
-        return start + next(edges, 0)
+        return next(edges, 0)
 
 
 def _is_written_twice(written: Written) -> bool:
@@ -264,6 +278,10 @@ def _first_of_calls(written: Written, leaves: Sequence[Leaf]) -> Written:
         if leaves[mark.leaf].call is None or times[mark.leaf] <= 2:
             marks.append(mark)
     return written if len(marks) == len(written.marks) else replace(written, marks=marks)
+
+
+def _last_question(messages: Sequence[Message]) -> int:
+    return max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
 
 
 def _calls(messages: Sequence[Message]) -> set[Leaf]:

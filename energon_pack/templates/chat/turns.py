@@ -72,9 +72,9 @@ class SpecialTokens:
         match = self._pattern.match(text, position)
         return match[0] if match else ""
 
-    def are_all(self, text: str) -> bool:
-        """Whether a text is nothing but special tokens and white space."""
-        return self._some.fullmatch(text) is not None
+    def are_all(self, text: str, start: int = 0) -> bool:
+        """Whether a text is, from a place on, nothing but special tokens and white space."""
+        return self._some.fullmatch(text, start) is not None
 
     def whole(self, text: str, end: int) -> int:
         """The end, or the beginning of the token that it cuts in two."""

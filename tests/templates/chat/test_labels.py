@@ -69,6 +69,20 @@ def test_thoughts_before_the_last_question_are_left_out() -> None:
     assert trained(CHATML, turns(HM, IN_TEXT, HM), labels) == expected
 
 
+def test_a_thought_in_a_content_part_is_left_out() -> None:
+    """Content stays a list beside a medium, and where white space meets."""
+    parts = [{"type": "text", "text": "Hm.\n<think>hm</think>\n\nb"}, {"type": "image"}]
+    silent = ChatTemplate(CHATML, {}, SPECIAL).without_thoughts(turns({"content": parts}, HM))
+    assert silent[1]["content"] == [{"type": "text", "text": "Hm.b"}, {"type": "image"}]
+
+
+def test_thoughts_that_never_end_take_no_time() -> None:
+    """Looked for from each of 100,000 beginnings, the end of one took minutes."""
+    text = "<think>" * 100_000
+    messages = turns({"content": text}, HM)
+    assert ChatTemplate(CHATML, {}, SPECIAL).without_thoughts(messages)[1]["content"] == text
+
+
 def test_the_end_of_a_turn() -> None:
     answers = turns({"content": "b"}, {"content": "d "})
     assert trained(CHATML, answers, LabelsConfig(end_of_turn=False)) == ["b", "d "]

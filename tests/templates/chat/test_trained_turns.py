@@ -200,6 +200,24 @@ def test_calls_that_are_not_trained() -> None:
     assert trained(CHATML, messages, labels)[:2] == ["<think>\nHm.\n</think>\n\nI look.", "<|im_end|>"]
 
 
+def test_calls_that_are_not_trained_are_looked_for_once_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one's beginning was looked for by a rendering of all before it: 1,000 calls took a minute."""
+    template = ChatTemplate(CHATML, {}, SPECIAL)
+    rendered: list[int] = []
+    render = template.renderer.render
+
+    def counting(messages: Any, *args: Any, **more: Any) -> str:
+        rendered.append(len(messages))
+        return render(messages, *args, **more)
+
+    monkeypatch.setattr(template._spans, "_render", counting)
+    marked, weights = template.render_marked(with_tool() * 40, None, LabelsConfig(tool_calls=ToolCalls.mask))
+    assert len(rendered) < 10
+    assert len(weights) == 80
+    pieces = [piece.partition(CLOSE)[0] for piece in marked.split(OPEN)[1:]]
+    assert pieces == ["<|im_end|>", "It is 20.<|im_end|>"] * 40
+
+
 def test_a_turn_without_a_header_begins_with_its_space() -> None:
     """The question's turn ends with the prompt: a tokenizer that joins a space to a word would lose the first word."""
     source = (
