@@ -224,7 +224,10 @@ def _turns(message: Any, index: int) -> list[Message]:
     normal = {"role": role, "content": content}
     if len(message) > 2 or content_key not in message:
         normal |= {k: v for k, v in message.items() if k not in (role_key, content_key)}
-        normal = with_tool_calls(normal, index) if role == "assistant" else normal
+        if role == "assistant":
+            normal = with_tool_calls(normal, index)
+        elif strange := next((key for key in ("tool_calls", "function_call") if normal.get(key)), None):
+            raise Skip(Reason.BAD_MESSAGE, f"message {index} of the role {named!r} has {strange}")
         for key in REASONING_KEYS:
             if not isinstance(normal.get(key) or "", str):
                 raise Skip(Reason.BAD_MESSAGE, f"message {index} has a {key} that is no text: {str(normal[key])[:80]}")

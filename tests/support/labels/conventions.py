@@ -24,13 +24,19 @@ _TEXT_ALONE = (  # templates that print a list of parts, or write nothing of one
     *("trl_nemotron_3_5_lightning", "trl_nemotron_3_nano", "trl_nemotron_3_super", "trl_nemotron_3_ultra"),
     *("trl_qwen3_instruct_2507",),
 )
+_TRAINS_HEADERS = ("trl_gptoss", "trl_deepseekv3", "trl_deepseek_r1_distill", "trl_muse_glimmer")
+_NO_HEADER = ("trl_diffusion_gemma",)
+_IMAGE_ANSWERED = ("image_answered", "image_answered_text", "image_answered_early", "image_empty_answer", "image_both")
 CONVENTIONS = (
     Convention("the template writes no tool calls: a named skip", ("skipped",), words="leaves out tool calls"),
     Convention("the template writes no tools: a named skip", ("skipped",), words="leaves out tools"),
     Convention("the template drops turns of a role: a named skip", ("skipped",), words="leaves out turns of the role"),
     Convention("a model without images: a named skip", ("skipped",), words="sees no image"),
     Convention("texts are joined where a template prints a list", ("text",), ids=("c21",), templates=_TEXT_ALONE),
-    Convention("a role's header is never a label; TRL trains it", ("labels",), templates=("trl_gptoss",)),
+    Convention("a role's header is never a label; TRL trains it", ("labels",), templates=_TRAINS_HEADERS),
+    Convention("the prompt after a tool's result lacks the header, which is no label", ("labels",), (), _NO_HEADER),
+    Convention("generation stops at the token that begins the next turn", ("labels",), templates=("trl_glm4moe",)),
+    Convention("media of an answer, and what frames them, are never labels", ("labels",), ids=_IMAGE_ANSWERED),
     Convention(
         "two answers in a row that the template puts into one turn: a named skip",
         ("skipped",),
@@ -41,7 +47,7 @@ CONVENTIONS = (
     Convention(
         "media of an answer that the template drops are written as in a question",
         ("text",),
-        ids=("image_answered", "image_answered_text", "image_answered_early", "image_empty_answer", "image_both"),
+        ids=_IMAGE_ANSWERED,
         templates=("qwen3_vl", "gemma3"),
     ),
 )

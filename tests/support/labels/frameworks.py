@@ -183,7 +183,7 @@ def rows_of_frameworks(name: str, folder: Path, rows: list[Row], kept: Path) -> 
 
 def judge_template(name: str, folder: Path, rows: list[Row], frameworks: dict[str, Any]) -> Iterator[Judged]:
     """All conversations with one template."""
-    template = build_template(name, folder)
+    template = build_template(name, folder, after_turn=True)
     prefix = Prefix(folder, **dict(template.spec.chat_template_kwargs))
     media = {template.token_id(token) for token in template.rules.media_tokens.values()}
     media_ids = {id_ for id_ in media if id_ is not None}
