@@ -31,7 +31,7 @@ def document_of(text: str) -> list[Message]:
 def text_alone(fields: Mapping[str, Any]) -> str | None:
     """The field `text` of a sample that has nothing else to be trained; None: it has none."""
     text = fields.get("text")
-    return text if isinstance(text, str) and text and _SPEAK_OF_CHATS.isdisjoint(fields) else None
+    return text if isinstance(text, str) and text.strip() and _SPEAK_OF_CHATS.isdisjoint(fields) else None
 
 
 def answer_alone(messages: Sequence[Message]) -> list[Message] | None:

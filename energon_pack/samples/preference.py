@@ -13,7 +13,7 @@ from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Reason, Skip
 
 _REJECTED = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
-#: whether an answer is good; another value than true or false is a remark
+#: whether an answer is good: true or false, as 1 or 0 or a word, too; another value is a remark
 LABELS = ("label", "kto_tag")
 _PROMPTS = ("prompt", "question")
 PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED, *LABELS))
@@ -33,13 +33,13 @@ def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) 
     has_pair = value.get("chosen") is not None and value.get("rejected") is not None
     rejected = sorted(name for name in _REJECTED if value.get(name))
     completed = value.get("prompt") is not None and value.get("completion") is not None
-    label = next((name for name in LABELS if isinstance(value.get(name), bool)), None)
+    label = next((name for name in LABELS if _is_good(value.get(name)) is not None), None)
     if not (has_pair or rejected or label):
         return dict(value)
     what = "chosen and rejected" if has_pair else rejected[0] if rejected else f"{label}={value[label]}"  # type: ignore[index]
     if take is None:
         raise Skip(Reason.PREFERENCE_DATA, f"{what}: preference data (source.take=chosen packs the good conversations)")
-    if label and not value[label]:
+    if label and not _is_good(value[label]):
         raise Skip(Reason.NOT_CHOSEN, f"{what} (source.take=chosen)")
     rest = {name: item for name, item in value.items() if name not in PREFERENCE_KEYS}
     if has_pair:
@@ -49,6 +49,11 @@ def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) 
         rest = {name: item for name, item in rest.items() if name not in ("prompt", "completion")}
         return {**rest, key: _with_answer(_prompt(value, key), value["completion"])}
     return rest
+
+
+def _is_good(label: Any) -> bool | None:
+    """What a label says of an answer; None: it is of another kind."""
+    return {"true": True, "1": True, "false": False, "0": False}.get(str(label).lower())
 
 
 def _prompt(value: Mapping[str, Any], key: str) -> list[Message]:

@@ -46,15 +46,17 @@ def with_tool_calls(turn: Message, index: int) -> Message:
     calls = turn.get("tool_calls")
     if calls and turn.get("function_call") is not None:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls both in tool_calls and in function_call")
+    spelled = calls
     if isinstance(calls, str) and calls.strip():
         calls = _parsed(calls)
-        calls = calls if isinstance(calls, list) else None
     elif not calls:
         if turn.get("function_call") is None:
             return turn
         calls = [_call(turn["function_call"], index)]
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise Skip(Reason.BAD_MESSAGE, f"message {index} has tool_calls that are no list of calls: {str(calls)[:80]}")
+        what = f"message {index} has tool_calls that are no list of calls: {str(spelled)[:80]}"
+        raise Skip(Reason.BAD_MESSAGE, what)
+    calls = [_checked(call, index) for call in calls]
     return {**{key: item for key, item in turn.items() if key != "function_call"}, "tool_calls": calls}
 
 
@@ -198,12 +200,29 @@ def _call(value: Any, index: int) -> Message:
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is no JSON of a tool call with a name: {str(value)[:80]}")
-    arguments = function.get("arguments", function.get("parameters"))
-    arguments = {} if arguments is None else arguments
-    if not isinstance(arguments, (dict, str)):
-        raise Skip(Reason.BAD_MESSAGE, f"message {index} calls a tool with arguments {str(arguments)[:80]}")
+    arguments = _arguments(function.get("arguments", function.get("parameters")), index)
     named = {"id": value["id"]} if isinstance(value.get("id"), str) else {}
     return {**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _checked(call: Message, index: int) -> Message:
+    """A call of OpenAI's as it stands, but for arguments that are not there; raises Skip as `_call`."""
+    arguments = _call(call, index)["function"]["arguments"]
+    function = call.get("function", call)
+    if "arguments" not in function or function["arguments"] == arguments:
+        return call
+    changed = {**function, "arguments": arguments}
+    return {**call, "function": changed} if "function" in call else changed
+
+
+def _arguments(value: Any, index: int) -> Any:
+    """Arguments of a call: an object, or JSON of one in a string."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return {}
+    if not isinstance(value, dict) and not (isinstance(value, str) and isinstance(_parsed(value), dict)):
+        what = f"message {index} calls a tool with arguments that are no object: {str(value)[:80]}"
+        raise Skip(Reason.BAD_MESSAGE, what)
+    return value
 
 
 def _spoken(function: Mapping[str, Any]) -> dict[str, Any]:

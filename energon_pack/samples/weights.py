@@ -47,9 +47,9 @@ def turn_weight(message: Message, chosen: bool) -> float:
     for key in TURN_WEIGHT_KEYS.intersection(message):
         if message[key] is None or (not is_answer and key not in _OF_ANY_TURN):
             continue
-        value = number(message[key], key)
-        if key not in _FACTORS and value not in (0, 1):
-            raise Skip(Reason.BAD_MESSAGE, f"{key} is {message[key]!r}, neither true nor false")
+        if key not in _FACTORS and message[key] not in (0, 1):
+            raise Skip(Reason.BAD_MESSAGE, f"{key} of a turn is {message[key]!r}, neither true nor false")
+        value = number(message[key], f"{key} of a turn")
         weight *= 1 - value if key in _MASKS else value
         overrides |= key in _OVERRIDE
     return weight if (chosen and is_answer) or overrides else 0.0

@@ -171,7 +171,7 @@ def _of_sample(meaning: Meaning, key: str, value: Any) -> bool:
     elif key in ("rejected_response", "rejected_messages", "rejected_images"):
         if value is not None:
             raise Refused(key)
-    elif key in ("label", "kto_tag") and isinstance(value, bool):
+    elif key in ("label", "kto_tag") and str(value).lower() in ("true", "false", "1", "0"):
         raise Refused(key)
     else:
         return False
