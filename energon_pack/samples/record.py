@@ -88,7 +88,9 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
         raise Skip(Reason.NO_MESSAGES, "the conversation is empty")
     system_key = next((key for key in _SYSTEM_KEYS if value.get(key)), "system")
     system = value.get(system_key)
-    if isinstance(system, (str, list)) and system and messages[0]["role"] not in ("system", DOCUMENT):
+    if system and not isinstance(system, (str, list)):
+        raise Skip(Reason.BAD_MESSAGE, f"{system_key} is no text: {str(system)[:80]}")
+    if system and messages[0]["role"] not in ("system", DOCUMENT):
         messages.insert(0, {"role": "system", "content": _content(system, 0) if isinstance(system, list) else system})
         used.add(system_key)
     if settings.sample_type in (SampleType.auto, SampleType.document):

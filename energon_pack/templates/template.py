@@ -168,9 +168,11 @@ class Template(Preparation):
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
         text = "".join(pieces)
         spans, weights = self._trained(chat, text, spans, weights, [place for place in places if place[1]])
+        if not sample.options.weight:
+            spans, weights = [], []
         return Rendered(
             text,
-            spans if sample.options.weight else [],
+            spans,
             num_visual_tokens,
             self._num_control_tokens(sample.messages, sample.tools),
             bool(sample.tools) and not chat.renderer.shows_tools,

@@ -202,3 +202,10 @@ def test_names_in_structured_content_order_the_media() -> None:
     ]
     record = parse_record({"messages": [{"role": "user", "content": content}, TURNS[1]]}, ReadSettings())
     assert [part.name for part in media_parts(record, "k", PARTS)] == ["1.png", "0.jpg"]
+
+
+def test_a_system_prompt_that_is_no_text_costs_the_sample() -> None:
+    """It was left out in silence, and the answers were trained without it."""
+    value = {"system": {"role": "system", "content": "s"}, "messages": [{"role": "assistant", "content": "a"}] * 2}
+    with pytest.raises(Skip, match="bad_message: system is no text"):
+        parse_record(value, ReadSettings())

@@ -272,6 +272,8 @@ def test_a_sample_of_weight_0_trains_nothing(template: Template) -> None:
     assert template.count([template.render(sample)])[0][1] == 0
     of = MemberEncoder(template).encode(MemberInput("a", messages, options=SampleOptions(weight=0.0))).tokens
     assert (of.labels == IGNORE).all()
+    weighted = Sample(turns(0.5, 2.0), [], options=SampleOptions(weight=0.0))  # it ended the training
+    assert template.encode(weighted).num_supervised == 0
 
 
 # ------------------------------------------------------------------------------------- where there is no place

@@ -14,6 +14,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.turns import SpecialTokens, Turn
 
 _MOST_PATTERNS = 10_000
+_MANY_CALLS = 4  # of one turn; templates write the first, the last, and each between alike
 
 Pattern = tuple[Any, ...]
 
@@ -95,5 +96,5 @@ def _holds(message: Message | None) -> tuple[Any, ...] | None:
         type(content).__name__,
         bool(text.strip()),
         "<think>" in text,
-        len(calls) if isinstance(calls, list) else 0,
+        min(len(calls), _MANY_CALLS) if isinstance(calls, list) else 0,
     )

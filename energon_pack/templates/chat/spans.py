@@ -95,7 +95,7 @@ class Spans:
                 return spans if with_calls else self._without_calls(marked, spans)
         if leaves_out_calls:
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out tool calls {REMEDY}")
-        return [self._proved(messages, tools, plain, i) for i in trained]
+        return _apart([self._proved(messages, tools, plain, i) for i in trained])
 
     def _marked(self, messages: Sequence[Message], tools: Any, level: Level) -> _Marked | None:
         """A conversation with marks; None: the template refuses it, as it wants a name or an id of a certain form."""

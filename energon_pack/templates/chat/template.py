@@ -89,6 +89,7 @@ class ChatTemplate:
         key = json.dumps(variables, sort_keys=True, default=str)
         if key not in self._variants:
             if len(self._variants) >= _MOST_VARIANTS:
+                self._was_misread = self.is_misread
                 self._variants.clear()
             renderer = self.renderer
             self._variants[key] = ChatTemplate(renderer.source, {**renderer.variables, **variables}, *self._made_of)
