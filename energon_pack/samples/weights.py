@@ -60,6 +60,11 @@ def has_weight(message: Message) -> bool:
     return not TURN_WEIGHT_KEYS.isdisjoint(message)
 
 
+def says_zero(message: Message) -> bool:
+    """Whether a turn says itself that it is not trained; raises Skip as `turn_weight`."""
+    return has_weight(message) and turn_weight({**message, "role": "assistant"}, True) == 0
+
+
 def sample_weight(fields: Mapping[str, Any]) -> float:
     """The factor of a whole sample, its field `weight`; 1 without one.
 

@@ -38,11 +38,12 @@ def adjusted(
     """The spans of a text as `labels` wants them, ascending.
 
     Args:
-        spans: of whole turns.
+        spans: of whole turns; one of weight 0 stays untrained, whatever `prompt_weight` is.
     """
     spans = list(spans)
+    turns = spans
     if labels.after_turn:
-        spans = [span._replace(end=_after(text, span.end, turn, special)) for span in spans]
+        turns = spans = [span._replace(end=_after(text, span.end, turn, special)) for span in spans]
     if not labels.end_of_turn:
         ends = [re.escape(end) for end in (turn.ends,) if end]
         pattern = re.compile(rf"(?:{'|'.join(ends) or '(?!)'})\s*$")
@@ -51,10 +52,10 @@ def adjusted(
         only_empty = labels.think is Think.mask_empty
         spans = without(spans, [hole for span in spans for hole in _thoughts(text, span, think, only_empty)])
     if labels.prompt_weight:
-        ends_of = [0, *(position for span in spans for position in span[:2]), len(text)]
+        ends_of = [0, *(position for span in turns for position in span[:2]), len(text)]
         gaps = zip(ends_of[::2], ends_of[1::2], strict=True)
         spans = sorted([*spans, *(Trained(*gap, labels.prompt_weight) for gap in gaps)])
-    return [span for span in spans if span.start < span.end]
+    return [span for span in spans if span.start < span.end and span.weight]
 
 
 def without(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:

@@ -25,6 +25,7 @@ class Span(NamedTuple):
     start: int
     end: int
     message: int
+    is_trained: bool = True  # a call that `labels.tool_calls` masks is not
 
 
 class Prefixes:

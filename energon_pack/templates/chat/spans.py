@@ -218,7 +218,7 @@ class Spans:
     # ------------------------------------------------------------------------------------------------- tool calls
 
     def _without_calls(self, marked: _Marked, spans: Sequence[Span]) -> list[Span]:
-        """The spans without tool calls: from where a turn differs from one without them, to the end of the turn."""
+        """The spans, tool calls untrained: from where a turn differs from one without them, to the end of the turn."""
         left: list[Span] = []
         owners = [*marked.owners]
         positions = [mark.position for mark, _ in owners]
@@ -242,7 +242,8 @@ class Spans:
             text = marked.text[span.start : span.end]
             ends = self._turn.ends if text.endswith(self._turn.ends) else ""
             after = next((mark.position for mark, _ in inside if mark.position > calls[-1]), span.end - len(ends))
-            left += [span._replace(end=first), span._replace(start=after)]
+            masked = span._replace(start=first, end=after, is_trained=False)
+            left += [span._replace(end=first), masked, span._replace(start=after)]
         return [span for span in left if span.start < span.end]
 
     def _length_before_calls(self, marked: _Marked, span: Span, said: Mark | None, call: int) -> int:

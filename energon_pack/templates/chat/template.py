@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.weights import has_weight, turn_weight
+from energon_pack.samples.weights import has_weight, says_zero, turn_weight
 from energon_pack.templates.chat.jinja import generates, strings_in
 from energon_pack.templates.chat.labels import ThinkMarks, Trained, adjusted, without_thoughts
 from energon_pack.templates.chat.leaves import NONCHARACTERS, Level, mark_leaves, read_marks
@@ -42,7 +42,7 @@ class Marked(NamedTuple):
     """A conversation as text, with marks around what is trained."""
 
     text: str
-    weights: list[float]  # of each span
+    weights: list[float]  # of each span; 0 only where all other text counts (`labels.prompt_weight`), and this does not
 
 
 class ShortcutWarning(UserWarning):
@@ -107,7 +107,8 @@ class ChatTemplate:
             Skip: `bad_message` where the text holds such a mark already, or a turn's weight is none; `processor_error`
                 where a turn can't be found.
         """
-        weights = _weights(messages, labels.train_on)
+        with_zeros = labels.prompt_weight > 0
+        weights = _weights(messages, labels.train_on, with_zeros)
         texts = texts_of(messages)
         if tools is None and self._copies_texts and not _holds_noncharacters("".join(texts)):
             skeleton = self._skeleton(messages, texts, tuple(weights))
@@ -116,7 +117,7 @@ class ChatTemplate:
         plain = self.render(messages, tools)
         if _holds_noncharacters(plain):
             raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
-        return self._marked(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train)
+        return self._marked(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, with_zeros)
 
     def adjusted(self, text: str, spans: Sequence[Trained], labels: LabelsConfig) -> list[Trained]:
         """Spans of whole turns as `labels` wants them."""
@@ -191,13 +192,15 @@ class ChatTemplate:
         tools: list[Any] | None,
         weights: Mapping[int, float],
         with_calls: bool = True,
+        with_zeros: bool = False,
     ) -> Marked:
         """As `render_marked`, of a conversation that was rendered."""
         if not weights and not any(message.get("tool_calls") for message in messages):
             return Marked(plain, [])
         spans = self._spans.find(messages, tools, plain, [*weights], with_calls)
+        spans = [span for span in spans if span.is_trained or with_zeros]
         text = put_marks(plain, [(span.start, span.end) for span in spans])
-        return Marked(text, [weights[span.message] for span in spans])
+        return Marked(text, [weights[span.message] * span.is_trained for span in spans])
 
     def _read_turn(self) -> Turn:
         question: Message = {"role": "user", "content": "a"}
@@ -230,15 +233,20 @@ class ChatTemplate:
         return Turn(longest_first, special.first("".join(longest_first)), ends, is_next, bool(prompted), lead)
 
 
-def _weights(messages: Sequence[Message], train_on: TrainOn) -> dict[int, float]:
-    """The turns that are trained, and how much each of them counts."""
+def _weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: bool) -> dict[int, float]:
+    """The turns that are trained, and how much each of them counts.
+
+    Args:
+        with_zeros: name those, too, that say themselves that they are not trained.
+    """
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     last = answers[-1] if answers else -1
     if not any(len(message) > 2 and has_weight(message) for message in messages):
         return dict.fromkeys(answers if train_on is TrainOn.all else answers[-1:], 1.0)
     chosen = (train_on is TrainOn.all or i == last for i in range(len(messages)))
     weights = [turn_weight(message, is_chosen) for message, is_chosen in zip(messages, chosen, strict=True)]
-    return {i: weight for i, weight in enumerate(weights) if weight}
+    told = (with_zeros and says_zero(message) for message in messages)
+    return {i: weight for i, (weight, is_zero) in enumerate(zip(weights, told, strict=True)) if weight or is_zero}
 
 
 def _around_first(output: str, start: int) -> tuple[str, str]:

@@ -102,3 +102,16 @@ def test_spans_without_other_ranges() -> None:
     assert without(spans, [(2, 4), (8, 14), (19, 30)]) == [(0, 2, 1.0), (4, 8, 1.0), (14, 19, 0.5)]
     assert without(spans, [(0, 30)]) == []
     assert without(spans, []) == spans
+
+
+def test_what_is_masked_by_name_stays_so_where_all_else_has_a_weight() -> None:
+    """A turn's own zero, a thought and the end of a turn that `labels` masks: `prompt_weight` trained them."""
+    messages = turns({"content": "b", "loss": False}, HM)
+    labels = LabelsConfig(think=Think.mask, end_of_turn=False, prompt_weight=0.5)
+    expected = [
+        "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n",
+        "\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n",
+        "b",
+        "\n",
+    ]
+    assert trained(CHATML, messages, labels) == expected
