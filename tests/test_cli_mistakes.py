@@ -59,6 +59,12 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     ),
     (["+model=qwen2_5_vl", "model.processor_kwargs.max_pixels=much"], ["longest_edge", "much"]),
     (["+model=qwen2_5_vl", "model.chat_template='{% if %}'"], ["chat template", "line 1"]),
+    (["+model=qwen2_5_vl", "labels.think=hide"], ["labels.think=hide", "drop_history"]),
+    (["+model=qwen2_5_vl", "labels.prompt_weight=-1"], ["labels.prompt_weight=-1", "at least 0"]),
+    (
+        ["+model=qwen2_5_vl", "labels.train_on=last", "packing.overlong=split_turns"],
+        ["labels.train_on=last and packing.overlong=split_turns", "packing.overlong=drop"],
+    ),
     (["-m", "+model=qwen2_5_vl", "output.max_shard_packs=0", "seed=0,1"], ["output.max_shard_packs=0"]),
     (["-m", "packing.max_token_len=4096,8192"], ["+model=NAME"]),
 ]

@@ -11,8 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from energon_pack.config import PackConfig, plain
 from energon_pack.errors import PackError
+from energon_pack.plan.settings import Overlong
 from energon_pack.plan.splits import split_shares
 from energon_pack.sources.draws import parse_slice
+from energon_pack.templates.settings import Think, TrainOn
 
 
 def to_config(composed: DictConfig, models: list[str]) -> PackConfig:
@@ -98,8 +100,24 @@ def _check_values(config: PackConfig) -> None:
             raise PackError(f"{name}={share}: a share of the samples, 0 to 1")
     for node in (config.media, config.model, config.labels, packing, config.source, config.output, config.executor):
         node.check()
+    _check_parts(config)
     parse_slice(config.source.slice)
     split_shares(plain(config.output.splits))
+
+
+def _check_parts(config: PackConfig) -> None:
+    """Refuse settings of labels that ask for the last turn of a whole sample, where parts of it are samples."""
+    if config.packing.overlong is not Overlong.split_turns:
+        return
+    asked = [
+        f"labels.train_on={TrainOn.last.value}" if config.labels.train_on is TrainOn.last else "",
+        f"labels.think={Think.drop_history.value}" if config.labels.think is Think.drop_history else "",
+    ]
+    if name := next(filter(None, asked), None):
+        raise PackError(
+            f"{name} and packing.overlong=split_turns: each part of a sample would have a last turn of its own;"
+            " packing.overlong=drop leaves such samples out"
+        )
 
 
 def _whole_numbers(config: PackConfig) -> Iterator[tuple[str, int]]:

@@ -167,7 +167,7 @@ class LabelsConfig:
     def check(self) -> None:
         """Raises PackError for a weight below 0."""
         if not self.prompt_weight >= 0:
-            raise PackError(f"labels.prompt_weight={self.prompt_weight}: must be at least 0")
+            raise PackError(f"labels.prompt_weight={self.prompt_weight:g}: must be at least 0")
 
 
 @dataclass
