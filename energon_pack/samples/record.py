@@ -90,6 +90,10 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     system = value.get(system_key)
     if system and not isinstance(system, (str, list)):
         raise Skip(Reason.BAD_MESSAGE, f"{system_key} is no text: {str(system)[:80]}")
+    if system and messages[0]["role"] == "system" and messages[0]["content"] != system:
+        raise Skip(
+            Reason.BAD_MESSAGE, f"{system_key} is {str(system)[:60]!r}, and the first turn is another system turn"
+        )
     if system and messages[0]["role"] not in ("system", DOCUMENT):
         messages.insert(0, {"role": "system", "content": _content(system, 0) if isinstance(system, list) else system})
         used.add(system_key)
@@ -103,6 +107,7 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     if settings.sample_type is SampleType.document and not is_document(messages):
         raise Skip(Reason.NO_MESSAGES, f"source.sample_type=document, and roles are {roles[:8]}")
     tools = tools_of(value.get("tools") or value.get("functions"))
+    has_calls = any(message.get("tool_calls") for message in messages)
     if is_as_text := settings.tools is ToolsAs.text:
         messages = [as_text(message, index) for index, message in enumerate(messages)]
 
@@ -119,7 +124,7 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
         declared=spelled or next((kind for key in _KIND_KEYS if (kind := _kind(value.get(key)))), None),
         fields={key: item for key, item in value.items() if key not in used},
         unknown=unknown,
-        leaves_out_tools=is_as_text and tools is not None,
+        leaves_out_tools=is_as_text and (tools is not None or has_calls),
     )
 
 
@@ -176,6 +181,9 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
         if settings.sample_type in (SampleType.auto, SampleType.chat)
         else settings.sample_type.value
     )
+    text = value.get("text")
+    if settings.sample_type is SampleType.auto and text is not None and not (isinstance(text, str) and text.strip()):
+        raise Skip(Reason.NO_MESSAGES, f"its text is none, or empty: {str(text)[:60]!r}")
     raise Skip(Reason.NO_MESSAGES, f"no {wanted} among {sorted(value)[:8]} (source.messages_key names the field)")
 
 

@@ -209,3 +209,16 @@ def test_a_system_prompt_that_is_no_text_costs_the_sample() -> None:
     value = {"system": {"role": "system", "content": "s"}, "messages": [{"role": "assistant", "content": "a"}] * 2}
     with pytest.raises(Skip, match="bad_message: system is no text"):
         parse_record(value, ReadSettings())
+
+
+def test_a_system_text_beside_another_system_turn_is_not_lost_in_silence() -> None:
+    turns = [{"role": "system", "content": "Be kind."}, *TURNS]
+    assert parse_record({"messages": turns, "system": "Be kind."}, ReadSettings()).messages[0]["content"] == "Be kind."
+    with pytest.raises(Skip, match="another system turn"):
+        parse_record({"messages": turns, "system": "Be brief."}, ReadSettings())
+
+
+@pytest.mark.parametrize("text", ["", " \n", 3, ["a"]])
+def test_a_text_that_is_none_is_said_to_be_so(text: object) -> None:
+    with pytest.raises(Skip, match="its text is none, or empty"):
+        parse_record({"text": text}, ReadSettings())
