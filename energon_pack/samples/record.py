@@ -107,8 +107,9 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
     if settings.sample_type is SampleType.document and not is_document(messages):
         raise Skip(Reason.NO_MESSAGES, f"source.sample_type=document, and roles are {roles[:8]}")
     tools = tools_of(value.get("tools") or value.get("functions"))
-    has_calls = any(message.get("tool_calls") for message in messages)
+    has_calls = False
     if is_as_text := settings.tools is ToolsAs.text:
+        has_calls = any(message.get("tool_calls") for message in messages)
         messages = [as_text(message, index) for index, message in enumerate(messages)]
 
     if settings.frames is Frames.images:

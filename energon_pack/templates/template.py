@@ -177,7 +177,7 @@ class Template(Preparation):
             self._num_control_tokens(sample.messages, sample.tools),
             bool(sample.tools) and not chat.renderer.shows_tools,
             places,
-            weights if any(weight != 1 for weight in weights) else (),
+            weights if weights.count(1.0) < len(weights) else (),
             self._wants_thoughts and chat.renderer.leaves_out_reasoning(messages, sample.tools),
         )
 

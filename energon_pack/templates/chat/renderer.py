@@ -87,8 +87,8 @@ class Renderer:
 
     def as_it_wants(self, messages: list[Message]) -> list[Message]:
         """Texts as lists of parts, for templates that show no others, and arguments of tools as what it writes."""
-        if any(message.get("tool_calls") for message in messages) and self._wants_objects:
-            messages = list(map(_with_objects, messages))
+        if max(map(len, messages), default=0) > 2 and any(message.get("tool_calls") for message in messages):
+            messages = list(map(_with_objects, messages)) if self._wants_objects else messages
         if not self._takes_parts:
             return [{**message, "content": _joined(message["content"])} for message in messages]
         if not self._wants_parts:
@@ -123,7 +123,9 @@ class Renderer:
 
     def leaves_out_reasoning(self, messages: list[Message], tools: list[Any] | None) -> bool:
         """Whether messages have reasoning, and this template writes none of it."""
-        if all(len(message) < 3 or reasoning_of(message) is None for message in messages) or self._shows_reasoning:
+        if max(map(len, messages), default=0) < 3 or all(reasoning_of(message) is None for message in messages):
+            return False
+        if self._shows_reasoning:
             return False
         probed = [m if reasoning_of(m) is None else with_reasoning(m, _PROBE) for m in messages]
         try:

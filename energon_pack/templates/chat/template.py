@@ -241,7 +241,7 @@ def _weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: bool) -
     """
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     last = answers[-1] if answers else -1
-    if not any(len(message) > 2 and has_weight(message) for message in messages):
+    if max(map(len, messages), default=0) < 3 or not any(map(has_weight, messages)):
         return dict.fromkeys(answers if train_on is TrainOn.all else answers[-1:], 1.0)
     chosen = (train_on is TrainOn.all or i == last for i in range(len(messages)))
     weights = [turn_weight(message, is_chosen) for message, is_chosen in zip(messages, chosen, strict=True)]
