@@ -48,7 +48,7 @@ def test_the_yaml_has_the_defaults_of_the_classes() -> None:
 
 
 def test_a_node_comes_back_from_its_json() -> None:
-    config = composed("source.control_tokens=skip", "packing.overlong=split_turns", "labels.train_on=last")
+    config = composed("source.control_tokens=skip", "packing.overlong=truncate_text", "labels.train_on=last")
     for node in (getattr(config, field.name) for field in fields(config)):
         if is_dataclass(node) and not hasattr(node, "splits"):
             assert node_of(type(node), plain(node)) == node
