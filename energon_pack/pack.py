@@ -180,7 +180,7 @@ class Measured:
 def measure_source(
     config: PackConfig, places: Places, indexed: list[IndexedShard], method: Method, run: Run
 ) -> tuple[Measured, Method]:
-    """Lengths of what is drawn, and the method that they are by in the end."""
+    """Measure the samples that are drawn; the method is another one where the shortcut was wrong."""
     source, limit = places.source, config.source.limit
     with run.timed("lengths"):
         drawn = draw_samples(indexed, parse_slice(config.source.slice), config.seed)

@@ -214,16 +214,16 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
 
 
 def _count(template: Template, waiting: list[_Waiting], engine: str) -> None:
-    counts = template.count([of.rendered for of in waiting], engine)
-    for of, (token_len, num_supervised) in zip(waiting, counts, strict=True):
-        row = of.row
+    counts = template.count([item.rendered for item in waiting], engine)
+    for item, (token_len, num_supervised) in zip(waiting, counts, strict=True):
+        row = item.row
         row.token_len, row.num_supervised = token_len, num_supervised
         if not row.token_len:
             row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
-    weighted = [of for of in waiting if of.weighted]
-    of_weighted = template.count([replace(of.rendered, spans=of.weighted, weights=()) for of in weighted], engine)
-    for of, (_, num_weighted) in zip(weighted, of_weighted, strict=True):
-        of.row.num_weighted = num_weighted
+    if weighted := [item for item in waiting if item.weighted]:
+        texts = [replace(item.rendered, spans=item.weighted, weights=()) for item in weighted]
+        for item, (_, num_weighted) in zip(weighted, template.count(texts, engine), strict=True):
+            item.row.num_weighted = num_weighted
     waiting.clear()
 
 

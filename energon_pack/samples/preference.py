@@ -36,7 +36,8 @@ def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) 
     label = next((name for name in LABELS if _is_good(value.get(name)) is not None), None)
     if not (has_pair or rejected or label):
         return dict(value)
-    what = "chosen and rejected" if has_pair else rejected[0] if rejected else f"{label}={value[label]}"  # type: ignore[index]
+    labelled = f"{label}={value[label]}" if label else ""
+    what = "chosen and rejected" if has_pair else next(iter(rejected), labelled)
     if take is None:
         raise Skip(Reason.PREFERENCE_DATA, f"{what}: preference data (source.take=chosen packs the good conversations)")
     if label and not _is_good(value[label]):

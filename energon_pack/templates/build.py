@@ -4,6 +4,7 @@ import copy
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,8 @@ from tokenizers import Tokenizer
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.heavy_imports import importing
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.chat.media import written_for
+from energon_pack.templates.chat.media import medium_in_question
+from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.families import ASKED, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import named_processor, state_of
@@ -62,8 +64,9 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         changed["size"] = video["size"]
     written = {}
     if model.template in ASKED:
-        variables = {**tokens, **model.chat_template_kwargs}
-        written = {kind: written_for(kind, chat_template, variables, model.date) for kind in ("image", "video")}
+        with suppress(PackError):  # what is no template is refused below, by its name
+            renderer = Renderer(chat_template, {**tokens, **model.chat_template_kwargs}, model.date)
+            written = {kind: medium_in_question(renderer.render, kind).strip() for kind in ("image", "video")}
     processor = replace(
         empty,
         image=_plain({**files.image, **image_settings(media)}),

@@ -10,11 +10,9 @@ from functools import cached_property
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.labels import Range, Trained, without
+from energon_pack.templates.chat.media import medium_in_question
 from energon_pack.templates.chat.template import ChatTemplate
-from energon_pack.templates.chat.turns import shared_beginning
 from energon_pack.templates.tokens.added import AddedTokens
-
-_TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in range(2)]
 
 
 class Frames:
@@ -40,16 +38,7 @@ class Frames:
     def in_question(self, kind: str) -> str:
         """What a question holds for a medium: its token, and what stands around it; empty: the template refuses it."""
         if kind not in self._in_question:
-            try:
-                alone, both = (
-                    self._chat.render([{"role": "user", "content": [_TEXTS[0], *medium, _TEXTS[1]]}], None)
-                    for medium in ([], [{"type": kind}])
-                )
-            except Skip:
-                alone = both = ""
-            start = len(shared_beginning(alone, both))
-            end = len(shared_beginning(alone[start:][::-1], both[start:][::-1]))
-            self._in_question[kind] = both[start : len(both) - end]
+            self._in_question[kind] = medium_in_question(self._chat.render, kind)
         return self._in_question[kind]
 
     def with_all_media(self, message: Message) -> Message:

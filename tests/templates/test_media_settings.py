@@ -26,6 +26,7 @@ from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.processor_inputs import full_ids, prepared_media
 from energon_pack.templates.settings import MediaConfig
 from energon_pack.templates.template import Sample, Template
+from support.labels.media_meaning import smart_resize
 from support.models import of_model
 from support.running import REAL, need_torchvision
 
@@ -158,13 +159,7 @@ def test_models_without_squares_of_pixels_refuse_them() -> None:
 
 def resized(width: float, height: float, factor: int, least: float, most: float) -> tuple[int, int]:
     """qwen_vl_utils' resizing, a second time."""
-    across, down = (max(factor, round(side / factor) * factor) for side in (width, height))
-    if across * down > most:
-        beta = math.sqrt(width * height / most)
-        across, down = (max(factor, math.floor(side / beta / factor) * factor) for side in (width, height))
-    elif across * down < least:
-        beta = math.sqrt(least / (width * height))
-        across, down = (math.ceil(side * beta / factor) * factor for side in (width, height))
+    down, across = smart_resize(height, width, least, most, factor)
     return across, down
 
 

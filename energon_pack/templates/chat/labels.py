@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
+from energon_pack.templates.chat.normal import last_question
 from energon_pack.templates.chat.turns import SpecialTokens, Turn
 from energon_pack.templates.settings import LabelsConfig, Think
 
@@ -81,7 +82,7 @@ def without(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
 
 def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Message]:
     """A conversation whose answers before the last question hold no thoughts."""
-    last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
+    last = last_question(messages)
 
     def silent(message: Message) -> Message:
         new = {key: value for key, value in message.items() if key not in REASONING_KEYS}

@@ -1,27 +1,26 @@
 """What a chat template writes for a medium, read off its rendering."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
 
-from energon_pack.templates.chat.jinja import environment
+from energon_pack.samples.skip import Skip
+from energon_pack.templates.chat.turns import shared_beginning
 
-_BEFORE, _AFTER = "energon_pack_before", "energon_pack_after"
+_TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in range(2)]
 
 
-def written_for(kind: str, source: str, variables: Mapping[str, Any], date: str) -> str:
-    """What stands between two texts for the medium between them, without the white space around; empty: nothing does.
+def medium_in_question(render: Callable[..., str], kind: str) -> str:
+    """What a question holds for a medium: its token, and what stands around it; empty: the template refuses it.
 
     Args:
-        variables: of the chat template.
-        date: as of `environment`.
+        render: of messages and tools; raises Skip.
     """
-    parts = [{"type": "text", "text": _BEFORE}, {"type": kind}, {"type": "text", "text": _AFTER}]
-    given = {"documents": None, "tools": None, "add_generation_prompt": False, **variables}
     try:
-        template = environment(date).from_string(source)
-        text = template.render(messages=[{"role": "user", "content": parts}], **given)
-    except Exception:  # a template is a program: it may want another conversation
+        alone, both = (
+            render([{"role": "user", "content": [_TEXTS[0], *medium, _TEXTS[1]]}], None)
+            for medium in ([], [{"type": kind}])
+        )
+    except Skip:
         return ""
-    _, is_there, rest = text.partition(_BEFORE)
-    written, ends, _ = rest.partition(_AFTER)
-    return written.strip() if is_there and ends else ""
+    start = len(shared_beginning(alone, both))
+    end = len(shared_beginning(alone[start:][::-1], both[start:][::-1]))
+    return both[start : len(both) - end]

@@ -1,5 +1,6 @@
 """A conversation as transformers hands it to a chat template: two changes of messages before anything is rendered."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
@@ -11,6 +12,11 @@ def normal(messages: list[Message]) -> list[Message]:
     Keys inside tool calls and content parts stay, None or not, as they do there.
     """
     return [_normal(message) for message in messages]
+
+
+def last_question(messages: Sequence[Message]) -> int:
+    """The number of the last turn of a user; -1: there is none."""
+    return max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
 
 
 def reasoning_of(message: Message) -> Any:

@@ -18,6 +18,7 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.leaves import Leaf, Level, Mark, Written, mark_leaves, read_marks
 from energon_pack.templates.chat.left_out import REMEDY
+from energon_pack.templates.chat.normal import last_question
 from energon_pack.templates.chat.prefixes import Prefixes, Span, pattern_of
 from energon_pack.templates.chat.turns import SpecialTokens, Turn, shared_beginning
 
@@ -140,10 +141,10 @@ class Spans:
 
     def _of_texts(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
         spans, doubts = self._around_texts(marked, {*trained})
-        last_question = _last_question(marked.messages)
+        question = last_question(marked.messages)
         for i, own in spans.items():
             if marked.messages[i]["role"] == "assistant":
-                proved = self._otherwise(marked, i, last_question, own, i in doubts)
+                proved = self._otherwise(marked, i, question, own, i in doubts)
                 spans[i] = own if proved is None else [proved]
         return _apart([span for own in spans.values() for span in own])
 
@@ -184,12 +185,12 @@ class Spans:
         length = len(shared[: self._special.whole(closing, len(shared))].rstrip())
         return self._prefixes.next_turn(marked.text, segment.last + length)
 
-    def _otherwise(self, marked: _Marked, i: int, last_question: int, own: list[Span], in_doubt: bool) -> Span | None:
+    def _otherwise(self, marked: _Marked, i: int, question: int, own: list[Span], in_doubt: bool) -> Span | None:
         """What prefix rendering says of a turn, where it says something else; None: its spans are right.
 
         Turns of a pattern that was compared once are not rendered again.
         """
-        pattern = pattern_of(marked.messages, i, last_question)
+        pattern = pattern_of(marked.messages, i, question)
         is_known, agrees = self._prefixes.agrees(pattern)
         if is_known and agrees is not False and not in_doubt:
             return None
@@ -222,7 +223,7 @@ class Spans:
         left: list[Span] = []
         owners = [*marked.owners]
         positions = [mark.position for mark, _ in owners]
-        last_question = _last_question(marked.messages)
+        question = last_question(marked.messages)
         for span in spans:
             inside = owners[bisect_left(positions, span.start) : bisect_right(positions, span.end)]
             calls = [mark.position for mark, leaf in inside if leaf.call is not None]
@@ -231,7 +232,7 @@ class Spans:
                 continue
             said = [mark for mark, leaf in inside if leaf.call is None and mark.position <= calls[0]]
             start = said[-1].position if said else span.start
-            pattern = pattern_of(marked.messages, span.message, last_question)
+            pattern = pattern_of(marked.messages, span.message, question)
             key = (pattern, marked.level, bool(said), marked.text[start : calls[0]])
             if key not in self._before_calls:
                 if len(self._before_calls) >= _MOST_PATTERNS:
@@ -279,10 +280,6 @@ def _first_of_calls(written: Written, leaves: Sequence[Leaf]) -> Written:
         if leaves[mark.leaf].call is None or times[mark.leaf] <= 2:
             marks.append(mark)
     return written if len(marks) == len(written.marks) else replace(written, marks=marks)
-
-
-def _last_question(messages: Sequence[Message]) -> int:
-    return max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
 
 
 def _calls(messages: Sequence[Message]) -> set[Leaf]:

@@ -17,15 +17,15 @@ _PIXELS = ("min_pixels", "max_pixels", "resized_height", "resized_width", "total
 _FRAMES = ("fps", "nframes", "min_frames", "max_frames")
 
 
-def smart_resize(height: float, width: float, least: float, most: float) -> tuple[int, int]:
-    """Whole tokens within limits of pixels (`smart_resize`, the same in both)."""
-    tall, wide = (max(_SIDE, round(edge / _SIDE) * _SIDE) for edge in (height, width))
+def smart_resize(height: float, width: float, least: float, most: float, side: int = _SIDE) -> tuple[int, int]:
+    """Whole tokens of `side` pixels within limits of pixels (`smart_resize`, the same in both)."""
+    tall, wide = (max(side, round(edge / side) * side) for edge in (height, width))
     if tall * wide > most:
         factor = math.sqrt(height * width / most)
-        tall, wide = (max(_SIDE, math.floor(edge / factor / _SIDE) * _SIDE) for edge in (height, width))
+        tall, wide = (max(side, math.floor(edge / factor / side) * side) for edge in (height, width))
     elif tall * wide < least:
         factor = math.sqrt(least / (height * width))
-        tall, wide = (math.ceil(edge * factor / _SIDE) * _SIDE for edge in (height, width))
+        tall, wide = (math.ceil(edge * factor / side) * side for edge in (height, width))
     return tall, wide
 
 
