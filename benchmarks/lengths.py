@@ -36,8 +36,9 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
-from energon_pack.templates.template import Rendered, Sample, Template
+from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.counter import CountingError
 from energon_pack.templates.tokens.words import HOSTILE
 from energon_pack.templates.torchvision_shim import prepare_torchvision

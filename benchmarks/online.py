@@ -34,7 +34,7 @@ from energon_pack.pooling.measuring import Measured, Measuring
 from energon_pack.pooling.pool import Pool, costs_of
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.template import Sample
+from energon_pack.templates.sample import Sample
 
 BUFFERS = (20, 100, 1000)
 #: costs of a sample, and its group

@@ -35,8 +35,9 @@ from energon_pack.templates.families import ASKED, AUTO
 from energon_pack.templates.identity import NO_SHORTCUT
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_template as load_model_template
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig, TemplateSettings
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.template import Template
 
 if TYPE_CHECKING:
     from energon_pack.training.pack_encoder import PackEncoder

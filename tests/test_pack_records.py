@@ -11,7 +11,8 @@ import pytest
 
 from energon_pack.samples.media.probe import Media
 from energon_pack.templates.processor import load_template
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.models import of_model
 from support.packed import json_lines, samples
 from support.running import REAL, run_here

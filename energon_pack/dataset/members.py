@@ -14,7 +14,7 @@ from energon_pack.samples.settings import STORED
 from energon_pack.samples.times import load_positions
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
-    from energon_pack.templates.template import Sample
+    from energon_pack.templates.sample import Sample
 
 
 def sample_of(file: Bytes, pack: Pack, index: int) -> "Sample":
@@ -28,7 +28,7 @@ def sample_of(file: Bytes, pack: Pack, index: int) -> "Sample":
         KeyError, IndexError: the pack lacks a part of it.
         TypeError, ValueError: its conversation is damaged.
     """
-    from energon_pack.templates.template import Sample
+    from energon_pack.templates.sample import Sample
 
     member = (pack.members or [])[index]
     files = [pack.parts[name] for name in pack.names[index]]

@@ -27,7 +27,8 @@ from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.replay import MOST_SAMPLES, record
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 
 _STREAM = 0x5E9
 _LEAST_SAMPLES = 100

@@ -31,8 +31,9 @@ from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.wds import damage_of
 from energon_pack.templates.processor import load_template
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TemplateSettings
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.template import Template
 from energon_pack.views.sampled import sample_view
 from energon_pack.views.terminal import print_next, print_sample
 from energon_pack.views.view import MemberView

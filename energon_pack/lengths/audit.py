@@ -38,7 +38,8 @@ from energon_pack.sources.shard import Shard
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.processor_inputs import full_ids, media_inputs, prepared_media
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 _KNOWN = "known.json"

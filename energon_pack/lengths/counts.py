@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import repeat
 
-from energon_pack.templates.template import Rendered
+from energon_pack.templates.sample import Rendered
 
 
 def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:

@@ -30,7 +30,8 @@ from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.chat.template import ShortcutWarning
 from energon_pack.templates.processor import load_saved
-from energon_pack.templates.template import Rendered, Sample, Template
+from energon_pack.templates.sample import Rendered, Sample
+from energon_pack.templates.template import Template
 
 _FORESEEN = 64  # samples
 _BATCH = 512  # texts tokenized at once

@@ -32,7 +32,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.sample import ReadSample
-from energon_pack.templates.template import Sample
+from energon_pack.templates.sample import Sample
 
 #: what stands for a shard's name in the ids of samples
 NAME = "conversations"

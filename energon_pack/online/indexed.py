@@ -23,7 +23,7 @@ from energon_pack.sources.rows import IndexRow
 from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.wds import INDEX_SCHEMA
-from energon_pack.templates.template import Sample
+from energon_pack.templates.sample import Sample
 
 _SCHEMA = pa.schema([*INDEX_SCHEMA, ("shard", pa.int32())])
 

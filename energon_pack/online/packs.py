@@ -15,7 +15,7 @@ from energon_pack.pooling.measuring import Measured, Measuring
 from energon_pack.pooling.pool import Pool, Waiting
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.template import Sample
+from energon_pack.templates.sample import Sample
 from energon_pack.training.pack_encoder import Pack, PackEncoder
 
 

@@ -7,7 +7,7 @@ number ──look──► the conversation and its media by their headers: enou
 from typing import Protocol
 
 from energon_pack.samples.flavors.base import MemberInput
-from energon_pack.templates.template import Sample
+from energon_pack.templates.sample import Sample
 
 
 class Samples(Protocol):

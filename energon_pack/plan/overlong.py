@@ -41,7 +41,8 @@ from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import load_saved
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 
 CUTTING = (Overlong.split_turns, Overlong.truncate_text)
 #: Raised when the same conversation is cut in another way.

@@ -16,7 +16,8 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.template import Rendered, Sample, Template
+from energon_pack.templates.sample import Rendered, Sample
+from energon_pack.templates.template import Template
 from energon_pack.training.members import seen
 
 _log = logging.getLogger(__name__)

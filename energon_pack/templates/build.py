@@ -24,9 +24,10 @@ from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.preprocess import image_settings, video_settings
 from energon_pack.templates.quiet import errors_only
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.served import class_of, settings_in
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 _ORDINARY = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A cat."}]

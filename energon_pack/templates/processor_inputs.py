@@ -11,7 +11,8 @@ from energon_pack.samples.media.probe import Media
 from energon_pack.samples.media.video import decode_frames
 from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.families.asking import metadata_of
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 
 Clip = tuple[np.ndarray[Any, Any], dict[str, Any]]  # frames [n, height, width, 3], and what the processor asks of them
 

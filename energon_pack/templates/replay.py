@@ -24,7 +24,8 @@ from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.identity import hash_of
-from energon_pack.templates.template import Rendered, Sample, Template, Tokens, as_seen
+from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
+from energon_pack.templates.template import Template
 
 MOST_SAMPLES = 1000
 _FORMAT = 1

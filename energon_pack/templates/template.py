@@ -9,7 +9,7 @@ differ in `MediaRules` alone: what one image or video becomes in the text.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from energon_pack.run.files import write_whole
 from energon_pack.run.json_nodes import plain
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.media.probe import Media
-from energon_pack.samples.options import NO_OPTIONS, SampleOptions
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
@@ -31,62 +30,17 @@ from energon_pack.templates.chat.skeleton import texts_of
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.families.rules import MediaRules
-from energon_pack.templates.frame_lists import as_videos
 from energon_pack.templates.frames import Frames
 from energon_pack.templates.identity import MIXED, NO_SHORTCUT, UNEVEN, Identity, TemplateSpec, hash_of, rules_version
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.raw_texts import RawTexts
+from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
 from energon_pack.templates.settings import LabelsConfig, Think, TrainOn
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
 from energon_pack.templates.tokens.runs import Runs, grow, token_ranges, without_first
 
 _DEFAULT_LABELS = LabelsConfig()
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One conversation with its media, ready to be rendered."""
-
-    messages: list[Message]  # as `place_media` returned them
-    media: list[Media]  # in the order of their placeholders
-    tools: list[Any] | None = None
-    options: SampleOptions = NO_OPTIONS
-
-
-def as_seen(sample: Sample) -> Sample:
-    """A sample in which each list of frames is one video; raises Skip as `as_videos`."""
-    if not sample.media:
-        return sample
-    messages, media = as_videos(sample.messages, sample.media)
-    return sample if media is sample.media else replace(sample, messages=messages, media=media)
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """A conversation as the tokenizer will see it."""
-
-    text: str
-    spans: list[tuple[int, int]]  # supervised characters of `text`
-    num_visual_tokens: int
-    num_control_tokens: int  # special tokens that a message spells out itself
-    leaves_out_tools: bool = False  # the chat template writes nothing of its tools
-    media: Sequence[tuple[int, int]] = ()  # characters of each medium, in the order of the sample's `as_seen`
-    weights: Sequence[float] = ()  # of each span; empty: all are 1
-    leaves_out_reasoning: bool = False  # the chat template writes nothing of its reasoning
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """A conversation as the model will see it."""
-
-    ids: list[int]
-    supervised: list[tuple[int, int]]  # ranges of token indices
-    weights: Sequence[float] = ()  # of each range; empty: all are 1
-
-    @property
-    def num_supervised(self) -> int:
-        return sum(end - start for start, end in self.supervised)
 
 
 class Template(Preparation):

@@ -19,7 +19,8 @@ from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import MIXED, UNEVEN
 from energon_pack.templates.processor_inputs import Clip, full_ids, media_inputs
 from energon_pack.templates.quiet import errors_only
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 
 #: the media of each sample: none, 50 images in all, 5 clips in all, and both
 _LISTS: list[tuple[str, ...]] = [

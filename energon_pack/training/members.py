@@ -18,7 +18,8 @@ from energon_pack.samples.media.probe import Media, probe
 from energon_pack.samples.placeholders import split_content
 from energon_pack.templates.families import ASKED
 from energon_pack.templates.processor_inputs import prepared_media
-from energon_pack.templates.template import Rendered, Sample, Template, Tokens, as_seen
+from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
+from energon_pack.templates.template import Template
 from energon_pack.training import noise
 from energon_pack.training.calls import Given, TokenRow
 from energon_pack.training.joining import Join, join

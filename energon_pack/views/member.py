@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from energon_pack.samples.media.asked import has_lists, lists_of_frames
 from energon_pack.samples.media.probe import Media
-from energon_pack.templates.template import Sample, Template, as_seen
+from energon_pack.templates.sample import Sample, as_seen
+from energon_pack.templates.template import Template
 from energon_pack.views.spans import spans_of
 from energon_pack.views.view import Medium, MemberView
 

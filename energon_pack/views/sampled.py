@@ -7,7 +7,8 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.shard import Shard
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from energon_pack.views.member import encoded
 from energon_pack.views.thumbnails import thumbnail
 from energon_pack.views.turns import turns_of

@@ -7,7 +7,8 @@ A character that takes several tokens is shown with the first of them. Whatever 
 
 from itertools import groupby, repeat
 
-from energon_pack.templates.template import Rendered, Sample, Template
+from energon_pack.templates.sample import Rendered, Sample
+from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.runs import token_ranges, without_first
 from energon_pack.views.view import Span
 

@@ -13,7 +13,8 @@ from energon_pack.samples.placeholders import place_media
 from energon_pack.templates import replay as replays
 from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.replay import Compared, Replay, record
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.packed import demo_config, packed
 
 _ANSWER = [{"role": "assistant", "content": "yes"}]

@@ -28,7 +28,8 @@ from energon_pack.templates.identity import NO_SHORTCUT
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_saved, load_template
 from energon_pack.templates.processor_inputs import full_ids
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.models import of_model
 from support.packed import packed
 from support.samples import chat, write_tar

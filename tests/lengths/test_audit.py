@@ -38,7 +38,8 @@ from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import find_shards
 from energon_pack.templates.processor import prepare_template
-from energon_pack.templates.template import Template, Tokens
+from energon_pack.templates.sample import Tokens
+from energon_pack.templates.template import Template
 from support.models import of_model
 from support.running import REAL, need_torchvision
 

@@ -21,8 +21,9 @@ from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.processor import load_saved, load_template, prepare_template
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.template import Template
 from support.models import of_model
 from support.packed import json_lines
 from support.running import REAL, ROOT, need_torchvision

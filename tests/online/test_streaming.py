@@ -14,7 +14,7 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.streaming import StreamingPackedDataset
-from energon_pack.templates.template import Sample
+from energon_pack.templates.sample import Sample
 from energon_pack.training.members import seen
 from support.alone import demo_model
 from support.packed import demo_config, json_lines, lengths, packed

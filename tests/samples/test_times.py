@@ -19,7 +19,7 @@ from energon_pack.samples.media.probe import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions, stamped, time_marks
 from energon_pack.task_encoder import inputs_of
-from energon_pack.templates.template import Sample
+from energon_pack.templates.sample import Sample
 from energon_pack.verify import Options, verify
 from support.packed import json_lines, train
 from support.samples import npy, picture, write_tar

@@ -24,8 +24,9 @@ from energon_pack.templates.full import full_processor
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.processor_inputs import full_ids, prepared_media
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.template import Template
 from support.labels.media_meaning import smart_resize
 from support.models import of_model
 from support.running import REAL, need_torchvision

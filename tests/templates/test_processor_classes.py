@@ -13,8 +13,8 @@ from energon_pack.errors import PackError
 from energon_pack.samples.media.probe import Media
 from energon_pack.templates.build import build
 from energon_pack.templates.choose import Choice
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
-from energon_pack.templates.template import Sample
 from support.models import of_model
 from support.running import ROOT, need_torchvision
 

@@ -10,7 +10,8 @@ from energon_pack.samples.media.probe import Media
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.processor_inputs import full_ids, media_inputs
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.models import of_model
 from support.processors import template_of
 from support.remote import CODE, write_remote

@@ -19,7 +19,8 @@ from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.preprocess import smart_resize
 from energon_pack.templates.processor import load_saved, load_template, prepare_template
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from support.models import of_model
 from support.running import need_torchvision

@@ -16,7 +16,7 @@ from energon_pack.loading import load_template
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.replay import Replay, record
-from energon_pack.templates.template import Sample
+from energon_pack.templates.sample import Sample
 from energon_pack.training.members import seen
 from energon_pack.unpack import unpack
 from support.alone import demo_model, members_of

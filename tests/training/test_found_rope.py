@@ -19,8 +19,9 @@ from energon_pack.samples.media.probe import Media, probe
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.processor_inputs import media_inputs
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.served import models_of
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.template import Template
 from energon_pack.training.found_rope import rope_of
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import Form, Member, neat, thd

@@ -13,7 +13,7 @@ from energon_pack.samples.media.probe import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_template
-from energon_pack.templates.template import Sample
+from energon_pack.templates.sample import Sample
 from energon_pack.training.batch import PackedBatch, touch_vision
 from energon_pack.training.calls import Calls
 from energon_pack.training.joining import Join, JoinError

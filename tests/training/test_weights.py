@@ -21,7 +21,8 @@ from torch.nn.functional import cross_entropy
 
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.options import SampleOptions
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.runs import without_first
 from energon_pack.training import batch as batches
 from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss

@@ -10,7 +10,8 @@ from rich.console import Console
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.sample import Message
 from energon_pack.templates.build import build
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from energon_pack.views import html, terminal
 from energon_pack.views.spans import spans_of
 from energon_pack.views.view import MemberView, Span, Turn

@@ -20,7 +20,7 @@ from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.media.probe import Media
 from energon_pack.task_encoder import inputs_of
-from energon_pack.templates.template import Sample
+from energon_pack.templates.sample import Sample
 from energon_pack.verify import Options, verify
 from support.packed import demo_config, json_lines, train
 from support.samples import chat, picture, write_tar

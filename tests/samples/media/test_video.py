@@ -26,8 +26,8 @@ from energon_pack.templates.families.llava import LlavaOneVision
 from energon_pack.templates.families.qwen_vl import Qwen3VL, QwenVL
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
-from energon_pack.templates.template import Sample
 from energon_pack.verify import Options, verify
 from energon_pack.verify.videos import decoded_by_energon, decoded_by_us
 from support.models import of_model

@@ -17,7 +17,8 @@ from energon_pack.samples.options import SampleOptions, options_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
-from energon_pack.templates.template import Sample, Template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 from support.labels.forms import FORMS, Form, fresh
 from support.labels.meaning import Refused, say
 from support.labels.media_meaning import num_tokens

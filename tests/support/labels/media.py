@@ -14,7 +14,8 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.wds import index_tar
-from energon_pack.templates.template import Sample, Template, Tokens
+from energon_pack.templates.sample import Sample, Tokens
+from energon_pack.templates.template import Template
 
 _NAME = re.compile(r"image|img|vision|video|media|row_\d|fake_token|patch", re.IGNORECASE)
 #: what Qwen3-VL writes before each frame of a video

@@ -19,7 +19,8 @@ from energon_pack.samples.options import options_of
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.template import Rendered, Sample, Template
+from energon_pack.templates.sample import Rendered, Sample
+from energon_pack.templates.template import Template
 from support.labels.folders import build_template, download_trl, has_real_folder, make_folder
 from support.running import REAL
 

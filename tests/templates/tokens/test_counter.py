@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from energon_pack.samples.placeholders import place_media
 from energon_pack.templates.processor import load_saved, prepare_template
-from energon_pack.templates.template import Rendered, Sample, Template
+from energon_pack.templates.sample import Rendered, Sample
+from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.counter import CountingError, TokenCounter
 from energon_pack.templates.tokens.doubts import doubtful
 from energon_pack.templates.tokens.words import HOSTILE, ascii_pattern

@@ -1,0 +1,55 @@
+"""What a template is given, and what it makes: a sample, its text, its tokens. Plain data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.options import NO_OPTIONS, SampleOptions
+from energon_pack.samples.sample import Message
+from energon_pack.templates.frame_lists import as_videos
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One conversation with its media, ready to be rendered."""
+
+    messages: list[Message]  # as `place_media` returned them
+    media: list[Media]  # in the order of their placeholders
+    tools: list[Any] | None = None
+    options: SampleOptions = NO_OPTIONS
+
+
+def as_seen(sample: Sample) -> Sample:
+    """A sample in which each list of frames is one video; raises Skip as `as_videos`."""
+    if not sample.media:
+        return sample
+    messages, media = as_videos(sample.messages, sample.media)
+    return sample if media is sample.media else replace(sample, messages=messages, media=media)
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as the tokenizer will see it."""
+
+    text: str
+    spans: list[tuple[int, int]]  # supervised characters of `text`
+    num_visual_tokens: int
+    num_control_tokens: int  # special tokens that a message spells out itself
+    leaves_out_tools: bool = False  # the chat template writes nothing of its tools
+    media: Sequence[tuple[int, int]] = ()  # characters of each medium, in the order of the sample's `as_seen`
+    weights: Sequence[float] = ()  # of each span; empty: all are 1
+    leaves_out_reasoning: bool = False  # the chat template writes nothing of its reasoning
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A conversation as the model will see it."""
+
+    ids: list[int]
+    supervised: list[tuple[int, int]]  # ranges of token indices
+    weights: Sequence[float] = ()  # of each range; empty: all are 1
+
+    @property
+    def num_supervised(self) -> int:
+        return sum(end - start for start, end in self.supervised)
