@@ -39,6 +39,7 @@ from energon_pack.templates.processor import load_saved, without_shortcut
 from energon_pack.templates.tokens.counter import CountingError
 
 _SLICE = 2000  # samples a job: small enough that one shard uses all cores
+_LITTLE = 10_000_000  # costs of all samples, as below: one process has measured them before others have started
 _MOST_SLICES, _LARGEST_SLICE = 20_000, 20_000  # of very many samples: one process deals jobs to a thousand machines
 #: what a sample takes beside its text, and what its media take: as long as so many bytes of text
 _SAMPLE_COST, _IMAGE_COST, _VIDEO_COST = 1000, 2000, 80_000
@@ -89,7 +90,8 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
     costs: list[int] = []  # of these
 
     num = sum(map(len, todo.values()))
-    size = min(max(_SLICE, num // _MOST_SLICES), _LARGEST_SLICE)
+    total_cost = _total_cost(indexed, todo)
+    size = _LARGEST_SLICE if total_cost < _LITTLE else min(max(_SLICE, num // _MOST_SLICES), _LARGEST_SLICE)
 
     def jobs() -> Iterator[MeasureJob]:
         for numbers, rows, samples in _samples(indexed, todo):
@@ -103,7 +105,7 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
                 yield MeasureJob(shards, part, method)
 
     run.progress.add(cached=sum(item.num_samples for item in indexed) - num)
-    with run.progress.stage("measure", num, "samples", _total_cost(indexed, todo)) as advance:
+    with run.progress.stage("measure", num, "samples", total_cost) as advance:
         try:
             for table, num_bytes in run.executor.map(partial(counted, measure), jobs()):
                 add_news(cache, keys, table, *slices.pop(0), stale)

@@ -7,7 +7,7 @@ whole text wherever this module is not sure: characters on which Unicode tables 
 is not in NFC, and spans that begin within a word.
 
 An optional engine (gigatoken, fastokens) counts a text's parts at once; it is compared with the reference on `HOSTILE`
-before it is used. Setting one up takes as long as counting a million characters without: few texts never need it.
+before it is used. Setting one up takes as long as counting some million characters without: few texts never need it.
 """
 
 import json
@@ -31,7 +31,7 @@ Count = Callable[[list[str]], list[int]]
 
 _FAR_BACK = 60  # characters from the first of a span back to an added token
 _MOST_HEADERS = 4
-_WORTH_AN_ENGINE = 1_000_000  # characters
+_WORTH_AN_ENGINE = 5_000_000  # characters
 
 
 class CountingError(ValueError):

@@ -28,7 +28,7 @@ def _is_doubtful() -> npt.NDArray[np.bool_]:
     """
     category = unicodedata.ucd_3_2_0.category
     is_doubtful = np.ones(0x110000, bool)
-    is_doubtful[:0x20000] = [category(chr(c)) == "Cn" for c in range(0x20000)]
+    is_doubtful[:0x20000] = np.array([*map(category, map(chr, range(0x20000)))]) == "Cn"
     for old in (_EMOJI, _CJK):
         is_doubtful[old.start : old.stop] = False
     is_doubtful[list(map(ord, _LOWER_CASE_OF_OTHERS))] = True

@@ -75,7 +75,9 @@ class WordCounter:
         except KeyError:
             if len(known) > _MOST_WORDS:
                 known.clear()
-            known |= {word: len(self._tokenize(self._as_bytes(word)[0][0])) for word in {*words} - known.keys()}
+            # Not `{*words} - known.keys()`: that walks through all that is known.
+            new = {word for word in words if word not in known}
+            known |= {word: len(self._tokenize(self._as_bytes(word)[0][0])) for word in new}
             return sum(map(known.__getitem__, words))
 
 
