@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from energon_pack import __version__
 from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir
 from energon_pack.config.compose import one_line
+from energon_pack.config.hydra_start import find_plugins, list_own_groups
 from energon_pack.config.naming import output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError
@@ -156,6 +157,9 @@ def main() -> NoReturn:
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)  # argparse wants it before overrides
     prepare_process()
     forget_sweep()
+    find_plugins(sys.argv)
+    if {"-h", "--help"} & set(sys.argv):
+        list_own_groups()
     if {"-sc", "--shell-completion"} & set(sys.argv):
         from energon_pack.config import completion
 

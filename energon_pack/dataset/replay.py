@@ -32,7 +32,7 @@ from energon_pack.templates.template import Template
 
 _STREAM = 0x5E9
 _LEAST_SAMPLES = 100
-_SHARE = 10  # one of so many: reading again costs little beside measuring
+_SHARE = 50  # one of so many: reading again costs little beside measuring
 _EXTREMES = 8  # of each number, at each end
 _MOST_MS = 1500.0  # that a loader takes to expand the media of all, by `MediaRules.expand_ms`
 

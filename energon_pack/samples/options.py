@@ -13,6 +13,7 @@ from energon_pack.samples.weights import sample_weight
 
 #: fields of a sample that `options_of` reads
 OPTION_KEYS = ("weight", "chat_template_kwargs", "media_settings")
+_NAMES = frozenset(OPTION_KEYS)
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,7 @@ def options_of(fields: Mapping[str, Any]) -> SampleOptions:
     Raises:
         Skip: `bad_message` for a value of another form.
     """
-    own = option_fields(fields)
-    if not own:
+    if _NAMES.isdisjoint(fields) or not (own := option_fields(fields)):
         return NO_OPTIONS
     variables, media = own.get("chat_template_kwargs", {}), own.get("media_settings", [])
     if not isinstance(variables, Mapping):

@@ -122,9 +122,16 @@ def kind_of_parts(conversations: Iterable[Any]) -> str | None:
     Args:
         conversations: lists of messages that were read well; what is no such list has no parts.
     """
-    turns = (turn for turns in conversations if isinstance(turns, list) for turn in turns if isinstance(turn, dict))
-    contents = (turn.get("content", turn.get("value")) for turn in turns)
-    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    contents = [
+        content
+        for turns in conversations
+        if isinstance(turns, list)
+        for turn in turns
+        if isinstance(turn, dict) and isinstance(content := turn.get("content", turn.get("value")), list)
+    ]
+    if not contents:
+        return None
+    parts = [part for content in contents for part in content if isinstance(part, dict)]
     results = (part["content"] for part in parts if isinstance(part.get("content"), list))  # of tools
     parts += [part for result in results for part in result if isinstance(part, dict)]
     kinds = {str(part.get("type")).removesuffix("_url") for part in parts} & PLACEHOLDERS.keys()
