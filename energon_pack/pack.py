@@ -106,8 +106,6 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
     page = RunReport(given, places.processor, measured.lengths, measured.num_repeated, method, run)
     if config.stage is Stage.lengths:
         return _choose(config, measured, page, run)
-    if config.stage is Stage.all:
-        executor.start(get_ready, None)  # the imports of the check, while this process plans
     planned = plan_source(config, measured, method, cost, run)
     print_plan(planned.report)
     page.add_plan(planned.lengths, planned.plan, planned.report, cost)
@@ -133,8 +131,9 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
         elif root is None:  # without media, packs are small
             refuse_little_space(staging, planned.shards.num_bytes)
         is_shared = config.executor.kind is not ExecutorKind.local
-        auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run, is_shared)
         replaying = start_replay(planned.lengths, planned.plan, method, config.seed, run)
+        auditing = start(planned.lengths.shards, method, config.measure.verify, config.seed, run, is_shared)
+        executor.start(get_ready, None)  # the imports of the check, while packs are written
         target = Target(staging, config.output.shard_prefix, root, places.stored, is_shared)
         written = _write(config, planned, method, target, run)
         with run.progress.timed("verify"):

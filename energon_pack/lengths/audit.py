@@ -43,6 +43,7 @@ from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 _KNOWN = "known.json"
+_WHY_NOT = "not_asked.txt"  # why the full processor can't be asked about media with these packages
 _JOB_SAMPLES = 2000  # half a minute in the full processor
 
 #: Rows of a chunk of lengths, and the shards of the chunk by number.
@@ -57,6 +58,8 @@ class AuditJob:
     method: Method
     #: the full processor has agreed with these lengths: they are measured again
     is_known: bool = False
+    #: of these, why it could not be asked about media; empty: it could
+    why_not: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,10 +126,18 @@ def is_known(measured: Sequence[MeasuredShard], method: Method, share: float) ->
 
 
 def remember(audit: Audit, measured: Sequence[MeasuredShard], method: Method, share: float) -> None:
-    """Note that the full processor agreed; not where it could not be asked about some."""
-    if audit.num_checked and not audit.num_unchecked and not audit.num_undecodable and not audit.is_known:
+    """Note that the full processor agreed, and why it could not be asked about media: a sweep asks once."""
+    if (audit.num_checked or audit.num_unchecked) and not audit.num_undecodable and not audit.is_known:
         known = _known(method) | dict.fromkeys(_files(measured), share)
+        if audit.num_unchecked:
+            write_whole(Path(method.template_folder, _WHY_NOT), audit.note.encode())
         write_whole(Path(method.template_folder, _KNOWN), json.dumps(known).encode())
+
+
+def _why_not(method: Method) -> str:
+    """As it was noted; the folder is another one with other packages."""
+    path = Path(method.template_folder, _WHY_NOT)
+    return path.read_text() if path.exists() else ""
 
 
 def _known(method: Method) -> dict[str, float]:
@@ -163,7 +174,7 @@ def start(
     """
     rows, known = draw(measured, share, seed), is_known(measured, method, share)
     parts = _parts(rows) if is_dealt else [rows] if rows else []
-    jobs = [AuditJob(part, method, known) for part in parts]
+    jobs = [AuditJob(part, method, known, _why_not(method) if known else "") for part in parts]
     return Auditing(measured, method, share, run.executor.start(audit, jobs[0]) if jobs else None, jobs[1:])
 
 
@@ -213,7 +224,7 @@ def finish(auditing: Auditing, run: Run) -> Audit:
 def audit(job: AuditJob) -> Audit:
     """Check the samples of a job; runs in a process of its own."""
     template = load_saved(job.method.template_folder)
-    processor, note = (None, "") if job.is_known else _full_processor(template)
+    processor, note = (None, job.why_not) if job.is_known else _full_processor(template)
     num_checked = num_unchecked = 0
     undecodable: list[str] = []
     for shards, chunk, indices in job.rows:

@@ -116,13 +116,31 @@ def test_what_is_known_is_of_these_lengths_and_of_this_share(measured: tuple[lis
     shards, method = measured
     Path(method.template_folder, "known.json").unlink(missing_ok=True)
     assert not is_known(shards, method, 0.01)
-    remember(Audit(3, 1, "no torchvision"), shards, method, 0.01)
+    remember(Audit(3, 0, num_undecodable=1), shards[:1], method, 0.01)
     assert not is_known(shards, method, 0.01)
     remember(Audit(3, 0), shards[:1], method, 0.01)
     assert is_known(shards[:1], method, 0.01)
     assert not is_known(shards[:1], method, 0.02)
     Path(method.template_folder, "known.json").write_text("[")
     assert not is_known(shards[:1], method, 0.01)
+
+
+def test_a_sweep_finds_out_once_that_media_can_not_be_verified(
+    measured: tuple[list[MeasuredShard], Method], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each of its jobs would import transformers for seconds, to learn again that torchvision is not there."""
+    shards, method = measured
+    notes = [Path(method.template_folder, name) for name in ("known.json", "not_asked.txt")]
+    monkeypatch.setattr("energon_pack.lengths.audit._full_processor", lambda _: (None, "no torchvision"))
+    with LocalExecutor(1) as executor:
+        run = Run(executor, Progress(quiet=True), tmp_path)
+        first = finish(start(shards, method, 0.05, 0, run), run)
+        monkeypatch.setattr("energon_pack.lengths.audit._full_processor", lambda _: pytest.fail("it is known"))
+        second = finish(start(shards, method, 0.05, 0, run), run)
+    for note in notes:
+        note.unlink()
+    assert (first.num_checked, first.num_unchecked, first.note) == (5, 11, "no torchvision")
+    assert second == replace(first, is_known=True)
 
 
 def test_the_draw_is_seeded_and_of_samples_in_the_cache_too(measured: tuple[list[MeasuredShard], Method]) -> None:

@@ -128,6 +128,7 @@ def test_slices_that_were_measured_are_kept(
     """A 665k-line JSON is one file to most users: an interrupt began it anew."""
     source = json_lines(tmp_path / "s" / "x.jsonl", 100)
     monkeypatch.setattr("energon_pack.lengths.measure._SLICE", 10)
+    monkeypatch.setattr("energon_pack.lengths.measure._LITTLE", 0)
     run = config(source, cache_dir=str(tmp_path / "cache"), source__format=Format.jsonl, stage=Stage.plan)
 
     def interrupted(job: measuring.MeasureJob):  # type: ignore[no-untyped-def]
@@ -155,7 +156,7 @@ def test_ctrl_c_while_one_file_is_measured(
     script = (  # it is interrupted while it waits: on a busy machine it would be done before
         "import signal, time; from energon_pack.lengths import measure, table_cache;"
         "signal.signal(signal.SIGINT, signal.default_int_handler);"  # a job in the background hears none
-        "measure._SLICE = 100; table_cache._FILE_ROWS = 500; flush = table_cache.TableCache.flush;"
+        "measure._SLICE, measure._LITTLE = 100, 0; table_cache._FILE_ROWS = 500; flush = table_cache.TableCache.flush;"
         "table_cache.TableCache.flush = lambda self: (flush(self), time.sleep(0.5));"
         "from energon_pack.cli import main; main()"
     )
@@ -179,6 +180,7 @@ def test_ctrl_c_while_one_file_is_measured(
 
     assert 500 <= num_rows() < num
     monkeypatch.setattr("energon_pack.lengths.measure._SLICE", 100)
+    monkeypatch.setattr("energon_pack.lengths.measure._LITTLE", 0)
     monkeypatch.setattr("energon_pack.lengths.table_cache._FILE_ROWS", 500)
     code, _, errors = run_here(*command[3:], cwd=tmp_path)
     assert code == 0, errors

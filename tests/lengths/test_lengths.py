@@ -54,6 +54,7 @@ def test_slices_batches_and_processes_change_nothing(measure, demo, tmp_path, mo
     for slice_size, batch, workers in ((7, 3, 1), (50, 512, 2)):
         shutil.rmtree(tmp_path / "cache")
         monkeypatch.setattr(lengths, "_SLICE", slice_size)
+        monkeypatch.setattr(lengths, "_LITTLE", 0)
         monkeypatch.setattr(measuring, "_BATCH", batch)
         assert rows(measure(demo[0], num_workers=workers)) == whole
 
