@@ -74,13 +74,15 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int =
     return tag("div", whole, class_="scrolls")
 
 
-def section(title: str, *content: Any, says: str | None = None) -> Html:
-    """A part of a page, with an anchor by its title.
+def section(title: str, *content: Any, says: str | None = None, name: str | None = None) -> Html:
+    """A part of a page.
 
     Args:
-        says: what it answers, in a sentence.
+        title: better the question that it answers.
+        says: what else there is to know first, in a sentence.
+        name: of which its anchor is made; None: of the title.
     """
-    heading = tag("h2", title, id=anchor(title))
+    heading = tag("h2", title, id=anchor(name or title))
     return tag("section", heading, None if says is None else tag("p", says, class_="says"), *content)
 
 

@@ -39,9 +39,10 @@ def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = ()) -> 
     why = "Nothing is published: " if about.config.stage is Stage.all else "stage=all would publish nothing: "
     failed = tag("p", tag("b", why, class_="bad"), f"{clipped(about.failed, 3 * _TITLE)}.") if about.failed else None
     packs = section(
-        "A few packs",
+        "What is in a pack, and which of its tokens are trained on?",
         tag("div", *looked_at, class_="aside"),
-        says="What is in a pack, and what of it is trained on? Pictures are as they are stored.",
+        says="A few packs. Pictures are as they are stored.",
+        name="a few packs",
     )
     return page(
         f"{title} · energon_pack",

@@ -26,9 +26,9 @@ def skipped(figures: Figures, ledger: str | None) -> Html:
         ledger: where all of them are named.
     """
     reasons, samples = figures.skipped_by_reason, figures.source.samples
-    says = "Which samples are in no pack, and why?"
+    asks, name = "Which samples are in no pack, and why?", "skipped samples"
     if not reasons:
-        return section("Skipped samples", tag("p", "None."), says=says)
+        return section(asks, tag("p", "None."), name=name)
     rows = [
         (reason, "choice of the settings" if Reason(reason).is_policy else "bad data", f"{number:,}",
          f"{number / max(1, samples):.2%}")
@@ -40,7 +40,7 @@ def skipped(figures: Figures, ledger: str | None) -> Html:
             made.append(details(f"{reason}: {len(entries)} of {reasons[reason]:,}", _examples(entries), is_open=True))
     if ledger:
         made.append(tag("p", "All of them: ", tag("code", ledger), class_="faint"))
-    return section("Skipped samples", *made, says=says)
+    return section(asks, *made, name=name)
 
 
 def _examples(entries: Sequence[Mapping[str, Any]]) -> Html:
@@ -64,7 +64,7 @@ def time(facts: RunFacts) -> Html:
         )
         for name, seconds in facts.seconds.items()
     ]
-    return section("Time", table(header, rows), *_beside(facts), says="Where did the time go?")
+    return section("Where did the time go?", table(header, rows), *_beside(facts), name="time")
 
 
 def _pace(done: Mapping[str, int] | None, seconds: float) -> tuple[str, ...]:
@@ -117,8 +117,7 @@ def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder:
     said = ", ".join(f"{name} {version}" for name, version in versions.items())
     if facts:
         said += f"; fingerprint {facts.fingerprint}"
-    says = "How was it made, and how is it loaded?"
-    return section("Settings", *made, tag("p", said, class_="faint"), says=says)
+    return section("How was it made, and how is it loaded?", *made, tag("p", said, class_="faint"), name="settings")
 
 
 def _changed(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

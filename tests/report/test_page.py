@@ -39,14 +39,14 @@ def test_the_demo(config: Make) -> None:
     for text in ("320", f"{figures['tokens']:,}", "91.32%", "max_token_len=8,192", "trained on", "get_train_dataset"):
         assert text in said
     for title in (
-        "What to look at",
-        "In and out",
-        "Token lengths",
-        "Which length",
-        "Packs",
-        "Over time",
-        "A few packs",
-        "Time",
+        "Is anything wrong",
+        "What went in",
+        "How long are samples",
+        "Which packing.max_token_len",
+        "How full are packs",
+        "What do ranks see",
+        "What is in a pack",
+        "Where did the time go",
     ):
         assert title in said
 
@@ -56,7 +56,7 @@ def test_a_plan_has_a_page_beside(config: Make, stage: Stage, capsys: pytest.Cap
     run = config(stage=stage)
     pack(run)
     path = Path(run.output.dir) / f"packed.{stage.value}.html"
-    assert "Which length" in seen(path)
+    assert "Which packing.max_token_len to take?" in seen(path)
     assert f"see it: {path}" in capsys.readouterr().out
 
 
@@ -170,4 +170,4 @@ def test_what_is_not_there_is_not_shown() -> None:
     about = About(PackConfig(), "a", "b")
     about.config.model.name = about.config.model.template = "x"
     assert "No sample was measured." in check_page(run_page(bare, about))
-    assert "Over time" not in check_page(run_page(FIGURES, about))
+    assert "What do ranks see" not in check_page(run_page(FIGURES, about))
