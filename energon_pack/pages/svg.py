@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from energon_pack.pages.html import Html, join, tag
+from energon_pack.pages.html import Html, tag
 
 SIDE = 1000.0  # of what is drawn, in its own units: it is stretched to its place
 _LEAST = 4.0  # that a bar is high: it is seen
@@ -145,6 +145,24 @@ def curves(
     else:
         below = [_Tick(across(at), short(at)) for at in _ticks(first, last) if first <= at <= last]
     return _chart(legend(points), x, y, drawn, scale.ticks(), below, inside, height, is_half)
+
+
+def dots(lines: Sequence[tuple[str, Mapping[str, float]]], x: str, most: float) -> Html:
+    """A line a thing, by its name, with a dot for each kind of value.
+
+    Args:
+        x: what the values are, from 0 to `most`.
+    """
+    rows = []
+    for name, values in lines:
+        drawn = [tag("path", d=f"M0 {SIDE / 2:.0f}h{SIDE:.0f}", class_="axis")]
+        for kind, value in values.items():
+            tip = tag("title", f"{name}, {kind}: {short(value)} {x}")
+            drawn.append(tag("path", tip, d=f"M{SIDE * value / most:.1f} {SIDE / 2:.0f}h0", class_=f"point of-{kind}"))
+        rows += [tag("span", name), _svg(drawn, f"Chart: {name}", 18)]
+    ends = tag("div", *(tag("span", short(at)) for at in (0, most / 2, most)), class_="ends")
+    plot = tag("div", *rows, tag("span"), ends, class_="dots")
+    return tag("div", legend(lines[0][1]), plot, tag("div", x, class_="name x"), class_="chart")
 
 
 def strip(pieces: Sequence[Piece], total: float, height: int = 18) -> Html:

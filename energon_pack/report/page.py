@@ -8,6 +8,7 @@ from energon_pack.pages.html import Html, clipped, page, section, tag
 from energon_pack.plan.report import RunFacts
 from energon_pack.report import charts, overview, particulars
 from energon_pack.report.figures import Figures
+from energon_pack.report.grid import PackGrid, grid_section
 from energon_pack.report.remarks import remarks
 
 _TITLE = 120  # characters
@@ -26,11 +27,12 @@ class About:
     failed: str | None = None  # why nothing is published
 
 
-def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = ()) -> str:
+def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = (), grid: PackGrid | None = None) -> str:
     """The document.
 
     Args:
         looked_at: a few packs.
+        grid: all packs as strips; None: nothing was planned.
     """
     title = clipped(about.title, _TITLE)
     found = remarks(figures, about.facts, about.config.max_skipped)
@@ -44,6 +46,7 @@ def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = ()) -> 
         says="A few packs. Pictures are as they are stored.",
         name="a few packs",
     )
+    strips = grid_section(grid, about.folder) if grid else None
     return page(
         f"{title} · energon_pack",
         tag("h1", title),
@@ -57,8 +60,10 @@ def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = ()) -> 
         charts.other_lens(figures),
         charts.packs(figures),
         charts.over_time(figures),
+        strips,
         particulars.skipped(figures, about.ledger),
         packs if looked_at else None,
         particulars.time(about.facts) if about.facts else None,
         particulars.settings(about.config, about.facts, about.processor, about.folder),
+        has_script=strips is not None,
     )

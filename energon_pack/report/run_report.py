@@ -13,6 +13,7 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import PackPlan
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report.figures import Figures, Tries, origins_of, planned_figures, source_figures
+from energon_pack.report.grid import PackGrid, grid_of
 from energon_pack.report.lens import job_of, num_tried, try_some
 from energon_pack.report.look import LookJob, look, packs_to_look_at
 from energon_pack.report.page import About, run_page
@@ -22,7 +23,7 @@ from energon_pack.steps.cost import CostModel
 from energon_pack.templates.processor import rules_of
 
 _EXAMPLES = 3  # of a reason
-MOST_BYTES, _MARGIN = 300_000, 2_000  # of a page, and of it for what is around the packs
+MOST_BYTES, _MARGIN = 300_000, 2_000  # of a page without its grid, and of it for what is around the packs
 
 
 class RunReport:
@@ -44,12 +45,14 @@ class RunReport:
         self._tries = run.executor.start(try_some, job_of(lengths, config.packing, config.report.lens, is_planned))
         self._method = method
         self._packs: dict[int, str] = {}
+        self._grid: PackGrid | None = None
         self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
 
     def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel) -> None:
         """What became of the samples."""
         self._of_plan = planned_figures(lengths, plan, report, cost, self._config.packing)
         self._packs = packs_to_look_at(lengths.items, plan)
+        self._grid = grid_of(lengths, plan, cost, self._config.packing.max_token_len)
 
     def write(
         self,
@@ -89,7 +92,7 @@ class RunReport:
             title = self._config.output.name or "run"
             about = About(self._config, title, self._processor, facts, folder, ledger_name, failed)
             room = MOST_BYTES - len(run_page(figures, about).encode())
-            write_whole(path, run_page(figures, about, fitting(looked_at, room)).encode())
+            write_whole(path, run_page(figures, about, fitting(looked_at, room), self._grid).encode())
             return figures.examples
 
     def _look(self, folder: Path, stored: str | None) -> list[Html]:

@@ -170,7 +170,7 @@ def _marked(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]:
 
 
 def _rooms(spans: Sequence[Span], max_chars: int) -> list[int]:
-    """How many characters of each span are shown: what is trained on has three quarters of them, where it needs them."""
+    """How many characters of each span are shown: three quarters are for what is trained on, where it needs them."""
     trained, others = ([len(s.text) for s in spans if s.kind == "text" and s.is_trained is of] for of in (True, False))
     of_others = shared_evenly(others, max(max_chars // 4, max_chars - sum(trained)))
     of_trained = shared_evenly(trained, max(max_chars - sum(min(size, of_others) for size in others), 0))

@@ -90,7 +90,9 @@ def test_labels_never_lie_over_each_other() -> None:
 def test_any_labels_have_room(numbers: list[int], is_narrow: bool) -> None:
     """7 px a letter, on a page of 800 px or of 330."""
     at = sorted(numbers)
-    made = labels(curves({"fill": [(x + 1, 1.0) for x in at]}, "x", "y", is_log=True), "narrow" if is_narrow else "wide")
+    made = labels(
+        curves({"fill": [(x + 1, 1.0) for x in at]}, "x", "y", is_log=True), "narrow" if is_narrow else "wide"
+    )
     width = 330 if is_narrow else 800
     for (low, first), (high, second) in pairwise(made):
         assert (high - low) * width / 100 >= 6.6 * (len(first) + len(second)) / 2
