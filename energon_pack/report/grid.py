@@ -18,8 +18,9 @@ from energon_pack.steps.cost import CostModel
 
 _MOST_PACKS, _MOST_MEMBERS = 2_000, 8_000  # on a page
 _MOST_IDS_READ = 500_000  # samples of a run whose ids are read for a page
-_MOST_BYTES = 400_000  # of ids
-_WITHOUT_SCRIPT = 16  # packs
+_MOST_BYTES = 300_000  # of ids
+_WITHOUT_SCRIPT = 16  # packs that are seen without a script, fewer where they have many members
+_MEMBERS_WITHOUT_SCRIPT = 400
 #: what packs are sorted and filtered by, as the script names it
 _MEASURES = {
     "number": "the order of the plan",
@@ -100,7 +101,8 @@ def grid_section(grid: PackGrid, folder: str | None) -> Html | None:
     if every > 1:
         said += f" Of {grid.num_packs:,} packs every {every:,}th is here: {len(grid.packs):,}."
     has_ids = any(pack.ids for pack in grid.packs)
-    first = grid.packs[:_WITHOUT_SCRIPT]
+    upto = np.cumsum([len(pack.members) for pack in grid.packs[:_WITHOUT_SCRIPT]])
+    first = grid.packs[: int((upto <= _MEMBERS_WITHOUT_SCRIPT).sum())]
     most = grid.max_token_len
     rows = [tag("div", tag("span", _facts(pack, most)), pack_strip(pack, most), class_="pack-row") for pack in first]
     more = len(grid.packs) - len(first)

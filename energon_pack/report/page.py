@@ -10,6 +10,7 @@ from energon_pack.report import charts, overview, particulars
 from energon_pack.report.figures import Figures
 from energon_pack.report.grid import PackGrid, grid_section
 from energon_pack.report.remarks import remarks
+from energon_pack.views.view import Medium
 
 _TITLE = 120  # characters
 
@@ -27,12 +28,19 @@ class About:
     failed: str | None = None  # why nothing is published
 
 
-def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = (), grid: PackGrid | None = None) -> str:
+def run_page(
+    figures: Figures,
+    about: About,
+    looked_at: Sequence[Html] = (),
+    grid: PackGrid | None = None,
+    left_out: Sequence[Medium] = (),
+) -> str:
     """The document.
 
     Args:
         looked_at: a few packs.
         grid: all packs as strips; None: nothing was planned.
+        left_out: pictures of samples that the plan left out.
     """
     title = clipped(about.title, _TITLE)
     found = remarks(figures, about.facts, about.config.max_skipped)
@@ -61,7 +69,7 @@ def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = (), gri
         charts.packs(figures),
         charts.over_time(figures),
         strips,
-        particulars.skipped(figures, about.ledger),
+        particulars.skipped(figures, about.ledger, left_out),
         packs if looked_at else None,
         particulars.time(about.facts) if about.facts else None,
         particulars.settings(about.config, about.facts, about.processor, about.folder),

@@ -14,16 +14,19 @@ from energon_pack.report.figures import Figures
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.skip import Reason
 from energon_pack.templates.models import packaged_models, read_model
+from energon_pack.views.html import pictures
+from energon_pack.views.view import Medium
 
 _TEXT, _CONFIG, _PLACE = 200, 12_000, 4096  # characters of an id or a detail, of all settings, of a path
 _PACKAGES = ("transformers", "tokenizers", "numpy", "pyarrow", "megatron-energon")
 
 
-def skipped(figures: Figures, ledger: str | None) -> Html:
+def skipped(figures: Figures, ledger: str | None, left_out: Sequence[Medium] = ()) -> Html:
     """What was left out, and why, with examples.
 
     Args:
         ledger: where all of them are named.
+        left_out: pictures of those that the plan left out.
     """
     reasons, samples = figures.skipped_by_reason, figures.source.samples
     asks, name = "Which samples are in no pack, and why?", "skipped samples"
@@ -38,6 +41,8 @@ def skipped(figures: Figures, ledger: str | None) -> Html:
     for reason, *_ in rows:
         if entries := figures.examples.get(reason):
             made.append(details(f"{reason}: {len(entries)} of {reasons[reason]:,}", _examples(entries), is_open=True))
+    if left_out:
+        made += [tag("h3", "The longest with images or videos that the settings leave out"), pictures(left_out)]
     if ledger:
         made.append(tag("p", "All of them: ", tag("code", ledger), class_="faint"))
     return section(asks, *made, name=name)
