@@ -7,7 +7,7 @@ from typing import Any
 
 from energon_pack import __version__
 from energon_pack.config import ModelConfig, PackConfig, plain
-from energon_pack.pages.html import Html, clipped, details, section, table, tag
+from energon_pack.pages.html import Html, clipped, details, join, section, table, tag
 from energon_pack.pages.svg import short
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
@@ -42,7 +42,8 @@ def skipped(figures: Figures, ledger: str | None, left_out: Sequence[Medium] = (
         if entries := figures.examples.get(reason):
             made.append(details(f"{reason}: {len(entries)} of {reasons[reason]:,}", _examples(entries), is_open=True))
     if left_out:
-        made += [tag("h3", "The longest with images or videos that the settings leave out"), pictures(left_out)]
+        title = tag("h3", "The longest with images or videos that the settings leave out")
+        made.append(join((title, pictures(left_out))))
     if ledger:
         made.append(tag("p", "All of them: ", tag("code", ledger), class_="faint"))
     return section(asks, *made, name=name)
