@@ -90,7 +90,7 @@ def test_the_source_distribution_holds_what_is_checked_out(clone: Path, wheel: P
 
 
 def test_a_wheel_brings_the_recipes(python: Path, tmp_path: Path) -> None:
-    """They were in the checkout alone, which whoever installed a wheel does not have; the first one packs and trains."""
+    """They were in the checkout alone, which a wheel does not bring."""
     listed = run(python, "-m", "energon_pack.recipes", cwd=tmp_path)
     assert "recipes/train_tiny.py             Train a tiny random Qwen2.5-VL on packs" in listed
     assert list(tmp_path.iterdir()) == []

@@ -49,8 +49,9 @@ def other_lens(figures: Figures) -> Html:
     for choice in tries.choices:
         length = f"{choice.max_token_len:,}"
         marks = ["recommended"] * (choice is best) + ["this run"] * (choice.max_token_len == chosen)
-        shares = (f"{choice.dropped_share:.2%}", f"{choice.dropped_tokens_share:.2%}")
-        cells = (length, ", ".join(marks), f"{choice.dropped:,}", *shares, f"{choice.packs:,}", f"{choice.fill:.2%}")
+        shares = f"{choice.fill:.2%}", f"{choice.dropped_tokens_share:.2%}"
+        samples = f"{choice.dropped:,}", f"{choice.dropped_share:.2%}"
+        cells = (length, *shares, *samples, f"{choice.packs:,}", ", ".join(marks))
         rows.append(tuple(tag("b", cell) for cell in cells) if choice is best else cells)
     dropped = [(float(c.max_token_len), 100 * c.dropped_tokens_share) for c in tries.choices]
     fill = [(float(c.max_token_len), 100 * c.fill) for c in tries.choices]
@@ -58,7 +59,7 @@ def other_lens(figures: Figures) -> Html:
     marks_.append(Mark(best.max_token_len, f"recommended: {best.max_token_len:,}"))
     chart = curves({"fill": fill, "dropped": dropped}, "packing.max_token_len", "% filled, % of tokens dropped", marks_,
                    is_log=True, most=100)  # fmt: skip
-    header = ("max_token_len", "", "samples dropped", "of samples", "of tokens", "packs", "fill")
+    header = ("max_token_len", "fill", "tokens dropped", "samples dropped", "of samples", "packs", "")
     own = next((choice for choice in tries.choices if choice.max_token_len == chosen), None)
     said = "this run has it" if best is own else f"this run's {chosen:,} does, too" if own and does(own) else ""
     said = said or f"this run has {chosen:,}"

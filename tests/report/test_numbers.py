@@ -167,8 +167,8 @@ def check_skipped(shown: Shown, lost: list[Any], samples: int) -> None:
 def check_choices(shown: Shown, choices: list[dict[str, Any]]) -> None:
     """`stage=lengths` says the same of each length that both try."""
     (table,) = shown.tables("which-length")
-    rows = {int(name): numbers for name, _, *numbers in table}
+    rows = {int(name): numbers for name, *numbers, _ in table}
     for choice in choices:
-        shares = (f"{choice['dropped_share']:.2%}", f"{choice['dropped_tokens_share']:.2%}")
-        expected = [str(choice["dropped"]), *shares, str(choice["packs"]), f"{choice['fill']:.2%}"]
+        shares = [f"{choice[name]:.2%}" for name in ("fill", "dropped_tokens_share", "dropped_share")]
+        expected = [*shares[:2], str(choice["dropped"]), shares[2], str(choice["packs"])]
         assert rows[choice["max_token_len"]] == expected
