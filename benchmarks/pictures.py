@@ -128,7 +128,7 @@ def run(folder: Path, *overrides: str) -> list[tuple[float, str]]:
 
 
 def recording(command: str, lines: list[tuple[float, str]]) -> str:
-    """Lines that fit, each at its time; after none a wait of more than so many seconds."""
+    """What was printed, line by line as it came; all of it at once for whoever wants no motion."""
     rows = [(0.0, f"$ {command}"), *_hurried(lines)]
     height, texts = 18 * len(rows) + 24, []
     for number, (at, line) in enumerate(rows):

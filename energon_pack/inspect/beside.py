@@ -62,8 +62,8 @@ def figures(left: Side, right: Side) -> Iterator[tuple[str, str, str, str]]:
         a, b = (at(side.report, *keys) for side in (left, right))
         if isinstance(a, (int, float)) and isinstance(b, (int, float)):
             is_share = form is _percent
-            more = b - a if is_share else (b / a - 1 if a else 0.0)
-            told = "" if a == b else f"{100 * more:+.2f} {'points' if is_share else '%'}"
+            more = b - a if is_share or not a else b / a - 1
+            told = "" if a == b or not (a or is_share) else f"{100 * more:+.2f} {'points' if is_share else '%'}"
             yield name, form(a), form(b), told
 
 
