@@ -70,7 +70,7 @@ def other_lens(figures: Figures) -> Html:
         f", a seeded draw of {tries.of:,}, and scaled" if tries.num_samples < tries.of else ""
     )
     note = tag("p", f"{whole}; samples that are too long are dropped (overlong=drop).", class_="faint")
-    return section(asks, verdict, table(header, rows, 2), chart, note, name=name)
+    return section(asks, verdict, table(header, rows), chart, note, name=name)
 
 
 def packs(figures: Figures) -> Html | None:

@@ -22,6 +22,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.steps.cost import CostModel
 from energon_pack.templates.processor import rules_of
+from energon_pack.views.view import Medium
 
 _EXAMPLES = 3  # of a reason
 _MOST_LOOKED_AT = 200_000  # bytes of the packs that are looked at
@@ -81,7 +82,7 @@ class RunReport:
         """
         with self._run.progress.timed("report"):
             looked_at = self._look(written, stored) if written else []
-            left_out = self._run.executor.result(self._run.executor.start(drawn, self._left_out))
+            left_out = self._pictures_of_left_out()
             choices: list[Choice] = self._run.executor.result(self._tries)
             most = self._config.packing.max_token_len
             source = source_figures(self._lengths, self._rules, most, self._repeated)
@@ -98,6 +99,11 @@ class RunReport:
             packs = fitting(looked_at, _MOST_LOOKED_AT)
             write_whole(path, run_page(figures, about, packs, self._grid, left_out).encode())
             return figures.examples
+
+    def _pictures_of_left_out(self) -> list[Medium]:
+        if not self._left_out:
+            return []
+        return self._run.executor.result(self._run.executor.start(drawn, self._left_out))
 
     def _look(self, folder: Path, stored: str | None) -> list[Html]:
         flavor, most = self._config.output.flavor.value, self._config.packing.max_token_len
