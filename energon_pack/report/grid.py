@@ -99,7 +99,7 @@ def grid_section(grid: PackGrid, folder: str | None) -> Html | None:
     every = -(-grid.num_packs // len(grid.packs))
     said = "A strip is a pack: what its members hold; every second member is paler, the rest is padding."
     if every > 1:
-        said += f" Of {grid.num_packs:,} packs every {every:,}th is here: {len(grid.packs):,}."
+        said += f" Of {grid.num_packs:,} packs one in {every:,} is here: {len(grid.packs):,}."
     has_ids = any(pack.ids for pack in grid.packs)
     upto = np.cumsum([len(pack.members) for pack in grid.packs[:_WITHOUT_SCRIPT]])
     first = grid.packs[: int((upto <= _MEMBERS_WITHOUT_SCRIPT).sum())]

@@ -58,7 +58,7 @@ def _packs(rows: list[dict[str, Any]]) -> list[int]:
 
 
 def test_some_packs_stand_for_many_and_the_page_says_so() -> None:
-    assert "Of 9 packs every 3th is here: 3." in check_page(whole(grid(3, 9)))
+    assert "Of 9 packs one in 3 is here: 3." in check_page(whole(grid(3, 9)))
     assert "is here" not in check_page(whole(grid(3, 3)))
     assert grid_section(grid(0, 0), None) is None
 
