@@ -85,7 +85,7 @@ def _ids(lengths: Lengths, items: Ints) -> list[str]:
         table, numbers = chunk.read(["key"]).take(rows), chunk.numbers_of_rows[rows]
         for place, sample_id in zip(of_items.tolist(), lengths.sample_ids(numbers, table), strict=True):
             ids[place] = sample_id
-    return ids if sum(len(name.encode()) + 2 for name in ids) <= _MOST_BYTES else []
+    return ids if sum(len(name.encode(errors="replace")) + 2 for name in ids) <= _MOST_BYTES else []
 
 
 def grid_section(grid: PackGrid, folder: str | None) -> Html | None:
