@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test test-slow lint docs bench clean
+.PHONY: demo test test-slow lint docs bench pictures clean
 # OMP_NUM_THREADS: tests run on all cores already, and threads that wait for one another spin
 
 demo: $(VENV)/.demo
@@ -43,6 +43,9 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.demo
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
+
+pictures: $(VENV)/.dev
+	$(RUN) benchmarks/pictures.py
 
 clean:
 	rm -rf $(VENV) build dist packed site

@@ -31,7 +31,7 @@ verify pack
 online
 lazy streaming
 samplers automodel
-unpack cli adopt convert metadataset simulate inspect
+unpack cli adopt convert metadataset simulate inspect recipes
 __main__
 """
 #: What a training job may import: it is installed where nothing is packed.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from energon_pack.recipes import files
 from support.running import ROOT, environment, run
 
 PACKAGE = ROOT / "energon_pack"
@@ -73,8 +74,9 @@ def test_the_wheel_is_the_same_with_and_without_the_source_distribution(
     assert held == contents(build(clone, tmp_path, "--wheel"))
     modules = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
     settings = {f"energon_pack/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
-    beside = {"energon_pack/py.typed", "energon_pack/pages/style.css"}
-    assert {name for name in held if name.startswith("energon_pack/")} == modules | settings | beside
+    recipes = {f"energon_pack/shipped/{name}" for name in files()}
+    beside = {"energon_pack/py.typed", "energon_pack/pages/style.css", "energon_pack/pages/packs.js"}
+    assert {name for name in held if name.startswith("energon_pack/")} == modules | settings | recipes | beside
 
 
 def test_the_source_distribution_holds_what_is_checked_out(clone: Path, wheel: Path) -> None:
@@ -85,6 +87,19 @@ def test_the_source_distribution_holds_what_is_checked_out(clone: Path, wheel: P
         given = {name.partition("/")[2] for name in sdist.getnames()}
     committed = set(run("git", "ls-files", "-z", cwd=ROOT).split("\0")) - {""}
     assert {name for name in committed - given if not name.startswith(".")} == set()
+
+
+def test_a_wheel_brings_the_recipes(python: Path, tmp_path: Path) -> None:
+    """They were in the checkout alone, which a wheel does not bring."""
+    listed = run(python, "-m", "energon_pack.recipes", cwd=tmp_path)
+    assert "recipes/train_tiny.py             Train a tiny random Qwen2.5-VL on packs" in listed
+    assert list(tmp_path.iterdir()) == []
+    run(python, "-m", "energon_pack.recipes", ".", cwd=tmp_path)
+    written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == {str(name) for name in files()}
+    for name in files():
+        assert (tmp_path / name).read_bytes() == (ROOT / name).read_bytes()
+    assert "usage: read_packs.py" in run(python, "recipes/read_packs.py", "--help", cwd=tmp_path)
 
 
 def test_every_module_of_the_wheel_is_imported(python: Path, tmp_path: Path) -> None:

@@ -49,13 +49,17 @@ def search(opened: Opened, text: str, most: int) -> tuple[list[Hit], int]:
 
 def skipped(opened: Opened, text: str, most: int) -> Iterator[str]:
     """The first so many samples that are in no pack, and why, by the ledger; lines of it that are none are left out."""
+    found = (entry for entry in entries(opened) if text in str(entry.get("sample_id", "")))
+    for entry in islice(found, most):
+        yield f"{entry['sample_id']}: {entry.get('reason')}: {entry.get('detail')}"
+
+
+def entries(opened: Opened) -> Iterator[dict[str, Any]]:
+    """The ledger; {} for a line of it that is no entry."""
     if not opened.folder.has(LEDGER):
         return
     with opened.folder.open(LEDGER) as file:
-        lines = io.TextIOWrapper(as_file(file, 1 << 20), encoding="utf-8", errors="replace")
-        found = (entry for entry in map(_entry, lines) if text in str(entry.get("sample_id", "")))
-        for entry in islice(found, most):
-            yield f"{entry['sample_id']}: {entry.get('reason')}: {entry.get('detail')}"
+        yield from map(_entry, io.TextIOWrapper(as_file(file, 1 << 20), encoding="utf-8", errors="replace"))
 
 
 def _entry(line: str) -> dict[str, Any]:
@@ -72,7 +76,7 @@ def _of_plan(plan: PlanFile, text: str, most: int) -> Iterator[tuple[int, list[H
     spans = any(mark in text for mark in (TarShard.mark, JsonlShard.mark))  # it may begin in a shard's name
     for table in plan.tables("pack", "shard", "key", *["record_part"] * spans):
         packs, keys = table["pack"].combine_chunks(), table["key"]
-        names = (packs, _ids(table)) if spans else (packs, keys, table["shard"])
+        names = (packs, ids_of(table)) if spans else (packs, keys, table["shard"])
         rows = np.flatnonzero(_any([pc.match_substring(column, text) for column in names]))
         starts = np.flatnonzero(np.concatenate(([True], _any([pc.not_equal(packs[1:], packs[:-1])]))))
         if len(rows):
@@ -102,7 +106,7 @@ def _any(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.bool_]
     return values
 
 
-def _ids(table: pa.Table) -> pa.Array:
+def ids_of(table: pa.Table) -> pa.Array:
     """`<shard>/<key>` of each row, `<file>:<line>` of a line."""
     is_line = pc.fill_null(pc.equal(table["record_part"], LINE), False)
     marks = pc.if_else(is_line, JsonlShard.mark, TarShard.mark)

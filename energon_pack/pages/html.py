@@ -1,19 +1,22 @@
-"""Pages of HTML: one self-contained file each, that needs no server, no script and nothing from elsewhere.
+"""Pages of HTML: one self-contained file each, that needs no server and nothing from elsewhere.
+
+A page is whole without its script, which is the same text on every page that has one.
 
 tag("p", "2 < 3") ─► <p>2 &lt; 3</p>          whatever is not `Html` already is escaped
 """
 
 import base64
 import html
+import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-_EMPTY = {"br", "hr", "img", "meta"}  # elements that hold nothing and have no end
+_EMPTY = {"br", "hr", "img", "input", "meta"}  # elements that hold nothing and have no end
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _CONTROLS |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD)  # of names that are no UTF-8
-_STYLE = Path(__file__).with_name("style.css")
+_STYLE, _SCRIPT = (Path(__file__).with_name(name) for name in ("style.css", "packs.js"))
 
 
 class Html(str):
@@ -74,13 +77,15 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int =
     return tag("div", whole, class_="scrolls")
 
 
-def section(title: str, *content: Any, says: str | None = None) -> Html:
-    """A part of a page, with an anchor by its title.
+def section(title: str, *content: Any, says: str | None = None, name: str | None = None) -> Html:
+    """A part of a page.
 
     Args:
-        says: what it answers, in a sentence.
+        title: better the question that it answers.
+        says: what else there is to know first, in a sentence.
+        name: of which its anchor is made; None: of the title.
     """
-    heading = tag("h2", title, id=anchor(title))
+    heading = tag("h2", title, id=anchor(name or title))
     return tag("section", heading, None if says is None else tag("p", says, class_="says"), *content)
 
 
@@ -100,8 +105,22 @@ def picture(data: bytes, media_type: str, alt: str, **attributes: Any) -> Html:
     return tag("img", src=source, alt=alt, **attributes)
 
 
-def page(title: str, *content: Any) -> str:
-    """A whole document."""
+def data_block(name: str, value: Any) -> Html:
+    """JSON that the script of a page reads.
+
+    Args:
+        name: its id.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_CONTROLS)
+    return tag("script", Html(text.replace("<", "\\u003c")), type="application/json", id=name)
+
+
+def page(title: str, *content: Any, has_script: bool = False) -> str:
+    """A whole document.
+
+    Args:
+        has_script: it ends with `script()`.
+    """
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -110,7 +129,14 @@ def page(title: str, *content: Any) -> str:
         tag("title", title),
         tag("style", Html(_style())),
     )
-    return f"<!DOCTYPE html>\n{tag('html', head, tag('body', tag('main', *content)), lang='en')}\n"
+    last = tag("script", Html(script())) if has_script else None
+    return f"<!DOCTYPE html>\n{tag('html', head, tag('body', tag('main', *content), last), lang='en')}\n"
+
+
+@cache
+def script() -> str:
+    """The one script that a page may have."""
+    return _SCRIPT.read_text()
 
 
 @cache

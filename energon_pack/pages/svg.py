@@ -1,6 +1,15 @@
 """Charts as inline SVG: a few kB each, in the colours of the page, with a tooltip on each thing that is drawn.
 
-Colours go by kinds, the classes `of-<kind>` of style.css: text, image, video, mix, unknown, padding.
+    ┌ .chart ─────────────────────────┐
+    │ legend, name of the upper axis  │   letters are HTML: as large on a telephone as on a desk,
+    │ 100 ┌ .plot ──────────────────┐ │   whatever the width of what is drawn
+    │  50 │  SVG, drawn to its width │ │
+    │   0 └─────────────────────────┘ │
+    │     0        50       100       │   labels that would lie over each other are left out,
+    │            name of the lower axis│   more of them where the page is narrow
+    └─────────────────────────────────┘
+
+Colours go by kinds, the classes `of-<kind>` of style.css: text, image, video, mix, unknown, padding, all and more.
 """
 
 import math
@@ -8,12 +17,15 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from energon_pack.pages.html import Html, join, tag
+from energon_pack.pages.html import Html, tag
 
-_WIDTH = 720
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 28, 34
+SIDE = 1000.0  # of what is drawn, in its own units: it is stretched to its place
+_LEAST = 4.0  # that a bar is high: it is seen
 _TICKS = 5  # about so many on an axis
 _ROUNDED_UP = 0.9995  # of a unit: in three digits it is one
+_CHAR, _GAP = 6.6, 10.0  # pixels of a letter of a label, at most, and between two labels
+_WIDE, _NARROW = 800.0, 330.0  # pixels that a plot has at least: on a page, in half of one or on a telephone
+_MARK_ROW = 17  # pixels of a row of labels of marks
 
 
 class Mark(NamedTuple):
@@ -32,15 +44,23 @@ class Piece(NamedTuple):
     is_odd: bool = False  # drawn paler: what stands beside it, of the same kind, is told apart
 
 
+class _Tick(NamedTuple):
+    """A label of an axis."""
+
+    at: float  # 0 to 1
+    label: str
+
+
 def histogram(
     edges: Sequence[float],
     counts: Mapping[str, Sequence[float]],
     x: str,
     y: str,
     marks: Sequence[Mark] = (),
-    height: int = 220,
-    width: int = _WIDTH,
+    height: int = 160,
     labelled: Sequence[int] | None = None,
+    is_half: bool = False,
+    is_percent: bool = False,
 ) -> Html:
     """Bars side by side, of each kind on top of the one before.
 
@@ -49,28 +69,31 @@ def histogram(
         counts: by kind, one for each bar.
         x, y: what the axes show.
         marks: vertical lines, in units of `edges`.
-        width: of the whole; in a column half as wide half of it, so that letters stay as large.
-        labelled: numbers of the edges with a label; None: as many as there is room for, evenly.
+        height: pixels of what is drawn.
+        labelled: numbers of the edges with a label; None: all that there is room for.
+        is_half: it stands in a column half as wide as the page.
+        is_percent: edges go from 0 to 100.
     """
-    num, inner = len(edges) - 1, width - _LEFT - _RIGHT
+    num = len(edges) - 1
     sums = [sum(values[i] for values in counts.values()) for i in range(num)]
-    scale, drawn = _Up(max([*sums, 1e-9]), height, width, least_step=1.0), []  # counts are whole
-    step = inner / num
+    scale, drawn = _Scale(0.0, max([*sums, 1e-9]), least_step=1.0), []  # counts are whole
+    step = SIDE / num
     for i in range(num):
         base = 0.0
         for kind, values in counts.items():
             if values[i]:
                 tip = f"{short(edges[i])} to {short(edges[i + 1])} {x}, {kind}: {short(values[i])} {y}"
-                top = scale(base + values[i])
-                drawn.append(_rect(_LEFT + i * step + 0.5, top, step - 1, scale(base) - top, kind, tip))
+                top = scale.y(base + values[i])
+                drawn.append(_rect(i * step, top, step, scale.y(base) - top, kind, tip))
                 base += values[i]
-    every = max(1, math.ceil(num * 70 / inner))
-    labels = [(_LEFT + i * step, short(edges[i])) for i in range(0, num + 1, every)]
-    if labelled is not None:
-        labels = [(_LEFT + i * step, _whole(edges[i])) for i in labelled]
-    lines = [_mark(_LEFT + _between(edges, mark.at) * step, mark.label, height, width) for mark in marks]
-    whole = (*scale.axis(y), *_below(labels, x, height, width), *drawn, *lines)
-    return join((legend(counts), _chart(height, width, f"{y} by {x}", *whole)))
+    if is_percent:
+        below = [_Tick(at / 100, str(at)) for at in (0, 25, 50, 75, 100)]
+    elif labelled is not None:
+        below = [_Tick(i / num, _whole(edges[i])) for i in labelled]
+    else:
+        below = [_Tick(i / num, short(edge)) for i, edge in enumerate(edges)]
+    at = [_Tick(_between(edges, mark.at) / num, mark.label) for mark in marks]
+    return _chart(legend(counts), x, y, drawn, scale.ticks(), below, at, height, is_half)
 
 
 def curves(
@@ -78,44 +101,68 @@ def curves(
     x: str,
     y: str,
     marks: Sequence[Mark] = (),
-    height: int = 220,
-    from_zero: bool = True,
+    height: int = 160,
     is_log: bool = False,
+    is_percent: bool = False,
+    most: float = 0.0,
+    is_half: bool = False,
 ) -> Html:
     """Lines over a common axis, one for each kind.
 
     Args:
         points: by kind, ascending in x.
-        marks: vertical lines.
-        from_zero: the axis of y begins there; False: with the least.
-        is_log: octaves of x are equally wide, and each x of a point is labelled.
+        marks: vertical lines, those outside left out.
+        height: pixels of what is drawn.
+        is_log: octaves of x are equally wide, and each x of a point is labelled, those with a mark first.
+        is_percent: x goes from 0 to 100.
+        most: that the axis of y shows at least.
+        is_half: it stands in a column half as wide as the page.
     """
     every = [point for some in points.values() for point in some]
     place = math.log2 if is_log else float
-    at_points = sorted({p[0] for p in every})
+    at_points = [0.0, 100.0] if is_percent else sorted({p[0] for p in every})
     first, last = place(at_points[0]), place(at_points[-1])
-    values = [p[1] for p in every]
-    scale = _Up(max([*values, 1e-9]), height, _WIDTH, 0.0 if from_zero else min(values))
-    span, inner = (last - first) or 1.0, _WIDTH - _LEFT - _RIGHT
+    scale = _Scale(0.0, max([*(p[1] for p in every), most, 1e-9]))
+    span = (last - first) or 1.0
 
     def across(value: float) -> float:
-        return _LEFT + (place(value) - first) / span * inner
+        return (place(value) - first) / span
 
     drawn = []
     for kind, some in points.items():
-        line = " ".join(f"{across(a):.1f},{scale(b):.1f}" for a, b in some)
+        line = " ".join(f"{SIDE * across(a):.1f},{scale.y(b):.1f}" for a, b in some)
         drawn.append(tag("polyline", points=line, class_=f"curve of-{kind}"))
         for a, b in some if len(some) <= 64 else ():  # of each point a tooltip
-            drawn.append(_rect(across(a) - 3, scale(b) - 3, 6, 6, kind, f"{short(a)} {x}, {kind}: {short(b)} {y}"))
-    ticks = (
-        [(across(at), _whole(at)) for at in at_points]
-        if is_log
-        else [(across(at), short(at)) for at in _ticks(first, last) if first <= at <= last]
-    )
-    inside = [mark for mark in marks if at_points[0] <= mark.at <= at_points[-1]]
-    lines = [_mark(across(mark.at), mark.label, height, _WIDTH) for mark in inside]
-    whole = (*scale.axis(y), *_below(ticks, x, height, _WIDTH), *drawn, *lines)
-    return join((legend(points), _chart(height, _WIDTH, f"{y} by {x}", *whole)))
+            tip = tag("title", f"{short(a)} {x}, {kind}: {short(b)} {y}")
+            place_ = f"M{SIDE * across(a):.1f} {scale.y(b):.1f}h0"
+            drawn.append(tag("path", tip, d=place_, class_=f"point of-{kind}"))
+    inside = [_Tick(across(mark.at), mark.label) for mark in marks if at_points[0] <= mark.at <= at_points[-1]]
+    if is_percent:
+        below = [_Tick(at / 100, str(at)) for at in (0, 25, 50, 75, 100)]
+    elif is_log:
+        marked = {mark.at for mark in marks}
+        below = [_Tick(across(at), _whole(at)) for at in sorted(at_points, key=lambda at: at not in marked)]
+    else:
+        below = [_Tick(across(at), short(at)) for at in _ticks(first, last) if first <= at <= last]
+    return _chart(legend(points), x, y, drawn, scale.ticks(), below, inside, height, is_half)
+
+
+def dots(lines: Sequence[tuple[str, Mapping[str, float]]], x: str, most: float) -> Html:
+    """A line a thing, by its name, with a dot for each kind of value.
+
+    Args:
+        x: what the values are, from 0 to `most`.
+    """
+    rows = []
+    for name, values in lines:
+        drawn = [tag("path", d=f"M0 {SIDE / 2:.0f}h{SIDE:.0f}", class_="axis")]
+        for kind, value in values.items():
+            tip = tag("title", f"{name}, {kind}: {short(value)} {x}")
+            drawn.append(tag("path", tip, d=f"M{SIDE * value / most:.1f} {SIDE / 2:.0f}h0", class_=f"point of-{kind}"))
+        rows += [tag("span", name), _svg(drawn, f"Chart: {name}", 18)]
+    ends = tag("div", *(tag("span", short(at)) for at in (0, most / 2, most)), class_="ends")
+    plot = tag("div", *rows, tag("span"), ends, class_="dots")
+    return tag("div", legend(lines[0][1]), plot, tag("div", x, class_="name x"), class_="chart")
 
 
 def strip(pieces: Sequence[Piece], total: float, height: int = 18) -> Html:
@@ -124,16 +171,14 @@ def strip(pieces: Sequence[Piece], total: float, height: int = 18) -> Html:
     used = sum(piece.size for piece in pieces)
     rest = [Piece("padding", total - used, f"padding: {short(total - used)}")] if total > used else []
     for kind, size, label, is_odd in (*pieces, *rest):
-        width = size / total * _WIDTH
-        drawn.append(_rect(at, 0, max(0.5, width - 0.6), height, f"{kind} odd" if is_odd else kind, label))
+        width = size / total * SIDE
+        drawn.append(_rect(at, 0, max(0.5, width - 0.6), SIDE, f"{kind} odd" if is_odd else kind, label))
         at += width
     sums: dict[str, float] = {}
     for piece in (*pieces, *rest):
         sums[piece.kind] = sums.get(piece.kind, 0.0) + piece.size
-    inner = tag("svg", *drawn, viewBox=f"0 0 {_WIDTH} {height}", preserveAspectRatio="none", role="img",
-                aria_label=", ".join(f"{kind} {short(size)}" for kind, size in sums.items()),
-                style=f"height:{height}px")  # fmt: skip
-    return tag("div", inner, class_="chart strip")
+    inner = _svg(drawn, ", ".join(f"{kind} {short(size)}" for kind, size in sums.items()), height)
+    return tag("div", inner, class_="strip")
 
 
 def legend(kinds: Mapping[str, object]) -> Html | None:
@@ -156,28 +201,24 @@ def short(value: float) -> str:
 
 def _whole(value: float) -> str:
     """A size that is known by all its digits, as 16,384."""
-    return f"{value:,.0f}" if value < 1e5 else short(value)
+    return f"{value:,.0f}" if value < 1e5 and value == round(value) else short(value)
 
 
-class _Up:
+class _Scale:
     """From values to heights."""
 
-    def __init__(self, most: float, height: int, width: int, least: float = 0.0, least_step: float = 0.0):
-        ticks = _ticks(least, most, least_step)
-        self._ticks, self._height, self._right = ticks, height - _TOP - _BOTTOM, width - _RIGHT
-        self._least, self._most = min(least, ticks[0]), max(most, ticks[-1])
+    def __init__(self, least: float, most: float, least_step: float = 0.0):
+        self._ticks = _ticks(least, most, least_step)
+        self._least, self._most = min(least, self._ticks[0]), max(most, self._ticks[-1])
 
-    def __call__(self, value: float) -> float:
-        share = (value - self._least) / ((self._most - self._least) or 1.0)
-        return _TOP + self._height * (1 - share)
+    def share(self, value: float) -> float:
+        return (value - self._least) / ((self._most - self._least) or 1.0)
 
-    def axis(self, label: str) -> list[Html]:
-        lines = []
-        for at in self._ticks:
-            up = self(at)
-            lines.append(tag("line", x1=_LEFT, x2=self._right, y1=f"{up:.1f}", y2=f"{up:.1f}", class_="axis"))
-            lines.append(_text(_LEFT - 6, up + 4, short(at), "end"))
-        return [*lines, _text(4, 11, label, "start")]
+    def y(self, value: float) -> float:
+        return SIDE * (1 - self.share(value))
+
+    def ticks(self) -> list[_Tick]:
+        return [_Tick(self.share(at), short(at)) for at in self._ticks]
 
 
 def _ticks(least: float, most: float, least_step: float = 0.0) -> list[float]:
@@ -198,32 +239,57 @@ def _between(edges: Sequence[float], value: float) -> float:
     return float(len(edges) - 1)
 
 
-def _below(labels: Sequence[tuple[float, str]], x: str, height: int, width: int) -> list[Html]:
-    right = width - _RIGHT
-    texts = [
-        _text(min(at, right + 8), height - _BOTTOM + 15, label, "end" if at > right - 12 else "middle")
-        for at, label in labels
-        if at <= right + 1
-    ]
-    return [*texts, _text(right, height - 4, x, "end")]
+def _fitting(labels: Sequence[_Tick], width: float) -> set[int]:
+    """The numbers of labels that lie side by side in so many pixels; those that come first are taken first.
+
+    Of labels at even distances every second, third … is taken.
+    """
+    longest = max((len(label.label) for label in labels), default=0) * _CHAR + _GAP
+    places = [label.at for label in labels]
+    steps = [b - a for a, b in pairwise(places)]
+    every = 1
+    if steps and max(steps) - min(steps) < 1e-6 < steps[0]:
+        every = max(1, math.ceil(longest / (steps[0] * width)))
+    taken: list[tuple[float, float]] = []
+    numbers = set()
+    for number in range(0, len(labels), every):
+        at, half = places[number] * width, (len(labels[number].label) * _CHAR + _GAP) / 2
+        if all(at + half <= low or at - half >= high for low, high in taken):
+            taken.append((at - half, at + half))
+            numbers.add(number)
+    return numbers
 
 
-def _mark(at: float, label: str, height: int, width: int) -> Html:
-    line = tag("line", x1=f"{at:.1f}", x2=f"{at:.1f}", y1=_TOP, y2=height - _BOTTOM, class_="mark")
-    side = "end" if at > width / 2 else "start"
-    return join((line, _text(at + (-5 if side == "end" else 5), _TOP - 5, label, side)))
+def _chart(
+    colours: Html | None, x: str, y: str, drawn: Sequence[Html], left: Sequence[_Tick], below: Sequence[_Tick],
+    marks: Sequence[_Tick], height: int, is_half: bool,
+) -> Html:  # fmt: skip
+    lines = [tag("path", d=f"M0 {SIDE * (1 - tick.at):.1f}h{SIDE:.0f}", class_="axis") for tick in left]
+    lines += drawn
+    lines += [tag("path", d=f"M{SIDE * mark.at:.1f} 0v{SIDE:.0f}", class_="mark") for mark in marks]
+    texts = [tag("span", tick.label, class_="up", style=f"bottom:{100 * tick.at:.1f}%") for tick in left]
+    wide, narrow = _fitting(below, _NARROW if is_half else _WIDE), _fitting(below, _NARROW)
+    for number, tick in enumerate(below):
+        if number in wide | narrow:
+            where = None if number in wide & narrow else "wide" if number in wide else "narrow"
+            texts.append(_at(tick, f"under {where}" if where else "under"))
+    for row, mark in enumerate(marks, -len(marks)):
+        texts.append(_at(mark, "beside before" if mark.at > 0.5 else "beside", f";top:{_MARK_ROW * row}px"))
+    plot = tag("div", _svg(lines, f"Chart: {y} by {x}", height), *texts, class_="plot",
+               style=f"margin-top:{_MARK_ROW * len(marks) + 8}px")  # fmt: skip
+    return tag("div", colours, tag("div", y, class_="name"), plot, tag("div", x, class_="name x"), class_="chart")
+
+
+def _at(tick: _Tick, class_: str, more: str = "") -> Html:
+    return tag("span", tick.label, class_=class_, style=f"left:{100 * tick.at:.1f}%{more}")
 
 
 def _rect(x: float, y: float, width: float, height: float, kind: str, tip: str) -> Html:
-    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "width": f"{width:.1f}", "height": f"{max(height, 0.6):.1f}"}
+    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "width": f"{width:.1f}", "height": f"{max(height, _LEAST):.1f}"}
     return tag("rect", tag("title", tip), **place, class_=f"of-{kind}")
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> Html:
-    return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor)
-
-
-def _chart(height: int, width: int, label: str, *drawn: Html) -> Html:
-    inner = tag("svg", *drawn, viewBox=f"0 0 {width} {height}", role="img", aria_label=f"Chart: {label}",
-                style=f"min-width:{width * 5 // 8}px")  # fmt: skip
-    return tag("div", inner, class_="chart")
+def _svg(drawn: Sequence[Html], label: str, height: int) -> Html:
+    """What is drawn, as wide as its place and so many pixels high."""
+    return tag("svg", *drawn, viewBox=f"0 0 {SIDE:.0f} {SIDE:.0f}", preserveAspectRatio="none", role="img",
+               aria_label=label, style=f"height:{height}px")  # fmt: skip

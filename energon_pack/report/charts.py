@@ -16,9 +16,10 @@ _FEW = 4  # packs, which a table tells better
 def token_lens(figures: Figures) -> Html:
     """How long samples are, by medium."""
     source, most = figures.source, figures.max_token_len
-    says = f"How long are samples, and where does packing.max_token_len={most:,} cut?"
+    asks = "How long are samples, and where does the pack length cut?"
     if source.token_len is None:
-        return section("Token lengths", tag("p", "No sample was measured."), says=says)
+        return section(asks, tag("p", "No sample was measured."), name="token lengths")
+    says = "All samples that were measured, packed or not."
     chart = _bars(source.token_len, "tokens of a sample, log scale", "samples", [Mark(most, f"max_token_len {most:,}")],
                   labelled=source.token_len.octaves)  # fmt: skip
     rows = [
@@ -32,34 +33,33 @@ def token_lens(figures: Figures) -> Html:
         for name, of in source.by_medium.items()
         if of.measured
     ]
-    header = ("medium", "measured", "shortest", "median", "90 %", "99 %", "longest", "tokens", "trained on")
-    return section("Token lengths", chart, table(header, rows), says=says)
+    header = ("medium", "measured", "shortest", "median", "90 %", "99 %", "longest", "tokens", "of them trained on")
+    return section(asks, chart, table(header, rows), says=says, name="token lengths")
 
 
 def other_lens(figures: Figures) -> Html:
     """What other pack lengths would drop and fill."""
-    says = "Which packing.max_token_len to take?"
+    asks, name = "Which packing.max_token_len to take?", "which length"
     tries, chosen = figures.tries, figures.max_token_len
     found = recommended(tries.choices)
     if found is None:
-        return section("Which length", tag("p", "There is nothing to pack."), says=says)
+        return section(asks, tag("p", "There is nothing to pack."), name=name)
     best = found.choice
     rows = []
     for choice in tries.choices:
-        name = f"{choice.max_token_len:,}"
+        length = f"{choice.max_token_len:,}"
         marks = ["recommended"] * (choice is best) + ["this run"] * (choice.max_token_len == chosen)
-        shares = (f"{choice.dropped_share:.2%}", f"{choice.dropped_tokens_share:.2%}")
-        cells = (name, ", ".join(marks), f"{choice.dropped:,}", *shares, f"{choice.packs:,}", f"{choice.fill:.2%}")
+        shares = f"{choice.fill:.2%}", f"{choice.dropped_tokens_share:.2%}"
+        samples = f"{choice.dropped:,}", f"{choice.dropped_share:.2%}"
+        cells = (length, *shares, *samples, f"{choice.packs:,}", ", ".join(marks))
         rows.append(tuple(tag("b", cell) for cell in cells) if choice is best else cells)
     dropped = [(float(c.max_token_len), 100 * c.dropped_tokens_share) for c in tries.choices]
     fill = [(float(c.max_token_len), 100 * c.fill) for c in tries.choices]
     marks_ = [Mark(chosen, f"this run: {chosen:,}")] if chosen != best.max_token_len else []
     marks_.append(Mark(best.max_token_len, f"recommended: {best.max_token_len:,}"))
-    if len(marks_) == 2 and min(chosen, best.max_token_len) * 4 > max(chosen, best.max_token_len):
-        marks_ = marks_[1:]  # labels would lie over each other
     chart = curves({"fill": fill, "dropped": dropped}, "packing.max_token_len", "% filled, % of tokens dropped", marks_,
-                   is_log=True)  # fmt: skip
-    header = ("max_token_len", "", "samples dropped", "of samples", "of tokens", "packs", "fill")
+                   is_log=True, most=100)  # fmt: skip
+    header = ("max_token_len", "fill", "tokens dropped", "samples dropped", "of samples", "packs", "")
     own = next((choice for choice in tries.choices if choice.max_token_len == chosen), None)
     said = "this run has it" if best is own else f"this run's {chosen:,} does, too" if own and does(own) else ""
     said = said or f"this run has {chosen:,}"
@@ -70,7 +70,7 @@ def other_lens(figures: Figures) -> Html:
         f", a seeded draw of {tries.of:,}, and scaled" if tries.num_samples < tries.of else ""
     )
     note = tag("p", f"{whole}; samples that are too long are dropped (overlong=drop).", class_="faint")
-    return section("Which length", verdict, table(header, rows, 2), chart, note, says=says)
+    return section(asks, verdict, table(header, rows), chart, note, name=name)
 
 
 def packs(figures: Figures) -> Html | None:
@@ -78,9 +78,7 @@ def packs(figures: Figures) -> Html | None:
     of, report = figures.packs, figures.report
     if of is None or report is None or of.fill is None:
         return None
-    says = (
-        "How full are packs, and how even? Each pack costs a training step about what its tokens and their squares say."
-    )
+    says = "Each pack costs a training step about what its tokens and their squares say. Colours: the medium of a pack."
     charts = [
         ("Fill", of.fill, "% of max_token_len"),
         ("Members", of.members, "samples in a pack"),
@@ -91,12 +89,12 @@ def packs(figures: Figures) -> Html | None:
     rows = [(name, *(_n(of_it[rank]) for rank in ranks)) for name, of_it in of.spreads.items()]
     spreads = table(("of a pack", "least", "median", "90 %", "99 %", "most"), rows)
     drawn = [
-        tag("div", tag("h3", name), _bars(shape, x, "packs", height=190, width=440))
+        tag("div", tag("h3", name), _bars(shape, x, "packs", height=130, is_half=True))
         for name, shape, x in charts
         if shape and not _is_nothing(shape) and sum(map(sum, shape.counts.values())) >= _FEW
     ]
     charts_ = tag("div", *drawn, class_="pair") if drawn else None
-    return section("Packs", spreads, charts_, _cost(report.flops), says=says)
+    return section("How full are packs, and how even?", spreads, charts_, _cost(report.flops), says=says, name="packs")
 
 
 def _is_nothing(shape: Histogram) -> bool:
@@ -119,7 +117,7 @@ def over_time(figures: Figures) -> Html | None:
     of = figures.packs
     if of is None or len(of.stretches) < 2:
         return None
-    says = "What do ranks see over an epoch? Every stretch should look like the whole."
+    says = "Every stretch should look like the whole."
     edges = [100 * i / len(of.stretches) for i in range(len(of.stretches) + 1)]
     tokens = {name: [stretch.tokens[name] for stretch in of.stretches] for name in of.stretches[0].tokens}
     middle = [100 * (i + 0.5) / len(of.stretches) for i in range(len(of.stretches))]
@@ -127,17 +125,17 @@ def over_time(figures: Figures) -> Html | None:
     trained = [(at, stretch.trained) for at, stretch in zip(middle, of.stretches, strict=True)]
     chart = (
         tag("h3", "Media"),
-        histogram(edges, tokens, "% of the epoch", "tokens of a pack", height=170),
+        histogram(edges, tokens, "% of the epoch", "tokens of a pack", height=120, is_percent=True),
         tag("h3", "Cost and trained tokens of a pack"),
-        curves({"cost": cost, "trained": trained}, "% of the epoch", "of the mean pack", height=170),
+        curves({"cost": cost, "trained": trained}, "% of the epoch", "of the mean pack", height=120, is_percent=True),
     )
-    return section("Over time", *chart, *_steps(figures), says=says)
+    return section("What do ranks see over an epoch?", *chart, *_steps(figures), says=says, name="over time")
 
 
 def _steps(figures: Figures) -> Iterator[Html]:
     of, steps = figures.packs, figures.report.steps if figures.report else None
     if not of or not steps:
-        ranks = "Nothing was said of ranks (packing.topology): these are stretches of the packs as they are written."
+        ranks = "Packs in the order in which they are written; packing.topology tells how many ranks will read them."
         yield tag("p", ranks, class_="faint")
         return
     ordered, chance = steps["in_order"], steps["by_chance"]
@@ -151,7 +149,7 @@ def _steps(figures: Figures) -> Iterator[Html]:
             name: [(100 * (i + 0.5) / num, value) for i, value in enumerate(values)]
             for name, values in of.waits.items()
         }
-        yield curves(lines, "% of the epoch", "% of a rank's time that it waits", height=170)
+        yield curves(lines, "% of the epoch", "% of a rank's time that it waits", height=120, is_percent=True)
     rows = [(what, f"{ordered[name]['epoch']:.3f}", f"{chance[name]['epoch']:.3f}", f"{ordered[name]['bound']:.3f}",
              f"{ordered[name]['worst']:.3f}") for name, what in STEP_COSTS.items()]  # fmt: skip
     yield table(("time of an epoch, 1 without waiting", "as planned", "by chance", "at least", "worst step"), rows)

@@ -17,7 +17,7 @@ from energon_pack.templates.processor import load_saved
 from energon_pack.views.html import pack_section
 from energon_pack.views.packed import Place, pack_view
 
-_MOST, _MEMBERS, _CHARS, _THUMBNAILS = 6, 8, 4_000, 6
+_MOST, _MEMBERS, _CHARS, _THUMBNAILS = 6, 8, 4_000, 4
 
 
 @dataclass(frozen=True)
@@ -63,5 +63,5 @@ def _sections(job: LookJob) -> Iterator[Html]:
             key = found.pack.files.key
             place = Place(number, len(packs), found.shard, job.max_token_len)
             rows = plan.members({key}).get(key)
-            view = pack_view(found.file, found.pack, place, rows, template, _THUMBNAILS, found.defects)
+            view = pack_view(found.file, found.pack, place, rows, template, _THUMBNAILS, found.defects, _MEMBERS)
             yield details(f"Pack {number:,}: {why}", pack_section(view, _CHARS, _MEMBERS), is_open=number == first)

@@ -31,9 +31,10 @@ def cards(figures: Figures) -> Html:
             _card(f"{report.packs:,}", f"packs; {report.packs_lower_bound:,} is the least"),
             _card(f"{report.fill:.2%}", "fill"),
         ]
+    what = "packed tokens" if report else "measured tokens"
     tokens, trained = (report.tokens, report.num_supervised) if report else (source.tokens, source.num_supervised)
-    shown = (f"{tokens:,}", "tokens") if tokens < _LARGE else (short(tokens), f"tokens: {tokens:,}")
-    made += [_card(*shown), _card(f"{trained / max(1, tokens):.1%}", "of them trained on")]
+    shown = (f"{tokens:,}", what) if tokens < _LARGE else (short(tokens), f"{what}: {tokens:,}")
+    made += [_card(*shown), _card(f"{trained / max(1, tokens):.1%}", f"of the {what} are trained on")]
     return tag("div", *made, class_="cards")
 
 
@@ -90,9 +91,9 @@ def to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:
     Args:
         config: whose settings are told where a remark names them.
     """
-    says = "Is anything wrong, and which setting would change it?"
+    asks, name = "Is anything wrong, and which setting would change it?", "what to look at"
     if not found:
-        return section("What to look at", tag("p", f"Nothing stands out. Looked at: {', '.join(CHECKED)}."), says=says)
+        return section(asks, tag("p", f"Nothing stands out. Looked at: {', '.join(CHECKED)}."), name=name)
     made = [
         tag(
             "li",
@@ -106,7 +107,7 @@ def to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:
         )
         for remark in found
     ]
-    return section("What to look at", tag("ul", *made, class_="remarks"), says=says)
+    return section(asks, tag("ul", *made, class_="remarks"), name=name)
 
 
 def _with_values(knob: str, config: PackConfig) -> str:
@@ -125,8 +126,7 @@ def _with_values(knob: str, config: PackConfig) -> str:
 
 def in_and_out(figures: Figures) -> Html:
     """What became of the samples, by medium, by split and by folder."""
-    says = "What went in, and what came out?"
-    return section("In and out", *_in_and_out(figures), says=says)
+    return section("What went in, and what came out?", *_in_and_out(figures), name="in and out")
 
 
 def _in_and_out(figures: Figures) -> Iterator[Html]:

@@ -8,7 +8,9 @@ from energon_pack.pages.html import Html, clipped, page, section, tag
 from energon_pack.plan.report import RunFacts
 from energon_pack.report import charts, overview, particulars
 from energon_pack.report.figures import Figures
+from energon_pack.report.grid import PackGrid, grid_section
 from energon_pack.report.remarks import remarks
+from energon_pack.views.view import Medium
 
 _TITLE = 120  # characters
 
@@ -26,11 +28,19 @@ class About:
     failed: str | None = None  # why nothing is published
 
 
-def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = ()) -> str:
+def run_page(
+    figures: Figures,
+    about: About,
+    looked_at: Sequence[Html] = (),
+    grid: PackGrid | None = None,
+    left_out: Sequence[Medium] = (),
+) -> str:
     """The document.
 
     Args:
         looked_at: a few packs.
+        grid: all packs as strips; None: nothing was planned.
+        left_out: pictures of samples that the plan left out.
     """
     title = clipped(about.title, _TITLE)
     found = remarks(figures, about.facts, about.config.max_skipped)
@@ -39,10 +49,12 @@ def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = ()) -> 
     why = "Nothing is published: " if about.config.stage is Stage.all else "stage=all would publish nothing: "
     failed = tag("p", tag("b", why, class_="bad"), f"{clipped(about.failed, 3 * _TITLE)}.") if about.failed else None
     packs = section(
-        "A few packs",
+        "What is in a pack, and which of its tokens are trained on?",
         tag("div", *looked_at, class_="aside"),
-        says="What is in a pack, and what of it is trained on? Pictures are as they are stored.",
+        says="A few packs. Pictures are as they are stored.",
+        name="a few packs",
     )
+    strips = grid_section(grid, about.folder) if grid else None
     return page(
         f"{title} · energon_pack",
         tag("h1", title),
@@ -56,8 +68,10 @@ def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = ()) -> 
         charts.other_lens(figures),
         charts.packs(figures),
         charts.over_time(figures),
-        particulars.skipped(figures, about.ledger),
+        strips,
+        particulars.skipped(figures, about.ledger, left_out),
         packs if looked_at else None,
         particulars.time(about.facts) if about.facts else None,
         particulars.settings(about.config, about.facts, about.processor, about.folder),
+        has_script=strips is not None,
     )

@@ -7,28 +7,31 @@ from typing import Any
 
 from energon_pack import __version__
 from energon_pack.config import ModelConfig, PackConfig, plain
-from energon_pack.pages.html import Html, clipped, details, section, table, tag
+from energon_pack.pages.html import Html, clipped, details, join, section, table, tag
 from energon_pack.pages.svg import short
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.skip import Reason
 from energon_pack.templates.models import packaged_models, read_model
+from energon_pack.views.html import pictures
+from energon_pack.views.view import Medium
 
 _TEXT, _CONFIG, _PLACE = 200, 12_000, 4096  # characters of an id or a detail, of all settings, of a path
 _PACKAGES = ("transformers", "tokenizers", "numpy", "pyarrow", "megatron-energon")
 
 
-def skipped(figures: Figures, ledger: str | None) -> Html:
+def skipped(figures: Figures, ledger: str | None, left_out: Sequence[Medium] = ()) -> Html:
     """What was left out, and why, with examples.
 
     Args:
         ledger: where all of them are named.
+        left_out: pictures of those that the plan left out.
     """
     reasons, samples = figures.skipped_by_reason, figures.source.samples
-    says = "Which samples are in no pack, and why?"
+    asks, name = "Which samples are in no pack, and why?", "skipped samples"
     if not reasons:
-        return section("Skipped samples", tag("p", "None."), says=says)
+        return section(asks, tag("p", "None."), name=name)
     rows = [
         (reason, "choice of the settings" if Reason(reason).is_policy else "bad data", f"{number:,}",
          f"{number / max(1, samples):.2%}")
@@ -38,9 +41,12 @@ def skipped(figures: Figures, ledger: str | None) -> Html:
     for reason, *_ in rows:
         if entries := figures.examples.get(reason):
             made.append(details(f"{reason}: {len(entries)} of {reasons[reason]:,}", _examples(entries), is_open=True))
+    if left_out:
+        title = tag("h3", "The longest with images or videos that the settings leave out")
+        made.append(join((title, pictures(left_out))))
     if ledger:
         made.append(tag("p", "All of them: ", tag("code", ledger), class_="faint"))
-    return section("Skipped samples", *made, says=says)
+    return section(asks, *made, name=name)
 
 
 def _examples(entries: Sequence[Mapping[str, Any]]) -> Html:
@@ -64,7 +70,7 @@ def time(facts: RunFacts) -> Html:
         )
         for name, seconds in facts.seconds.items()
     ]
-    return section("Time", table(header, rows), *_beside(facts), says="Where did the time go?")
+    return section("Where did the time go?", table(header, rows), *_beside(facts), name="time")
 
 
 def _pace(done: Mapping[str, int] | None, seconds: float) -> tuple[str, ...]:
@@ -117,8 +123,7 @@ def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder:
     said = ", ".join(f"{name} {version}" for name, version in versions.items())
     if facts:
         said += f"; fingerprint {facts.fingerprint}"
-    says = "How was it made, and how is it loaded?"
-    return section("Settings", *made, tag("p", said, class_="faint"), says=says)
+    return section("How was it made, and how is it loaded?", *made, tag("p", said, class_="faint"), name="settings")
 
 
 def _changed(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

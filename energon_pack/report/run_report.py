@@ -13,6 +13,8 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import PackPlan
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report.figures import Figures, Tries, origins_of, planned_figures, source_figures
+from energon_pack.report.grid import PackGrid, grid_of
+from energon_pack.report.left_out import LeftOut, drawn, left_out_pictures
 from energon_pack.report.lens import job_of, num_tried, try_some
 from energon_pack.report.look import LookJob, look, packs_to_look_at
 from energon_pack.report.page import About, run_page
@@ -20,9 +22,10 @@ from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.steps.cost import CostModel
 from energon_pack.templates.processor import rules_of
+from energon_pack.views.view import Medium
 
 _EXAMPLES = 3  # of a reason
-MOST_BYTES, _MARGIN = 300_000, 2_000  # of a page, and of it for what is around the packs
+_MOST_LOOKED_AT = 200_000  # bytes of the packs that are looked at
 
 
 class RunReport:
@@ -44,12 +47,16 @@ class RunReport:
         self._tries = run.executor.start(try_some, job_of(lengths, config.packing, config.report.lens, is_planned))
         self._method = method
         self._packs: dict[int, str] = {}
+        self._grid: PackGrid | None = None
+        self._left_out: list[LeftOut] = []
         self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
 
     def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel) -> None:
         """What became of the samples."""
         self._of_plan = planned_figures(lengths, plan, report, cost, self._config.packing)
         self._packs = packs_to_look_at(lengths.items, plan)
+        self._left_out = left_out_pictures(lengths, plan)
+        self._grid = grid_of(lengths, plan, cost, self._config.packing.max_token_len)
 
     def write(
         self,
@@ -75,6 +82,7 @@ class RunReport:
         """
         with self._run.progress.timed("report"):
             looked_at = self._look(written, stored) if written else []
+            left_out = self._pictures_of_left_out()
             choices: list[Choice] = self._run.executor.result(self._tries)
             most = self._config.packing.max_token_len
             source = source_figures(self._lengths, self._rules, most, self._repeated)
@@ -88,9 +96,14 @@ class RunReport:
             figures = replace(figures, examples=some_of_each(ledger, figures.skipped_by_reason))
             title = self._config.output.name or "run"
             about = About(self._config, title, self._processor, facts, folder, ledger_name, failed)
-            room = MOST_BYTES - len(run_page(figures, about).encode())
-            write_whole(path, run_page(figures, about, fitting(looked_at, room)).encode())
+            packs = fitting(looked_at, _MOST_LOOKED_AT)
+            write_whole(path, run_page(figures, about, packs, self._grid, left_out).encode())
             return figures.examples
+
+    def _pictures_of_left_out(self) -> list[Medium]:
+        if not self._left_out:
+            return []
+        return self._run.executor.result(self._run.executor.start(drawn, self._left_out))
 
     def _look(self, folder: Path, stored: str | None) -> list[Html]:
         flavor, most = self._config.output.flavor.value, self._config.packing.max_token_len
@@ -102,11 +115,10 @@ def fitting(sections: Sequence[Html], room: int) -> list[Html]:
     """Those that have a place in so many bytes; the first ones first."""
     taken = []
     for section in sections:
-        room -= len(section.encode())
-        if room >= _MARGIN:
+        size = len(section.encode())
+        if size <= room:
             taken.append(section)
-        else:
-            room += len(section.encode())
+            room -= size
     return taken
 
 

@@ -1,14 +1,18 @@
 """What the jobs of a sweep came to, side by side, and which is the best by rules that are stated."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from energon_pack.plan.compare_lens import Choice
+from energon_pack.plan.report import RunFacts
 from energon_pack.report.lens import MOST_DROPPED, recommended
 from energon_pack.report.sweep_folder import jobs_of
 
+#: fields of report.json that tell of the run, not of what was packed
+_OF_THE_RUN = {field.name for field in fields(RunFacts)}
 _NEAR = 1.01  # times the least cost of a token
 
 
@@ -32,6 +36,7 @@ class Row:
     num_bytes: int | None  # that were written
     time: float | None = None  # of an epoch, relative to the shortest
     time_of_token: float | None = None  # in packs, relative to the shortest
+    same_as: int | None = None  # an earlier job that came to the same figures
 
 
 @dataclass(frozen=True)
@@ -90,13 +95,25 @@ def sweep_of(folder: Path) -> Sweep:
     keys = sorted({key for job in jobs for key in job["settings"]})
     keys = [key for key in keys if len({job["settings"].get(key) for job in jobs}) > 1]
     failed, rows = [], []
+    first: dict[str, int] = {}
     for job in jobs:
         settings = {key: job["settings"].get(key, "") for key in keys}
         if job["error"] is None:
-            rows.append(_row(job, settings))
+            rows.append(_same(_row(job, settings), job["figures"], first))
         else:
             failed.append(Failed(job["number"], settings, job["error"], job.get("page")))
     return Sweep(keys, _timed(rows), failed)
+
+
+def _same(row: Row, figures: Mapping[str, Any], first: dict[str, int]) -> Row:
+    """A row, with the job before it that came to the same figures.
+
+    Args:
+        first: by figures the first job that has them; this one is added.
+    """
+    what = {key: value for key, value in figures.items() if key not in _OF_THE_RUN}
+    number = first.setdefault(json.dumps(what, sort_keys=True, default=str), row.number)
+    return row if number == row.number else replace(row, same_as=number)
 
 
 def _row(job: Mapping[str, Any], settings: dict[str, str]) -> Row:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,9 +10,10 @@ from urllib.parse import quote
 from rich.table import Table
 
 from energon_pack.pages.html import Html, clipped, join, page, section, table, tag
-from energon_pack.pages.svg import curves, short
+from energon_pack.pages.svg import short
 from energon_pack.report.lens import RULE
 from energon_pack.report.sweep import BEST, Row, Sweep, sweep_of
+from energon_pack.report.sweep_charts import over_keys
 from energon_pack.run.console import console, say
 from energon_pack.run.files import write_whole
 
@@ -24,12 +25,12 @@ _TIME = (
     " wait, where packing.topology is set. Not counted: padding, loading, communication, how well kernels use short"
     " or long rows."
 )
-#: columns: their name, how their values are told, and the field
+#: columns: their name, how their values are told, and the field; what is asked for first comes first
 _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
-    ("packs", "{:,}".format, "packs"),
     ("fill", "{:.2%}".format, "fill"),
-    ("skipped", "{:,}".format, "dropped"),
     ("tokens dropped", "{:.2%}".format, "dropped_tokens_share"),
+    ("skipped", "{:,}".format, "dropped"),
+    ("packs", "{:,}".format, "packs"),
     ("tokens", "{:,}".format, "tokens"),
     ("Σ len²", short, "attention_cost"),
     ("time of an epoch", "{:.3f}".format, "time"),
@@ -59,7 +60,7 @@ def sweep_html(sweep: Sweep, folder: Path) -> str:
     Args:
         folder: in which it is: links are relative to it.
     """
-    best = sweep.best
+    best, names = sweep.best, _names(sweep.keys)
     done, failed = len(sweep.rows), len(sweep.failed)
     said = f"{done} jobs done" + (f", {failed} failed" if failed else "")
     verdict = tag("p", "No job packed anything.", class_="verdict")
@@ -70,11 +71,11 @@ def sweep_html(sweep: Sweep, folder: Path) -> str:
         verdict = tag("p", tag("b", "Best: "), tag("b", named, class_="good"), f" — {BEST}.", class_="verdict")
     return page(
         "Sweep · energon_pack",
-        tag("h1", f"Sweep over {clipped(', '.join(sweep.keys), 3 * _VALUE) or 'nothing'}"),
+        tag("h1", f"Sweep over {clipped(', '.join(names), 3 * _VALUE) or 'nothing'}"),
         tag("p", said, class_="faint"),
         verdict,
         _jobs(sweep, folder),
-        _over_key(sweep),
+        over_keys(sweep),
         _failures(sweep, folder) if sweep.failed else None,
     )
 
@@ -86,19 +87,31 @@ def _jobs(sweep: Sweep, folder: Path) -> Html:
         link = _link(str(row.number), row.page, folder)
         cells: list[object] = [join((link, "★")) if row is best else link]
         cells += [clipped(row.settings[key], _VALUE) for key in sweep.keys]
+        if row.same_as is not None:
+            rows.append([*cells, f"= job {row.same_as}", *[""] * (len(columns) - 1)])
+            continue
         for _, told, field in columns:
             cell, is_best = _cell(row, told, field), of_column.get(field) == row.number
             cells.append(tag("b", cell, class_="good") if is_best else cell)
         rows.append([tag("b", cell) if row is best else cell for cell in cells])
-    header = ["job", *sweep.keys, *(name for name, _, _ in columns)]
-    notes = [tag("p", "★ the best job; green: the best of a column, where one is alone.", class_="faint")]
+    header = ["job", *_names(sweep.keys), *(name for name, _, _ in columns)]
+    same = (
+        " = job 0: it came to the same figures as job 0." if any(row.same_as is not None for row in sweep.rows) else ""
+    )
+    notes = [tag("p", f"★ the best job; green: the best of a column, where one is alone.{same}", class_="faint")]
     if any(row.flops for row in sweep.rows):
         sources = sorted({row.cost_source for row in sweep.rows if row.cost_source})
         notes.append(tag("p", f"{_TIME} Counted by: {clipped('; '.join(sources), _ERROR)}.", class_="faint"))
     else:
         notes.append(tag("p", f"stage=lengths: each row has the length that is recommended: {RULE}.", class_="faint"))
     whole = table(header, rows, 1 + len(sweep.keys)) if rows else tag("p", "None.")
-    return section("Jobs", whole, *notes, says="What did each job come to?")
+    return section("What did each job come to?", whole, *notes, name="jobs")
+
+
+def _names(keys: Sequence[str]) -> list[str]:
+    """Settings without their groups, where that tells them apart."""
+    names = [key.rpartition(".")[2] for key in keys]
+    return names if len(set(names)) == len(keys) else list(keys)
 
 
 def _cell(row: Row, told: Callable[[Any], str], field: str) -> str:
@@ -111,25 +124,8 @@ def _columns(sweep: Sweep) -> list[tuple[str, Callable[[Any], str], str]]:
     """Those that some job has something of; the length, where it is no setting of the sweep."""
     columns = [column for column in _COLUMNS if any(getattr(row, column[2]) is not None for row in sweep.rows)]
     if "packing.max_token_len" not in sweep.keys:
-        columns.insert(0, ("max_token_len", "{:,}".format, "max_token_len"))
+        columns.insert(2, ("max_token_len", "{:,}".format, "max_token_len"))
     return columns
-
-
-def _over_key(sweep: Sweep) -> Html | None:
-    """Curves, where the sweep is over one number."""
-    if len(sweep.keys) != 1:
-        return None
-    (key,) = sweep.keys
-    try:
-        at = sorted(((float(row.settings[key]), row) for row in sweep.rows), key=lambda pair: pair[0])
-    except ValueError:  # not over numbers
-        return None
-    if len(at) < 2:
-        return None
-    drawn = {"fill": [(x, 100 * row.fill) for x, row in at],
-             "dropped": [(x, 100 * row.dropped_tokens_share) for x, row in at]}  # fmt: skip
-    chart = curves(drawn, key, "% of places, of tokens", is_log=at[0][0] > 0)
-    return section("Over the sweep", chart, says=f"What does {key} change?")
 
 
 def _failures(sweep: Sweep, folder: Path) -> Html:
@@ -138,8 +134,8 @@ def _failures(sweep: Sweep, folder: Path) -> Html:
          clipped(job.error, _ERROR)]
         for job in sweep.failed
     ]  # fmt: skip
-    made = table(["job", *sweep.keys, "why"], rows, 2 + len(sweep.keys))
-    return section("Failed", made, says="Which jobs came to nothing, and why?")
+    made = table(["job", *_names(sweep.keys), "why"], rows, 2 + len(sweep.keys))
+    return section("Which jobs came to nothing, and why?", made, name="failed")
 
 
 def _link(text: str, target: str | None, folder: Path) -> Html | str:
@@ -150,19 +146,20 @@ def _link(text: str, target: str | None, folder: Path) -> Html | str:
 
 def _print(sweep: Sweep) -> None:
     out, columns, best = console(), _columns(sweep), sweep.best
-    names = sweep.keys
     if out.width < _WIDE:
         columns = [column for column in columns if column[2] not in _OF_WIDE]
-        names = [key.rpartition(".")[2] for key in names]
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("job", *names):
+    for name in ("job", *_names(sweep.keys)):
         shown.add_column(name, overflow="fold")
     for name, _, _ in columns:
         shown.add_column(name, justify="right")
     for row in sweep.rows:
         values = (clipped(row.settings[key], _VALUE) for key in sweep.keys)
         mark = "★" if row is best else ""
-        shown.add_row(f"{row.number}{mark}", *values, *(_cell(row, told, field) for _, told, field in columns))
+        cells = [_cell(row, told, field) for _, told, field in columns]
+        if row.same_as is not None:
+            cells = [f"= job {row.same_as}", *[""] * (len(cells) - 1)]
+        shown.add_row(f"{row.number}{mark}", *values, *cells)
     if sweep.rows:
         out.print(shown)
     for job in sweep.failed:

@@ -32,6 +32,7 @@ TOOLS: dict[str, str] = {
     "metadataset": "blend packed datasets",
     "adopt": "packs of LLaVA-OneVision-2 or LoongForge, loadable as they lie",
     "convert": "JSONL as a plain WebDataset",
+    "recipes": "trainings to read and adapt, with the tested versions, into a folder",
 }
 _WIDEST_HELP = 110
 

@@ -11,7 +11,8 @@ from energon_pack.views.view import Medium, MemberView, PackView, Span, times
 _MOST_PIECES = 400  # of a strip: more are narrower than a pixel
 _LEAST_CHARS = 240  # of a member's text
 _OPEN = 4  # members that are seen without a click
-_MEDIA = ("image", "video")
+_LEAST_SPANS, _CHARS_OF_SPAN = 24, 16  # of a member that are shown, and characters for which there is one more
+_LEAST_SHOWN = 40  # characters of a span
 MARKED = (
     "Marked text is what is trained on; ×0.5 behind it is how much each of its tokens counts, where that is not 1. Grey"
     " tokens are the chat template's own."
@@ -146,25 +147,44 @@ def _figure(medium: Medium) -> Html:
 
 
 def tokens_text(spans: Sequence[Span], max_chars: int) -> Html:
-    """The text of tokens: special ones and media as such, what is trained on marked."""
-    pieces: list[Html] = []
-    left, shown = max_chars, 0
+    """The text of tokens: special ones and media as such, what is trained on marked.
+
+    Args:
+        max_chars: about. Of longer texts the middle is left out, of what is trained on last; the end is always there.
+    """
+    most = max(_LEAST_SPANS, max_chars // _CHARS_OF_SPAN)
+    end = min(len(spans), most // 4)
+    head, tail = (list(spans), []) if len(spans) <= most else (spans[: most - end], spans[-end:])
+    rest = sum(span.num_tokens for span in spans[len(head) : len(spans) - len(tail)])
+    rooms = iter(_rooms([*head, *tail], max_chars))
+    gap = tag("span", f" … {rest:,} tokens … ", class_="faint") if rest else None
+    return tag("div", *_marked(head, rooms), gap, *_marked(tail, rooms), class_="tokens")
+
+
+def _marked(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]:
+    """Spans, those that are trained on in marks."""
     for weight, alike in groupby(spans, key=lambda span: span.weight):
         some = list(alike)
-        inner = []
-        for span in some:
-            if left <= 0 and span.kind not in _MEDIA:
-                continue
-            text = _folded(span.text, max(left, 80)) if span.kind == "text" else [span.text]
-            left -= sum(map(len, text)) if span.kind not in _MEDIA else 0
-            shown += span.num_tokens
-            inner.append(_token(span, text))
-        if inner:
-            num_tokens = sum(span.num_tokens for span in some)
-            pieces.append(_trained(inner, num_tokens, weight) if weight else join(inner))
-    rest = sum(span.num_tokens for span in spans) - shown
-    more = tag("span", f" … and {rest:,} more tokens", class_="faint") if rest else None
-    return tag("div", *pieces, more, class_="tokens")
+        inner = [_token(span, next(rooms)) for span in some]
+        yield _trained(inner, sum(span.num_tokens for span in some), weight) if weight else join(inner)
+
+
+def _rooms(spans: Sequence[Span], max_chars: int) -> list[int]:
+    """How many characters of each span are shown: three quarters are for what is trained on, where it needs them."""
+    trained, others = ([len(s.text) for s in spans if s.kind == "text" and s.is_trained is of] for of in (True, False))
+    of_others = shared_evenly(others, max(max_chars // 4, max_chars - sum(trained)))
+    of_trained = shared_evenly(trained, max(max_chars - sum(min(size, of_others) for size in others), 0))
+    return [max(_LEAST_SHOWN, of_trained if span.is_trained else of_others) for span in spans]
+
+
+def shared_evenly(sizes: Sequence[int], room: int) -> int:
+    """The largest size to which all are cut so that together they have a place in the room."""
+    ascending = sorted(sizes)
+    for place, size in enumerate(ascending):
+        if size * (len(ascending) - place) > room:
+            return room // (len(ascending) - place)
+        room -= size
+    return ascending[-1] if ascending else 0
 
 
 def _trained(inner: Sequence[Html], num_tokens: int, weight: float) -> Html:
@@ -176,9 +196,9 @@ def _trained(inner: Sequence[Html], num_tokens: int, weight: float) -> Html:
     return tag("mark", *inner, chip, title=f"{told}, each counts {weight:.6g}", class_="less" if weight < 1 else "more")
 
 
-def _token(span: Span, text: Sequence[str]) -> Html:
+def _token(span: Span, room: int) -> Html:
     if span.kind == "text":
-        return _gapped(text)
+        return _gapped(_folded(span.text, room))
     if span.kind == "special":
         return tag("span", span.text, class_="special")
     return tag("span", f"{span.text}, {span.num_tokens:,} tokens", class_=f"medium on-{span.kind}")

@@ -38,6 +38,7 @@ def pack_view(
     template: "Template | None" = None,
     max_thumbnails: int = 0,
     notes: Sequence[str] = (),
+    most_encoded: int | None = None,
 ) -> PackView:
     """A pack with all of its members.
 
@@ -47,6 +48,7 @@ def pack_view(
         template: that it was packed with; None: without tokens.
         max_thumbnails: pictures of so many media.
         notes: what is wrong with its JSON.
+        most_encoded: members that are encoded, the first ones; None: all.
     """
     if rows is not None and len(rows) != len(pack.ids):
         notes, rows = [*notes, f"the plan has {len(rows)} members of it"], None
@@ -56,7 +58,8 @@ def pack_view(
     members = []
     for index in range(num_members):
         row = None if rows is None else rows[index]
-        members.append(_member(file, pack, index, row, template, max_thumbnails))
+        its_template = template if most_encoded is None or index < most_encoded else None
+        members.append(_member(file, pack, index, row, its_template, max_thumbnails))
         max_thumbnails -= sum(medium.data is not None for medium in members[-1].media)
     return PackView(
         pack.files.key, place.number, place.num_packs, place.shard, pack.media_type, place.max_token_len, members,

@@ -123,7 +123,7 @@ def test_files_and_fields_are_those_on_disk(dataset: Path) -> None:
 
 def test_headings_of_the_page_of_a_run_are_those_of_the_table(dataset: Path) -> None:
     written = re.findall(r"<h2[^>]*>([^<]+)", (dataset / "report.html").read_text())
-    assert [row[0] for row in table("report.md", "heading | question")] == written
+    assert [row[0] for row in table("report.md", "heading | what it shows")] == written
 
 
 @pytest.mark.parametrize("layout", ["neat", "thd"])

@@ -24,11 +24,11 @@ _BAR = re.compile(r"<title>([\d,.]+) to ([\d,.]+) ([^<]+), (\w+): ([\d,]+) \w+</
 
 
 class Shown:
-    """What a page shows, by the titles of its sections."""
+    """What a page shows, by the anchors of its sections."""
 
     def __init__(self, page: str):
         self.cards = re.findall(r'class="card"><b>([^<]*)</b><span>([^<]*)', page)
-        self._parts = dict(re.findall(r'<section><h2 id="[^"]*">([^<]*)</h2>(.*?)</section>', page, re.DOTALL))
+        self._parts = dict(re.findall(r'<section><h2 id="([^"]*)">[^<]*</h2>(.*?)</section>', page, re.DOTALL))
 
     def tables(self, title: str) -> Iterator[list[list[str]]]:
         """Rows of each table, without its header; numbers without commas."""
@@ -95,13 +95,13 @@ def check_whole(shown: Shown, plan: list[Any], lost: list[Any], packs: dict[str,
     assert f"skipped, {len(lost) / samples:.2%}" in [what for _, what in shown.cards]
     assert values["packs"] == str(len(packs))
     assert values["fill"] == f"{tokens / len(packs) / most:.2%}"
-    assert values["of them trained on"] == f"{sum(row['num_supervised'] for row in plan) / tokens:.1%}"
-    assert values["tokens"] == f"{tokens:,}"
+    assert values["of the packed tokens are trained on"] == f"{sum(row['num_supervised'] for row in plan) / tokens:.1%}"
+    assert values["packed tokens"] == f"{tokens:,}"
 
 
 def check_media(shown: Shown, plan: list[Any], lost: list[Any], packs: dict[str, Any], most: int) -> None:
     """Of each medium, of all, of each split and of each folder."""
-    media, *others = shown.tables("In and out")
+    media, *others = shown.tables("in-and-out")
     for name, *numbers in media:
         mine = [row for row in plan if name in (row["media_type"], "total")]
         gone = [entry for entry in lost if name in (entry["media_type"] or "unknown", "total")]
@@ -120,8 +120,8 @@ def check_media(shown: Shown, plan: list[Any], lost: list[Any], packs: dict[str,
 
 def check_lens(shown: Shown, plan: list[Any], lost: list[Any]) -> None:
     """The table, and each bar of the chart; lengths are those of samples, without padding of their members."""
-    (table,) = shown.tables("Token lengths")
-    bars = shown.bars("Token lengths", "tokens of a sample, log scale")
+    (table,) = shown.tables("token-lengths")
+    bars = shown.bars("token-lengths", "tokens of a sample, log scale")
     for name, samples, least, *_, longest, tokens, trained in table:
         if name not in {entry["media_type"] for entry in lost}:  # the ledger says nothing of labels
             packed = [row for row in plan if row["media_type"] == name]
@@ -140,12 +140,12 @@ def check_packs(shown: Shown, packs: dict[str, list[Any]], most: int) -> None:
         "visual tokens": [sum(row["num_visual_tokens"] for row in rows) for rows in packs.values()],
         "attention cost, Σ len²": [sum(row["token_len"] ** 2 for row in rows) for rows in packs.values()],
     }
-    (table,) = shown.tables("Packs")
+    (table,) = shown.tables("packs")
     for name, least, *_, largest in table:
         assert [least, largest] == [str(min(by_name[name])), str(max(by_name[name]))]
     charts = {"samples in a pack": "members", "% of max_token_len": "tokens"}
     for x, name in charts.items():
-        bars = shown.bars("Packs", x)
+        bars = shown.bars("packs", x)
         assert sum(number for *_, number in bars) == len(packs)
         middle = mean(100 * value / most if name == "tokens" else value for value in by_name[name])
         lows, highs = (
@@ -156,7 +156,7 @@ def check_packs(shown: Shown, packs: dict[str, list[Any]], most: int) -> None:
 
 
 def check_skipped(shown: Shown, lost: list[Any], samples: int) -> None:
-    tables = list(shown.tables("Skipped samples"))
+    tables = list(shown.tables("skipped-samples"))
     reasons = Counter(entry["reason"] for entry in lost)
     rows = {name: [number, share] for name, _, number, share in (tables[0] if tables else ())}
     assert rows == {name: [str(number), f"{number / samples:.2%}"] for name, number in reasons.items()}
@@ -166,9 +166,9 @@ def check_skipped(shown: Shown, lost: list[Any], samples: int) -> None:
 
 def check_choices(shown: Shown, choices: list[dict[str, Any]]) -> None:
     """`stage=lengths` says the same of each length that both try."""
-    (table,) = shown.tables("Which length")
-    rows = {int(name): numbers for name, _, *numbers in table}
+    (table,) = shown.tables("which-length")
+    rows = {int(name): numbers for name, *numbers, _ in table}
     for choice in choices:
-        shares = (f"{choice['dropped_share']:.2%}", f"{choice['dropped_tokens_share']:.2%}")
-        expected = [str(choice["dropped"]), *shares, str(choice["packs"]), f"{choice['fill']:.2%}"]
+        shares = [f"{choice[name]:.2%}" for name in ("fill", "dropped_tokens_share", "dropped_share")]
+        expected = [*shares[:2], str(choice["dropped"]), shares[2], str(choice["packs"])]
         assert rows[choice["max_token_len"]] == expected

@@ -1,8 +1,10 @@
 """A sweep says which job is the best by its rules, whatever was swept, wherever its jobs ran, and whichever failed."""
 
 import errno
+import itertools
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +174,52 @@ def test_names_that_mean_harm_are_text(tmp_path: Path) -> None:
     page = sweep_html(sweep_of(tmp_path), tmp_path)
     check_page(page)
     assert "<script" not in page
+
+
+def test_what_one_came_for_comes_first(tmp_path: Path) -> None:
+    """Fill and what is dropped stood outside of a screen of 500 px, and nothing said so."""
+    for number in range(2):
+        leave(tmp_path, number, [f"packing.max_token_len={number + 1}"], outcome(fill=0.9 + number / 100))
+    page = sweep_html(sweep_of(tmp_path), tmp_path)
+    (header,) = re.findall("<thead>(.*?)</thead>", page)
+    assert re.findall("<th[^>]*>([^<]*)", header)[:4] == ["job", "max_token_len", "fill", "tokens dropped"]
+
+
+def test_names_stay_whole_where_they_are_alike(tmp_path: Path) -> None:
+    for number in range(2):
+        leave(tmp_path, number, [f"media.fps={number}", f"other.fps={number}"], outcome(fill=0.9 + number / 100))
+    assert "media.fps, other.fps" in check_page(sweep_html(sweep_of(tmp_path), tmp_path))
+
+
+def test_jobs_that_came_to_the_same_are_folded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`overlong=truncate_text` changes nothing for images: two rows of equal numbers were read one by one."""
+    for number, (policy, fill) in enumerate([("drop", 0.9), ("truncate_text", 0.9), ("split_turns", 0.8)]):
+        leave(tmp_path, number, [f"packing.overlong={policy}"], outcome(fill=fill, bytes_written=number))
+    end_sweep(tmp_path)
+    assert [row["same_as"] for row in json.loads((tmp_path / "sweep.json").read_text())["rows"]] == [None, 0, None]
+    assert check_page((tmp_path / "sweep.html").read_text()).count("= job 0") == 2, "in the table, and in what it means"
+    assert "truncate_text  = job 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("keys", "charts", "titles"),
+    [
+        (("packing.max_token_len",), 1, []),
+        (("packing.max_token_len", "packing.overlong"), 2, ["packing.overlong=drop", "packing.overlong=split_turns"]),
+        (("packing.algorithm", "packing.overlong"), 4, []),  # a line of dots each
+    ],
+)
+def test_a_sweep_over_settings_is_drawn(tmp_path: Path, keys: tuple[str, ...], charts: int, titles: list[str]) -> None:
+    """A sweep over two settings had no chart."""
+    values = {
+        "packing.max_token_len": ["1024", "2048"],
+        "packing.overlong": ["drop", "split_turns"],
+        "packing.algorithm": ["auto", "exact"],
+    }
+    for number, chosen in enumerate(itertools.product(*(values[key] for key in keys))):
+        overrides = [f"{key}={value}" for key, value in zip(keys, chosen, strict=True)]
+        leave(tmp_path, number, overrides, outcome(fill=0.9 + number / 100))
+    page = sweep_html(sweep_of(tmp_path), tmp_path)
+    check_page(page)
+    assert page.count("<svg") == charts
+    assert re.findall("<h3>(.*?)</h3>", page) == titles

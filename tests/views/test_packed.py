@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from energon_pack.dataset.contents import parse
@@ -17,10 +19,10 @@ from energon_pack.samples.flavors import DEFAULT
 from energon_pack.sources.storage import InMemory, open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.template import Template
-from energon_pack.views.html import pack_section
+from energon_pack.views.html import pack_section, shared_evenly, tokens_text
 from energon_pack.views.packed import Place, pack_view
 from energon_pack.views.thumbnails import thumbnail
-from energon_pack.views.view import PackView
+from energon_pack.views.view import PackView, Span
 from support.packed import demo_config, packed
 from support.samples import picture, video, write_tar
 
@@ -184,3 +186,35 @@ def test_a_video_is_shown_by_its_first_frame() -> None:
     pytest.importorskip("av")
     with Image.open(io.BytesIO(thumbnail(video(3, 320, 240), "video"))) as small:
         assert small.size == (160, 120)
+
+
+def spans(*texts: str) -> list[Span]:
+    """Text, what is trained on in capitals, and special tokens in angles: a character a token."""
+    kinds = ("special" if text[0] == "<" else "text" for text in texts)
+    return [Span(text, kind, len(text), float(text.isupper())) for text, kind in zip(texts, kinds, strict=True)]
+
+
+def test_the_end_of_a_member_is_always_seen() -> None:
+    """`… and 2 more tokens` hid the `<|im_end|>`, the token that people look for."""
+    made = tokens_text(spans("<s>", "q" * 5000, "</s>", "<a>", "A" * 900 + "Z", "<END>"), 400)
+    assert made.endswith('Z<span class="special">&lt;END&gt;</span></mark></div>')
+    many = tokens_text(spans(*["<s>", "q", "A"] * 2000, "<END>"), 400)
+    assert many.endswith('A<span class="special">&lt;END&gt;</span></mark></div>')
+    assert len(many) < 4000
+    assert " tokens … " in many
+
+
+def test_a_long_system_turn_takes_no_room_of_what_is_trained_on() -> None:
+    """Of 400 characters the question took all; the answer, of 250, is whole."""
+    made = tokens_text(spans("<s>", "q" * 5000, "<a>", "A" * 250, "<END>"), 400)
+    assert "A" * 250 in made
+    assert made.count("q") == 150
+
+
+@given(st.lists(st.integers(0, 60), max_size=8), st.integers(0, 200))
+def test_room_is_shared_evenly(sizes: list[int], room: int) -> None:
+    """None is cut that needs not be, and no character is given away but for what does not divide."""
+    most = shared_evenly(sizes, room)
+    used = sum(min(size, most) for size in sizes)
+    assert used <= room
+    assert used == sum(sizes) or used + len(sizes) > room

@@ -1,0 +1,136 @@
+"""Two packed datasets side by side: what they hold, which settings differ, which samples only one of them has."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from energon_pack.dataset.files import at
+from energon_pack.errors import PackError
+from energon_pack.inspect.dataset import Opened
+from energon_pack.inspect.search import entries, ids_of
+from energon_pack.pages.svg import short
+
+_MOST_NAMED, _VALUE = 20, 80  # samples, characters
+_COLUMNS = ("pack", "shard", "key", "record_part", "token_len")
+
+
+@dataclass(frozen=True)
+class Side:
+    """A packed dataset, as far as it is compared."""
+
+    name: str
+    report: Mapping[str, Any]
+    lens: npt.NDArray[np.int64]  # tokens of each pack
+    ids: pa.ChunkedArray  # of the samples, those that were cut as often as they have parts
+    opened: Opened
+
+    @property
+    def fill(self) -> npt.NDArray[np.float64]:
+        """Of each pack, in percent."""
+        most: int = at(self.report, "max_token_len") or self.lens.max(initial=1)
+        return 100 * self.lens.astype(np.float64) / most
+
+
+def side_of(opened: Opened) -> Side:
+    """A dataset; raises PackError where it has no plan or no report to be compared by."""
+    if opened.plan is None or not opened.report:
+        raise PackError(f"{opened.folder}: only what energon_pack packed can be compared: report.json and the plan")
+    lens: list[npt.NDArray[np.int64]] = []
+    ids: list[pa.Array] = []
+    for table in opened.plan.tables(*_COLUMNS):
+        packs = table["pack"].combine_chunks().dictionary_encode()
+        lens.append(np.bincount(packs.indices, table["token_len"].to_numpy()).astype(np.int64))
+        ids.append(ids_of(table))
+    return Side(
+        opened.folder.name,
+        opened.report,
+        np.concatenate([np.zeros(0, np.int64), *lens]),
+        pa.chunked_array(ids, pa.large_string()),
+        opened,
+    )
+
+
+def figures(left: Side, right: Side) -> Iterator[tuple[str, str, str, str]]:
+    """What is told of both: its name, each value, and how much more the second has."""
+    for name, keys, form in _FIGURES:
+        a, b = (at(side.report, *keys) for side in (left, right))
+        if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+            is_share = form is _percent
+            more = b - a if is_share or not a else b / a - 1
+            told = "" if a == b or not (a or is_share) else f"{100 * more:+.2f} {'points' if is_share else '%'}"
+            yield name, form(a), form(b), told
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}" if value < 1e12 else short(value)
+
+
+def _percent(value: float) -> str:
+    return f"{value:.2%}"
+
+
+_FIGURES = (
+    ("max_token_len", ("max_token_len",), _whole),
+    ("samples that went in", ("samples_in",), _whole),
+    ("packed", ("samples_packed",), _whole),
+    ("skipped", ("samples_skipped",), _whole),
+    ("tokens packed", ("tokens",), _whole),
+    ("tokens left out", ("tokens_left_out",), _whole),
+    ("tokens trained on", ("num_supervised",), _whole),
+    ("packs", ("packs",), _whole),
+    ("packs at least", ("packs_lower_bound",), _whole),
+    ("fill", ("fill",), _percent),
+    ("members of a pack, median", ("members_per_pack", "p50"), _whole),
+    ("Σ len² of a pack, mean", ("attention_cost", "mean"), short),
+    ("FLOPs of the weights", ("flops", "weights"), "{:.3g}".format),
+    ("FLOPs of the attention", ("flops", "attention"), "{:.3g}".format),
+    ("FLOPs of the vision encoder", ("flops", "vision"), "{:.3g}".format),
+)
+
+
+def settings(left: Side, right: Side) -> Iterator[tuple[str, str, str]]:
+    """The settings that differ, and what each dataset has."""
+    a, b = (_flat(at(side.report, "config") or {}) for side in (left, right))
+    for key in sorted(a.keys() | b.keys()):
+        if a.get(key) != b.get(key):
+            yield key, _json(a.get(key)), _json(b.get(key))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)[:_VALUE]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Samples that one dataset has packed and the other has not."""
+
+    number: int
+    first: list[tuple[str, str]]  # id, and why it is not in the other
+
+
+def only_in(side: Side, other: Side) -> Alone:
+    """The samples of one that are not in the other; some of them by name, with what the other's ledger says."""
+    ids = pc.unique(side.ids.filter(pc.invert(pc.is_in(side.ids, other.ids))))
+    first = ids.slice(0, _MOST_NAMED).to_pylist()
+    told = _of(first, other)
+    reasons = {str(entry["sample_id"]): f"{entry.get('reason')}: {entry.get('detail')}" for entry in told}
+    return Alone(len(ids), [(name, reasons.get(name, "it is not in its ledger")) for name in first])
+
+
+def _of(names: list[str], side: Side) -> Iterator[Mapping[str, Any]]:
+    """Entries of the ledger about some samples."""
+    wanted = set(names)
+    yield from (entry for entry in entries(side.opened) if entry.get("sample_id") in wanted) if wanted else ()

@@ -1,0 +1,75 @@
+"""Two packed datasets side by side, in the terminal and as a page."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from energon_pack.errors import printable
+from energon_pack.inspect.beside import Alone, Side, figures, only_in, settings
+from energon_pack.pages.html import Html, page, section, table, tag
+from energon_pack.pages.svg import histogram
+from energon_pack.report.shapes import linear_histogram
+
+
+def print_beside(left: Side, right: Side, to: Console) -> None:
+    """The figures, the settings that differ, and how many samples only one has."""
+    for header, rows in (
+        (("", left.name, right.name, ""), list(figures(left, right))),
+        (("setting", left.name, right.name), list(settings(left, right))),
+    ):
+        shown = Table(box=None, pad_edge=False, header_style="bold")
+        for number, name in enumerate(header):
+            shown.add_column(printable(name), justify="left" if number == 0 else "right", overflow="fold")
+        for row in rows:
+            shown.add_row(*map(printable, row))
+        to.print(shown)
+        to.print()
+    for side, other in ((left, right), (right, left)):
+        alone = only_in(side, other)
+        to.print(f"only in {side.name}: {alone.number:,} sample{'s' * (alone.number != 1)}", markup=False)
+        for name, why in alone.first[:3]:
+            to.print(f"  {printable(name)}: {printable(why)}", markup=False, soft_wrap=True)
+
+
+def beside_page(left: Side, right: Side) -> str:
+    """The same as a page, with how full the packs of each are."""
+    names = left.name, right.name
+    differ = list(settings(left, right))
+    return page(
+        f"{left.name} beside {right.name}",
+        tag("h1", f"{left.name} beside {right.name}"),
+        tag("p", f"{left.opened.folder} · {right.opened.folder}", class_="faint"),
+        section("What does each hold?", table(("", *names, "second to first"), figures(left, right))),
+        section(
+            "Which settings differ?",
+            table(("setting", *names), differ, 3) if differ else tag("p", "None."),
+        ),
+        section("How full are their packs?", tag("div", *_fills(left, right), class_="pair")),
+        section(
+            "Which samples has only one of them?",
+            *_alone(left, right, only_in(left, right)),
+            *_alone(right, left, only_in(right, left)),
+        ),
+    )
+
+
+def _fills(*sides: Side) -> list[Html]:
+    shapes = [linear_histogram({"fill": side.fill}, most=100) for side in sides]
+    return [
+        tag(
+            "div",
+            tag("h3", side.name),
+            histogram(shape.edges, shape.counts, "% of max_token_len", "packs", is_half=True),
+        )
+        for side, shape in zip(sides, shapes, strict=True)
+        if shape
+    ]
+
+
+def _alone(side: Side, other: Side, alone: Alone) -> Sequence[Html]:
+    title = tag("h3", f"Only in {side.name}: {alone.number:,}")
+    if not alone.number:
+        return [title]
+    rows = [(tag("code", name), why) for name, why in alone.first]
+    return [title, table(("sample", f"what {other.name} says of it"), rows, 2)]

@@ -1,0 +1,78 @@
+"""Trainings to read and adapt, and the tested versions of what they need: `python -m energon_pack.recipes [FOLDER]`
+
+wheel: energon_pack/shipped/   ┐
+checkout: recipes/             ┴─► FOLDER/recipes/*.py, FOLDER/constraints.txt
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from energon_pack.errors import PackError
+from energon_pack.run.command import on_disk, parser, run
+from energon_pack.run.console import say
+
+_PACKAGE = Path(__file__).parent
+_RECIPES, _CONSTRAINTS = "recipes", "constraints.txt"
+_EXTENSIONS = (".py", ".yaml", ".txt")  # and no caches of Python's
+
+
+def shipped() -> Path:
+    """The folder with what is copied: of a wheel, or of the checkout."""
+    inside = _PACKAGE / "shipped"
+    return inside if inside.is_dir() else _PACKAGE.parent
+
+
+def files() -> Iterator[Path]:
+    """What is copied, relative to `shipped()`."""
+    yield Path(_CONSTRAINTS)
+    for path in sorted((shipped() / _RECIPES).rglob("*")):
+        if path.is_file() and path.suffix in _EXTENSIONS:
+            yield path.relative_to(shipped())
+
+
+def write_recipes(folder: Path) -> int:
+    """Copy them into a folder; how many were not there yet.
+
+    Raises:
+        PackError: a file is there and differs: nothing is written.
+    """
+    new = []
+    for name in files():
+        content, path = (shipped() / name).read_bytes(), folder / name
+        if not path.is_file():
+            new.append((path, content))
+        elif path.read_bytes() != content:
+            raise PackError(f"{path} is there and differs from this version's: give another folder, or move it away")
+    for path, content in new:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return len(new)
+
+
+def _about(path: Path) -> str:
+    """The first line of a recipe's docstring."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; the exit code."""
+    what = "List the recipes (whole trainings to read and adapt), or copy them and constraints.txt into a folder."
+    made = parser("recipes", "[FOLDER]", what, examples=("", "."))
+    made.add_argument("folder", nargs="?", metavar="FOLDER", help="where recipes/ and constraints.txt are to be")
+    given = made.parse_args(arguments)
+    if given.folder is None:
+        for name in files():
+            if name.suffix == ".py":
+                say(f"{name!s:34}{_about(shipped() / name)}")
+        say("python -m energon_pack.recipes . writes them here, and constraints.txt: the versions that were tested")
+        return 0
+    folder = on_disk(given.folder)
+    number = write_recipes(folder)
+    say(f"{number} files written: {folder / _RECIPES}, {folder / _CONSTRAINTS}" if number else "all of them are there")
+    return 0
+
+
+if __name__ == "__main__":
+    run("recipes", main)
