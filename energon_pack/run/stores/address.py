@@ -9,7 +9,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, refuse_password
 
 _ADDRESS = re.compile(r"(s3|gs|msc)://([^/]+)/*(.*)", re.DOTALL)
 
@@ -57,6 +57,7 @@ def place_of(address: str) -> Place:
     matched = _ADDRESS.fullmatch(address)
     if matched is None:
         raise PackError(f"{address} is no address on an object store: s3://bucket/…, gs://bucket/… or msc://profile/…")
+    refuse_password("", address)
     scheme, name, key = matched.groups()
     if scheme == "msc":
         return Place(name, key)
