@@ -37,6 +37,12 @@ def parent(address: str) -> str:
     return above if is_address(above) else tidy(address)
 
 
+def bucket_of(address: str) -> str:
+    """The bucket or profile that an address lies in, as an address; of a path, nothing."""
+    matched = _ADDRESS.fullmatch(address)
+    return f"{matched[1]}://{matched[2]}" if matched else ""
+
+
 def joined(folder: str, name: str) -> str:
     """A name in a folder, as a path has it: `..` is the folder above; an address stays one."""
     if is_address(name):
