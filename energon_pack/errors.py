@@ -55,6 +55,14 @@ def one_line(error: Exception, most: int = 200) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
 
 
+def sized(num_bytes: float) -> str:
+    """A number of bytes in the unit that suits it: `12 bytes`, `3.4 kB`, `8.0 MB`, `1.5 GB`."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:,.1f} {name}"
+    return f"{num_bytes:.0f} bytes"
+
+
 def without_passwords(text: str) -> str:
     """The same text, `user:password@` of each address in it as `***@`."""
     return _NAME_AND_PASSWORD.sub("***", text)

@@ -19,7 +19,19 @@ from energon_pack.pack import pack
 from energon_pack.run.executors import Folder, admission
 from energon_pack.run.executors.choose import executor_of
 from support.jobs import (
-    about, die, die_once, die_where_first, double, fail_beside, freeze_once, hold, large, listed, refuse, sleep, where
+    about,
+    die,
+    die_once,
+    die_where_first,
+    double,
+    fail_beside,
+    freeze_once,
+    hold,
+    large,
+    listed,
+    refuse,
+    sleep,
+    where,
 )  # fmt: skip
 from support.packed import files
 from support.ray_cluster import Nodes, nodes

@@ -37,10 +37,13 @@ def test_keys_that_expire_are_asked_for_when_boto3_has_new_ones(
 
     keys = RefreshableCredentials.create_from_metadata(fresh(), fresh, "role")
     monkeypatch.setattr(boto3.Session, "get_credentials", lambda _: keys)
-    signed: list[Any] = []
-    monkeypatch.setattr(
-        "support.stores._Handler._body", lambda handler: signed.append(handler.headers["Authorization"]) or b""
-    )
+    signed: list[str] = []
+
+    def note(handler: Any) -> bytes:
+        signed.append(handler.headers["Authorization"])
+        return b""
+
+    monkeypatch.setattr("support.stores._Handler._body", note)
     bucket.put("a", b"here")
     for minutes_left in (60, 16, 14, 60):  # boto3 asks for others where less than 15 minutes are left
         keys._expiry_time = datetime.now(timezone.utc) + timedelta(minutes=minutes_left)

@@ -153,7 +153,7 @@ class RayExecutor:
         return _result(waiting.popleft())
 
     def _take(self, task: _Task, copy: Any, future: "Future[bytes | str]", ended: _Ended) -> None:
-        """Note what became of a copy: the first that ends is the result; the last of those that are lost begins again."""
+        """Note what became of a copy: the first to end is the result; where all are lost, it begins again."""
         task.copies.remove(copy)  # Ray forgets the result
         error = future.exception()
         if not isinstance(error, _LOST):

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants
-from ray._raylet import Config
+from ray._raylet import Config  # type: ignore[attr-defined]
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.executors.settings import ExecutorConfig

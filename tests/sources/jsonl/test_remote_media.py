@@ -70,7 +70,7 @@ def test_a_meta_file_names_no_bucket_of_its_own_choosing(tmp_path: Path, bucket:
     """It comes with the data, as lines do."""
     lines(tmp_path)
     bucket.put("x.jsonl", chat("?", "b"))
-    entry = {"file_name": "x.jsonl", **{key: f"{bucket.address}/x.jsonl"}}
+    entry = {"file_name": "x.jsonl", key: f"{bucket.address}/x.jsonl"}
     (tmp_path / "meta.json").write_text(json.dumps({"one": entry}))
     bucket.seen()
     with pytest.raises(PackError, match=rf"{bucket.address}/x\.jsonl is on an object store that source\.path does not"):
