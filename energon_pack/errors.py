@@ -79,7 +79,7 @@ def refuse_password(name: str, value: str) -> None:
     """
     if _NAME_AND_PASSWORD.search(value):
         raise PackError(
-            f"{name}{value}: an address with a password in it is not taken; keys belong into the environment"
+            f"{name}{value}: an address with a password in it is not taken; keys belong in the environment"
         )
 
 

@@ -183,7 +183,7 @@ def test_a_task_for_which_there_is_no_room_is_not_waited_for(settings: ExecutorC
     settings.num_cpus, settings.give_up_after = 64.0, 2.0
     with (
         executor_of(settings) as executor,
-        pytest.raises(PackError, match=r"of its 4 CPUs are free, and a task takes executor\.num_cpus=64;"),
+        pytest.raises(PackError, match=r"of its 4 CPUs are free, and a task takes executor\.num_cpus=64\."),
     ):
         list(executor.map(double, range(2)))
 
