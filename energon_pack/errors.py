@@ -78,9 +78,7 @@ def refuse_password(name: str, value: str) -> None:
         PackError: the value has one.
     """
     if _NAME_AND_PASSWORD.search(value):
-        raise PackError(
-            f"{name}{value}: an address with a password in it is not taken; keys belong in the environment"
-        )
+        raise PackError(f"{name}{value}: an address with a password in it is not taken; keys belong in the environment")
 
 
 def printable(text: str) -> str:
