@@ -25,7 +25,7 @@ from energon_pack.config.compose import one_line
 from energon_pack.config.hydra_start import find_plugins, list_own_groups
 from energon_pack.config.naming import output_name
 from energon_pack.config.validate import to_config
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, refuse_password
 from energon_pack.report.sweep_folder import SweepJob, forget_sweep, sweep_folder
 from energon_pack.run.command import (
     EXIT_CODES,
@@ -168,6 +168,8 @@ def main() -> NoReturn:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
         _refuse_dashes(sys.argv[1:])
+        for word in sys.argv[1:]:
+            refuse_password("", word)  # Hydra writes what it was given into the folder of a sweep
         if refusals.is_status and set(_MULTIRUN) & set(sys.argv):
             raise PackError(f"{_STATUS} tells of one run: give the settings of one job of the sweep, without -m")
         os.environ[_SWEPT] = " ".join(_swept_keys(get_args_parser().parse_known_args()[0].overrides))

@@ -1,15 +1,20 @@
 """Errors a user can mend. The command line shows their text as one line and exits with `exit_code`."""
 
+import re
 from numbers import Integral
 from typing import Any
 
 _LONGEST = 80  # characters of a value
+_NAME_AND_PASSWORD = re.compile(r"(?<=://)[^\s/'\"]*:[^\s/'\"]*(?=@)")
 
 
 class PackError(ValueError):
-    """Refused or wrong input: names the offending value and the knob to turn."""
+    """Refused or wrong input: names the offending value and the knob to turn, and no password of an address."""
 
     exit_code = 1
+
+    def __init__(self, *texts: str):
+        super().__init__(*map(without_passwords, texts))
 
 
 class SamplesLost(PackError):
@@ -48,6 +53,32 @@ def short(value: Any) -> str:
 def one_line(error: Exception, most: int = 200) -> str:
     """The class of a foreign error, and so many characters of what it says."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
+
+
+def sized(num_bytes: float) -> str:
+    """A number of bytes in the unit that suits it: `12 bytes`, `3.4 kB`, `8.0 MB`, `1.5 GB`."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:,.1f} {name}"
+    return f"{num_bytes:.0f} bytes"
+
+
+def without_passwords(text: str) -> str:
+    """The same text, `user:password@` of each address in it as `***@`."""
+    return _NAME_AND_PASSWORD.sub("***", text)
+
+
+def refuse_password(name: str, value: str) -> None:
+    """Refuse an address with a name and a password: it would stand in reports, names of datasets and logs.
+
+    Args:
+        name: of the setting, `source.path=` for one; empty: the value names it.
+
+    Raises:
+        PackError: the value has one.
+    """
+    if _NAME_AND_PASSWORD.search(value):
+        raise PackError(f"{name}{value}: an address with a password in it is not taken; keys belong in the environment")
 
 
 def printable(text: str) -> str:

@@ -14,7 +14,7 @@ from energon_pack.config import PackConfig, plain
 #: Settings no byte of a dataset depends on. `model.processor` is a place; what it holds is in the fingerprint.
 _NOT_CONTENT = {
     "model": {"processor"},
-    "source": {"path", "media_root", "on_damaged", "compressed"},
+    "source": {"path", "media_root", "remote_media", "on_damaged", "compressed"},
     "output": {"dir", "name", "overwrite"},
 }
 _IN_NAME = {"packing.layout", "packing.max_token_len"}

@@ -174,7 +174,7 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
 def source_of(settings: SourceConfig, path: str | Sequence[str], copies: Path | None = None) -> Source:
     """The files of a source at some place, as the settings have them read; as `find_lines`, `find_shards`."""
     if settings.format is Format.jsonl:
-        return find_lines(path, settings.media_root)
+        return find_lines(path, settings.media_root, settings.remote_media)
     return find_shards(path, settings.split, copies)
 
 

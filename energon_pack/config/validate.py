@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 from energon_pack.config import PackConfig, plain
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, refuse_password
 from energon_pack.plan.settings import Overlong
 from energon_pack.plan.splits import split_shares
 from energon_pack.sources.draws import parse_slice
@@ -98,6 +98,8 @@ def _check_values(config: PackConfig) -> None:
     for name, share in (("max_skipped", config.max_skipped), ("measure.verify", config.measure.verify)):
         if not 0 <= share <= 1:
             raise PackError(f"{name}={share}: a share of the samples, 0 to 1")
+    for name, text in _texts(plain(config)):
+        refuse_password(f"{name}=", text)
     for node in (config.media, config.model, config.labels, packing, config.source, config.output, config.executor):
         node.check()
     _check_parts(config)
@@ -126,6 +128,16 @@ def _whole_numbers(config: PackConfig) -> Iterator[tuple[str, int]]:
         for name, value in settings.items() if isinstance(settings, dict) else ():
             if isinstance(value, int) and not isinstance(value, bool):
                 yield f"{node}.{name}", value
+
+
+def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Each text among the settings, by its key."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
+        for key, item in items:
+            yield from _texts(item, ".".join(filter(None, (name, key))))
 
 
 def _read_text(name: str, path: str) -> str:

@@ -16,7 +16,7 @@ from energon_pack.dataset.losses import kept_ledger, page_beside
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.shards import parts_folder
 from energon_pack.dataset.stored import discard_shards, publish_there, refuse_existing_there, refuse_unwritable_there
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, sized
 from energon_pack.run.executors.shared.folder import refresh
 from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
 from energon_pack.run.stores import is_address, lies_in
@@ -212,7 +212,7 @@ def refuse_little_space(staging: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(staging).free
     if num_bytes - there > free:
         raise PackError(
-            f"output.dir: the shards take about {(num_bytes - there) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+            f"output.dir: the shards take about {sized(num_bytes - there)}, and {sized(free)} are free"
             f" beside {staging}: nothing is written"
         )
 

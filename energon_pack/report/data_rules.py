@@ -21,7 +21,7 @@ _KEYS = 8  # that are named
 _ALIKE = 0.01  # share of the samples
 #: what helps against samples that are lost for a reason
 _HELP = {
-    Reason.MISSING_MEDIA: "source.media_root, or the names in the JSON",
+    Reason.MISSING_MEDIA: "source.media_root, source.remote_media, or the names in the JSON",
     Reason.UNREADABLE_MEDIA: "convert or remove these files",
     Reason.UNSUPPORTED_MEDIA: "another model, or convert the files",
     Reason.PLACEHOLDER_MISMATCH: "as many <image> and <video> in the text as there are media",

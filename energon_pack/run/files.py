@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from energon_pack.errors import PackError
 META_FOLDER = ".nv-meta"
 #: In a folder of `make_once`: its files, and the hash of each.
 _SUMS = "sums.json"
+#: Rights of what no other user is to read.
+_OWN_FOLDER, _OWN_FILE = 0o700, 0o600
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -125,8 +128,31 @@ def one_of_machine(folder: Path) -> Iterator[None]:
 
     The lock is a file of the machine's own: a shared file system may have none. It goes with its process, however that
     ends, so nobody waits for ever; and whoever comes alone, before the others, passes.
+
+    Raises:
+        PackError: as `own_temporary`.
     """
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    with open(Path(tempfile.gettempdir()) / f"energon_pack-{os.getuid()}-{name}.lock", "w") as lock:
+    lock = os.open(own_temporary("locks") / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _OWN_FILE)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
+
+
+def own_temporary(name: str) -> Path:
+    """A folder for files of all processes of this user on this machine, which no other user can list or write.
+
+    Raises:
+        PackError: another user was there first: `TMPDIR` may be open to all.
+    """
+    above = Path(tempfile.gettempdir()) / f"energon_pack-{os.getuid()}"
+    above.mkdir(_OWN_FOLDER, exist_ok=True)
+    status = above.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise PackError(f"{above} is a link, or belongs to another user: set TMPDIR to a folder of your own")
+    if status.st_mode & ~_OWN_FOLDER & 0o777:
+        above.chmod(_OWN_FOLDER)
+    (above / name).mkdir(_OWN_FOLDER, exist_ok=True)
+    return above / name

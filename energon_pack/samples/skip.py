@@ -2,6 +2,8 @@
 
 from enum import Enum
 
+from energon_pack.errors import without_passwords
+
 
 class Reason(str, Enum):
     """Why a sample is in no pack. The words of `skipped.jsonl`."""
@@ -41,7 +43,7 @@ class Skip(Exception):
         #: what the sample seems to be, as far as that was seen
         self.media_type: str | None = None
         self.reason = reason
-        self.detail = " ".join(detail.split())[:300]
+        self.detail = without_passwords(" ".join(detail.split()))[:300]
 
     def __str__(self) -> str:
         return f"{self.reason.value}: {self.detail}"

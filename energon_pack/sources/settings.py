@@ -39,6 +39,8 @@ class SourceConfig(ReadSettings):
     path: Any = None
     #: what paths of media are relative to; None: the folder of the JSONL, or what its meta file says
     media_root: str | None = None
+    #: whether media that a JSONL names on other object stores are read, with the keys of this run
+    remote_media: bool = False
     #: a damaged tar: an error before any work, or what is whole of it is kept
     on_damaged: OnDamaged = OnDamaged.error
     #: a compressed tar: refused, with the command that unpacks it, or packed from a copy in the cache

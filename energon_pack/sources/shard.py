@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address, lies_in
+from energon_pack.run.stores import bucket_of, is_address, lies_in
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
@@ -168,10 +168,17 @@ class JsonlShard(_File):
         names = record.listed_media or []
         if not names and record.declared in ("image", "video", "mix"):
             raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media")
-        return [look_up(name) for name in names]
+        return [look_up(self._asked_for(name)) for name in names]
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
-        return look_up(name)
+        return look_up(self._asked_for(name))
+
+    def _asked_for(self, name: str) -> str:
+        """The name of a medium; raises Skip for an address where data alone say that a store is to be asked."""
+        if is_address(name) and not self.lines.remote_media and bucket_of(name) != bucket_of(self.media_root):
+            what = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
+            raise Skip(Reason.MISSING_MEDIA, what)
+        return name
 
     @property
     def base(self) -> str:

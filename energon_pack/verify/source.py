@@ -57,7 +57,7 @@ def find_source(
         media_root = when_packed(report, root) if given else _now(folder, report, root)
     try:
         if settings.get("format") == "jsonl":
-            return find_lines(path, media_root)
+            return find_lines(path, media_root, settings.get("remote_media") is True)
         return find_shards(path, split if isinstance(split, str) else None)
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None

@@ -1,6 +1,7 @@
 """Pages hold what they are given, escaped, and need nothing from elsewhere."""
 
 from energon_pack.pages.html import Html, anchor, page, picture, section, table, tag
+from energon_pack.pages.policy import content_policy
 
 
 def test_what_is_not_markup_is_escaped() -> None:
@@ -37,7 +38,17 @@ def test_a_page_is_one_file() -> None:
     assert made.startswith("<!DOCTYPE html>")
     assert "<title>a &lt; b</title>" in made
     assert 'src="data:image/webp;base64,AA=="' in made
-    assert "http" not in made
+    assert "http" not in made.replace("http-equiv", "")
     assert "<script" not in made
     assert "@import" not in made
     assert isinstance(tag("p"), Html)
+
+
+def test_a_browser_is_told_that_a_page_fetches_and_runs_nothing() -> None:
+    """All text is escaped; should some not be, it is shown and not run. A script of our own is allowed by its hash."""
+    head = page("a").partition("<style>")[0]
+    assert "Content-Security-Policy" in head
+    assert "default-src &#x27;none&#x27;; img-src data:; style-src &#x27;unsafe-inline&#x27;" in head
+    assert "script-src" not in head
+    digest = "'sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI='"  # of "alert(1)", by openssl dgst -sha256 -binary
+    assert content_policy("alert(1)").endswith(f"; script-src {digest}")

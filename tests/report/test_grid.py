@@ -1,5 +1,7 @@
 """The grid of packs holds what the plan holds, of many packs some, and a script sorts and searches it."""
 
+import base64
+import hashlib
 import json
 import shutil
 import subprocess
@@ -134,3 +136,12 @@ def test_the_script_sorts_filters_and_searches(tmp_path: Path) -> None:
     assert nothing == [[], "0 of 3 packs"]
     assert "python -m energon_pack.inspect '/packed/it'\"'\"'s' 2" in opened
     assert "10 tokens, 4 visual" in opened
+
+
+def test_a_browser_runs_the_script_of_the_page_and_no_other() -> None:
+    """Its policy names the script by its hash: with another one the grid could not be sorted."""
+    page_of = page("a", "b", has_script=True)
+    script = page_of[page_of.index("<script>") + len("<script>") : page_of.index("</script>")]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src &#x27;sha256-{digest}&#x27;" in page_of
+    assert "script-src" not in page("a", "b")

@@ -1,15 +1,19 @@
 """A file that is trusted later is whole."""
 
 import os
+import shutil
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from energon_pack.run.files import make_once, one_of_machine, write_whole
+from energon_pack.errors import PackError
+from energon_pack.run.files import make_once, one_of_machine, own_temporary, write_whole
 from support.running import ROOT
 
 
@@ -64,6 +68,39 @@ def test_the_folder_of_a_faster_run_stays(tmp_path: Path) -> None:
 
     make_once(folder, slowly)
     assert inodes == [(folder / "file").stat().st_ino]
+
+
+def test_a_lock_follows_no_link_and_empties_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name can be foretold: in a folder that all may write, another user's link had a file of the user emptied."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    precious, folder = tmp_path / "precious", tmp_path / f"energon_pack-{os.getuid()}"
+    precious.write_text("precious")
+    with one_of_machine(tmp_path):
+        (lock,) = (path for path in folder.rglob("*") if path.is_file())
+        held = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, lock.parent, lock)}
+    assert list(held.values()) == [0o700, 0o700, 0o600]
+    lock.unlink()
+    lock.symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic link"), one_of_machine(tmp_path):
+        pass
+    shutil.rmtree(folder)
+    (tmp_path / "theirs").mkdir()
+    folder.symlink_to(tmp_path / "theirs")
+    with pytest.raises(PackError, match="set TMPDIR to a folder of your own"), one_of_machine(tmp_path):
+        pass
+    assert precious.read_text() == "precious"
+    assert not list((tmp_path / "theirs").iterdir())
+
+
+def test_a_folder_that_was_open_to_others_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier versions left it to the umask; and one of another user is not used."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"energon_pack-{os.getuid()}").mkdir(0o755)
+    assert stat.S_IMODE(own_temporary("blocks").parent.stat().st_mode) == 0o700
+    monkeypatch.setattr(os, "getuid", lambda: 4321)
+    (tmp_path / "energon_pack-4321").mkdir()
+    with pytest.raises(PackError, match="belongs to another user"):
+        own_temporary("blocks")
 
 
 def test_one_process_of_a_machine_works_and_others_wait(tmp_path: Path) -> None:

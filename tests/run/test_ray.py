@@ -1,6 +1,7 @@
 """Tasks of a Ray cluster: four nodes on this machine keep what an executor promises."""
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,21 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.run.executors import Folder, admission
 from energon_pack.run.executors.choose import executor_of
-from support.jobs import about, die, die_once, double, fail_beside, hold, large, listed, refuse, sleep, where
+from support.jobs import (
+    about,
+    die,
+    die_once,
+    die_where_first,
+    double,
+    fail_beside,
+    freeze_once,
+    hold,
+    large,
+    listed,
+    refuse,
+    sleep,
+    where,
+)  # fmt: skip
 from support.packed import files
 from support.ray_cluster import Nodes, nodes
 from support.running import ROOT, command
@@ -92,11 +107,57 @@ def test_an_error_comes_with_its_type_in_its_turn(settings: ExecutorConfig) -> N
     assert "in refuse" in str(caught.value.__cause__)  # where it was raised
 
 
+@pytest.mark.slow
 def test_the_job_of_a_lost_worker_is_done_again(settings: ExecutorConfig, tmp_path: Path) -> None:
     """A try of its own, not one of the run's: each of these has one."""
     paths, settings.retries = [tmp_path / str(number) for number in range(6)], 1
     with executor_of(settings) as executor:
         assert list(executor.map(die_once, paths)) == [path.name for path in paths]
+
+
+def test_a_job_that_one_node_has_no_room_for_is_done_on_another(settings: ExecutorConfig, tmp_path: Path) -> None:
+    """One node short of memory ended the run: its jobs came back to it until there were no tries left."""
+    paths, settings.retries = [tmp_path / str(number) for number in range(4)], 1
+    with executor_of(settings) as executor:
+        assert list(executor.map(die_where_first, paths)) == [path.name for path in paths]
+
+
+def test_a_frozen_worker_holds_nobody_up(settings: ExecutorConfig, tmp_path: Path) -> None:
+    """Results come in order, so one worker that was stopped, or waits for a dead disk, held up all others for ever."""
+    paths = [tmp_path / str(number) for number in range(12)]
+    for path in paths[1:]:
+        path.touch()  # these do not freeze
+    try:
+        with RayExecutor(settings, slow_after=1.0) as executor:
+            assert list(executor.map(freeze_once, paths)) == [path.name for path in paths]
+    finally:
+        os.kill(int(paths[0].read_text()), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_ray_that_the_run_starts_is_this_machines_and_this_runs_alone(tmp_path: Path) -> None:
+    """It listened on all interfaces: whoever reached the host ran code as the user."""
+    script = """
+import json, os, psutil
+from energon_pack.config import ExecutorConfig, ExecutorKind
+from energon_pack.run.executors.ray_cluster import cluster_of
+with cluster_of(ExecutorConfig(kind=ExecutorKind.ray, num_workers=1)):
+    import ray
+    from ray._raylet import get_authentication_mode
+    ray.get(ray.remote(lambda: 1).remote())
+    mine = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    open_to = {c.laddr.ip for p in mine for c in p.net_connections("inet") if c.status == "LISTEN"}
+    mode = str(get_authentication_mode())
+print(json.dumps([sorted(open_to), mode, [name for name in os.environ if name.startswith("RAY_AUTH")]]))
+"""
+    result = command("-c", script, cwd=tmp_path, HOME=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    open_to, mode, left = json.loads(result.stdout)
+    assert open_to
+    assert {address.removeprefix("::ffff:") for address in open_to} == {"127.0.0.1"}
+    assert mode == "1"  # by a token
+    assert left == []
+    assert not (tmp_path / ".ray").exists()  # no token is left
 
 
 @pytest.mark.slow
@@ -122,7 +183,7 @@ def test_a_task_for_which_there_is_no_room_is_not_waited_for(settings: ExecutorC
     settings.num_cpus, settings.give_up_after = 64.0, 2.0
     with (
         executor_of(settings) as executor,
-        pytest.raises(PackError, match=r"of its 4 CPUs are free, and a task takes executor\.num_cpus=64;"),
+        pytest.raises(PackError, match=r"of its 4 CPUs are free, and a task takes executor\.num_cpus=64\."),
     ):
         list(executor.map(double, range(2)))
 
@@ -185,8 +246,8 @@ def test_an_interrupted_run_exits_with_130_and_ends_its_own_ray(
 @pytest.mark.parametrize(("end", "is_said"), [("os._exit(1)", True), ("sys.exit(1)", False), ("1 / 0", False)])
 def test_a_process_that_ray_ends_has_a_last_word(tmp_path: Path, end: str, is_said: bool) -> None:
     """Ray's C++ code exits without one where the node of the process is lost: a log would just stop."""
-    head = "import os, sys\nfrom energon_pack.run.executors.ray import _last_words"
-    result = command("-c", f"{head}\nwith _last_words('ended by Ray'):\n {end}", cwd=tmp_path)
+    head = "import os, sys\nfrom energon_pack.run.executors.ray_cluster import last_words"
+    result = command("-c", f"{head}\nwith last_words('ended by Ray'):\n {end}", cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr.count("ended by Ray\n") == is_said
 

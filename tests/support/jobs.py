@@ -64,6 +64,26 @@ def die_once(path: Path) -> str:
     return path.name
 
 
+def die_where_first(path: Path) -> str:
+    """Kills its process on the node of a Ray cluster that began it first, however often it comes there."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    if not path.exists():
+        path.write_text(here)
+    if path.read_text() == here:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return path.name
+
+
+def freeze_once(path: Path) -> str:
+    """Stops its process the first time: it neither goes on nor ends."""
+    if not path.exists():
+        path.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return path.name
+
+
 def die(_: int) -> None:
     os._exit(9)
 

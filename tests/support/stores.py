@@ -37,9 +37,9 @@ class Request:
     connection: int  # the client's port
 
 
-#: What becomes of a request: a status instead of an answer, "cut" in the middle of its body, "slow": it comes after
-#: `Proxy.pause`, "drip": its body a piece at a time, with pauses between; or None.
-Fault = Callable[[Request], int | str | None]
+#: What becomes of a request: a status instead of an answer, or a status and the fault's name in S3; "cut" in the middle
+#: of its body, "slow": it comes after `Proxy.pause`, "drip": its body a piece at a time, with pauses between; or None.
+Fault = Callable[[Request], int | tuple[int, str] | str | None]
 
 
 @dataclass
@@ -82,10 +82,13 @@ class _Handler(BaseHTTPRequestHandler):
         seen.counts[self.command] += 1
         seen.counts["bytes written"] += len(body)
         fault = self.server.fault(request)
-        if isinstance(fault, int):
-            self.send_response(fault)
-            self.send_header("Content-Length", "0")
+        if isinstance(fault, int | tuple):
+            status, code = (fault, "") if isinstance(fault, int) else fault
+            told = f'<?xml version="1.0"?>\n<Error><Code>{code}</Code></Error>'.encode() if code else b""
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(told)))
             self.end_headers()
+            self.wfile.write(b"" if self.command == "HEAD" else told)
             return
         if fault == "slow":
             time.sleep(self.server.pause)

@@ -2,22 +2,19 @@
 
     job ──pickled──► task of Ray ──► any worker of any node ──► its result, pickled ──► taken here, in the job's turn
 
-A job whose worker or node was lost is done again, as soon as that is known. Single jobs, and those that run beside all
-others, are done by processes of this machine.
+A job whose worker or node was lost is done again, on one node after the other. One that takes long while there is room
+is begun once more beside: its worker may be frozen. Single jobs, and those that run beside all others, are done by
+processes of this machine.
 """
 
-import logging
 import pickle
-import signal
-import subprocess
-import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -34,25 +31,24 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.executors import Folder
 from energon_pack.run.executors.admission import terms_of
 from energon_pack.run.executors.beside import Beside
 from energon_pack.run.executors.local import at_once
+from energon_pack.run.executors.ray_cluster import cluster_of
 from energon_pack.run.executors.ray_worker import Ticket
 from energon_pack.run.executors.settings import ExecutorConfig
-from energon_pack.run.executors.workers import INTERRUPTS, ONE_THREAD, RAY_IS_QUIET, environment
+from energon_pack.run.executors.workers import ONE_THREAD
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 _LOST = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError, OutOfMemoryError, ObjectLostError)
 _JOBS_PER_SLOT = 2  # one at work, one waiting
-_ENDED = (
-    "energon-pack: error: this process was ended by Ray, where the head of its cluster or the node of this machine was"
-    " lost, or by the system; the same command goes on from what is there"
-)
+_LEAST_NODES = 2  # on which a job is tried: the fault may be that of its node
 _LOOK_SECONDS = 10.0  # how often the size of the cluster is asked for, and signs of life
 
 
@@ -62,12 +58,14 @@ class _Task:
 
     job: bytes
     num_lost: int = 0  # workers and nodes
-    ref: Any = None  # while it is at work
+    nodes: list[str] = field(default_factory=list)  # on which it was begun again
+    copies: list[Any] = field(default_factory=list)  # of it that are at work
+    begun: float = 0.0  # when the first of these was
     outcome: bytes | str | BaseException = ""  # as `run_job`, or why there is none
 
 
-#: Tasks that came to an end, and what became of them: Ray tells it in a thread of its own.
-_Ended = SimpleQueue[tuple[_Task, "Future[bytes | str]"]]
+#: Copies of tasks that came to an end, and what became of them: Ray tells it in a thread of its own.
+_Ended = SimpleQueue[tuple[_Task, Any, "Future[bytes | str]"]]
 
 
 class RayExecutor:
@@ -75,10 +73,11 @@ class RayExecutor:
 
     Args:
         patience: seconds without a read or any work to speak of after which a worker counts as stuck.
+        slow_after: seconds after which a job is done by another worker, too, where one is idle.
     """
 
-    def __init__(self, settings: ExecutorConfig, patience: float = 600.0):
-        self._settings, self._patience = settings, patience
+    def __init__(self, settings: ExecutorConfig, patience: float = 600.0, slow_after: float = 30.0):
+        self._settings, self._patience, self._slow_after = settings, patience, slow_after
         self._here = Beside()
         self._stack = ExitStack()
         self._at_work: set[_Task] = set()
@@ -86,6 +85,7 @@ class RayExecutor:
         self._ticket = b""
         self._remote: Any = None
         self._room, self._next_look = 0, 0.0
+        self._turn = 0  # of the nodes, for jobs that are begun again
 
     def share(self, folders: Sequence[Folder]) -> None:
         """As `Executor.share`: each worker looks for them before its first job."""
@@ -122,18 +122,24 @@ class RayExecutor:
         """As `Executor.result`."""
         return self._here.result(future)
 
-    def _begin(self, task: _Task, ended: _Ended) -> None:
-        task.ref = self._remote.remote(self._ticket, task.job)
+    def _begin(self, task: _Task, ended: _Ended, node: str | None = None) -> None:
+        """Hand a copy of a task to Ray, for a node if there still is that one."""
+        where = {} if node is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
+        copy = self._remote.options(**where).remote(self._ticket, task.job)
+        if not task.copies:
+            task.begun = time.monotonic()
+        task.copies.append(copy)
         self._at_work.add(task)
-        task.ref.future().add_done_callback(lambda future: ended.put((task, future)))
+        copy.future().add_done_callback(lambda future: ended.put((task, copy, future)))
 
     def _first(self, waiting: deque[_Task], ended: _Ended) -> Any:
-        """The result of the first job that waits; those that are lost meanwhile are begun again."""
-        seconds, quiet = min(_LOOK_SECONDS, self._settings.give_up_after / 4), 0.0
+        """The result of the first job that waits; those that are lost or slow meanwhile are begun again."""
+        seconds, quiet = min(_LOOK_SECONDS, self._settings.give_up_after / 4, self._slow_after / 2), 0.0
         sign: bytes | None = None
         while waiting[0] in self._at_work or not ended.empty():
+            self._begin_beside(waiting, ended)
             try:
-                task, future = ended.get(timeout=seconds)
+                task, copy, future = ended.get(timeout=seconds)
             except Empty:
                 quiet += seconds
                 if (seen := self._sign_of_life()) != sign:
@@ -142,25 +148,49 @@ class RayExecutor:
                     raise PackError(self._why_idle()) from None
                 continue
             quiet = 0.0
-            self._at_work.discard(task)
-            task.ref = None  # Ray forgets the result
-            error = future.exception()
-            if isinstance(error, _LOST):
-                self._begin_again(task, error, ended)
-            else:
-                task.outcome = error or future.result()
+            if copy in task.copies:  # else another one was faster
+                self._take(task, copy, future, ended)
         return _result(waiting.popleft())
 
-    def _begin_again(self, task: _Task, error: RayError, ended: _Ended) -> None:
+    def _take(self, task: _Task, copy: Any, future: "Future[bytes | str]", ended: _Ended) -> None:
+        """Note what became of a copy: the first to end is the result; where all are lost, it begins again."""
+        task.copies.remove(copy)  # Ray forgets the result
+        error = future.exception()
+        if not isinstance(error, _LOST):
+            self._drop([task])
+            task.outcome = error or future.result()
+            return
         task.num_lost += 1
-        if task.num_lost > self._settings.retries:
+        if not task.copies:
+            self._begin_again(task, error, ended)
+
+    def _begin_beside(self, waiting: Iterable[_Task], ended: _Ended) -> None:
+        """Begin once more the jobs that take long, as far as workers are idle."""
+        idle = self._most() // _JOBS_PER_SLOT - sum(len(task.copies) for task in self._at_work)
+        late = time.monotonic() - self._slow_after
+        slow = (task for task in waiting if len(task.copies) == 1 and task.begun < late)
+        for task in islice(slow, max(0, idle)):
+            self._begin(task, ended)
+
+    def _begin_again(self, task: _Task, error: RayError, ended: _Ended) -> None:
+        nodes = self._nodes()
+        least = _LEAST_NODES if len(nodes) >= _LEAST_NODES else 0  # one of them is not where it was lost first
+        if task.num_lost > max(self._settings.retries, least):
             raise PackError(
                 f"the worker of one job was lost {task.num_lost} times, the last time by {one_line(error)}; most likely"
                 " it was killed for memory: try a larger executor.memory or executor.num_cpus. If it was stuck for"
                 f" {self._patience:,.0f} s, its node's log shows where; executor.retries={self._settings.retries}"
                 " allows so many"
             )
-        self._begin(task, ended)
+        new = [node for node in nodes if node not in task.nodes] or nodes
+        self._turn += 1
+        task.nodes += [new[self._turn % len(new)]] if new else []
+        self._begin(task, ended, task.nodes[-1] if new else None)
+
+    def _nodes(self) -> list[str]:
+        """The nodes of the cluster on which a task has room."""
+        each = self._settings.num_cpus
+        return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0.0) >= each]
 
     def _most(self) -> int:
         """Jobs that may be on their way: clusters grow and shrink."""
@@ -184,21 +214,22 @@ class RayExecutor:
         return (
             f"for {self._settings.give_up_after:,.0f} s no node of the Ray cluster has worked on this run:"
             f" {free.get('CPU', 0.0):g} of its {total.get('CPU', 0.0):g} CPUs are free, and a task takes"
-            f" executor.num_cpus={self._settings.num_cpus:g}{memory}; executor.give_up_after waits for longer, and the"
-            " same command goes on from what is there"
+            f" executor.num_cpus={self._settings.num_cpus:g}{memory}. Where none is free, other work takes them, or"
+            " the workers of this run are frozen; executor.give_up_after waits for longer, and the same command goes on"
+            " from what is there"
         )
 
     def _drop(self, tasks: Iterable[_Task]) -> None:
         """Have Ray end what was not taken: nobody waits for it."""
         for task in tasks:
-            if task in self._at_work:
-                self._at_work.discard(task)
-                ray.cancel(task.ref, force=True)
+            self._at_work.discard(task)
+            while task.copies:
+                ray.cancel(task.copies.pop(), force=True)
 
     def __enter__(self) -> "RayExecutor":
         with ExitStack() as stack:
             stack.enter_context(self._here)
-            stack.enter_context(_ray(self._settings))
+            stack.enter_context(cluster_of(self._settings))
             stack.callback(_internal_kv_del, self._run.encode())
             stack.callback(lambda: self._drop(list(self._at_work)))
             self._remote = ray.remote(
@@ -215,46 +246,6 @@ class RayExecutor:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, value, trace)
-
-
-@contextmanager
-def _ray(settings: ExecutorConfig) -> Iterator[None]:
-    """The Ray of the settings, unless this process has one already; that one is used, and left.
-
-    Raises:
-        PackError: there is none at this address.
-    """
-    if ray.is_initialized():
-        yield
-        return
-    own: dict[str, Any] = {"address": "local", "num_cpus": settings.num_workers, "include_dashboard": False}
-    handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
-    try:
-        with environment(RAY_IS_QUIET):
-            where = own if settings.address is None else {"address": settings.address}
-            ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        raise PackError(f"executor.address={settings.address}: no Ray there: {one_line(error)}") from None
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():  # Ray's own exits where a run would end well
-                signal.signal(number, handler)
-    try:
-        with _last_words(_ENDED):
-            yield
-    finally:
-        ray.shutdown()
-
-
-@contextmanager
-def _last_words(text: str) -> Iterator[None]:
-    """Have a line said where this process is ended meanwhile, with no chance to say it: Ray does so in its C++ code."""
-    with subprocess.Popen(["sh", "-c", 'read -r _ || echo "$0" >&2', text], stdin=subprocess.PIPE) as listener:
-        try:
-            yield
-        finally:
-            with suppress(BrokenPipeError):  # an interrupt that went to all processes of a terminal
-                listener.communicate(b"\n")
 
 
 def _by_value() -> Callable[[bytes, bytes], bytes | str]:

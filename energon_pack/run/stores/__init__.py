@@ -1,6 +1,15 @@
 """Object stores: addresses as users and Energon write them, and requests that are tried again and counted."""
 
-from energon_pack.run.stores.address import energon_address, is_address, joined, lies_in, parent, place_of, tidy
+from energon_pack.run.stores.address import (
+    bucket_of,
+    energon_address,
+    is_address,
+    joined,
+    lies_in,
+    parent,
+    place_of,
+    tidy,
+)
 from energon_pack.run.stores.client import (
     Found,
     delete,
@@ -18,6 +27,7 @@ __all__ = [
     "COUNTS",
     "Found",
     "StoreError",
+    "bucket_of",
     "delete",
     "energon_address",
     "entries",

@@ -9,7 +9,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, refuse_password
 
 _ADDRESS = re.compile(r"(s3|gs|msc)://([^/]+)/*(.*)", re.DOTALL)
 
@@ -37,6 +37,12 @@ def parent(address: str) -> str:
     return above if is_address(above) else tidy(address)
 
 
+def bucket_of(address: str) -> str:
+    """The bucket or profile that an address lies in, as an address; of a path, nothing."""
+    matched = _ADDRESS.fullmatch(address)
+    return f"{matched[1]}://{matched[2]}" if matched else ""
+
+
 def joined(folder: str, name: str) -> str:
     """A name in a folder, as a path has it: `..` is the folder above; an address stays one."""
     if is_address(name):
@@ -57,6 +63,7 @@ def place_of(address: str) -> Place:
     matched = _ADDRESS.fullmatch(address)
     if matched is None:
         raise PackError(f"{address} is no address on an object store: s3://bucket/…, gs://bucket/… or msc://profile/…")
+    refuse_password("", address)
     scheme, name, key = matched.groups()
     if scheme == "msc":
         return Place(name, key)

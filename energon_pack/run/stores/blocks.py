@@ -10,11 +10,12 @@ before it comes to be used.
 import hashlib
 import os
 import shutil
-import tempfile
 import time
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
+
+from energon_pack.run.files import own_temporary
 
 BLOCK = 1 << 20
 _IN_MEMORY = 48  # blocks of a process
@@ -81,11 +82,7 @@ class Blocks:
     def folder(self) -> Path:
         """Where blocks lie: the user's own, whoever else writes beside it."""
         if self._folder is None:
-            folder = Path(tempfile.gettempdir()) / f"energon_pack-{os.getuid()}" / "blocks"
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if folder.parent.stat().st_uid != os.getuid():  # somebody made it before us
-                folder = Path(tempfile.mkdtemp(prefix="energon_pack-"))
-            self._folder = folder
+            self._folder = own_temporary("blocks")
         return self._folder
 
     def _path(self, key: str, number: int) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 from multistorageclient import StorageClient, StorageClientConfig
 from multistorageclient.types import Range
 
-from energon_pack.errors import PackError
 from energon_pack.run.stores import requests
 from energon_pack.run.stores.client import PART_BYTES, Found, Objects
-from energon_pack.run.stores.requests import Refused, Transient, refuses, said
+from energon_pack.run.stores.requests import Refused, Transient, fault_of, said
 
 
 class MscObjects(Objects):
@@ -24,10 +23,7 @@ class MscObjects(Objects):
 
     def __init__(self, profile: str, by_time: bool = False):
         self._by_time = by_time
-        try:
-            self._client = StorageClient(StorageClientConfig.from_file(profile=profile))
-        except Exception as error:  # whatever the client behind it says: of a setting, of credentials
-            raise PackError(f"msc://{profile}: {said(error)}") from None
+        self._client = StorageClient(StorageClientConfig.from_file(profile=profile))
 
     def find(self, key: str) -> Found:
         found = _asked(lambda: self._client.info(key))
@@ -72,8 +68,20 @@ def _named() -> Iterator[None]:
         yield
     except (FileNotFoundError, Transient):
         raise
-    except (PermissionError, NotImplementedError) as error:
-        raise Refused(said(error)) from None
     except Exception as error:  # of the client behind it, too: it does not translate all of them
-        code = getattr(error, "code", None)  # as Google's have it
-        raise (Refused if isinstance(code, int) and refuses(code) else Transient)(said(error)) from None
+        status, code = _answer(error)
+        if status is None and isinstance(error, PermissionError | NotImplementedError):
+            raise Refused(said(error)) from None
+        raise fault_of(error, status, code) from None
+
+
+def _answer(error: BaseException) -> tuple[int | None, str | None]:
+    """Status and code of a store's answer, as Google's clients and botocore have them, or what became of theirs."""
+    status = getattr(error, "code", None)
+    if isinstance(status, int):
+        return status, None
+    answer = getattr(error, "response", None)
+    if isinstance(answer, dict):
+        code = answer.get("Error", {}).get("Code")
+        return answer.get("ResponseMetadata", {}).get("HTTPStatusCode"), code if code and not code.isdecimal() else None
+    return (None, None) if error.__cause__ is None else _answer(error.__cause__)

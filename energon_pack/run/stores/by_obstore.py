@@ -14,7 +14,7 @@ from obstore.store import S3Store
 
 from energon_pack.run.stores import requests
 from energon_pack.run.stores.client import PART_BYTES, Found, Objects
-from energon_pack.run.stores.requests import Refused, Transient, refuses, said
+from energon_pack.run.stores.requests import Refused, fault_of, said
 
 #: Settings of a profile that this client knows, or that say nothing about what is read.
 KNOWN = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "signature_version"} | {
@@ -22,7 +22,8 @@ KNOWN = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "
     *("multipart_threshold", "multipart_chunksize", "io_chunksize", "rust_client"),
 }
 _STATUS = re.compile(r"status code: (\d{3})")
-_CREDENTIALS_LAST = timedelta(minutes=30)  # then they are asked for again
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_REDIRECT = 301, "redirect without LOCATION"  # which it tells without its status
 
 
 class ObstoreObjects(Objects):
@@ -100,7 +101,7 @@ class ObstoreObjects(Objects):
 
 
 def _asking(credentials: Any) -> Callable[[], Any]:
-    """What hands boto3's credentials over, fresh ones where they end."""
+    """What hands boto3's credentials over for each request: it knows best when new ones are due, and asks for them."""
 
     def ask() -> dict[str, Any]:
         frozen = credentials.get_frozen_credentials()
@@ -108,7 +109,7 @@ def _asking(credentials: Any) -> Callable[[], Any]:
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
-            "expires_at": datetime.now(timezone.utc) + _CREDENTIALS_LAST,
+            "expires_at": datetime.now(timezone.utc),
         }
 
     return ask
@@ -121,11 +122,13 @@ def _named() -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise
-    except (GenericError, OSError) as error:
-        is_refused = any(refuses(int(status)) for status in _STATUS.findall(str(error)))
-        raise (Refused if is_refused else Transient)(said(error)) from None
-    except BaseError as error:
-        raise Refused(said(error)) from None
+    except (BaseError, OSError) as error:
+        text = str(error)
+        status, code = _STATUS.search(text), _CODE.search(text)
+        moved = _REDIRECT[0] if _REDIRECT[1] in text else None
+        if status is None and moved is None and not isinstance(error, GenericError | OSError):
+            raise Refused(said(error)) from None
+        raise fault_of(error, int(status[1]) if status else moved, code and code[1]) from None
 
 
 def _found(meta: Any) -> Found:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from energon_pack.errors import PackError
 from energon_pack.run.stores.address import place_of, tidy
 from energon_pack.run.stores.forked import is_forked
-from energon_pack.run.stores.requests import COUNTS, tried
+from energon_pack.run.stores.requests import COUNTS, said, tried
 from energon_pack.run.user_cache import version_of
 
 #: A part of an object that is written in several; a store takes 10,000 of them.
@@ -26,6 +26,12 @@ _NEEDS = {"s3": ("s3", "boto3"), "gcs": ("gs", "google-cloud-storage")}
 #: types of which multi-storage-client lists other etags than it finds
 _OTHER_ETAGS = ("gcs",)
 _OF_BUCKETS = {"s3": "s3", "gs": "gcs"}  # scheme → type
+#: Where a client is told where a store is and who asks it, by scheme.
+_KNOBS = {
+    "s3": "AWS_PROFILE, AWS_ENDPOINT_URL, AWS_REGION and ~/.aws say where it is and with which keys",
+    "gs": "Google's default credentials say with which keys",
+}
+_OF_PROFILES = "the file of MSC_CONFIG, or ~/.msc_config.yaml, describes profiles"
 
 
 class Found(NamedTuple):
@@ -141,8 +147,21 @@ def objects_of(profile: str) -> Objects:
     """Who is asked for the objects of a profile.
 
     Raises:
-        PackError: there is no such profile, or its client is not installed.
+        PackError: there is no such profile, what it says is wrong, or its client is not installed.
     """
+    try:
+        return _objects_of(profile)
+    except PackError:
+        raise
+    except Exception as error:  # whatever the clients say: of a setting, of credentials, of a profile
+        bucket = _bucket_of(profile)
+        where, knobs = (
+            (f"{bucket[0]}://{bucket[1]}", _KNOBS[bucket[0]]) if bucket else (f"msc://{profile}", _OF_PROFILES)
+        )
+        raise PackError(f"{where}: {said(error)}; {knobs}") from None
+
+
+def _objects_of(profile: str) -> Objects:
     settings = _settings_of(profile)
     provider = settings.get("storage_provider", {})
     if provider.get("type") in _NEEDS:
@@ -170,10 +189,16 @@ def _settings_of(profile: str) -> Mapping[str, Any]:
     settings = (written or {}).get("profiles", {}).get(profile)
     if settings is not None:
         return dict(expand_env_vars(settings))
-    scheme, _, bucket = profile.removeprefix("_").partition("-")
-    if profile.startswith("_") and scheme in _OF_BUCKETS:
+    if (named := _bucket_of(profile)) is not None:
+        scheme, bucket = named
         return {"storage_provider": {"type": _OF_BUCKETS[scheme], "options": {"base_path": bucket}}}
     return {}  # rclone's, or none: multi-storage-client says
+
+
+def _bucket_of(profile: str) -> tuple[str, str] | None:
+    """Scheme and bucket of the profile that stands for one named by its address; None: it is a user's own."""
+    scheme, _, bucket = profile.removeprefix("_").partition("-")
+    return (scheme, bucket) if profile.startswith("_") and scheme in _OF_BUCKETS else None
 
 
 os.register_at_fork(after_in_child=objects_of.cache_clear)

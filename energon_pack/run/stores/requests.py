@@ -29,6 +29,11 @@ CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
 REQUEST_SECONDS = 120.0
 #: Requests of this process by kind, those that failed among them, and the bytes they moved.
 COUNTS: Counter[str] = Counter()
+#: What S3 calls faults that may be gone with the next request: keys are renewed by then, a change is done.
+_PASSING = frozenset(("ExpiredToken", "ExpiredTokenException", "RequestTimeout", "OperationAborted"))
+#: Too late, beside another change, too often.
+_PASSING_STATUS = frozenset((408, 409, 429))
+_BAD_REQUEST, _NO_SUCH_REQUEST = 400, 501
 _faults: list["StoreError"] = []
 
 
@@ -64,7 +69,8 @@ def tried(kind: str, address: str, request: Callable[[], Result]) -> Result:
         except Transient as error:
             COUNTS["retries"] += 1
             if attempt == ATTEMPTS or (attempt > 1 and time.monotonic() - start > PATIENCE):
-                raise _fault(f"{address}: {kind} failed {attempt} times: {error}; the same command goes on") from None
+                text = f"{address}: {kind} failed {attempt} times: {error}; once it answers, the same command goes on"
+                raise _fault(text) from None
             time.sleep(pause * random.uniform(0.5, 1))
             pause *= 2
         except Refused as error:
@@ -93,9 +99,26 @@ def within(seconds: float, request: Callable[[], Result]) -> Result:
     return result.result()
 
 
-def refuses(status: int) -> bool:
-    """Whether a status says that a request will never go well: it came neither too late nor too often."""
-    return 400 <= status < 500 and status not in (408, 429)
+def fault_of(error: Exception, status: int | None, code: str | None = None) -> Transient | Refused:
+    """What a client's error means for the same request, sent once more.
+
+    Args:
+        status: of the answer; None: there was none.
+        code: what the store calls the fault, `NoSuchBucket` for one; None: it does not say.
+    """
+    text = said(error) + (f" ({code})" if code and code not in said(error) else "")
+    if (
+        status is None
+        or code in _PASSING
+        or status in _PASSING_STATUS
+        or (status >= 500 and status != _NO_SUCH_REQUEST)
+    ):
+        return Transient(text)
+    if status == _BAD_REQUEST and code is None:  # as HEAD is answered, which has no body, where keys have expired
+        return Transient(text)
+    if status < _BAD_REQUEST:
+        return Refused(f"{text}: the bucket is in another region: set AWS_REGION, or region_name of its profile")
+    return Refused(text)
 
 
 def _fault(text: str) -> StoreError:

@@ -39,6 +39,8 @@ class Lines:
     tags: tuple[tuple[str, str], ...] = ()
     #: how often a sample is drawn
     ratio: float = 1.0
+    #: whether media may lie on any object store; else on that of `media_root` alone
+    remote_media: bool = False
 
 
 @dataclass(frozen=True)

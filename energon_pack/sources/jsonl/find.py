@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address, joined
+from energon_pack.run.stores import bucket_of, is_address, joined
 from energon_pack.sources.find import local_folders, names_of
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.shard import Source, shard_of
@@ -35,12 +35,13 @@ class _Entry:
     lines: Lines
 
 
-def find_lines(path: str | Sequence[str], media_root: str | None = None) -> Source:
+def find_lines(path: str | Sequence[str], media_root: str | None = None, remote_media: bool = False) -> Source:
     """The JSONL files of a source.
 
     Args:
         path: a folder (searched recursively for *.jsonl), a file, a glob, a meta file, or a list of these.
         media_root: what paths of media are relative to; None: the folder of their file, or a meta file's `media_dir`.
+        remote_media: lines and meta files may name what lies on other object stores than `media_root`, or they.
 
     Raises:
         PackError: nothing there, a file twice, or a meta file that names what is not a file here.
@@ -58,7 +59,7 @@ def find_lines(path: str | Sequence[str], media_root: str | None = None) -> Sour
         if not files:
             raise PackError(f"source.path={entry}: no *.jsonl there; name *.json files by themselves or by a glob")
         for file in files:
-            for item in _entries(file, media_root):
+            for item in _entries(file, media_root, remote_media):
                 real = real_path(item.path)
                 if found.setdefault(real, item).lines != item.lines:
                     raise PackError(f"source.path={path}: {item.path} is there twice, to be read in two ways")
@@ -71,12 +72,13 @@ def find_lines(path: str | Sequence[str], media_root: str | None = None) -> Sour
     )
 
 
-def _entries(path: str, media_root: str | None) -> Iterator[_Entry]:
+def _entries(path: str, media_root: str | None, remote_media: bool) -> Iterator[_Entry]:
     """The file itself, or those a meta file lists."""
     meta = _meta(path)
     folder = folder_of(absolute(path))
     if meta is None:
-        yield _Entry(absolute(path), Lines(absolute(os.path.expanduser(media_root or folder))))
+        root = absolute(os.path.expanduser(media_root or folder))
+        yield _Entry(absolute(path), Lines(root, remote_media=remote_media))
         return
     for name, value in sorted(meta.items()):
         where = f"{path}: {name}"
@@ -84,6 +86,7 @@ def _entries(path: str, media_root: str | None) -> Iterator[_Entry]:
         if not isinstance(file_name, str):
             raise PackError(f"{where} has no file_name: only files that are here are read")
         file = _in(folder, file_name)
+        _refuse_remote(where, file, folder, remote_media)
         if not is_file(file):
             raise PackError(f"{where}: no such file {file}")
         columns = _names(value.get("columns"), f"{where}: columns")
@@ -92,6 +95,8 @@ def _entries(path: str, media_root: str | None) -> Iterator[_Entry]:
         media_dir = value.get("media_dir") or ""
         if not isinstance(media_dir, str):
             raise PackError(f"{where}: media_dir is {media_dir!r}, not a folder")
+        if media_root is None:
+            _refuse_remote(where, media_dir, folder, remote_media)
         media_dir = media_root or _in(folder, media_dir)
         ratio = value.get("sample_ratio", 1.0)
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1000:
@@ -103,7 +108,17 @@ def _entries(path: str, media_root: str | None) -> Iterator[_Entry]:
                 tuple(sorted(columns.items())),
                 tuple(sorted(_names(value.get("tags"), f"{where}: tags").items())),
                 float(ratio),
+                remote_media,
             ),
+        )
+
+
+def _refuse_remote(where: str, named: str, folder: str, remote_media: bool) -> None:
+    """Raises PackError where a meta file names a store that it does not lie on itself, and nobody asked for that."""
+    if is_address(named) and not remote_media and bucket_of(named) != bucket_of(folder):
+        raise PackError(
+            f"{where}: {named} is on an object store that source.path does not name; source.remote_media=true"
+            " reads it with your keys"
         )
 
 

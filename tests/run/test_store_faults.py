@@ -1,0 +1,127 @@
+"""What a store refuses is tried again where that may help, and is one line that names what to change where it won't."""
+
+from datetime import datetime, timedelta, timezone
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.credentials import RefreshableCredentials
+
+from energon_pack.config.compose import compose_config
+from energon_pack.errors import PackError, refuse_password, without_passwords
+from energon_pack.run import stores
+from energon_pack.run.stores import StoreError, client, requests
+from energon_pack.run.stores.by_msc import MscObjects
+from support.running import run_here
+from support.stores import Bucket
+
+
+@pytest.fixture(params=["obstore", "multi-storage-client"])
+def either_client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    if request.param != "obstore":
+        monkeypatch.setattr(client, "_objects_of", MscObjects)
+
+
+def test_keys_that_expire_are_asked_for_when_boto3_has_new_ones(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of roles last an hour, a run lasts eight: an invented date had each used for 25 minutes, expired or not."""
+    names = iter(["first", "second", "third"])
+
+    def fresh() -> dict[str, str]:
+        until = datetime.now(timezone.utc) + timedelta(minutes=60)
+        return {"access_key": next(names), "secret_key": "s", "token": "t", "expiry_time": until.isoformat()}
+
+    keys = RefreshableCredentials.create_from_metadata(fresh(), fresh, "role")
+    monkeypatch.setattr(boto3.Session, "get_credentials", lambda _: keys)
+    signed: list[str] = []
+
+    def note(handler: Any) -> bytes:
+        signed.append(handler.headers["Authorization"])
+        return b""
+
+    monkeypatch.setattr("support.stores._Handler._body", note)
+    bucket.put("a", b"here")
+    for minutes_left in (60, 16, 14, 60):  # boto3 asks for others where less than 15 minutes are left
+        keys._expiry_time = datetime.now(timezone.utc) + timedelta(minutes=minutes_left)
+        stores.find(f"{bucket.address}/a")
+    used = [key for line in signed for key in ("first", "second", "third") if f"Credential={key}/" in line]
+    assert used == ["first", "first", "second", "second"]
+
+
+@pytest.mark.usefixtures("either_client")
+@pytest.mark.parametrize(
+    "fault", [(400, "ExpiredToken"), (400, "RequestTimeout"), (409, "OperationAborted"), (503, "SlowDown")]
+)
+def test_what_may_go_well_the_next_time_is_tried_again(bucket: Bucket, fault: tuple[int, str]) -> None:
+    """A run of hours ended with "400 Bad Request" where its keys were renewed a second later."""
+    bucket.put("a", b"here")
+    for ask in (stores.find, stores.read_whole, stores.entries):
+        faults = chain([fault], repeat(None))
+        bucket.proxy.fault = lambda _, faults=faults: next(faults)  # type: ignore[misc]
+        assert ask(f"{bucket.address}/a") is not None
+
+
+@pytest.mark.usefixtures("either_client")
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [((400, "InvalidToken"), "InvalidToken"), ((403, "InvalidAccessKeyId"), "403"), ((404, "NoSuchBucket"), "Bucket")],
+)
+def test_what_never_goes_well_is_refused_at_once(bucket: Bucket, fault: tuple[int, str], said: str) -> None:
+    """It was tried seven times, and then said to go on with the same command."""
+    bucket.proxy.fault = lambda _: fault
+    bucket.seen()
+    with pytest.raises(StoreError, match=said) as caught:
+        stores.entries(f"{bucket.address}/a")
+    assert bucket.seen().counts["GET"] <= 2  # botocore looks for another region
+    assert "goes on" not in str(caught.value)
+
+
+def test_another_region_is_named_at_once(bucket: Bucket) -> None:
+    bucket.proxy.fault = lambda _: 301
+    with pytest.raises(StoreError, match=r"LIST: .*in another region: set AWS_REGION") as caught:
+        stores.entries(f"{bucket.address}/a")
+    assert "goes on" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("AWS_PROFILE", "nobody", r"profile \(nobody\)"), ("AWS_ENDPOINT_URL", "nonsense", "Invalid endpoint: nonsense")],
+)
+@pytest.mark.usefixtures("bucket", "either_client")
+def test_what_is_wrong_in_the_environment_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    """They were tracebacks of boto3's."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(PackError, match=f"^s3://data: .*{said}.*; AWS_PROFILE, AWS_ENDPOINT_URL, AWS_REGION") as caught:
+        stores.find("s3://data/a")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_error_shows_a_password() -> None:
+    error = PackError("http://me:se/cret@host/x and http://me:p@ss@host:80/x, s3://b/a:b@2x.png")
+    assert str(error) == "http://me:se/cret@host/x and http://***@host:80/x, s3://b/a:b@2x.png"
+    assert without_passwords("ray://:word@head:10001") == "ray://***@head:10001"
+    with pytest.raises(PackError, match=r"^source\.path=s3://\*\*\*@b/x: an address with a password"):
+        refuse_password("source.path=", "s3://me:word@b/x")
+    with pytest.raises(PackError, match=r"^s3://\*\*\*@b/x: "):
+        stores.find("s3://me:word@b/x")
+
+
+def test_a_password_on_the_command_line_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    """It would stand in report.json, in the manifest, and in what Hydra writes of a sweep."""
+    given = ["+model=qwen2_5_vl", "source.path=s3://me:word@b/x", "output.dir=out"]
+    for more in ([], ["-m", "seed=1,2"]):
+        code, out, err = run_here(*more, *given, cwd=tmp_path)
+        assert code == 1
+        assert "source.path=s3://***@b/x: an address with a password in it is not taken" in err
+        assert "me:word" not in out + err
+        assert list(tmp_path.iterdir()) == []
+    with pytest.raises(PackError, match=r"source\.path=s3://\*\*\*@b/x"):  # as from a YAML
+        compose_config(given)
