@@ -69,8 +69,8 @@ def _names(model: Module, kinds: frozenset[type]) -> Iterator[tuple[Mapping[Any,
     for module in [*sources_of(model), torch.nn.functional]:
         spaces[id(module)] = vars(module)
         for value in vars(module).values():
-            for table in tables_of(value) if isinstance(value, Mapping) else ():
-                spaces[id(table)] = table
+            tables = tables_of(value) if isinstance(value, Mapping) else []
+            spaces |= {id(table): table for table in tables if type(table) is dict}  # others import what they are asked
     for space in spaces.values():
         keys = [key for key, value in space.items() if callable(value)]
         if keys:

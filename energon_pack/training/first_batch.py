@@ -14,6 +14,7 @@ from energon_pack.training.code_in_use import Code, CodeInUse, is_same
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.trial import Trial, first_place, run_trial
 from energon_pack.training.trial_inputs import TrialInputs, trial_inputs
+from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class FirstBatch:
             return
         if self._is_sharded and self._tried and not modes:
             raise MixingError(
-                f"the code of {type(self._model).__name__} was replaced after it was tried with a batch: guard it again,"
+                f"the code of {class_of(self._model).__name__} was replaced after it was tried with a batch: guard it again,"
                 " on all ranks"
             )
         asked = trial_inputs(inputs, self._model.config, self._media)
@@ -73,7 +74,7 @@ class FirstBatch:
         )
         if not fits or asked is None:
             return False
-        name = type(self._model).__name__
+        name = class_of(self._model).__name__
         try:
             trial = run_trial(part, asked, with_pixels=not has_no_pixels, with_alone=has_text)
         except Exception as error:  # foreign code, with inputs that it may not be made for

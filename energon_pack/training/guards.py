@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
@@ -126,7 +125,7 @@ def _unwrapped(model: Any) -> Any:
         MixingError: there is none, or it makes no logits.
     """
     inner = unwrapped(model)
-    if isinstance(model, OptimizedModule):
+    if hasattr(model, "_orig_mod"):
         torch.compiler.reset()  # what was compiled already has no hooks
     if not is_whole(inner) and not hasattr(inner, "config"):
         parts = inner.named_modules() if isinstance(inner, Module) else ()

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
 
 #: what wrappers hold the model as: torch.compile; DDP, FSDP1 and DeepSpeed
@@ -30,5 +29,4 @@ def is_whole(model: Any) -> bool:
 
 def class_of(model: Any) -> Any:
     """The class that a model was made of: `fully_shard` puts one of its own in that place."""
-    kind = type(model)
-    return kind if FSDPModule not in kind.__mro__ else kind.__mro__[kind.__mro__.index(FSDPModule) + 1]
+    return next(kind for kind in type(model).__mro__ if "FSDPModule" not in [base.__name__ for base in kind.__mro__])
