@@ -1,7 +1,8 @@
 """When a model is tried with a batch it is trained on: with the first that fits, and again when its code is another."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class FirstBatch:
         #: what came of it
         self.trials: list[Trial] = []
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def check(self, part: Module, inputs: Mapping[str, Any]) -> None:
         """Before each forward: try the model, where that is due and a row of the batch has two members.
 
@@ -58,8 +59,8 @@ class FirstBatch:
             return
         if self._is_sharded and self._tried and not modes:
             raise MixingError(
-                f"the code of {class_of(self._model).__name__} was replaced after it was tried with a batch: guard it again,"
-                " on all ranks"
+                f"the code of {class_of(self._model).__name__} was replaced after it was tried with a batch: guard it"
+                " again, on all ranks"
             )
         asked = trial_inputs(inputs, self._model.config, self._media)
         if self._try(part, asked):
@@ -76,22 +77,22 @@ class FirstBatch:
             return False
         name = class_of(self._model).__name__
         try:
-            trial = run_trial(part, asked, with_pixels=not has_no_pixels, with_alone=has_text)
+            with _gathered(part):
+                trial = run_trial(part, asked, with_pixels=not has_no_pixels, with_alone=has_text)
         except Exception as error:  # foreign code, with inputs that it may not be made for
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             _log.warning("%s can't be tried with its first batch, and is trained all the same: %s", name, said)
             return True
-        finally:
-            if isinstance(part, FSDPModule):
-                part.unshard()  # its own call has begun already
         self.trials.append(trial)
         if not self._agreed(not trial.mixes)[0]:
-            place = first_place(part, asked, trial.tolerance)
+            with _gathered(part):
+                place = first_place(part, asked, trial.tolerance)
+            shows = f"It first shows in {place}. " if place else ""
             raise MixingError(
                 f"{name} mixes the members of its first batch{'' if trial.mixes else ' on another rank'}: {trial}."
-                f" {f'It first shows in {place}. ' if place else ''}What was put into this model, hooked to it or patched"
-                " has to keep members apart, as its class does: leave that out, or train on unpacked samples"
-                " (guard(…, first_batch=False) trains it all the same)"
+                f" {shows}What was put into this model, hooked to it or patched has to keep members apart, as its class"
+                " does: leave that out, or train on unpacked samples (guard(…, first_batch=False) trains it all the"
+                " same)"
             )
         if not trial.is_shown:
             _log.warning("%s is not shown to keep members apart: a change shows nowhere in its first batch", name)
@@ -106,6 +107,24 @@ class FirstBatch:
         every = torch.tensor(flags, dtype=torch.int32, device=next(self._model.parameters()).device)
         dist.all_reduce(every, dist.ReduceOp.MIN)
         return every.bool().tolist()
+
+
+@contextmanager
+def _gathered(part: Module) -> Iterator[None]:
+    """FSDP2 has gathered a part's own parameters for the call that waits; runs before it neither gather nor free them."""
+    kinds = part._forward_pre_hooks, part._forward_hooks
+    before = [dict(hooks) for hooks in kinds]
+    for hooks in kinds:
+        for key, hook in list(hooks.items()):
+            if type(getattr(hook, "__self__", None)).__module__.startswith("torch.distributed.fsdp"):
+                del hooks[key]
+    try:
+        yield
+    finally:
+        for hooks, old in zip(kinds, before, strict=True):
+            every = old | dict(hooks)
+            hooks.clear()
+            hooks.update(every)
 
 
 def _is_sharded(model: Module) -> bool:

@@ -133,8 +133,8 @@ def _unwrapped(model: Any) -> Any:
         raise MixingError(f"a {type(inner).__name__} is no model of transformers: guard the one within it{within}")
     if getattr(inner, "get_output_embeddings", lambda: inner)() is None:
         raise MixingError(
-            f"{class_of(inner).__name__} makes no logits, by which members are compared: guard the whole model, of which"
-            " it is a part (…ForCausalLM, …ForConditionalGeneration); its parts are guarded with it"
+            f"{class_of(inner).__name__} makes no logits, by which members are compared: guard the whole model that it"
+            " is a part of (…ForCausalLM, …ForConditionalGeneration); its parts are guarded with it"
         )
     return inner
 

@@ -75,7 +75,7 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
         changed,
         other_words,
         _with_other_pixels(as_is, given),
-        alone and (alone, _alone(as_is, alone, media)),
+        (alone, _alone(as_is, alone, media)) if alone else None,
     )
 
 
@@ -131,9 +131,7 @@ def _is_word(inputs: Mapping[str, Any], special: Sequence[int]) -> Tensor | None
     return is_word
 
 
-def _with_other_words(
-    inputs: dict[str, Any], changed: Sequence[Span], is_word: Tensor | None
-) -> dict[str, Any] | None:
+def _with_other_words(inputs: dict[str, Any], changed: Sequence[Span], is_word: Tensor | None) -> dict[str, Any] | None:
     """Words are replaced by others of the same batch; None: it has no others."""
     tokens = tokens_of(inputs).clone()
     if is_word is None:

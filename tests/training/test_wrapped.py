@@ -46,7 +46,7 @@ def one_rank(tmp_path: Path) -> Any:
 
 def compiled(model: Any) -> Any:
     """After a call: what is compiled knows of no hook that comes later."""
-    wrapper = torch.compile(model, backend="eager")
+    wrapper: Any = torch.compile(model, backend="eager")
     wrapper(input_ids=torch.tensor([[9, 10, 11]]), use_cache=False)
     return wrapper
 
@@ -57,7 +57,7 @@ def sharded(model: Any) -> Any:
     return fully_shard(model)
 
 
-WRAPPERS = {
+WRAPPERS: dict[str, Any] = {
     "DDP": nn.parallel.DistributedDataParallel,
     "FSDP2": sharded,
     "compile": compiled,
@@ -67,7 +67,9 @@ WRAPPERS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
-@pytest.mark.parametrize("way", WRAPPERS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.slow] if way == "compile" else []) for way in WRAPPERS]
+)
 def test_what_was_wrapped_before_is_unwrapped(way: str, one_rank: Any) -> None:
     """Each ended in an error of its own: no attribute 'config', no class FSDPQwen2_5_VL… in a copy."""
     inner = make_model("llama")
@@ -103,7 +105,7 @@ def test_the_class_is_that_of_the_model(one_rank: Any) -> None:
 def test_what_is_no_whole_model_is_refused_in_words() -> None:
     """A part makes no logits; a module of one's own may do anything before the model."""
     model = make_model("llama")
-    with pytest.raises(MixingError, match=r"LlamaModel makes no logits.*guard the whole model, of which it is a part"):
+    with pytest.raises(MixingError, match=r"LlamaModel makes no logits.*guard the whole model that it is a part of"):
         guard(model.model)
     other = nn.Module()
     other.policy = model
