@@ -111,7 +111,7 @@ class FirstBatch:
 
 @contextmanager
 def _gathered(part: Module) -> Iterator[None]:
-    """FSDP2 has gathered a part's own parameters for the call that waits; runs before it neither gather nor free them."""
+    """FSDP2 has gathered a part's own parameters for the call that waits; runs before it don't gather or free them."""
     kinds = part._forward_pre_hooks, part._forward_hooks
     before = [dict(hooks) for hooks in kinds]
     for hooks in kinds:
