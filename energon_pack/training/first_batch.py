@@ -80,6 +80,8 @@ class FirstBatch:
             with _gathered(part):
                 trial = run_trial(part, asked, with_pixels=not has_no_pixels, with_alone=has_text)
         except Exception as error:  # foreign code, with inputs that it may not be made for
+            if self._is_sharded:  # other ranks are on their way through it
+                raise
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             _log.warning("%s can't be tried with its first batch, and is trained all the same: %s", name, said)
             return True

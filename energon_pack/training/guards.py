@@ -69,7 +69,7 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
     """Show that a model keeps members of packs apart, and have every forward of it or of its parts checked.
 
     A small model of its class and config is probed: in seconds the first time, and kept in the user's cache. Then the
-    model itself runs three to five times more with its first batch that has two members in a row, without gradients.
+    model itself runs three to six times more with its first batch that has two members in a row, without gradients.
     `generate`, which needs a cache of keys and values, is refused meanwhile.
 
     Args:
@@ -89,7 +89,7 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
     members = encoder.probe_members() if encoder else _texts(model.config.get_text_config().vocab_size)
     device = model.device if model.device.type == "cuda" else torch.device("cpu")
     is_trusted = trust == kind.__name__
-    if (replaced := replaced_in(model)) and not is_trusted and not first_batch:
+    if not first_batch and not is_trusted and (replaced := replaced_in(model)):
         raise MixingError(
             f"the forward of {', '.join(replaced[:3])} was replaced in this model alone; no copy of it can be tried:"
             f" first_batch=True tries the model itself (trust={kind.__name__!r} trains it all the same)"

@@ -1,6 +1,6 @@
 """The model that is trained, asked with a batch that it is trained on: do members see each other?
 
-    as is ──► one member's words changed ──► (the first pixels changed) ──► (eval: as is ──► one member alone)
+    as is, twice ──► one member's words changed ──► (the first pixels changed) ──► (eval: as is ──► one member alone)
 
 No copy is made, so nothing that was put into the model can hide from it. Where one member is changed, all shapes stay,
 and so does each bit of the others, in bfloat16 as well. Routers are the exception: experts are given other numbers of
@@ -92,8 +92,7 @@ def run_trial(part: Module, asked: TrialInputs, with_pixels: bool, with_alone: b
 
         with _dtypes(part) as dtypes:
             as_is = run(asked.as_is)
-        is_low = any(torch.finfo(dtype).eps > 1e-6 for dtype in dtypes)
-        noise = max(_moved(as_is, run(asked.as_is), asked.members)) if is_low else 0.0  # some kernels add in any order
+        noise = max(_moved(as_is, run(asked.as_is), asked.members))  # some kernels add in any order
         moved = _moved(as_is, run(asked.other_words), asked.members)
         if with_pixels:
             *_, others, most = sorted(_moved(as_is, run(asked.other_pixels or asked.as_is), asked.members))
@@ -107,6 +106,7 @@ def run_trial(part: Module, asked: TrialInputs, with_pixels: bool, with_alone: b
             alone = difference(member.of(as_is), run(inputs)[0])
     own = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed]
     rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed]
+    is_low = any(torch.finfo(dtype).eps > 1e-6 for dtype in dtypes)
     is_routed = any(_ROUTED.search(type(one).__name__) for one in part.modules())
     coarse = _LOW_PRECISION if is_low else _EXPERTS if is_routed else _SUMS
     tolerance = max(coarse if is_routed else _SUMS, 3 * noise / max(*own, 1e-9))
