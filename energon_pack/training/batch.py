@@ -14,6 +14,7 @@ from energon_pack.training.inputs import MixingError, has_rope_rows, proven_mask
 from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import additive_masks
 from energon_pack.training.pixels import MEDIA_KEYS
+from energon_pack.training.wrapped import unwrapped
 
 _log = logging.getLogger(__name__)
 #: read on the host by Megatron's kernels
@@ -89,6 +90,7 @@ class PackedBatch(dict[str, Any]):
         """
         if "input_ids" not in self or "cu_seqlens_q" in self or "doc_ids" not in self:
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
+        model = unwrapped(model)
         inputs = PackedBatch({name: self[name] for name in (*_TEXT_KEYS, *sorted(self.media_keys)) if name in self})
         if model is not None and has_rope_rows(model):
             inputs["position_ids"] = self._rope_rows(model)

@@ -13,6 +13,7 @@ from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
+from energon_pack.training.first_batch import FirstBatch
 from energon_pack.training.inputs import PROVEN, MixingError, attention_of, check_inputs, has_rope_rows, mask_of
 from energon_pack.training.layout import Member
 from energon_pack.training.makeup import replaced_in
@@ -20,6 +21,8 @@ from energon_pack.training.members import Encoded
 from energon_pack.training.pixels import MEDIA_KEYS
 from energon_pack.training.proof import Proof, kept_proofs, way_out
 from energon_pack.training.shrink import is_by_length
+from energon_pack.training.trial import Trial
+from energon_pack.training.wrapped import class_of, is_whole, unwrapped
 
 __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 
@@ -45,9 +48,13 @@ class Encoder(Protocol):
 class Guard:
     """The hooks on a model; `remove()` ends them."""
 
-    def __init__(self, proofs: Sequence[Proof], handles: Sequence[RemovableHandle], model: Module):
+    def __init__(
+        self, proofs: Sequence[Proof], trials: Sequence[Trial], handles: Sequence[RemovableHandle], model: Module
+    ):
         #: what was tried; the last one holds
         self.proofs = proofs
+        #: what came of the model itself, with its first batch; none yet, or none at all (`first_batch=False`)
+        self.trials = trials
         self._handles = handles
         self._model = model
 
@@ -58,63 +65,111 @@ class Guard:
         PROVEN.pop(self._model, None)
 
 
-def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None) -> Guard:
+def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, first_batch: bool = True) -> Guard:
     """Show that a model keeps members of packs apart, and have every forward of it or of its parts checked.
 
-    A small model of its class and config is probed: in seconds the first time, and kept in the user's cache.
+    A small model of its class and config is probed: in seconds the first time, and kept in the user's cache. Then the
+    model itself runs three to six times more with its first batch that has two members in a row, without gradients.
     `generate`, which needs a cache of keys and values, is refused meanwhile.
 
     Args:
-        model: of transformers, before it is wrapped (DDP, FSDP).
+        model: of transformers; it may be wrapped (DDP, FSDP, torch.compile, PEFT).
         encoder: of the packs it is trained on: its processor makes the media that are tried. None: it trains on text.
         trust: the name of a class that is trained although it was not shown.
+        first_batch: try the model itself, too. False: what was put into it, replaced in it or hooked to it is not.
 
     Raises:
-        MixingError: it was not shown to; says what was tried, and what keeps members apart.
+        MixingError: it was not shown to; says what was tried, and what keeps members apart. The model's first forward
+            raises it, too.
     """
+    model = _unwrapped(model)
+    kind = class_of(model)
     attention = attention_of(model)
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
     members = encoder.probe_members() if encoder else _texts(model.config.get_text_config().vocab_size)
     device = model.device if model.device.type == "cuda" else torch.device("cpu")
-    if (replaced := replaced_in(model)) and trust != type(model).__name__:
+    is_trusted = trust == kind.__name__
+    if not first_batch and not is_trusted and (replaced := replaced_in(model)):
         raise MixingError(
             f"the forward of {', '.join(replaced[:3])} was replaced in this model alone; no copy of it can be tried:"
-            f" replace that of the class (trust={type(model).__name__!r} trains it all the same)"
+            f" first_batch=True tries the model itself (trust={kind.__name__!r} trains it all the same)"
         )
     proofs = kept_proofs(model, members, mask, attention, longest, device)
     images = [member for member in members if not member.num_videos]
     if all(proof.finding is None for proof in proofs) and len(images) < len(members):  # GLM-4.1V takes either of them
         fewer = kept_proofs(model, images, mask, attention, longest, device)
         if fewer[-1].is_exact:
-            _log.warning("%s is shown without videos: with them, %s", type(model).__name__, proofs[-1].error)
+            _log.warning("%s is shown without videos: with them, %s", kind.__name__, proofs[-1].error)
             proofs, members = fewer, images
     if not proofs[-1].is_exact:
-        said = f"{type(model).__name__} is not shown to keep members of packs apart: {'; '.join(map(str, proofs))}"
-        if trust != type(model).__name__:
-            out = way_out(type(model), model.config, members, attention, longest, proofs)
-            raise MixingError(f"{said}. {out} (trust={type(model).__name__!r} trains it all the same)")
+        said = f"{kind.__name__} is not shown to keep members of packs apart: {'; '.join(map(str, proofs))}"
+        if not is_trusted:
+            out = way_out(kind, model.config, members, attention, longest, proofs)
+            raise MixingError(f"{said}. {out} (trust={kind.__name__!r} trains it all the same)")
         _log.warning("%s; trained all the same: trust=%s", said, trust)
+    if not first_batch:
+        _log.warning("%s itself is not tried, its class alone: first_batch=False", kind.__name__)
     PROVEN[model] = proofs[-1].mask
     tried = frozenset(name for member in members for name in member.media)
     limit = longest if is_by_length(model.config) else None
-    return Guard(proofs, _hooks(model, attention, proofs[-1].mask, tried, limit), model)
+    media = MEDIA_KEYS | _media_of(model)
+    first = FirstBatch(model, media) if first_batch and not is_trusted else None
+    handles = _hooks(model, attention, proofs[-1].mask, media, tried, limit, first)
+    return Guard(proofs, first.trials if first else (), handles, model)
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model of transformers within.
+
+    Raises:
+        MixingError: there is none, or it makes no logits.
+    """
+    inner = unwrapped(model)
+    if hasattr(model, "_orig_mod"):
+        torch.compiler.reset()  # what was compiled already has no hooks
+    if not is_whole(inner) and not hasattr(inner, "config"):
+        parts = inner.named_modules() if isinstance(inner, Module) else ()
+        within = next((f": its {name} is a {type(part).__name__}" for name, part in parts if is_whole(part)), "")
+        raise MixingError(f"a {type(inner).__name__} is no model of transformers: guard the one within it{within}")
+    if getattr(inner, "get_output_embeddings", lambda: inner)() is None:
+        raise MixingError(
+            f"{class_of(inner).__name__} makes no logits, by which members are compared: guard the whole model that it"
+            " is a part of (…ForCausalLM, …ForConditionalGeneration); its parts are guarded with it"
+        )
+    return inner
+
+
+class _Calls(threading.local):
+    """Of guarded parts, in one thread."""
+
+    def __init__(self) -> None:
+        #: the outermost first
+        self.running: list[Module] = []
+        #: whether the model is being tried
+        self.is_trial = False
 
 
 def _hooks(
-    model: Module, attention: str | None, mask: str, tried: frozenset[str], longest: int | None
+    model: Module,
+    attention: str | None,
+    mask: str,
+    media: frozenset[str],
+    tried: frozenset[str],
+    longest: int | None,
+    first: FirstBatch | None,
 ) -> list[RemovableHandle]:
     """On every part that takes positions: of nested calls the outermost is checked."""
-    calls = threading.local()
+    calls = _Calls()
     rope_rows = has_rope_rows(model)
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
-    media = MEDIA_KEYS | _media_of(model)
 
     def check(names: Sequence[str], part: Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        running: list[Module] = vars(calls).setdefault("running", [])
-        if any(part is one for one in running):  # none runs within itself: an interrupt ended that call
-            running.clear()
-        running.append(part)
-        if len(running) > 1:
+        if calls.is_trial:
+            return
+        if any(part is one for one in calls.running):  # none runs within itself: an interrupt ended that call
+            calls.running.clear()
+        calls.running.append(part)
+        if len(calls.running) > 1:
             return
         if (now := attention_of(model)) != attention:
             raise MixingError(f"attention is {now} now, and was {attention} when the model was tried: guard it again")
@@ -134,10 +189,16 @@ def _hooks(
             )
         if rope_rows and inputs["position_ids"].dim() != 3:
             raise MixingError(f"{type(model).__name__} takes M-RoPE rows [4, B, S]: model_inputs(model) makes them")
+        if first is not None:
+            calls.is_trial = True
+            try:
+                first.check(part, inputs)
+            finally:
+                calls.is_trial = False
 
     def leave(*_: Any) -> None:
-        running: list[Module] = vars(calls).get("running", [])
-        del running[-1:]
+        if not calls.is_trial:
+            del calls.running[-1:]
 
     handles = []
     for module in model.modules():

@@ -102,7 +102,7 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
         raise MixingError("is_causal=False: sdpa and flash attention then look at all that follows; leave it out")
     if positions is None:
         raise MixingError("position_ids are missing: they are what tells members apart")
-    row = _text_row(inputs, positions)
+    row = text_row(inputs, positions)
     if isinstance(mask, Tensor):
         _check_mask(mask, row)
     elif isinstance(mask, dict):
@@ -122,7 +122,7 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
             raise MixingError("seq_idx needs cu_seq_lens_q beside it, to begin anew with each member")
 
 
-def _text_row(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:
+def text_row(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:
     """[B, S]: the positions that start again with each member."""
     ids = inputs.get("input_ids")
     shape = ids.shape if ids is not None else inputs["inputs_embeds"].shape[:2]

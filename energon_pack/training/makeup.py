@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.nn import Module
 
+from energon_pack.training.wrapped import class_of
+
 #: switched on and off while a model is trained
 _SWITCHES = frozenset(("training", "gradient_checkpointing"))
 _SIMPLE = (bool, int, float, str, bytes, type(None))
@@ -23,12 +25,13 @@ def kinds_of(model: Module) -> frozenset[str]:
     homes = set(_homes(model))
     found = set()
     for part in model.modules():
-        if type(part).__module__ in homes:
+        kind = class_of(part)
+        if kind.__module__ in homes:
             is_whole = hasattr(part, "_from_config")  # trainers keep notes on these
             values = {} if is_whole else {k: v for k, v in vars(part).items() if not k.startswith("_")}
-            found.add(type(part).__name__)
+            found.add(kind.__name__)
             found |= {
-                f"{type(part).__name__} with {name}={value}"
+                f"{kind.__name__} with {name}={value}"
                 for name, value in values.items()
                 if isinstance(value, (bool, str, type(None))) and name not in _SWITCHES
             }
@@ -49,6 +52,17 @@ def code_of(model: Module) -> str:
 
     Some trainers replace them: in a class, in a module, in a table of functions.
     """
+    digest = hashlib.sha256()
+    for module in sources_of(model):
+        for name, function in _functions(module):
+            digest.update(f"{module.__name__} {name}".encode())
+            for part in _parts(function, set()):
+                digest.update(part.encode())
+    return digest.hexdigest()
+
+
+def sources_of(model: Module) -> list[ModuleType]:
+    """The Python modules that its models are written in, and those of the same packages that they take something of."""
     homes = {*_homes(model)}
     packages = {name.partition(".")[0] for name in homes}
     used = {
@@ -57,20 +71,14 @@ def code_of(model: Module) -> str:
         for value in vars(sys.modules[home]).values()
         if inspect.isfunction(value) or inspect.isclass(value)
     }
-    digest = hashlib.sha256()
-    for home in sorted(homes | {name for name in used if name and name.partition(".")[0] in packages}):
-        if home in sys.modules:
-            for name, function in _functions(sys.modules[home]):
-                digest.update(f"{home} {name}".encode())
-                for part in _parts(function, set()):
-                    digest.update(part.encode())
-    return digest.hexdigest()
+    names = sorted(homes | {name for name in used if name and name.partition(".")[0] in packages})
+    return [sys.modules[name] for name in names if name in sys.modules]
 
 
 def _homes(model: Module) -> Iterator[str]:
     """The Python modules that its models are written in."""
-    yield type(model).__module__
-    for kind in {type(part) for part in model.modules()}:
+    yield class_of(model).__module__
+    for kind in {class_of(part) for part in model.modules()}:
         yield from (base.__module__ for base in kind.__mro__ if hasattr(base, "_from_config"))
 
 
@@ -91,9 +99,14 @@ def _functions(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 def _table(value: Mapping[Any, Any]) -> dict[str, Any]:
-    """What a table of functions holds, or what it is made over; nothing is imported for it."""
+    """What a table of functions holds."""
+    return {str(key): item for table in tables_of(value) for key, item in dict.items(table)}
+
+
+def tables_of(value: Mapping[Any, Any]) -> list[dict[Any, Any]]:
+    """The dicts that a table is, or is made over; nothing is imported for it."""
     tables = [value] if isinstance(value, dict) else [*vars(type(value)).values(), *vars(value).values()]
-    return {str(key): item for table in tables if isinstance(table, dict) for key, item in dict.items(table)}
+    return [table for table in tables if isinstance(table, dict)]
 
 
 def _within(value: Any) -> Iterator[FunctionType]:

@@ -23,6 +23,7 @@ from energon_pack.training.makeup import code_of, kinds_of
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Finding, probe_all
 from energon_pack.training.shrink import small_model
+from energon_pack.training.wrapped import class_of
 
 #: raised when a proof would come out otherwise
 _VERSION = 2
@@ -89,7 +90,7 @@ def prove(
             kinds = _kinds(make, config, attention) if kinds is None else kinds
             if lost := sorted(kinds - kinds_of(model)):
                 raise ValueError(f"a small copy of it has no {lost[0]}")
-            with _full_precision():
+            with full_precision():
                 proof = replace(proof, finding=probe_all(model, members, name))
         except Exception as error:  # foreign code, with inputs it may not be made for
             proof = replace(proof, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
@@ -109,7 +110,7 @@ def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
+def full_precision() -> Iterator[None]:
     """On a GPU, products of float32 may be rounded to fewer bits, which would look as if members were mixed."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
@@ -135,7 +136,7 @@ def kept_proofs(
     Args:
         model: of transformers.
     """
-    make, config = type(model), model.config
+    make, config = class_of(model), model.config
     key = _key(model, members, mask, attention, longest, device)
     if kept := read_kept("proofs", key, _parsed):
         return kept
@@ -189,7 +190,7 @@ def _key(
     media = [sorted((name, value.shape[1:]) for name, value in member.media.items()) for member in members]
     parts = [
         _VERSION,
-        f"{type(model).__module__}.{type(model).__qualname__}",
+        f"{class_of(model).__module__}.{class_of(model).__qualname__}",
         sys.version,
         [sorted(kinds_of(model)), code_of(model)],
         model.config.to_dict(),

@@ -13,7 +13,7 @@ from energon_pack.training.inputs import MixingError
 from energon_pack.training.makeup import code_of, kinds_of, replaced_in
 from energon_pack.training.proof import prove
 from energon_pack.training.shrink import small_model
-from support.tiny import TEXT, make_model, text_members, tf
+from support.tiny import TEXT, make_batch, make_model, text_members, tf
 
 masking_utils, modeling_qwen2 = tf.masking_utils, tf.models.qwen2.modeling_qwen2
 Replace = Callable[[pytest.MonkeyPatch], None]
@@ -89,13 +89,17 @@ class Text:
         return text_members(64)
 
 
-def test_what_was_replaced_in_one_model_is_refused() -> None:
+def test_what_was_replaced_in_one_model_is_tried_with_its_first_batch() -> None:
+    """No copy has it: the model itself is tried, or is refused."""
     model = make_model("qwen2")
     attention = model.model.layers[1].self_attn
     attention.forward = functools.partial(without_mask(0), attention)
     with pytest.raises(MixingError, match=r"the forward of model\.layers\.1\.self_attn was replaced"):
-        guard(model)
-    guard(model, trust="Qwen2ForCausalLM").remove()
+        guard(model, first_batch=False)
+    guard(model, trust="Qwen2ForCausalLM", first_batch=False).remove()
+    guard(model)
+    with pytest.raises(MixingError, match="mixes the members of its first batch"):
+        model(**make_batch("qwen2", [text_members(64)]).model_inputs())
 
 
 def test_a_wrapped_forward_is_that_of_its_class() -> None:

@@ -1,0 +1,187 @@
+"""Of the inputs of a forward: where members are, one of them changed, and one of them alone."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from energon_pack.training.inputs import text_row
+from energon_pack.training.sizes import parts
+
+#: with these a model makes a loss, or the logits of some tokens alone
+_NOT_TRIED = ("labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep")
+_TOKEN = re.compile(r"\w*token_(id|ids|index)")
+_MEDIUM = re.compile("image|video|audio|vision|media|img|patch")
+_TYPES = ("mm_token_type_ids", "token_type_ids")
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a member is: its row, and its tokens in it."""
+
+    row: int
+    start: int
+    end: int
+
+    def of(self, values: Tensor) -> Tensor:
+        """[L, …] of [B, S, …]."""
+        return values[self.row, self.start : self.end]
+
+
+@dataclass(frozen=True)
+class TrialInputs:
+    """What is asked of a model about one batch."""
+
+    as_is: dict[str, Any]
+    members: list[Span]
+    #: one in each row that has two
+    changed: list[Span]
+    #: their words are others
+    other_words: dict[str, Any]
+    #: the pixels of the first medium are others; None: there is no medium
+    other_pixels: dict[str, Any] | None
+    #: one of text, with nothing beside it; None: each has media
+    alone: tuple[Span, dict[str, Any]] | None
+
+
+def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) -> TrialInputs | None:
+    """Of the inputs of one forward.
+
+    Args:
+        config: of the model; says which tokens are special.
+        media: names of inputs that are media.
+
+    Returns:
+        None where no row has two members with words.
+    """
+    as_is = {name: value for name, value in inputs.items() if name not in _NOT_TRIED}
+    members = _members(as_is)
+    rows = {row: [member for member in members if member.row == row] for row in {member.row for member in members}}
+    middle = [row[(len(row) - 1) // 2] for row in rows.values() if len(row) > 1]
+    is_word = _is_word(as_is, _special_ids(config))
+    changed = [member for member in middle if is_word is None or member.of(is_word).any()]
+    other_words = _with_other_words(as_is, changed, is_word)
+    if not changed or other_words is None:
+        return None
+    given = {name: value for name, value in as_is.items() if name in media and isinstance(value, Tensor)}
+    later = [member for row in rows.values() for member in row[1:]]
+    alone = next((member for member in later if _is_text(as_is, member, config, bool(given))), None)
+    return TrialInputs(
+        as_is,
+        members,
+        changed,
+        other_words,
+        _with_other_pixels(as_is, given),
+        (alone, _alone(as_is, alone, media)) if alone else None,
+    )
+
+
+def tokens_of(inputs: Mapping[str, Any]) -> Tensor:
+    """[B, S] ids, or [B, S, width] embeddings."""
+    tokens: Tensor = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
+    return tokens
+
+
+def _members(inputs: Mapping[str, Any]) -> list[Span]:
+    """Without stretches of one token, which are padding."""
+    tokens, positions = tokens_of(inputs), text_row(inputs, inputs["position_ids"])
+    positions = positions.expand(tokens.shape[:2])
+    begins = torch.nn.functional.pad(positions.diff() != 1, (1, 0), value=True)
+    real, found = inputs.get("attention_mask"), []
+    for row in range(len(tokens)):
+        starts = begins[row].nonzero().flatten().tolist()
+        for start, end in zip(starts, [*starts[1:], tokens.shape[1]], strict=True):
+            span = Span(row, start, end)
+            is_padding = bool((span.of(tokens) == span.of(tokens)[:1]).all())
+            is_masked = isinstance(real, Tensor) and real.dim() == 2 and not bool(span.of(real).any())
+            if not is_padding and not is_masked:
+                found.append(span)
+    return found
+
+
+def _special_ids(config: Any, of_media: bool = False) -> list[int]:
+    """Ids of tokens that a config has a name for."""
+    values = [
+        value
+        for part in parts(config)
+        for name, value in vars(part).items()
+        if _TOKEN.fullmatch(name) and (_MEDIUM.search(name) or not of_media)
+    ]
+    flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
+    return sorted({item for item in flat if isinstance(item, int)})
+
+
+def _is_word(inputs: Mapping[str, Any], special: Sequence[int]) -> Tensor | None:
+    """[B, S]: tokens that may be others without a model noticing: not special, of no medium, not said twice in a row.
+
+    None: there are no ids.
+    """
+    ids = inputs.get("input_ids")
+    if ids is None:
+        return None
+    same = ids[:, 1:] == ids[:, :-1]
+    pad = torch.nn.functional.pad
+    is_word: Tensor = ~(pad(same, (1, 0)) | pad(same, (0, 1)) | torch.isin(ids, torch.tensor(special).to(ids)))
+    for name in _TYPES:
+        if isinstance(types := inputs.get(name), Tensor):
+            is_word &= types == 0
+    return is_word
+
+
+def _with_other_words(inputs: dict[str, Any], changed: Sequence[Span], is_word: Tensor | None) -> dict[str, Any] | None:
+    """Words are replaced by others of the same batch; None: it has no others."""
+    tokens = tokens_of(inputs).clone()
+    if is_word is None:
+        for member in changed:
+            tokens[member.row, member.start : member.end] = member.of(tokens).roll(1, 0) * 1.5
+        return {**inputs, "inputs_embeds": tokens}
+    words = tokens[is_word].unique()
+    if len(words) < 2:
+        return None
+    for member in changed:
+        own = member.of(tokens)
+        other = words[(torch.searchsorted(words, own) + len(words) // 2) % len(words)]
+        tokens[member.row, member.start : member.end] = torch.where(member.of(is_word), other, own)
+    return {**inputs, "input_ids": tokens}
+
+
+def _with_other_pixels(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> dict[str, Any] | None:
+    """Those of the first image or clip, which are one member's alone."""
+    for name, value in media.items():
+        if value.is_floating_point() and value.numel() and "pixel" in name:
+            grid = media.get("video_grid_thw" if "video" in name else "image_grid_thw")
+            rows = 1 if grid is None or value.dim() > 2 else int(grid[0].prod())
+            first = (0, slice(1)) if value.dim() > 4 else slice(rows)  # [rows, images, channels, height, width]
+            other = value.clone()
+            other[first] = value[first].flip(-1) + 0.5
+            return {**inputs, name: other}
+    return None
+
+
+def _is_text(inputs: Mapping[str, Any], member: Span, config: Any, has_media: bool) -> bool:
+    """Whether a member surely has no medium."""
+    if not has_media:
+        return True
+    known: list[Tensor] = [inputs[name] for name in _TYPES if isinstance(inputs.get(name), Tensor)]
+    media_ids = _special_ids(config, of_media=True)
+    if (ids := inputs.get("input_ids")) is not None and media_ids:
+        known.append(torch.isin(ids, torch.tensor(media_ids).to(ids)))
+    return bool(known) and not any(bool(member.of(one).any()) for one in known)
+
+
+def _alone(inputs: Mapping[str, Any], member: Span, media: frozenset[str]) -> dict[str, Any]:
+    """A member as users of transformers run it: a mask of ones; positions are the model's own work."""
+    tokens = tokens_of(inputs)
+    cut = {
+        name: member.of(value)[None]
+        for name, value in inputs.items()
+        if isinstance(value, Tensor) and value.shape[:2] == tokens.shape[:2] and name not in media
+    }
+    for name in ("position_ids", "seq_idx"):
+        cut.pop(name, None)
+    ones = torch.ones(1, member.end - member.start, dtype=torch.int64, device=tokens.device)
+    switches = {name: value for name, value in inputs.items() if isinstance(value, (bool, str))}
+    return {**switches, **cut, "attention_mask": ones, "use_cache": False}

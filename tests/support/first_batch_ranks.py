@@ -1,0 +1,74 @@
+"""Two ranks with sharded parameters, guarded: each way is trained with the trial of the first batch and without.
+
+Run by tests/training/test_wrapped.py. In the first step rank 1 has a pack of one member, so neither rank may try.
+"""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.spawn import start_processes
+
+from energon_pack.training.guards import Guard, guard
+from energon_pack.training.inputs import MixingError
+from support.ranks import free_ports
+from support.tiny import TEXT, make_batch, make_members, tf
+
+NUM_RANKS = 2
+
+
+def train(way: str, rank: int, first_batch: bool) -> tuple[Guard, list[Any], list[int]]:
+    """Three steps: losses and gradients, and the trials until each."""
+    torch.manual_seed(0)
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(**TEXT, attention_dropout=0.2)).train()
+    members = make_members("llama", model)
+    held = guard(model, first_batch=first_batch)
+    if way == "bad on rank 1" and rank == 1:
+        model.model.layers[1].self_attn.register_forward_pre_hook(
+            lambda _, args, keywords: (args, {**keywords, "attention_mask": None}), with_kwargs=True
+        )
+    mesh = init_device_mesh("cpu", (NUM_RANKS,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=way == "resharded" or None)
+    if way == "guarded after":
+        held.remove()
+        held = guard(model, first_batch=first_batch)
+    torch.manual_seed(5 + rank)
+    found, num_trials = [], []
+    for step in range(3):
+        rows = [members[:1]] if step == 0 and rank == 1 else [members[:3], members[2:]]
+        inputs = make_batch("llama", rows, width=40).model_inputs(model)
+        loss = model(**inputs).loss
+        is_gathered = not isinstance(model.lm_head.weight, DTensor)  # a loss of one's own may call it
+        assert is_gathered == (way != "resharded")
+        loss.backward()
+        found += [loss.detach(), *(part.grad.to_local().clone() for part in model.parameters())]
+        model.zero_grad()
+        num_trials.append(len(held.trials))
+    return held, found, num_trials
+
+
+def work(rank: int, ports: list[int]) -> None:
+    """All ways of one rank."""
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1"}
+    for way, port in zip(("plain", "resharded", "guarded after", "bad on rank 1"), ports, strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
+        try:
+            _, found, num_trials = train(way, rank, True)
+            assert num_trials == [0, 1, 1]
+            assert all(map(torch.equal, found, train(way, rank, False)[1]))
+            print(f"{way}, rank {rank}: the same as without the trial, tried in step 2", flush=True)
+        except MixingError as error:
+            print(f"{way}, rank {rank}: {error}", flush=True)
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    start_processes(work, (free_ports(4),), NUM_RANKS, start_method="fork")

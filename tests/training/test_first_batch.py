@@ -1,0 +1,437 @@
+"""The model that is trained runs with its first batch: what was put into it, patched or hooked can't hide."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from energon_pack.training.guards import Guard, guard
+from energon_pack.training.inputs import MixingError
+from energon_pack.training.members import Encoded
+from support.tiny import FAMILIES, make_batch, make_members, make_model, tf
+
+modeling: Any = tf.models.llama.modeling_llama
+Attention: Any = modeling.LlamaAttention
+Change = Callable[[Any], None]
+
+
+def causal(attention: Any, hidden_states: Tensor, position_embeddings: Any, **_: Any) -> tuple[Tensor, None]:
+    """Of the whole row: it knows of no members."""
+    shape = (*hidden_states.shape[:-1], -1, attention.head_dim)
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    query, key, value = (part(hidden_states).view(shape).transpose(1, 2) for part in projections)
+    query, key = modeling.apply_rotary_pos_emb(query, key, *position_embeddings)
+    seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    return attention.o_proj(seen.transpose(1, 2).flatten(2)), None
+
+
+class Mine(nn.Module):
+    """Put in the place of an attention."""
+
+    def __init__(self, attention: Any):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any, **more: Any) -> Any:
+        return causal(self.attention, hidden_states, position_embeddings, **more)
+
+
+class Derived(Attention):
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        return causal(self, *args, **keywords)
+
+
+class Layer(nn.Module):
+    def __init__(self, layer: Any):
+        super().__init__()
+        self.norm, self.attention = layer.input_layernorm, layer.self_attn
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any, **more: Any) -> Any:
+        return hidden_states + causal(self.attention, self.norm(hidden_states), position_embeddings)[0]
+
+
+class Convolution(nn.Module):
+    """An adapter around a projection."""
+
+    def __init__(self, part: Any):
+        super().__init__()
+        self.part = part
+        self.over = nn.Conv1d(part.in_features, part.out_features, 3, padding=2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.part(x) + self.over(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
+
+
+class State(nn.Module):
+    def __init__(self, norm: Any, width: int):
+        super().__init__()
+        self.norm, self.state = norm, nn.GRU(width, width, batch_first=True)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.norm(x)
+        return y + self.state(y)[0]
+
+
+class RowNorm(nn.Module):
+    def __init__(self, norm: Any):
+        super().__init__()
+        self.weight = norm.weight
+
+    def forward(self, x: Tensor) -> Any:
+        return x / (x.square().mean((1, 2), keepdim=True) + 1e-6).sqrt() * self.weight
+
+
+def every_attention(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn = Mine(layer.self_attn)
+
+
+def attention_of_one_layer(model: Any) -> None:
+    model.model.layers[1].self_attn = Mine(model.model.layers[1].self_attn)
+
+
+def a_derived_class(model: Any) -> None:
+    for number, layer in enumerate(model.model.layers):
+        other = Derived(model.config, number)
+        other.load_state_dict(layer.self_attn.state_dict())
+        layer.self_attn = other
+
+
+def another_class(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Derived
+
+
+def a_whole_layer(model: Any) -> None:
+    model.model.layers[0] = Layer(model.model.layers[0])
+
+
+def a_convolution(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = Convolution(layer.self_attn.q_proj)
+
+
+def a_state(model: Any) -> None:
+    model.model.norm = State(model.model.norm, model.config.hidden_size)
+
+
+def a_norm_of_the_row(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.input_layernorm = RowNorm(layer.input_layernorm)
+
+
+def a_hook_without_mask(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(
+            lambda _, args, keywords: (args, {**keywords, "attention_mask": None}), with_kwargs=True
+        )
+
+
+def a_hook_without_positions(model: Any) -> None:
+    model.model.register_forward_pre_hook(
+        lambda _, args, keywords: (args, {**keywords, "position_ids": None}), with_kwargs=True
+    )
+
+
+def forward_of_an_instance(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.forward = Mine(layer.self_attn).forward
+
+
+CHANGES: list[tuple[Change, str]] = [
+    (every_attention, r"model\.layers\.0\.self_attn \(Mine\)"),
+    (attention_of_one_layer, r"model\.layers\.1\.self_attn \(Mine\)"),
+    (a_derived_class, r"model\.layers\.0\.self_attn \(Derived\)"),
+    (another_class, r"model\.layers\.0\.self_attn \(Derived\)"),
+    (a_whole_layer, r"model\.layers\.0 \(Layer\)"),
+    (a_convolution, r"model\.layers\.0\.self_attn\.q_proj \(Convolution\)"),
+    (a_state, r"model\.norm\.state \(GRU\)"),
+    (a_norm_of_the_row, r"model\.layers\.0\.input_layernorm \(RowNorm\)"),
+    (a_hook_without_mask, r"model\.layers\.0\.self_attn \(LlamaAttention\)"),
+    (a_hook_without_positions, r"model\.layers\.0\.self_attn \(LlamaAttention\)"),
+    (forward_of_an_instance, r"model\.layers\.0\.self_attn \(LlamaAttention\)"),
+]
+
+
+def inputs_of(name: str, model: Any, packs: list[list[Encoded]] | None = None) -> dict[str, Any]:
+    batch = make_batch(name, packs or [make_members(name, model)])
+    batch.mask = FAMILIES[name].mask
+    return batch.model_inputs(model)
+
+
+def guarded(model: Any, **options: Any) -> tuple[Guard, dict[str, Any]]:
+    return guard(model, **options), inputs_of("llama", model)
+
+
+@pytest.mark.parametrize(("change", "place"), CHANGES)
+@pytest.mark.parametrize("is_before", [True, False])
+def test_what_a_copy_does_not_have_is_refused_with_its_place(change: Change, place: str, is_before: bool) -> None:
+    """Each was accepted: a small copy of class and config has none of it. Logits were off by 0.4 to 7."""
+    model = make_model("llama")
+    if is_before:
+        change(model)
+        held, inputs = guarded(model)
+    else:
+        held, inputs = guarded(model)
+        change(model)
+    with pytest.raises(MixingError, match=rf"mixes the members of its first batch: .* It first shows in {place}"):
+        model(**inputs)
+    held.remove()
+    model(**inputs)
+
+
+def forward_of_the_class(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(modeling.LlamaAttention, "forward", lambda self, *args, **keywords: causal(self, *args, **keywords))
+
+
+def a_function_of_masks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(modeling, "create_causal_mask", lambda *_, **__: None)
+
+
+def a_table_of_attentions(patch: pytest.MonkeyPatch) -> None:
+    table = tf.modeling_utils.ALL_ATTENTION_FUNCTIONS._global_mapping
+    old = table["sdpa"]
+    patch.setitem(table, "sdpa", lambda module, q, k, v, mask, **keywords: old(module, q, k, v, None, **keywords))
+
+
+@pytest.mark.parametrize("replace", [forward_of_the_class, a_function_of_masks, a_table_of_attentions])
+def test_code_that_is_replaced_while_it_trains(
+    replace: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is tried again where its code is another than that which was tried."""
+    model = make_model("llama")
+    held, inputs = guarded(model)
+    for _ in range(2):
+        model(**inputs)
+    assert len(held.trials) == 1
+    replace(monkeypatch)
+    with pytest.raises(MixingError, match="mixes the members"):
+        model(**inputs)
+    monkeypatch.undo()
+    model(**inputs)
+    assert len(held.trials) == 2  # the first code was tried already
+
+
+@pytest.mark.parametrize(("change", "place"), CHANGES)
+def test_a_model_that_is_changed_while_it_trains(change: Change, place: str) -> None:
+    model = make_model("llama")
+    held, inputs = guarded(model)
+    model(**inputs)
+    change(model)
+    with pytest.raises(MixingError, match=place):
+        model(**inputs)
+    held.remove()
+
+
+class Norm(nn.Module):
+    """Another package's: harmless."""
+
+    def __init__(self, weight: Any):
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, x.shape[-1:], self.weight, 1e-6)
+
+
+class Adapter(nn.Module):
+    """As LoRA's, with dropout."""
+
+    def __init__(self, part: Any):
+        super().__init__()
+        self.part, self.drop = part, nn.Dropout(0.3)
+        self.down, self.up = nn.Linear(part.in_features, 2), nn.Linear(2, part.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.part(x) + self.up(self.down(self.drop(x)))
+        return out
+
+
+class Counting(nn.Module):
+    """Keeps count of what it sees, as routers of experts do."""
+
+    def __init__(self, part: Any):
+        super().__init__()
+        self.part, self.num_calls = part, 0
+        self.last: Tensor | None = None
+        self.num_tokens = nn.Buffer(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Any:
+        self.num_calls += 1
+        self.last = x
+        self.num_tokens.add_(x.shape[1])
+        return self.part(x)
+
+
+def harmless(model: Any) -> Any:
+    torch.manual_seed(1)
+    for layer in model.model.layers:
+        layer.input_layernorm = Norm(layer.input_layernorm.weight)
+        layer.self_attn.q_proj = Adapter(layer.self_attn.q_proj)
+        layer.self_attn.attention_dropout = 0.2
+        layer.mlp = Counting(layer.mlp)
+    model.model.layers[0].mlp.part.eval()  # frozen, say
+    return model
+
+
+def gradients(model: Any, inputs: dict[str, Any], context: Any) -> list[Tensor]:
+    torch.manual_seed(7)
+    with context:
+        loss = model(**inputs).loss
+    loss.backward()
+    found = [part.grad for part in model.parameters() if part.grad is not None]
+    return [loss.detach(), torch.rand(1), *found]
+
+
+@pytest.mark.parametrize("way", ["float32", "autocast", "bfloat16", "checkpointing", "eval"])
+def test_a_training_is_the_same_with_the_trial_and_without(way: str) -> None:
+    """Adapters, dropout, counters: accepted, and loss, gradients, random numbers, modes and buffers are the same bits.
+
+    Under autocast, copies of weights that were made without gradients would be taken for the real forward.
+    """
+    found, states = [], []
+    for first_batch in (True, False):
+        model = harmless(make_model("llama"))
+        if way == "bfloat16":
+            model.bfloat16()
+        if way == "checkpointing":
+            for layer in model.model.layers:
+                layer.gradient_checkpointing = True
+                layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        if way == "eval":
+            model.eval()
+        held, inputs = guarded(model, first_batch=first_batch)
+        context = torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast")
+        found.append(gradients(model, inputs, context))
+        assert len(held.trials) == first_batch
+        if first_batch:
+            print(way, held.trials[0])
+            assert (held.trials[0].tolerance_alone > 1e-2) == (way in ("autocast", "bfloat16"))
+        counts = [(part.num_calls, part.num_tokens.clone()) for part in model.modules() if isinstance(part, Counting)]
+        states.append((counts, [part.training for part in model.modules()]))
+    assert all(map(torch.equal, *found))
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "qwen3_5"])
+def test_classes_that_keep_members_apart_pass(name: str) -> None:
+    """Packs with images and clips: other pixels move one member alone, and a text is as alone in the real model."""
+    model = make_model(name, "eager" if name == "gpt_oss" else "sdpa")
+    members = make_members(name, model)
+    held = guard(model, Members(members, FAMILIES[name].mask))
+    model(**inputs_of(name, model, [members, members[::-1]]))
+    (trial,) = held.trials
+    print(name, trial, trial.seconds)
+    assert not trial.mixes
+    assert trial.is_shown
+    assert trial.alone is not None
+    assert (trial.by_pixels is not None) == bool(FAMILIES[name].media)
+    assert trial.by_pixels is None or trial.by_pixels[1] <= 1e-4 * trial.by_pixels[0]
+
+
+class Members:
+    """An encoder of these."""
+
+    max_token_len = None
+
+    def __init__(self, members: list[Encoded], mask: str):
+        self.members, self.mask = members, mask
+
+    def probe_members(self) -> list[Encoded]:
+        return self.members
+
+
+def test_images_that_see_each_other_are_refused() -> None:
+    """Other words show nothing of it: only other pixels do."""
+    model = make_model("qwen2_5_vl")
+    members = make_members("qwen2_5_vl", model)
+    guard(model, Members(members, "positions"))
+    merger = model.model.visual.merger
+    merger.register_forward_hook(lambda _, __, features: features + features.mean(0, keepdim=True))
+    images = [members[1], members[0], members[1]]
+    with pytest.raises(MixingError, match="other pixels move them by"):
+        model(**inputs_of("qwen2_5_vl", model, [images]))
+
+
+def test_a_pack_of_one_member_waits() -> None:
+    model = make_model("llama")
+    members = make_members("llama", model)
+    attention_of_one_layer(model)
+    held = guard(model)
+    model(**inputs_of("llama", model, [members[:1], members[2:3]]))
+    assert not held.trials
+    with pytest.raises(MixingError, match="mixes the members"):
+        model(**inputs_of("llama", model, [members[:2]]))
+
+
+def test_it_is_tried_in_train_after_it_was_in_eval() -> None:
+    """Some classes take another way while they are trained."""
+
+    class Fused(Attention):
+        def forward(self, *args: Any, **keywords: Any) -> Any:
+            return causal(self, *args, **keywords) if self.training else super().forward(*args, **keywords)
+
+    model = make_model("llama").eval()
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Fused
+    held, inputs = guarded(model)
+    for _ in range(2):
+        model(**inputs)
+    assert len(held.trials) == 1
+    with pytest.raises(MixingError, match="mixes the members"):
+        model.train()(**inputs)
+
+
+def test_the_switch_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model("llama")
+    attention_of_one_layer(model)
+    held, inputs = guarded(model, first_batch=False)
+    for _ in range(2):
+        model(**inputs)
+    said = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.getMessage() for record in said] == [
+        "LlamaForCausalLM itself is not tried, its class alone: first_batch=False"
+    ]
+    assert not held.trials
+    held.remove()
+    held, inputs = guarded(model, trust="LlamaForCausalLM")
+    model(**inputs)
+    assert not held.trials
+
+
+def test_a_model_in_which_nothing_shows(caplog: pytest.LogCaptureFixture) -> None:
+    """A head of zeros gives the same for all words: the warning says so, and training goes on."""
+    model = make_model("llama")
+    nn.init.zeros_(model.lm_head.weight)
+    held, inputs = guarded(model)
+    model(**inputs)
+    assert not held.trials[0].is_shown
+    assert "a change shows nowhere in its first batch" in caplog.text
+
+
+def test_embeddings_in_the_place_of_ids() -> None:
+    model = make_model("llama")
+    held, inputs = guarded(model)
+    inputs["inputs_embeds"] = model.get_input_embeddings()(inputs.pop("input_ids")).detach()
+    model(**inputs)
+    assert not held.trials[0].mixes
+    attention_of_one_layer(model)
+    with pytest.raises(MixingError, match="mixes the members"):
+        model(**inputs)
+
+
+def test_a_loss_without_logits_is_tried_with_them() -> None:
+    """Fused losses give no logits where there are labels; PEFT calls the inner model."""
+    model = make_model("llama")
+    held, inputs = guarded(model)
+    del inputs["labels"]
+    model(**inputs, logits_to_keep=1)
+    assert held.trials[0].is_shown
+    attention_of_one_layer(model)
+    with pytest.raises(MixingError, match="mixes the members"):
+        model.model(**inputs)
