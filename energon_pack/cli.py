@@ -3,8 +3,11 @@
 Nothing here imports torch or transformers, so that `--help` and completion answer at once.
 """
 
+import logging
 import os
+import runpy
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
@@ -29,6 +32,7 @@ from energon_pack.report.sweep_folder import SweepJob, forget_sweep, sweep_folde
 from energon_pack.run.command import (
     EXIT_CODES,
     EXIT_INTERRUPTED,
+    TOOLS,
     end_quietly,
     exit_code_lines,
     prepare_process,
@@ -141,6 +145,8 @@ def _show_status(config: PackConfig) -> NoReturn:
 
 def main() -> NoReturn:
     """Entry point of `energon-pack` and of `python -m energon_pack`."""
+    if len(sys.argv) > 1 and sys.argv[1] in TOOLS:
+        _run_tool(sys.argv.pop(1))
     refusals = _Refusals(_STATUS in sys.argv)
     sys.argv[1:] = [word for word in sys.argv[1:] if word != _STATUS]
 
@@ -161,6 +167,7 @@ def main() -> NoReturn:
 
         completion.install()
     is_interrupted = False
+    _silence_other_plugins()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
         _refuse_dashes(sys.argv[1:])
@@ -186,6 +193,12 @@ def main() -> NoReturn:
     sys.exit(EXIT_INTERRUPTED if is_interrupted else refusals.exit_code)
 
 
+def _run_tool(name: str) -> NoReturn:
+    """`energon-pack verify DIR` is `python -m energon_pack.verify DIR`."""
+    runpy.run_module(f"energon_pack.{name}", run_name="__main__", alter_sys=True)
+    raise AssertionError(f"energon_pack.{name} ends with an exit code")
+
+
 def _sweep_job() -> SweepJob | None:
     """This job of a sweep; None: this is a single run."""
     folder, hydra_config = sweep_folder(), HydraConfig.get()
@@ -207,9 +220,20 @@ def _runs_folder(output_dir: str) -> str:
     return str(user_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
 
 
+def _silence_other_plugins() -> None:
+    """multi-storage-client tells at length, each time Hydra looks through its search path, that it has no configs."""
+    logging.getLogger("multistorageclient.contrib.hydra").addFilter(lambda record: not _is_of_no_profile(record))
+    warnings.filterwarnings("ignore", "provider=msc-universal, path= is not available", UserWarning)
+
+
+def _is_of_no_profile(record: logging.LogRecord) -> bool:
+    """Whether it is of the empty address that this plugin itself puts into the search path, and of no user's."""
+    return 'Profile ""' in str(record.exc_info and record.exc_info[1])
+
+
 def _end_of_help() -> str:
     """What `--help` says of the other programs and of exit codes."""
-    tools = "each with a page of its own (--help)"
+    tools = "each with a page of its own (--help); energon-pack NAME runs the same"
     return "\n".join([f"Beside it, {tools}:", *tool_lines(), "", "Exit codes:", *exit_code_lines(EXIT_CODES)])
 
 

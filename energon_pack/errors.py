@@ -50,6 +50,11 @@ def one_line(error: Exception, most: int = 200) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
 
 
+def amount(number: int, noun: str) -> str:
+    """A number of things, as `1 sample` or `1,009 samples`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def printable(text: str) -> str:
     """Text that a terminal shows as it is, whatever a damaged file had in it."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

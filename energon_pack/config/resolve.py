@@ -24,7 +24,7 @@ from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.settings import Compressed, SourceConfig
 from energon_pack.sources.shard import Source
 from energon_pack.sources.storage import path_in
-from energon_pack.templates.folder import named_processor
+from energon_pack.templates.folder import named_processor, refuse_missing_folder
 
 _MOST_FOLDERS = 32  # of the source, at which each worker looks
 
@@ -163,6 +163,7 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
         path, processor = _demo(config, cache_dir)
     else:
         processor = named_processor(config.model)
+        refuse_missing_folder(processor)
     copies = cache_dir / "uncompressed" if config.source.compressed is Compressed.copy else None
     with naming_place("cache_dir", cache_dir):
         source = source_of(config.source, path, copies)

@@ -61,11 +61,10 @@ def nearest_key(key: str) -> str:
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str:
-    """What a user may have meant by a name that does not exist, whatever its dots, dashes and capitals; and all."""
+    """What a user may have meant by a name that does not exist, whatever its dots, dashes and capitals; else all."""
     plain = {re.sub(r"[\W_]", "", known).lower(): known for known in names}
     near = difflib.get_close_matches(re.sub(r"[\W_]", "", name).lower(), plain, n=1, cutoff=0.7)
-    meant = f"did you mean {plain[near[0]]}? " if near else ""
-    return f"{meant}there are: {', '.join(names)}"
+    return f"did you mean {plain[near[0]]}?" if near else f"there are: {', '.join(names)}"
 
 
 def _keys_of(schema: Any) -> Iterator[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from energon_pack.dataset.files import LEDGER, PAGE
-from energon_pack.errors import SamplesLost
+from energon_pack.errors import SamplesLost, amount
 from energon_pack.plan.compare_lens import Choices
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 
@@ -15,7 +15,7 @@ def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
     num_lost, num_samples = num_lost_to_bad_data(figures.skipped_by_reason), figures.samples_in
     if num_lost <= max_skipped * num_samples:
         return None
-    return f"bad data cost {num_lost} of {num_samples} samples, max_skipped={max_skipped:g} allows fewer"
+    return f"bad data cost {num_lost:,} of {amount(num_samples, 'sample')}, max_skipped={max_skipped:g} allows fewer"
 
 
 def losses(report: Report, max_skipped: float) -> str | None:
@@ -23,11 +23,11 @@ def losses(report: Report, max_skipped: float) -> str | None:
     if not report.samples_in:
         left_out = report.samples_excluded
         others = (
-            f"{left_out} samples are there, and the settings leave out every one"
+            f"the settings leave out {amount(left_out, 'sample')}, which is every one"
             if left_out
-            else "there are none in it"
+            else "no file of source.path holds one"
         )
-        return f"the source has no samples ({others})"
+        return f"the source has no samples: {others}"
     if why := bad_data(report, max_skipped):
         return why
     if report.lost_modalities:

@@ -15,10 +15,13 @@ from functools import lru_cache
 from zlib import adler32
 
 from energon_pack.samples.bytes import Bytes
+from energon_pack.sources.other_formats import what_else
 
 BLOCK = tarfile.BLOCKSIZE  # headers, and what they describe, fill whole blocks
 #: Size of a member that is there but holds no bytes of its own: a link, a device, a sparse file.
 NO_DATA = -1
+#: how the damage of a file begins that has no member at all
+NO_TAR = "not a tar file"
 
 _ZERO = bytes(BLOCK)
 _unpack_header = struct.Struct("100s 24x 12s 12x 8s c").unpack_from  # name, size, checksum, kind
@@ -86,7 +89,8 @@ class TarScan:
                 valid = False
             if not valid:
                 if offset == 0:
-                    self.damage.append(Damage(0, "not a tar file", hides=True))
+                    what = what_else(header)
+                    self.damage.append(Damage(0, f"{NO_TAR} but {what}" if what else NO_TAR, hides=True))
                     return
                 self.damage.append(Damage(offset, "a header's checksum is wrong", hides=True))
                 offset, extended = self._next_header(offset + BLOCK), {}
