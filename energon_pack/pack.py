@@ -8,7 +8,7 @@ dataset appears under its name at the end, whole.
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from energon_pack.dataset.check import check, get_ready, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
 from energon_pack.dataset.files import LEDGER, PAGE
-from energon_pack.dataset.losses import bad_data, foresee, kept_ledger, losses, page_beside, refuse_losses
+from energon_pack.dataset.losses import bad_data, dropped, foresee, kept_ledger, losses, page_beside, refuse_losses
 from energon_pack.dataset.manifest import REPLAY, REPORT
 from energon_pack.dataset.plan_file import ShardPlan, entries_of, ledger, plan_shards, write_ledger
 from energon_pack.dataset.publish import (
@@ -49,7 +49,7 @@ from energon_pack.plan.overlong import CUTTING, check_overlong, cut_overlong
 from energon_pack.plan.plan import PackPlan, check_splits, no_plan, plan_packs
 from energon_pack.plan.report import Report, RunFacts, print_plan, print_stages, summarize
 from energon_pack.plan.splits import split_shares
-from energon_pack.report.run_report import RunReport
+from energon_pack.report.run_report import RunReport, Seen
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
@@ -112,6 +112,8 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
     print_plan(planned.report)
     page.add_plan(planned.lengths, planned.plan, planned.report, cost)
     why_not = losses(planned.report, config.max_skipped)
+    if config.stage is Stage.all:
+        why_not = why_not or dropped(planned.report, config.packing)
     if config.stage is Stage.plan:
         skipped = ledger(planned.lengths, planned.plan, config.packing)
         _write_page(page, skipped, why_not, config)
@@ -144,11 +146,12 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
         report = replace(planned.report, run=_facts(given, planned, method, written, audit, run, root))
         write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
         skipped = entries_of(staging / LEDGER)
-        page.write(staging / PAGE, skipped, report.run, places.for_energon, LEDGER, None, staging, places.stored)
+        seen = page.write(staging / PAGE, skipped, report.run, places.for_energon, LEDGER, None, staging, places.stored)
         with run.progress.timed("publish"):
             announce(note, staging / REPORT)
             publish(staging, places.final, places.overwrite, places.stored, planned.identity)
     print_stages(run.progress)
+    _say_wrong(seen)
     load = f'load it with megatron.energon.get_train_dataset("{places.for_energon}", ...)'
     for line in (*audit.lines(), f"packed into {places.named}", f"see it: {places.named}/{PAGE}", load):
         say(line)
@@ -211,7 +214,7 @@ def _leave_page(page: RunReport, why_not: str, report: Report, skipped: Path, fi
     if not report.samples_in:
         raise SamplesLost(f"{why_not}: nothing is published")
     kept = kept_ledger(final)
-    _say_first(page.write(page_beside(final, PAGE), entries_of(skipped), ledger_name=kept.name, failed=why_not))
+    _say_seen(page.write(page_beside(final, PAGE), entries_of(skipped), ledger_name=kept.name, failed=why_not))
     refuse_losses(why_not, skipped, final)
 
 
@@ -226,14 +229,20 @@ def _write_page(page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: 
     path = page_of(config)
     with naming_place("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _say_first(page.write(path, skipped, failed=why_not))
+        _say_seen(page.write(path, skipped, failed=why_not))
     say(f"see it: {path}")
 
 
-def _say_first(examples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """The first sample of each reason, where no dataset has a ledger of them."""
-    for reason, entries in examples.items():
+def _say_seen(seen: Seen) -> None:
+    """The first sample of each reason, where no dataset has a ledger of them; then what is wrong."""
+    for reason, entries in seen.examples.items():
         say(printable(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}"))
+    _say_wrong(seen)
+
+
+def _say_wrong(seen: Seen) -> None:
+    for remark in seen.wrong:
+        say(printable(f"wrong: {remark.what}: {remark.why}; {remark.knob}"))
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from types import MappingProxyType
 from typing import Any
 
 from energon_pack import __version__
-from energon_pack.config import PackConfig, plain
+from energon_pack.config import Overlong, PackConfig, plain
 
 #: Settings no byte of a dataset depends on. `model.processor` is a place; what it holds is in the fingerprint.
 _NOT_CONTENT = {
     "model": {"processor"},
     "source": {"path", "media_root", "on_damaged", "compressed"},
+    "packing": {"max_dropped_tokens"},
     "output": {"dir", "name", "overwrite"},
 }
 _IN_NAME = {"packing.layout", "packing.max_token_len"}
@@ -25,6 +26,8 @@ def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
     values = plain(config)
     nodes = {node: values[node] for node in ("model", "media", "labels", "packing", "source", "output")}
     nodes["plan"] = {"seed": config.seed}
+    if config.packing.overlong is Overlong.auto:  # the bytes are those of drop
+        nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
     return {
         node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
         for node, items in nodes.items()

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
+from energon_pack.errors import amount
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import Overlong, PackingConfig
@@ -104,7 +105,8 @@ def print_choices(choices: Choices) -> None:
     """The table of `try_lens`."""
     say = console().print
     lens = ", ".join(f"{name} {value:,}" for name, value in choices.token_len.items())
-    say(f"{choices.samples_measured:,} samples, {choices.tokens:,} tokens; of a sample: {lens}", soft_wrap=True)
+    counts = f"{amount(choices.samples_measured, 'sample')}, {amount(choices.tokens, 'token')}"
+    say(f"{counts}; of a sample: {lens}", soft_wrap=True)
     for reason, number in choices.skipped_by_reason.items():
         say(f"skipped: {number:,} {reason}")
     table = Table(box=None, pad_edge=False, header_style="bold")

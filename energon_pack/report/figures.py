@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from energon_pack.dataset.losses import dropped
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Items, Lengths
 from energon_pack.plan.plan import LEFT_OUT, PackPlan
@@ -80,6 +81,7 @@ class Loss:
     overlong_tokens: int
     overlong_medium: str  # that most of these tokens are of
     over_cap: int
+    is_too_much: bool = False  # a run asks for packing.overlong=drop
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ def planned_figures(
 ) -> dict[str, Any]:
     """What a plan adds to the figures of a source: fields of `Figures`."""
     return {
-        "loss": loss_of(lengths, plan),
+        "loss": replace(loss_of(lengths, plan), is_too_much=dropped(report, packing) is not None),
         "origins": origins_of(lengths, plan),
         "report": report,
         "packs": figures_of_packs(lengths.items, plan, cost, packing.topology, packing.max_token_len),

@@ -33,6 +33,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
         knobs = [f"packing.max_token_len={longer}" if is_longer else "packing.overlong"]
         knobs += _SMALLER.get(loss.overlong_medium, [])
         most = loss.overlong_tokens > _MANY_DROPPED * tokens or loss.overlong > figures.source.samples / 2
+        most = most or loss.is_too_much
         yield Remark(
             Grade.wrong if most else Grade.look,
             f"{what}: {loss.overlong:,} {'sample is' if loss.overlong == 1 else 'samples are'} longer than"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.method import Method
@@ -16,6 +16,8 @@ from energon_pack.report.figures import Figures, Tries, origins_of, planned_figu
 from energon_pack.report.lens import job_of, num_tried, try_some
 from energon_pack.report.look import LookJob, look, packs_to_look_at
 from energon_pack.report.page import About, run_page
+from energon_pack.report.remark import Grade, Remark
+from energon_pack.report.remarks import remarks
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.steps.cost import CostModel
@@ -23,6 +25,14 @@ from energon_pack.templates.processor import rules_of
 
 _EXAMPLES = 3  # of a reason
 MOST_BYTES, _MARGIN = 300_000, 2_000  # of a page, and of it for what is around the packs
+
+
+class Seen(NamedTuple):
+    """What of a page is said on the terminal, too."""
+
+    #: of each reason some entries of the ledger
+    examples: dict[str, list[Mapping[str, Any]]]
+    wrong: list[Remark]
 
 
 class RunReport:
@@ -61,8 +71,8 @@ class RunReport:
         failed: str | None = None,
         written: Path | None = None,
         stored: str | None = None,
-    ) -> dict[str, list[Mapping[str, Any]]]:
-        """Write the page; of each reason some entries of the ledger.
+    ) -> Seen:
+        """Write the page.
 
         Args:
             ledger: skipped samples.
@@ -90,7 +100,8 @@ class RunReport:
             about = About(self._config, title, self._processor, facts, folder, ledger_name, failed)
             room = MOST_BYTES - len(run_page(figures, about).encode())
             write_whole(path, run_page(figures, about, fitting(looked_at, room)).encode())
-            return figures.examples
+            found = remarks(figures, facts, self._config.max_skipped)
+            return Seen(figures.examples, [remark for remark in found if remark.grade is Grade.wrong])
 
     def _look(self, folder: Path, stored: str | None) -> list[Html]:
         flavor, most = self._config.output.flavor.value, self._config.packing.max_token_len

@@ -74,6 +74,9 @@ class TarScan:
                 window, start = read(offset, length), offset
                 header = window[:BLOCK]
             if len(header) < BLOCK:
+                if offset == 0:
+                    self.damage.append(_no_tar(header))
+                    return
                 what = "cut inside a member's header" if header else "no end-of-archive blocks"
                 self.damage.append(Damage(offset, what, hides=bool(header)))
                 return
@@ -89,8 +92,7 @@ class TarScan:
                 valid = False
             if not valid:
                 if offset == 0:
-                    what = what_else(header)
-                    self.damage.append(Damage(0, f"{NO_TAR} but {what}" if what else NO_TAR, hides=True))
+                    self.damage.append(_no_tar(header))
                     return
                 self.damage.append(Damage(offset, "a header's checksum is wrong", hides=True))
                 offset, extended = self._next_header(offset + BLOCK), {}
@@ -142,6 +144,12 @@ class TarScan:
                     return offset
             offset += BLOCK
         return None
+
+
+def _no_tar(head: bytes) -> Damage:
+    """Of a file that does not begin as a tar does."""
+    what = what_else(head)
+    return Damage(0, f"{NO_TAR} but {what}" if what else NO_TAR, hides=True)
 
 
 def num_tar_bytes(sizes: Sequence[int]) -> int:
