@@ -3,6 +3,7 @@
 Nothing here imports torch or transformers, so that `--help` and completion answer at once.
 """
 
+import json
 import logging
 import os
 import runpy
@@ -23,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack import __version__
-from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir
+from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir, plain
 from energon_pack.config.compose import one_line
 from energon_pack.config.naming import output_name
 from energon_pack.config.validate import to_config
@@ -86,6 +87,9 @@ def _run(composed: DictConfig, refusals: _Refusals) -> None:
         config.output.name = config.output.name or output_name(config, _defaults(composed), _swept(config))
         if refusals.is_status:
             _show_status(config)
+        if sweep and (first := sweep.same_as(*_written_by(config))) is not None:
+            say(f"job {HydraConfig.get().job.num}: the same as job {first}")
+            return
         _pack(config, sweep, refusals.are_here)
     except BrokenPipeError:
         raise
@@ -115,6 +119,14 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
             figures = pack(config, job)
     if sweep:
         sweep.done(page_of(config), figures)
+
+
+def _written_by(config: PackConfig) -> tuple[str, str]:
+    """What a job of a sweep writes, and all of its settings that this may depend on."""
+    from energon_pack.pack import page_of
+
+    settings = {name: node for name, node in plain(config).items() if name not in ("executor", "measure", "cache_dir")}
+    return os.path.abspath(page_of(config)), json.dumps(settings, sort_keys=True)
 
 
 def _submit(config: PackConfig) -> dict[str, Any]:

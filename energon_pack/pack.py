@@ -37,7 +37,7 @@ from energon_pack.dataset.replay import start_replay
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.dataset.stored import begin_there, put_for_check
 from energon_pack.dataset.write import Target, write_shards
-from energon_pack.errors import SamplesLost, printable
+from energon_pack.errors import PackError, SamplesLost, printable
 from energon_pack.lengths.audit import Audit, finish, start
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples, index_shards
@@ -106,10 +106,12 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
     page = RunReport(given, places.processor, measured.lengths, measured.num_repeated, method, run)
     if config.stage is Stage.lengths:
         return _choose(config, measured, page, run)
-    if config.stage is Stage.all:
+    if config.stage is Stage.all and places.there is None:
         executor.start(get_ready, None)  # the imports of the check, while this process plans
     planned = plan_source(config, measured, method, cost, run)
     print_plan(planned.report)
+    if places.there is not None:
+        return _there_already(places, places.there, planned.identity)
     page.add_plan(planned.lengths, planned.plan, planned.report, cost)
     why_not = losses(planned.report, config.max_skipped)
     if config.stage is Stage.all:
@@ -209,6 +211,18 @@ def _choose(config: PackConfig, measured: Measured, page: RunReport, run: Run) -
     return choices.to_json()
 
 
+def _there_already(places: Places, report: dict[str, Any], identity: str) -> dict[str, Any]:
+    """The figures of a dataset that a run before published; raises PackError where its source was another."""
+    if report["identity"] != identity:
+        raise PackError(
+            f"{places.named} exists, packed of another source or processor, or by another version:"
+            " output.overwrite=true replaces it, output.name=NAME writes beside it"
+        )
+    say(f"there already: {places.named}, packed of the same source with the same settings; nothing is written")
+    say(f"see it: {places.named}/{PAGE}")
+    return report
+
+
 def _leave_page(page: RunReport, why_not: str, report: Report, skipped: Path, final: Path) -> NoReturn:
     """End a run that publishes nothing, and leave its page and its ledger beside where the dataset would have been."""
     if not report.samples_in:
@@ -306,6 +320,7 @@ def _facts(
     num_cached = sum(item.was_cached for item in planned.lengths.shards)
     return RunFacts(
         format=1,
+        identity=planned.identity,
         config=plain(config),
         media_rules=asdict(method.choice),
         cwd=os.getcwd(),

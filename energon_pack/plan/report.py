@@ -53,6 +53,7 @@ class RunFacts:
     """What is true of a run and not of its data: report.json alone has it."""
 
     format: int  # of report.json
+    identity: str  # of all that the bytes of the shards depend on
     config: dict[str, Any]  # as it was composed
     media_rules: dict[str, Any]  # whose rules counted the media, and what they were compared with: `Choice`
     cwd: str  # what relative paths of the config are relative to
