@@ -113,9 +113,7 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
     if places.there is not None:
         return _there_already(places, places.there, planned.identity)
     page.add_plan(planned.lengths, planned.plan, planned.report, cost)
-    why_not = losses(planned.report, config.max_skipped)
-    if config.stage is Stage.all:
-        why_not = why_not or dropped(planned.report, config.packing)
+    why_not = _why_not(planned.report, config)
     if config.stage is Stage.plan:
         skipped = ledger(planned.lengths, planned.plan, config.packing)
         _write_page(page, skipped, why_not, config)
@@ -202,13 +200,19 @@ def measure_source(
 def _choose(config: PackConfig, measured: Measured, page: RunReport, run: Run) -> dict[str, Any]:
     """What each pack length would drop: the end of `stage=lengths`."""
     with run.timed("plan"):
-        choices = try_lens(measured.lengths, config.packing, config.report.lens)
+        choices = try_lens(measured.lengths, config.packing, config.report.lens, page.most_positions)
     print_choices(choices)
     why_not = bad_data(choices, config.max_skipped)
     skipped = ledger(measured.lengths, no_plan(measured.lengths.items), config.packing)
     _write_page(page, skipped, why_not, config)
     foresee(why_not, page_of(config))
     return choices.to_json()
+
+
+def _why_not(report: Report, config: PackConfig) -> str | None:
+    """Why nothing is published; a plan that drops much is there to be looked at, and to be swept over."""
+    why = losses(report, config.max_skipped)
+    return why or (dropped(report, config.packing) if config.stage is Stage.all else None)
 
 
 def _there_already(places: Places, report: dict[str, Any], identity: str) -> dict[str, Any]:

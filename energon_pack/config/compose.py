@@ -14,7 +14,6 @@ from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
 from energon_pack.templates.models import packaged_models
 
-
 _LISTS = ("source.path", "report.lens")  # settings that may be one
 
 

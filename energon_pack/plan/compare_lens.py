@@ -29,6 +29,7 @@ class Choice:
     dropped_tokens_share: float
     packs: int
     fill: float
+    is_beyond_model: bool = False  # the model has no positions for samples of that length
 
     def scaled(self, by: float) -> "Choice":
         """Of so many times as many samples like these."""
@@ -51,11 +52,14 @@ class Choices:
         return asdict(self)
 
 
-def try_lens(lengths: Lengths, packing: PackingConfig, tried: Sequence[int]) -> Choices:
+def try_lens(
+    lengths: Lengths, packing: PackingConfig, tried: Sequence[int], most_positions: int | None = None
+) -> Choices:
     """The spread of the samples' lengths, and for each pack length what becomes of them.
 
     Args:
         tried: pack lengths; each is taken down to a multiple of `pad_to_multiple_of`.
+        most_positions: of the model; None: not known.
     """
     lens = _measured(lengths.items)
     return Choices(
@@ -64,12 +68,17 @@ def try_lens(lengths: Lengths, packing: PackingConfig, tried: Sequence[int]) -> 
         tokens=lens.total,
         skipped_by_reason=dict(sorted(lengths.reasons.items())),
         token_len=lens.spread(),
-        lens=choices_of(lengths.items, packing, tried, lengths.seed, lengths.scratch),
+        lens=choices_of(lengths.items, packing, tried, lengths.seed, lengths.scratch, most_positions),
     )
 
 
 def choices_of(
-    items: Items, packing: PackingConfig, lens: Sequence[int], seed: int, scratch: Scratch | None = None
+    items: Items,
+    packing: PackingConfig,
+    lens: Sequence[int],
+    seed: int,
+    scratch: Scratch | None = None,
+    most_positions: int | None = None,
 ) -> list[Choice]:
     """What becomes of some items with each pack length; the plans lie in `scratch`."""
     measured = _measured(items)
@@ -87,6 +96,7 @@ def choices_of(
                 dropped_tokens_share=round(1 - packed / max(1, measured.total), 6),
                 packs=plan.num_packs,
                 fill=round(packed / max(1, plan.num_packs * max_token_len), 6),
+                is_beyond_model=most_positions is not None and max_token_len > most_positions,
             )
         )
     return choices
@@ -117,3 +127,5 @@ def print_choices(choices: Choices) -> None:
         shares = (f"{row.dropped_share:.2%}", f"{row.dropped_tokens_share:.2%}")
         table.add_row(*numbers, *shares, f"{row.packs:,}", f"{row.fill:.2%}")
     say(table)
+    if beyond := [row.max_token_len for row in choices.lens if row.is_beyond_model]:
+        say(f"the model has no positions for samples of {min(beyond):,} tokens: config.json, max_position_embeddings")

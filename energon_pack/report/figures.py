@@ -17,6 +17,7 @@ from energon_pack.plan.tally import Tally
 from energon_pack.report.image_tokens import TokensOfImages, tokens_of_images
 from energon_pack.report.packs import PackFigures, figures_of_packs
 from energon_pack.report.shapes import Histogram, log_histogram
+from energon_pack.report.smaller import SmallerImages
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.skip import Reason
@@ -105,6 +106,7 @@ class Figures:
     report: Report | None = None
     packs: PackFigures | None = None
     demo: bool = False
+    smaller: SmallerImages | None = None  # what would help against long samples of images
     examples: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)  # of the ledger, by reason
 
     @property

@@ -15,11 +15,21 @@ _LITTLE_FILL = 0.9
 _ABOVE_BOUND = 1.02  # times the fewest packs
 _WAITS = 1.05  # time of an epoch, 1 without waiting
 _SHORT = 8  # times the longest sample
-#: what makes samples of a medium shorter
-_SMALLER = {
-    "image": ["smaller images (model.max_pixels)"],
-    "video": ["fewer frames (media=fps media.fps=1)", "smaller ones (media.video_max_pixels)"],
-}
+
+
+def smaller_media(figures: Figures) -> list[str]:
+    """What makes samples shorter of the medium that most dropped tokens are of, with figures where they are known."""
+    medium = figures.loss.overlong_medium if figures.loss and figures.loss.overlong else ""
+    smaller = figures.smaller
+    if medium == "video":
+        return ["fewer frames (media=fps media.fps=1)", "smaller frames (media.video_max_pixels)"]
+    if medium != "image":
+        return []
+    if smaller is None:
+        return ["smaller images (model.max_pixels)"]
+    share = smaller.dropped_tokens_share
+    drops = f"drops at most {percent(share, 1)} of the tokens" if share else "drops none"
+    return [f"model.max_pixels={smaller.max_pixels} (at most {smaller.tokens:,} tokens an image: it {drops})"]
 
 
 def overlong(figures: Figures) -> Iterator[Remark]:
@@ -30,8 +40,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
         best = recommended(figures.tries.choices)
         longer = best.choice.max_token_len if best else 0
         is_longer = longer > figures.max_token_len
-        knobs = [f"packing.max_token_len={longer}" if is_longer else "packing.overlong"]
-        knobs += _SMALLER.get(loss.overlong_medium, [])
+        knobs = [*smaller_media(figures), *([f"packing.max_token_len={longer}"] if is_longer else [])]
         most = loss.overlong_tokens > _MANY_DROPPED * tokens or loss.overlong > figures.source.samples / 2
         most = most or loss.is_too_much
         yield Remark(
@@ -39,7 +48,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
             f"{what}: {loss.overlong:,} {'sample is' if loss.overlong == 1 else 'samples are'} longer than"
             f" {figures.max_token_len:,}",
             f"training never sees what is longer than a pack; by tokens it is mostly of {loss.overlong_medium} samples",
-            ", or ".join([*knobs, "packing.overlong=split_turns"] if is_longer else knobs),
+            ", or ".join([*knobs, "packing.overlong=split_turns"]),
         )
 
 

@@ -18,10 +18,11 @@ from energon_pack.report.look import LookJob, look, packs_to_look_at
 from energon_pack.report.page import About, run_page
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import remarks
+from energon_pack.report.smaller import smaller_images
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
-from energon_pack.steps.cost import CostModel
-from energon_pack.templates.processor import rules_of
+from energon_pack.steps.cost import CostModel, most_positions
+from energon_pack.templates.processor import folder_of, rules_of
 
 _EXAMPLES = 3  # of a reason
 MOST_BYTES, _MARGIN = 300_000, 2_000  # of a page, and of it for what is around the packs
@@ -51,7 +52,10 @@ class RunReport:
         self._config, self._processor, self._run = config, processor, run
         self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
         is_planned = config.stage is not Stage.lengths
-        self._tries = run.executor.start(try_some, job_of(lengths, config.packing, config.report.lens, is_planned))
+        #: tokens of a sample for which the model has positions; None: not known
+        self.most_positions = most_positions(folder_of(method.template_folder))
+        job = job_of(lengths, config.packing, config.report.lens, is_planned, self.most_positions)
+        self._tries = run.executor.start(try_some, job)
         self._method = method
         self._packs: dict[int, str] = {}
         self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
@@ -93,6 +97,7 @@ class RunReport:
                 source=source,
                 tries=Tries(choices, num_tried(source.measured), source.measured),
                 demo=self._config.source.path is None,
+                smaller=smaller_images(self._lengths, self._rules, most - self._config.packing.pad_to_multiple_of + 1),
                 **self._of_plan,
             )
             figures = replace(figures, examples=some_of_each(ledger, figures.skipped_by_reason))

@@ -28,7 +28,10 @@ class SweepFolder(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(os.path.abspath(str(config.hydra.sweep.dir)))
-        for path in [*_left_in(folder), *(folder / _JOBS).glob("*.claim")]:  # by an earlier sweep that was given the same folder
+        for path in [
+            *_left_in(folder),
+            *(folder / _JOBS).glob("*.claim"),
+        ]:  # by an earlier sweep that was given the same folder
             path.unlink(missing_ok=True)
         os.environ[_FOLDER] = str(folder)
 

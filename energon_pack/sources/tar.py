@@ -74,11 +74,8 @@ class TarScan:
                 window, start = read(offset, length), offset
                 header = window[:BLOCK]
             if len(header) < BLOCK:
-                if offset == 0:
-                    self.damage.append(_no_tar(header))
-                    return
                 what = "cut inside a member's header" if header else "no end-of-archive blocks"
-                self.damage.append(Damage(offset, what, hides=bool(header)))
+                self.damage.append(_no_tar(header, what) if offset == 0 else Damage(offset, what, hides=bool(header)))
                 return
             if header == _ZERO:
                 offset = self._after_end(offset)
@@ -92,7 +89,7 @@ class TarScan:
                 valid = False
             if not valid:
                 if offset == 0:
-                    self.damage.append(_no_tar(header))
+                    self.damage.append(_no_tar(header, NO_TAR))
                     return
                 self.damage.append(Damage(offset, "a header's checksum is wrong", hides=True))
                 offset, extended = self._next_header(offset + BLOCK), {}
@@ -146,10 +143,10 @@ class TarScan:
         return None
 
 
-def _no_tar(head: bytes) -> Damage:
-    """Of a file that does not begin as a tar does."""
-    what = what_else(head)
-    return Damage(0, f"{NO_TAR} but {what}" if what else NO_TAR, hides=True)
+def _no_tar(head: bytes, what: str) -> Damage:
+    """Of a file that does not begin as a tar does: that it is something else, or what is wrong with its begin."""
+    other = what_else(head)
+    return Damage(0, f"{NO_TAR} but {other}" if other else what, hides=True)
 
 
 def num_tar_bytes(sizes: Sequence[int]) -> int:

@@ -19,7 +19,6 @@ from energon_pack.samples.media.settings import MediumSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.settings import MediaConfig
 
-
 _ANY_FACTOR = 28  # pixels of a token's side, where only the settings are looked at
 
 
