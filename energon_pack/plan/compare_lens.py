@@ -14,7 +14,7 @@ from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.tally import Tally
-from energon_pack.run.console import console
+from energon_pack.run.console import console, print_table
 from energon_pack.run.scratch import Scratch, blocks
 from energon_pack.steps.topology import Topology
 
@@ -126,6 +126,6 @@ def print_choices(choices: Choices) -> None:
         numbers = (f"{row.max_token_len:,}", f"{row.dropped:,}")
         shares = (f"{row.dropped_share:.2%}", f"{row.dropped_tokens_share:.2%}")
         table.add_row(*numbers, *shares, f"{row.packs:,}", f"{row.fill:.2%}")
-    say(table)
+    print_table(table)
     if beyond := [row.max_token_len for row in choices.lens if row.is_beyond_model]:
         say(f"the model has no positions for samples of {min(beyond):,} tokens: config.json, max_position_embeddings")

@@ -23,7 +23,7 @@ from energon_pack.plan.plan import (
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.tally import Moments, Tally
-from energon_pack.run.console import console, say
+from energon_pack.run.console import console, print_table, say
 from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import blocks
 from energon_pack.samples.skip import Reason
@@ -262,8 +262,8 @@ def print_plan(report: Report) -> None:
         table.add_row(name, *_cells(row))
     keys = ("samples_in", "samples_packed", "samples_skipped", "packs", "packs_lower_bound", "fill", "tokens")
     table.add_row("total", *_cells(tuple(getattr(report, key) for key in keys)), style="bold")
+    print_table(table)
     out = console()
-    out.print(table)
     if len(report.by_split) > 1:
         for name, split in report.by_split.items():
             packs = f"{amount(split['samples'], 'sample')} in {amount(split['packs'], 'pack')}"

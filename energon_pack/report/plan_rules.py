@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from energon_pack.errors import amount
 from energon_pack.pages.svg import short
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
@@ -28,8 +29,8 @@ def smaller_media(figures: Figures) -> list[str]:
     if smaller is None:
         return ["smaller images (model.max_pixels)"]
     share = smaller.dropped_tokens_share
-    drops = f"drops at most {percent(share, 1)} of the tokens" if share else "drops none"
-    return [f"model.max_pixels={smaller.max_pixels} (at most {smaller.tokens:,} tokens an image: it {drops})"]
+    dropped = f"at most {percent(share, 1)} of the tokens are dropped" if share else "no token is dropped"
+    return [f"model.max_pixels={smaller.max_pixels} (at most {smaller.tokens:,} tokens an image: {dropped})"]
 
 
 def overlong(figures: Figures) -> Iterator[Remark]:
@@ -45,7 +46,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
         most = most or loss.is_too_much
         yield Remark(
             Grade.wrong if most else Grade.look,
-            f"{what}: {loss.overlong:,} {'sample is' if loss.overlong == 1 else 'samples are'} longer than"
+            f"{what}: {amount(loss.overlong, 'sample')} {'is' if loss.overlong == 1 else 'are'} longer than"
             f" {figures.max_token_len:,}",
             f"training never sees what is longer than a pack; by tokens it is mostly of {loss.overlong_medium} samples",
             ", or ".join([*knobs, "packing.overlong=split_turns"]),
@@ -73,7 +74,7 @@ def fill(figures: Figures) -> Iterator[Remark]:
     if not report or not report.packs:
         return
     if report.packs > _ABOVE_BOUND * report.packs_lower_bound + 1:
-        what = f"{report.packs:,} packs where {report.packs_lower_bound:,} could do"
+        what = f"{amount(report.packs, 'pack')} where {report.packs_lower_bound:,} could do"
         knob = "packing.algorithm=optimal, packing.group_by=none, no packing.window"
         yield Remark(Grade.look, what, "each pack is a step's work, whatever it holds", knob)
     for name, medium in report.by_media.items():
@@ -113,4 +114,5 @@ def unverified(facts: RunFacts) -> Iterator[Remark]:
     """Lengths that were not compared."""
     if num := facts.samples_not_verified:
         why = "their media can't be read by the full processor here, so lengths were not compared with it"
-        yield Remark(Grade.note, f"{num:,} samples of the draw are not verified", why, "pip install torchvision")
+        what = f"{amount(num, 'sample')} of the draw {'is' if num == 1 else 'are'} not verified"
+        yield Remark(Grade.note, what, why, "pip install torchvision")
