@@ -201,12 +201,6 @@ def images(figures: Figures) -> Iterator[Remark]:
         knob = "model.processor, media=…"
         what = f"{amount(num, 'sample')} with media {'has' if num == 1 else 'have'} no visual token"
         yield Remark(Grade.wrong, what, why, knob, changes_lens=True)
-            Grade.wrong,
-            f"{amount(num, 'sample')} with media {'has' if num == 1 else 'have'} no visual token",
-            why,
-            knob,
-            changes_lens=True,
-        )
     images = figures.source.images
     if images is None or images.most <= 1.5 * images.least:
         return
