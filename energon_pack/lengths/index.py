@@ -82,8 +82,9 @@ def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[Inde
 def _damage_error(path: str, offset: int, what: str, num_others: int) -> PackError:
     """The first damage of all, named for what it is."""
     others = f" (and {num_others:,} more like it)" if num_others else ""
-    what = f"{path} is {what}" if what.startswith(NO_TAR) else f"damaged tar {path}: {what} at byte {offset}"
-    return PackError(f"{what}{others}; source.on_damaged=keep packs what is whole")
+    if what.startswith(NO_TAR):
+        return PackError(f"{path} is {what}{others}; source.on_damaged=keep leaves it out")
+    return PackError(f"damaged tar {path}: {what} at byte {offset}{others}; source.on_damaged=keep packs what is whole")
 
 
 def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: int) -> list[IndexedShard]:
