@@ -59,7 +59,7 @@ def test_the_demo(tmp_path: Path) -> None:
     cached = tmp_path / "packed" / ".cache" / "demo" / "v1"
     given = ["+model=qwen2_5_vl", f"source.path={cached}/source", f"model.processor={cached}/processor"]
     (tmp_path / "packed" / "demo-qwen2_5_vl-neat-8192").rename(tmp_path / "packed" / "source-qwen2_5_vl-neat-8192")
-    code, _, errors = run_here(*given, cwd=tmp_path)
+    code, _, errors = run_here(*given, "seed=1", "output.name=source-qwen2_5_vl-neat-8192", cwd=tmp_path)
     assert code == 1
     assert "output.overwrite=true" in errors
 
@@ -251,7 +251,7 @@ def test_help_names_what_there_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("packing.overlong=", ["drop", "error", "own_pack", "split_turns", "truncate_text"]),
+        ("packing.overlong=", ["auto", "drop", "error", "own_pack", "split_turns", "truncate_text"]),
         ("packing.overlong=o", ["own_pack"]),
         ("output.flavor=packed_c", ["packed_captioning"]),
         ("stage=", ["all", "lengths", "plan"]),

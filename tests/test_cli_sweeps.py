@@ -21,7 +21,7 @@ def last_sweep(folder: Path) -> dict[str, Any]:
 
 
 def test_a_dataset_of_the_same_source_and_settings_is_there_already(tmp_path: Path, told: list[str]) -> None:
-    """A sweep that was interrupted, or over a length that was packed before, had a failed job for each that was done."""
+    """A sweep that was interrupted, or over a length that was packed before, had a failed job for each."""
     name = "source-qwen2_5_vl-neat-4096"
     one, made = [*told, "packing.max_token_len=4096", f"output.name={name}"], tmp_path / "packed" / name
     assert run_here(*one, cwd=tmp_path)[0] == 0

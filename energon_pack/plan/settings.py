@@ -49,7 +49,7 @@ class GroupBy(str, Enum):
 
 @dataclass
 class PackingConfig:
-    """All that a plan depends on beside the lengths and the seed. Each `max_…` is a row of `caps.CAPS`."""
+    """All that a plan depends on beside the lengths and the seed. Each `max_…` of a pack is a row of `caps.CAPS`."""
 
     #: that training uses by default: members back to back (neat), or at aligned offsets (thd)
     layout: Layout = Layout.neat

@@ -1,6 +1,7 @@
 """A table that is wider than the terminal loses none of its numbers."""
 
 import pytest
+from rich.console import Console
 from rich.table import Table
 
 from energon_pack.run import console
@@ -22,6 +23,6 @@ def test_a_narrow_terminal_gets_words(
     for column in made.columns[1:]:
         column.justify = "right"
     made.add_row("text", "6", "96.00%")
-    monkeypatch.setattr(console, "console", lambda: console.Console(width=width))
+    monkeypatch.setattr(console, "console", lambda: Console(width=width))
     print_table(made)
     assert capsys.readouterr().out == shown
