@@ -92,7 +92,10 @@ def resolve(config: PackConfig) -> Places:
 def _equal_there(config: PackConfig, final: Path | str) -> dict[str, Any] | None:
     """report.json of a whole dataset with the same content settings; None: there is none."""
     report = published_report(final)
-    return report if report and content_of(report["config"]) == content_settings(config) else None
+    try:
+        return report if report and content_of(report["config"]) == content_settings(config) else None
+    except (KeyError, TypeError):  # of a version with other settings
+        return None
 
 
 def final_folder(config: PackConfig) -> Path:

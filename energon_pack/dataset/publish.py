@@ -254,8 +254,10 @@ def published_report(final: Path | str) -> dict[str, Any] | None:
     Args:
         final: an address where it is a string.
     """
-    data = read_whole(f"{final}/{REPORT}")
-    report: dict[str, Any] = json.loads(data) if data else {}
+    try:
+        report: dict[str, Any] = json.loads(read_whole(f"{final}/{REPORT}") or b"{}")
+    except ValueError:  # a file that somebody else changed
+        return None
     if "identity" not in report or read_whole(f"{final}/{META_FOLDER}/dataset.yaml") is None:
         return None
     if isinstance(final, Path) and sum(path.stat().st_size for path in final.glob("*.tar")) != report["bytes_written"]:
