@@ -353,5 +353,12 @@ def test_groups_for_other_hydra_apps(tmp_path: Path) -> None:
     assert "qwen2_5_vl" not in command(tmp_path / "app.py", "--info", "defaults", cwd=tmp_path).stdout
 
 
+def test_plugins_of_others_are_not_heard(tmp_path: Path) -> None:
+    """multi-storage-client's search path plugin printed a traceback of 12 lines for each look."""
+    (tmp_path / "exp").mkdir()
+    code, _, errors = run_alone("+model=qwen2_5_vl", "hydra.searchpath=[file://exp]", "--cfg", "job", cwd=tmp_path)
+    assert (code, errors) == (0, "")
+
+
 def test_the_source_tree_is_the_one_that_runs() -> None:
     assert (ROOT / "energon_pack").samefile(Path(sys.modules["energon_pack"].__file__ or "").parent)
