@@ -156,7 +156,13 @@ def main() -> None:
         console.print(table)
 
         table = Table("memory after packs", "loop, MB", "largest worker, MB", box=None)
-        small = [*common, f"source.path={demo}", f"output.dir={folder}/small", "packing.max_token_len=512"]
+        small = [
+            *common,
+            f"source.path={demo}",
+            f"output.dir={folder}/small",
+            "packing.max_token_len=512",
+            "packing.overlong=drop",
+        ]
         for number, own, worker in apart(memory, small):
             table.add_row(f"{number:,}", str(own), f"{worker:.0f}")
         console.print(table)

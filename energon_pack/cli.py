@@ -3,7 +3,9 @@
 Nothing here imports torch or transformers, so that `--help` and completion answer at once.
 """
 
+import json
 import os
+import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -20,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack import __version__
-from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir
+from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir, plain
 from energon_pack.config.compose import one_line
 from energon_pack.config.hydra_start import find_plugins, list_own_groups
 from energon_pack.config.naming import output_name
@@ -30,6 +32,7 @@ from energon_pack.report.sweep_folder import SweepJob, forget_sweep, sweep_folde
 from energon_pack.run.command import (
     EXIT_CODES,
     EXIT_INTERRUPTED,
+    TOOLS,
     end_quietly,
     exit_code_lines,
     prepare_process,
@@ -83,6 +86,9 @@ def _run(composed: DictConfig, refusals: _Refusals) -> None:
         config.output.name = config.output.name or output_name(config, _defaults(composed), _swept(config))
         if refusals.is_status:
             _show_status(config)
+        if sweep and (first := sweep.same_as(*_written_by(config))) is not None:
+            say(f"job {HydraConfig.get().job.num}: the same as job {first}")
+            return
         _pack(config, sweep, refusals.are_here)
     except BrokenPipeError:
         raise
@@ -114,6 +120,14 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
         sweep.done(page_of(config), figures)
 
 
+def _written_by(config: PackConfig) -> tuple[str, str]:
+    """What a job of a sweep writes, and all of its settings that this may depend on."""
+    from energon_pack.pack import page_of
+
+    settings = {name: node for name, node in plain(config).items() if name not in ("executor", "measure", "cache_dir")}
+    return os.path.abspath(page_of(config)), json.dumps(settings, sort_keys=True)
+
+
 def _submit(config: PackConfig) -> dict[str, Any]:
     """Have Slurm start this command on many nodes; what it came to there."""
     from energon_pack.config.resolve import meeting_of
@@ -142,6 +156,8 @@ def _show_status(config: PackConfig) -> NoReturn:
 
 def main() -> NoReturn:
     """Entry point of `energon-pack` and of `python -m energon_pack`."""
+    if len(sys.argv) > 1 and sys.argv[1] in TOOLS:
+        _run_tool(sys.argv.pop(1))
     refusals = _Refusals(_STATUS in sys.argv)
     sys.argv[1:] = [word for word in sys.argv[1:] if word != _STATUS]
 
@@ -192,6 +208,12 @@ def main() -> NoReturn:
     sys.exit(EXIT_INTERRUPTED if is_interrupted else refusals.exit_code)
 
 
+def _run_tool(name: str) -> NoReturn:
+    """`energon-pack verify DIR` is `python -m energon_pack.verify DIR`."""
+    runpy.run_module(f"energon_pack.{name}", run_name="__main__", alter_sys=True)
+    raise AssertionError(f"energon_pack.{name} ends with an exit code")
+
+
 def _sweep_job() -> SweepJob | None:
     """This job of a sweep; None: this is a single run."""
     folder, hydra_config = sweep_folder(), HydraConfig.get()
@@ -215,7 +237,7 @@ def _runs_folder(output_dir: str) -> str:
 
 def _end_of_help() -> str:
     """What `--help` says of the other programs and of exit codes."""
-    tools = "each with a page of its own (--help)"
+    tools = "each with a page of its own (--help); energon-pack NAME runs the same"
     return "\n".join([f"Beside it, {tools}:", *tool_lines(), "", "Exit codes:", *exit_code_lines(EXIT_CODES)])
 
 

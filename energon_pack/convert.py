@@ -17,7 +17,7 @@ import pyarrow as pa
 from energon_pack.dataset.energon import write_energon
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.dataset.tar_writer import TarWriter
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.run.command import on_disk, parser, run
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors import UNPACKED
@@ -153,7 +153,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = made.parse_args(arguments)
     done = convert(given.source, on_disk(given.out), given.media_root, given.max_shard_bytes)
     print(
-        f"{done['samples']:,} samples in {done['shards']} shards of {given.out}; {done['skipped']:,} in skipped.jsonl"
+        f"{amount(done['samples'], 'sample')} in {amount(done['shards'], 'shard')} of {given.out};"
+        f" {done['skipped']:,} in skipped.jsonl"
     )
     return 0
 

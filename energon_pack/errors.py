@@ -81,6 +81,11 @@ def refuse_password(name: str, value: str) -> None:
         raise PackError(f"{name}{value}: an address with a password in it is not taken; keys belong in the environment")
 
 
+def amount(number: int, noun: str) -> str:
+    """A number of things, as `1 sample` or `1,009 samples`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def printable(text: str) -> str:
     """Text that a terminal shows as it is, whatever a damaged file had in it."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

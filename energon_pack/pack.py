@@ -8,7 +8,7 @@ dataset appears under its name at the end, whole.
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from energon_pack.dataset.check import check, get_ready, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
 from energon_pack.dataset.files import LEDGER, PAGE
-from energon_pack.dataset.losses import bad_data, foresee, kept_ledger, losses, page_beside, refuse_losses
+from energon_pack.dataset.losses import bad_data, dropped, foresee, kept_ledger, losses, page_beside, refuse_losses
 from energon_pack.dataset.manifest import REPLAY, REPORT
 from energon_pack.dataset.plan_file import ShardPlan, entries_of, ledger, plan_shards, write_ledger
 from energon_pack.dataset.publish import (
@@ -37,7 +37,7 @@ from energon_pack.dataset.replay import start_replay
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.dataset.stored import begin_there, put_for_check
 from energon_pack.dataset.write import Target, write_shards
-from energon_pack.errors import SamplesLost, printable
+from energon_pack.errors import PackError, SamplesLost, printable
 from energon_pack.lengths.audit import Audit, finish, start
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples, index_shards
@@ -49,7 +49,7 @@ from energon_pack.plan.overlong import CUTTING, check_overlong, cut_overlong
 from energon_pack.plan.plan import PackPlan, check_splits, no_plan, plan_packs
 from energon_pack.plan.report import Report, RunFacts, print_plan, print_stages, summarize
 from energon_pack.plan.splits import split_shares
-from energon_pack.report.run_report import RunReport
+from energon_pack.report.run_report import RunReport, Seen
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
@@ -108,8 +108,10 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
         return _choose(config, measured, page, run)
     planned = plan_source(config, measured, method, cost, run)
     print_plan(planned.report)
+    if places.there is not None:
+        return _there_already(places, places.there, planned.identity)
     page.add_plan(planned.lengths, planned.plan, planned.report, cost)
-    why_not = losses(planned.report, config.max_skipped)
+    why_not = _why_not(planned.report, config)
     if config.stage is Stage.plan:
         skipped = ledger(planned.lengths, planned.plan, config.packing)
         _write_page(page, skipped, why_not, config)
@@ -143,11 +145,12 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
         report = replace(planned.report, run=_facts(given, planned, method, written, audit, run, root))
         write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
         skipped = entries_of(staging / LEDGER)
-        page.write(staging / PAGE, skipped, report.run, places.for_energon, LEDGER, None, staging, places.stored)
+        seen = page.write(staging / PAGE, skipped, report.run, places.for_energon, LEDGER, None, staging, places.stored)
         with run.progress.timed("publish"):
             announce(note, staging / REPORT)
             publish(staging, places.final, places.overwrite, places.stored, planned.identity)
     print_stages(run.progress)
+    _say_wrong(seen)
     load = f'load it with megatron.energon.get_train_dataset("{places.for_energon}", ...)'
     for line in (*audit.lines(), f"packed into {places.named}", f"see it: {places.named}/{PAGE}", load):
         say(line)
@@ -196,7 +199,7 @@ def measure_source(
 def _choose(config: PackConfig, measured: Measured, page: RunReport, run: Run) -> dict[str, Any]:
     """What each pack length would drop: the end of `stage=lengths`."""
     with run.timed("plan"):
-        choices = try_lens(measured.lengths, config.packing, config.report.lens)
+        choices = try_lens(measured.lengths, config.packing, config.report.lens, page.most_positions)
     print_choices(choices)
     why_not = bad_data(choices, config.max_skipped)
     skipped = ledger(measured.lengths, no_plan(measured.lengths.items), config.packing)
@@ -205,12 +208,30 @@ def _choose(config: PackConfig, measured: Measured, page: RunReport, run: Run) -
     return choices.to_json()
 
 
+def _why_not(report: Report, config: PackConfig) -> str | None:
+    """Why nothing is published; a plan that drops much is there to be looked at, and to be swept over."""
+    why = losses(report, config.max_skipped)
+    return why or (dropped(report, config.packing) if config.stage is Stage.all else None)
+
+
+def _there_already(places: Places, report: dict[str, Any], identity: str) -> dict[str, Any]:
+    """The figures of a dataset that a run before published; raises PackError where its source was another."""
+    if report["identity"] != identity:
+        raise PackError(
+            f"{places.named} exists, packed of another source or processor, or by another version:"
+            " output.overwrite=true replaces it, output.name=NAME writes beside it"
+        )
+    say(f"there already: {places.named}, packed of the same source with the same settings; nothing is written")
+    say(f"see it: {places.named}/{PAGE}")
+    return report
+
+
 def _leave_page(page: RunReport, why_not: str, report: Report, skipped: Path, final: Path) -> NoReturn:
     """End a run that publishes nothing, and leave its page and its ledger beside where the dataset would have been."""
     if not report.samples_in:
         raise SamplesLost(f"{why_not}: nothing is published")
     kept = kept_ledger(final)
-    _say_first(page.write(page_beside(final, PAGE), entries_of(skipped), ledger_name=kept.name, failed=why_not))
+    _say_seen(page.write(page_beside(final, PAGE), entries_of(skipped), ledger_name=kept.name, failed=why_not))
     refuse_losses(why_not, skipped, final)
 
 
@@ -225,14 +246,20 @@ def _write_page(page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: 
     path = page_of(config)
     with naming_place("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _say_first(page.write(path, skipped, failed=why_not))
+        _say_seen(page.write(path, skipped, failed=why_not))
     say(f"see it: {path}")
 
 
-def _say_first(examples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """The first sample of each reason, where no dataset has a ledger of them."""
-    for reason, entries in examples.items():
+def _say_seen(seen: Seen) -> None:
+    """The first sample of each reason, where no dataset has a ledger of them; then what is wrong."""
+    for reason, entries in seen.examples.items():
         say(printable(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}"))
+    _say_wrong(seen)
+
+
+def _say_wrong(seen: Seen) -> None:
+    for remark in seen.wrong:
+        say(printable(f"wrong: {remark.what}: {remark.why}; {remark.knob}"))
 
 
 @dataclass(frozen=True)
@@ -296,6 +323,7 @@ def _facts(
     num_cached = sum(item.was_cached for item in planned.lengths.shards)
     return RunFacts(
         format=1,
+        identity=planned.identity,
         config=plain(config),
         media_rules=asdict(method.choice),
         cwd=os.getcwd(),

@@ -20,6 +20,7 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.wrappers import MapDataset
 
 from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.errors import amount
 from energon_pack.run.files import META_FOLDER
 from energon_pack.steps.journal import State, begin
 from energon_pack.steps.place import Place, Share
@@ -215,8 +216,8 @@ def _other_steps(planned: Topology, ranks: int, micro_batches: int | None) -> st
     is_other = ranks != planned.data_parallel if micro_batches is None else micro_batches % of_each > 0
     if planned.rows_per_step == 1 or not is_other:
         return ""
-    with_packs = "" if micro_batches is None else f" with {micro_batches} packs each"
-    return f"these are {ranks}{with_packs}: steps are even with {of_each} packs of each rank in a step"
+    with_packs = "" if micro_batches is None else f" with {amount(micro_batches, 'pack')} each"
+    return f"these are {ranks}{with_packs}: steps are even with {amount(of_each, 'pack')} of each rank in a step"
 
 
 def _left_out(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:

@@ -21,7 +21,7 @@ from rich.table import Table
 from energon_pack.dataset.files import PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, read_manifest
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import console, say
@@ -157,9 +157,10 @@ def print_simulation(simulation: Simulation) -> None:
     """A row a world and order; costs are the time of an epoch relative to ranks that never wait."""
     fitted = simulation.fit
     laid = simulation.topology
-    who = f"{laid.data_parallel:,} ranks × {laid.workers} workers, {laid.micro_batches} packs each in a step"
+    ranks, workers = amount(laid.data_parallel, "rank"), amount(laid.workers, "worker")
+    who = f"{ranks} × {workers}, {amount(laid.micro_batches, 'pack')} each in a step"
     said = f"laid out for {who}" if laid != Topology() else "laid out for nobody (packing.topology)"
-    say(f"{simulation.packs:,} packs of {simulation.split}, {said}")
+    say(f"{amount(simulation.packs, 'pack')} of {simulation.split}, {said}")
     say(f"{simulation.loader}: {LOADERS[simulation.loader]}")
     say(f"costs: {simulation.cost.unit}; {simulation.cost.source}")
     if fitted:

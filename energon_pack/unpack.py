@@ -29,7 +29,7 @@ from energon_pack.dataset.publish import staging_folder
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.single import singles
 from energon_pack.dataset.tar_writer import TarWriter
-from energon_pack.errors import PackError, printable
+from energon_pack.errors import PackError, amount, printable
 from energon_pack.run.command import count, on_disk, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
@@ -307,7 +307,7 @@ def main() -> int:
     )
     arguments = made.parse_args()
     number = unpack(arguments.dataset, on_disk(arguments.out), arguments.max_shard_samples)
-    say(f"{number:,} samples unpacked into {arguments.out}")
+    say(f"{amount(number, 'sample')} unpacked into {arguments.out}")
     return 0
 
 

@@ -128,7 +128,13 @@ def overrides(demo: tuple[Path, Path], cache: Path) -> Overrides:
 
     def make(*more: str) -> list[str]:
         common = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", f"cache_dir={cache}"]
-        common += ["source.limit=60", "packing.max_token_len=800", "executor.num_workers=1", "measure.verify=0"]
+        common += [
+            "source.limit=60",
+            "packing.max_token_len=800",
+            "packing.overlong=drop",
+            "executor.num_workers=1",
+            "measure.verify=0",
+        ]
         return [*common, *more]
 
     return make

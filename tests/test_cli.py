@@ -59,7 +59,7 @@ def test_the_demo(tmp_path: Path) -> None:
     cached = tmp_path / "packed" / ".cache" / "demo" / "v1"
     given = ["+model=qwen2_5_vl", f"source.path={cached}/source", f"model.processor={cached}/processor"]
     (tmp_path / "packed" / "demo-qwen2_5_vl-neat-8192").rename(tmp_path / "packed" / "source-qwen2_5_vl-neat-8192")
-    code, _, errors = run_here(*given, cwd=tmp_path)
+    code, _, errors = run_here(*given, "seed=1", "output.name=source-qwen2_5_vl-neat-8192", cwd=tmp_path)
     assert code == 1
     assert "output.overwrite=true" in errors
 
@@ -251,7 +251,7 @@ def test_help_names_what_there_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("packing.overlong=", ["drop", "error", "own_pack", "split_turns", "truncate_text"]),
+        ("packing.overlong=", ["auto", "drop", "error", "own_pack", "split_turns", "truncate_text"]),
         ("packing.overlong=o", ["own_pack"]),
         ("output.flavor=packed_c", ["packed_captioning"]),
         ("stage=", ["all", "lengths", "plan"]),
@@ -351,6 +351,13 @@ def test_groups_for_other_hydra_apps(tmp_path: Path) -> None:
     result = command(tmp_path / "app.py", cwd=tmp_path)
     assert result.stdout == "50 thd\n", result.stderr
     assert "qwen2_5_vl" not in command(tmp_path / "app.py", "--info", "defaults", cwd=tmp_path).stdout
+
+
+def test_plugins_of_others_are_not_heard(tmp_path: Path) -> None:
+    """multi-storage-client's search path plugin printed a traceback of 12 lines for each look."""
+    (tmp_path / "exp").mkdir()
+    code, _, errors = run_alone("+model=qwen2_5_vl", "hydra.searchpath=[file://exp]", "--cfg", "job", cwd=tmp_path)
+    assert (code, errors) == (0, "")
 
 
 def test_the_source_tree_is_the_one_that_runs() -> None:

@@ -9,11 +9,17 @@ from support.running import run_alone, run_here
 
 MISTAKES: list[tuple[list[str], list[str]]] = [
     ([], ["+model=NAME", "qwen2_5_vl"]),
-    (["+model=qwen9"], ["qwen9", "qwen2_5_vl"]),
+    (["+model=qwen9"], ["qwen9", "did you mean qwen3_5"]),
     (["+model=Qwen2.5-VL"], ["Qwen2.5-VL", "did you mean qwen2_5_vl?"]),
     (["model=qwen2_5_vl"], ["+model=qwen2_5_vl"]),
-    (["verify", "packed/x"], ["python -m energon_pack.verify packed/x"]),
-    (["unpak", "packed/x", "out"], ["python -m energon_pack.unpack packed/x out"]),
+    (["unpak", "packed/x", "out"], ["did you mean energon-pack unpack packed/x out?"]),
+    (["+model=qwen2_5_vl", "packing.max_token_len=8,16"], ["packing.max_token_len=8,16", "needs -m"]),
+    (["+model=qwen2_5_vl", "source.path=a,b"], ["needs -m", "'source.path=[a,b]'"]),
+    (["+model=qwen2_5_vl", "media.fps=2"], ["media=fps media.fps=2"]),
+    (["+model=qwen2_5_vl", "media.num_frames=8"], ["media=uniform media.num_frames=8"]),
+    (["+model=qwen2_5_vl", "media.image=resize_longest_side"], ["needs media.longest_side"]),
+    (["+model=qwen2_5_vl", "media.image=resize"], ["media.image=resize is unknown", "center_crop"]),
+    (["+model=qwen2_5_vl", "packing.max_dropped_tokens=10"], ["packing.max_dropped_tokens=10", "0 to 1"]),
     (["+model=[qwen2_5_vl,qwen2_5_vl]"], ["one model"]),
     (["--model", "qwen2_5_vl"], ["settings have no dashes", "+model="]),
     (["+model=qwen2_5_vl", "--stage=plan"], ["settings have no dashes: stage=plan"]),
@@ -87,6 +93,26 @@ def test_mistakes_are_one_line(tmp_path: Path, arguments: list[str], names: list
 def test_mistakes_are_one_line_of_a_process(tmp_path: Path, arguments: list[str], names: list[str]) -> None:
     """Nothing that is imported or started on the way adds another."""
     check_mistake(run_alone, tmp_path, arguments, names)
+
+
+def test_the_right_guess_is_all_that_is_said(tmp_path: Path) -> None:
+    """Fifty names followed it."""
+    _, _, errors = run_here("+model=Qwen2.5-VL", cwd=tmp_path)
+    assert errors == "energon-pack: error: no model 'Qwen2.5-VL'; did you mean qwen2_5_vl?\n"
+
+
+@pytest.mark.parametrize("settings", [["media.fps=2"], ["model.processor=/nowhere", "source.path=."]])
+def test_what_needs_no_data_is_told_before_any_is_read(
+    tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took 25 s: the source was indexed and the processor loaded first."""
+    (tmp_path / "a.tar").write_bytes(bytes(10240))
+
+    def never(*_: object) -> None:
+        raise AssertionError("it began to work")
+
+    monkeypatch.setattr("energon_pack.pack.index_source", never)
+    assert run_here("+model=qwen2_5_vl", *settings, cwd=tmp_path)[0] == 1
 
 
 def check_mistake(

@@ -59,6 +59,17 @@ def test_a_page_says_what_one_wants_to_know(tool: str, tmp_path: Path) -> None:
         assert command_here(f"energon_pack.{tool}", option, cwd=tmp_path).stdout.startswith("energon-pack 0.")
 
 
+def test_a_tool_is_a_word_of_the_command_line(tmp_path: Path) -> None:
+    """`energon-pack verify DIR` said that verify is a program of its own, and ended."""
+    for tool in ("verify", "simulate"):
+        code, out, errors = run_here(tool, "--help", cwd=tmp_path)
+        assert (code, errors) == (0, "")
+        assert out == page(tool, tmp_path)
+    code, _, errors = run_here("verify", "packed/x", cwd=tmp_path)
+    assert code == 1
+    assert errors.startswith("energon_pack.verify: ")
+
+
 def test_examples_work(tmp_path: Path, cache: Path) -> None:
     assert run_here("+model=qwen2_5_vl", f"cache_dir={cache}", cwd=tmp_path)[0] == 0
     on_the_demo = [(tool, line) for tool in TOOLS for line in examples(tool, tmp_path) if DEMO in line]

@@ -62,7 +62,7 @@ def test_a_name_that_is_not_read_is_told(config: Make, tmp_path: Path, capsys: p
     lines = [{"picture": "0.png", "question": "What?", "answer": "Red."}, {"question": "1 + 1?", "answer": "2"}]
     figures = pack(config(lines_of(tmp_path, *lines), source__format=Format.jsonl))
     assert (figures["samples_packed"], figures["samples_with_media_unread"]) == (2, 1)
-    assert "noted: 1 samples with media unread" in capsys.readouterr().out
+    assert "noted: 1 sample with media unread" in capsys.readouterr().out
 
 
 def test_roles_that_have_changed_places_are_told(config: Make, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_calls_where_a_template_has_no_tools(demo: tuple[Path, Path], tmp_path: 
     assert "source.tools=text" in skipped(tmp_path)["1"]
     code, said = pack_lines(tmp_path, demo[1], line, source__tools="text", output__overwrite="true")
     assert code == 0
-    assert "noted: 1 samples with tools left out" in said
+    assert "noted: 1 sample with tools left out" in said
     template = load_template(of_model("qwen_vl", demo[1]))
     assert trained(template, members(tmp_path)["1"]) == [f"{CALL}<|im_end|>", "Rain.<|im_end|>"]
 

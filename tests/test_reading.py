@@ -328,7 +328,7 @@ def test_steps_of_other_numbers_of_packs_are_told(
         worker = WorkerConfig(rank=0, world_size=ranks, num_workers=0)
         get_train_dataset(folder, **train_arguments(folder, encoder, worker, micro_batches=num))
     assert [message.partition("for 4 ranks, ")[2] for message in caplog.messages] == [
-        "these are 4 with 1 packs each: steps are even with 4 packs of each rank in a step",
+        "these are 4 with 1 pack each: steps are even with 4 packs of each rank in a step",
         "these are 2 with 4 packs each: steps are even with 8 packs of each rank in a step",
         "these are 2: steps are even with 8 packs of each rank in a step",
     ]

@@ -127,7 +127,7 @@ def test_without_arguments_ranks_are_those_of_the_layout(dataset: Path, capsys: 
     """Figures of eight ranks would say that a layout for two is uneven."""
     assert main([str(dataset)]) == 0
     printed = capsys.readouterr().out
-    assert "laid out for 2 ranks × 1 workers, 1 packs each in a step" in printed
+    assert "laid out for 2 ranks × 1 worker, 1 pack each in a step" in printed
     assert main([str(dataset), "--json"]) == 0
     world = json.loads(capsys.readouterr().out)["worlds"][0]
     assert (world["data_parallel"], world["workers"], world["micro_batches"]) == (2, 1, 1)

@@ -14,6 +14,8 @@ from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
 from energon_pack.templates.models import packaged_models
 
+_LISTS = ("source.path", "report.lens")  # settings that may be one
+
 
 def config_of(given: PackConfig | Sequence[str]) -> PackConfig:
     """A config as it is, or composed of overrides; raises as `compose_config`."""
@@ -39,12 +41,12 @@ def compose_config(overrides: Sequence[str]) -> PackConfig:
 
 
 def meant_tool(word: str, given: Sequence[str]) -> str:
-    """What to type where a tool was named as if it were a command of `energon-pack`."""
+    """What to type where the name of a tool was misspelled, or is not the first word."""
     near = difflib.get_close_matches(word, TOOLS, n=1)
     if not near:
         return ""
     rest = [argument for argument in given[1:] if argument != word]
-    return f"; {near[0]} is a program of its own: {' '.join([f'python -m energon_pack.{near[0]}', *rest])}"
+    return f"; did you mean energon-pack {' '.join([near[0], *rest])}?"
 
 
 def one_line(error: Exception, given: Sequence[str]) -> str:
@@ -70,6 +72,9 @@ def one_line(error: Exception, given: Sequence[str]) -> str:
         return f"{said}: unknown key {key}; {nearest_key(key)}"
     if is_node := re.search(r"Error merging override (([\w.]+)=.*)\n.* is not a subclass of ", text):
         return f"{is_node[1]}: {is_node[2]} has keys of its own; {nearest_key(is_node[2] + '.')}"
+    if several := re.search(r"Ambiguous value for argument '(([^=]+)=(.*))'\n", text):
+        as_list = f"; a list is '{several[2]}=[{several[3]}]'" if several[2] in _LISTS else ""
+        return f"{several[1]}: a sweep over these values needs -m{as_list}"
     lines = [line.strip().removeprefix("Error merging override ") for line in text.splitlines()]
     return ": ".join(
         line for line in lines if line and not line.startswith(("full_key", "object_type", "reference_type"))

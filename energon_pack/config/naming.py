@@ -9,12 +9,13 @@ from types import MappingProxyType
 from typing import Any
 
 from energon_pack import __version__
-from energon_pack.config import PackConfig, plain
+from energon_pack.config import Overlong, PackConfig, plain
 
 #: Settings no byte of a dataset depends on. `model.processor` is a place; what it holds is in the fingerprint.
 _NOT_CONTENT = {
     "model": {"processor"},
     "source": {"path", "media_root", "remote_media", "on_damaged", "compressed"},
+    "packing": {"max_dropped_tokens"},
     "output": {"dir", "name", "overwrite"},
 }
 _IN_NAME = {"packing.layout", "packing.max_token_len"}
@@ -22,9 +23,15 @@ _IN_NAME = {"packing.layout", "packing.max_token_len"}
 
 def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
     """What the bytes of a dataset depend on beside its source and processor: no path, worker or machine."""
-    values = plain(config)
+    return content_of(plain(config))
+
+
+def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """As `content_settings`, of a config as report.json has it."""
     nodes = {node: values[node] for node in ("model", "media", "labels", "packing", "source", "output")}
-    nodes["plan"] = {"seed": config.seed}
+    nodes["plan"] = {"seed": values["seed"]}
+    if nodes["packing"]["overlong"] == Overlong.auto.value:  # the bytes are those of drop
+        nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
     return {
         node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
         for node, items in nodes.items()

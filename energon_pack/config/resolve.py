@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import ExecutorKind, Format, MediaIn, PackConfig, Stage, plain
-from energon_pack.dataset.publish import refuse_existing, refuse_source, refuse_unwritable
+from energon_pack.config.naming import content_of, content_settings
+from energon_pack.dataset.publish import published_report, refuse_existing, refuse_source, refuse_unwritable
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.executors import Folder
@@ -24,7 +25,7 @@ from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.settings import Compressed, SourceConfig
 from energon_pack.sources.shard import Source
 from energon_pack.sources.storage import path_in
-from energon_pack.templates.folder import named_processor
+from energon_pack.templates.folder import named_processor, refuse_missing_folder
 
 _MOST_FOLDERS = 32  # of the source, at which each worker looks
 
@@ -41,6 +42,8 @@ class Places:
     overwrite: bool
     stored: str | None = None  # address of the dataset on an object store, of which `final` only stands here
     mirror: Mirror | None = None  # of a cache on an object store, of which `cache_dir` is the copy here
+    #: report.json of a dataset of that name and these settings: where its source is the same, too, nothing is written
+    there: dict[str, Any] | None = None
 
     @property
     def named(self) -> str:
@@ -71,7 +74,8 @@ def resolve(config: PackConfig) -> Places:
     final, cache_dir = final_folder(config), local_cache(config)
     stored, cached = stored_dataset(config), _cache_address(config)
     overwrite = config.output.overwrite or config.source.path is None  # the demo may run again and again
-    if config.stage is Stage.all:
+    there = _equal_there(config, stored or final) if config.stage is Stage.all and not overwrite else None
+    if config.stage is Stage.all and there is None:
         refuse_existing(stored or final, overwrite)
     source, processor = _source(config, cache_dir)
     refuse_source(stored or final, cached or cache_dir, source)
@@ -82,7 +86,16 @@ def resolve(config: PackConfig) -> Places:
     if config.stage is Stage.all:
         refuse_unwritable("output.dir", parent(stored) if stored else final.parent)
     mirror = None if cached is None else Mirror(cached, cache_dir)
-    return Places(source, processor, cache_dir, final.parent, final, overwrite, stored, mirror)
+    return Places(source, processor, cache_dir, final.parent, final, overwrite, stored, mirror, there)
+
+
+def _equal_there(config: PackConfig, final: Path | str) -> dict[str, Any] | None:
+    """report.json of a whole dataset with the same content settings; None: there is none."""
+    report = published_report(final)
+    try:
+        return report if report and content_of(report["config"]) == content_settings(config) else None
+    except (KeyError, TypeError):  # of a version with other settings
+        return None
 
 
 def final_folder(config: PackConfig) -> Path:
@@ -163,6 +176,7 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
         path, processor = _demo(config, cache_dir)
     else:
         processor = named_processor(config.model)
+        refuse_missing_folder(processor)
     copies = cache_dir / "uncompressed" if config.source.compressed is Compressed.copy else None
     with naming_place("cache_dir", cache_dir):
         source = source_of(config.source, path, copies)

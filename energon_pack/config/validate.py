@@ -16,6 +16,8 @@ from energon_pack.plan.splits import split_shares
 from energon_pack.sources.draws import parse_slice
 from energon_pack.templates.settings import Think, TrainOn
 
+_GUESSES = 3  # of a name that is not spelled like any
+
 
 def to_config(composed: DictConfig, models: list[str]) -> PackConfig:
     """The typed form of a composed config.
@@ -61,11 +63,13 @@ def nearest_key(key: str) -> str:
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str:
-    """What a user may have meant by a name that does not exist, whatever its dots, dashes and capitals; and all."""
+    """What a user may have meant by a name that does not exist, whatever its dots, dashes and capitals; else all."""
     plain = {re.sub(r"[\W_]", "", known).lower(): known for known in names}
-    near = difflib.get_close_matches(re.sub(r"[\W_]", "", name).lower(), plain, n=1, cutoff=0.7)
-    meant = f"did you mean {plain[near[0]]}? " if near else ""
-    return f"{meant}there are: {', '.join(names)}"
+    said = re.sub(r"[\W_]", "", name).lower()
+    near = [said] if said in plain else difflib.get_close_matches(said, plain, n=_GUESSES, cutoff=0.7)
+    if near:
+        return f"did you mean {' or '.join(plain[guess] for guess in near)}?"
+    return f"there are: {', '.join(names)}"
 
 
 def _keys_of(schema: Any) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_pack.dataset.referenced import LoadedMedia
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.heavy_imports import importing
 from energon_pack.run.stores import energon_address
@@ -41,7 +41,8 @@ def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) ->
     """
     written = sum(shard.num_packs for shard in shards), sum(shard.num_samples for shard in shards)
     if written != (num_packs, num_samples):
-        raise PackError(f"{num_packs} packs of {num_samples} samples were planned, {written} written: not published")
+        planned = f"{amount(num_packs, 'pack')} of {amount(num_samples, 'sample')}"
+        raise PackError(f"{planned} were planned, {written} written: not published")
 
 
 def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from energon_pack.dataset.files import LEDGER, PAGE
-from energon_pack.errors import SamplesLost
+from energon_pack.errors import SamplesLost, amount
 from energon_pack.plan.compare_lens import Choices
 from energon_pack.plan.report import Report, num_lost_to_bad_data
+from energon_pack.plan.settings import Overlong, PackingConfig
+from energon_pack.samples.skip import Reason
 
 
 def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
@@ -15,7 +17,7 @@ def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
     num_lost, num_samples = num_lost_to_bad_data(figures.skipped_by_reason), figures.samples_in
     if num_lost <= max_skipped * num_samples:
         return None
-    return f"bad data cost {num_lost} of {num_samples} samples, max_skipped={max_skipped:g} allows fewer"
+    return f"bad data cost {num_lost:,} of {amount(num_samples, 'sample')}, max_skipped={max_skipped:g} allows fewer"
 
 
 def losses(report: Report, max_skipped: float) -> str | None:
@@ -23,16 +25,29 @@ def losses(report: Report, max_skipped: float) -> str | None:
     if not report.samples_in:
         left_out = report.samples_excluded
         others = (
-            f"{left_out} samples are there, and the settings leave out every one"
+            f"the settings leave out {amount(left_out, 'sample')}, which is every one"
             if left_out
-            else "there are none in it"
+            else "no file of source.path holds one"
         )
-        return f"the source has no samples ({others})"
+        return f"the source has no samples: {others}"
     if why := bad_data(report, max_skipped):
         return why
     if report.lost_modalities:
         return f"every {' and every '.join(report.lost_modalities)} sample was skipped"
     return None if report.samples_packed else "no sample is left to pack"
+
+
+def dropped(report: Report, packing: PackingConfig) -> str | None:
+    """Says that `packing.overlong=drop` has to be asked for by name; None: it is, or little is dropped."""
+    share = report.dropped_share(Reason.OVERLONG.value)
+    if packing.overlong is not Overlong.auto or share <= packing.max_dropped_tokens:
+        return None
+    number, most = report.skipped_by_reason[Reason.OVERLONG.value], packing.max_dropped_tokens
+    return (
+        f"{amount(number, 'overlong sample')} {'has' if number == 1 else 'have'} {share:.0%} of all tokens,"
+        f" packing.max_dropped_tokens={most:g} allows less (packing.overlong=drop leaves them out;"
+        " packing.overlong=split_turns, a larger packing.max_token_len, or fewer pixels and frames keep them)"
+    )
 
 
 def foresee(why: str | None, page: Path) -> None:

@@ -8,6 +8,7 @@ source alone: no time, owner or machine is in them.
 import json
 import os
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -110,6 +111,16 @@ def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
 def parts_folder(staging: Path) -> Path:
     """Where files of a staging folder are written: two machines may write the same one, and one of them may be late."""
     return staging.with_name(f"{staging.name}.parts")
+
+
+def bytes_begun(staging: Path) -> int:
+    """Of the shards that are being written into a staging folder, what is there."""
+    num_bytes = 0
+    with suppress(OSError), os.scandir(parts_folder(staging)) as entries:
+        for entry in entries:
+            with suppress(OSError):  # it is finished meanwhile
+                num_bytes += entry.stat().st_size
+    return num_bytes
 
 
 def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:

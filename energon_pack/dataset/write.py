@@ -1,6 +1,7 @@
 """From a plan to the shards of a dataset: pack_plan.parquet first, then a job a shard."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import numpy as np
 from energon_pack.dataset.files import PLAN
 from energon_pack.dataset.plan_file import ShardPlan, write_plan
 from energon_pack.dataset.put_shard import put_shard
-from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
+from energon_pack.dataset.shards import ShardJob, WrittenShard, bytes_begun, write_shard
+from energon_pack.errors import amount
 from energon_pack.lengths.method import Method
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import PackPlan
@@ -59,12 +61,12 @@ def write_shards(
         for number, (items, split) in enumerate(zip(members, shards.splits.tolist(), strict=True))
     )
     written = []
-    unit = f"packs in {len(members):,} shards"
-    with run.progress.stage("write", plan.num_packs, unit, shards.num_bytes if root is None else None) as advance:
+    unit = f"packs in {amount(len(members), 'shard')}"
+    cost, begun = (shards.num_bytes, partial(bytes_begun, target.staging)) if root is None else (None, None)
+    with run.progress.stage("write", plan.num_packs, unit, cost, begun) as advance:
         for shard in run.executor.map(write_shard if stored is None else put_shard, jobs):
             written.append(shard)
             if not shard.was_there:
                 run.progress.add(shard.num_samples, shard.num_bytes)
-            cost = shard.num_bytes if root is None else None
-            advance(shard.num_packs, cost, is_new=not shard.was_there)
+            advance(shard.num_packs, shard.num_bytes if root is None else None, is_new=not shard.was_there)
     return written

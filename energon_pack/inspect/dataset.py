@@ -11,7 +11,7 @@ from energon_pack.dataset.files import PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Found, Packs
 from energon_pack.dataset.manifest import MANIFEST, REPORT, is_packed_here
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.flavors import DEFAULT, PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
@@ -146,9 +146,9 @@ def about(opened: Opened) -> Iterator[str]:
     if opened.is_ours:
         made += [f"for {model}" if model else "for no model that it names", f"layout {manifest.get('layout', '?')}"]
     yield f"{opened.folder}: {', '.join(made)}"
-    facts = [f"{len(packs):,} packs in {len(packs.counts):,} shard{'s' * (len(packs.counts) != 1)}"]
+    facts = [f"{amount(len(packs), 'pack')} in {amount(len(packs.counts), 'shard')}"]
     if type(number := manifest.get("num_samples")) is int:
-        facts[0] += f", {number:,} samples"
+        facts[0] += f", {amount(number, 'sample')}"
     if type(tokens := manifest.get("num_tokens")) is int:
         facts.append(f"{tokens:,} tokens")
     if isinstance(fill := report.get("fill"), (int, float)):

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.errors import PackError, one_line
+from energon_pack.errors import PackError, amount, one_line
 from energon_pack.lengths.measure import LengthsWrong, MeasuredShard
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, in_chunks
@@ -83,19 +83,15 @@ class Audit:
         lines = []
         if self.num_checked:
             how = "measured again (the full processor agreed before)" if self.is_known else "in the full processor"
-            lines.append(f"verified: {_samples(self.num_checked)} {how}, none differs")
+            lines.append(f"verified: {amount(self.num_checked, 'sample')} {how}, none differs")
         if self.num_unchecked:
-            lines.append(f"not verified: {_samples(self.num_unchecked)} with media: {self.note}")
+            lines.append(f"not verified: {amount(self.num_unchecked, 'sample')} with media: {self.note}")
         if self.num_undecodable:
             lines.append(
-                f"not verified: {_samples(self.num_undecodable)} with a medium that is damaged within, as"
+                f"not verified: {amount(self.num_undecodable, 'sample')} with a medium that is damaged within, as"
                 f" {self.undecodable}: training leaves them out with on_bad_member=drop, and ends there without"
             )
         return lines
-
-
-def _samples(number: int) -> str:
-    return f"{number:,} sample{'s' * (number != 1)}"
 
 
 def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Drawn]:

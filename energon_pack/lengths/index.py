@@ -18,6 +18,7 @@ from energon_pack.sources import reader, wds
 from energon_pack.sources.draws import copy_numbers, drawn_rows
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import counted
+from energon_pack.sources.tar import NO_TAR
 
 _JOB_SHARDS, _JOB_BYTES = 256, 64 << 20  # shards of a job that reads headers
 _INDEX_ROWS = 50_000  # of a file
@@ -72,13 +73,18 @@ def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[Inde
         found[number] = _indexed(cache, shards[number], keys[number])
     indexed = [item for item in found if item is not None]
     assert len(indexed) == len(shards)
-    damaged = [
-        f"{item.shard.path}: {what} at byte {offset}" for item in indexed for offset, what in wds.damage_of(item.about)
-    ]
+    damaged = [(item.shard.path, offset, what) for item in indexed for offset, what in wds.damage_of(item.about)]
     if damaged and not keep_damaged:
-        others = f" (and {len(damaged) - 1} more like it)" if len(damaged) > 1 else ""
-        raise PackError(f"damaged tar {damaged[0]}{others}; source.on_damaged=keep packs what is whole")
+        raise _damage_error(*damaged[0], len(damaged) - 1)
     return indexed
+
+
+def _damage_error(path: str, offset: int, what: str, num_others: int) -> PackError:
+    """The first damage of all, named for what it is."""
+    others = f" (and {num_others:,} more like it)" if num_others else ""
+    if what.startswith(NO_TAR):
+        return PackError(f"{path} is {what}{others}; source.on_damaged=keep leaves it out")
+    return PackError(f"damaged tar {path}: {what} at byte {offset}{others}; source.on_damaged=keep packs what is whole")
 
 
 def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: int) -> list[IndexedShard]:

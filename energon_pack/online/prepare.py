@@ -19,7 +19,7 @@ from energon_pack.config.naming import content_settings
 from energon_pack.config.resolve import Places, local_cache, resolve
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.losses import losses
+from energon_pack.dataset.losses import dropped, losses
 from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.dataset.publish import refuse_unwritable
 from energon_pack.errors import PackError, SamplesLost
@@ -121,7 +121,7 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
         folder = run.cache("lazy", planned.identity[:24])
         with run.timed("rows"):
             make_once(folder / "once", lambda made: _write(made, planned, config))
-    if why := losses(planned.report, config.max_skipped):
+    if why := losses(planned.report, config.max_skipped) or dropped(planned.report, packing):
         raise SamplesLost(f"{why}; {_where(folder / 'once' / LEDGER, conversations is not None, known)}")
     return Prepared(config, planned, method, members, folder, packing.topology.micro_batches)
 

@@ -139,9 +139,9 @@ def page(title: str, *content: Any, has_script: bool = False) -> str:
 @cache
 def script() -> str:
     """The one script that a page may have."""
-    return _SCRIPT.read_text()
+    return _SCRIPT.read_text("utf-8")
 
 
 @cache
 def _style() -> str:
-    return _STYLE.read_text()
+    return _STYLE.read_text("utf-8")

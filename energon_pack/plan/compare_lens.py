@@ -9,11 +9,12 @@ from typing import Any
 
 from rich.table import Table
 
+from energon_pack.errors import amount
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.tally import Tally
-from energon_pack.run.console import console
+from energon_pack.run.console import console, print_table
 from energon_pack.run.scratch import Scratch, blocks
 from energon_pack.steps.topology import Topology
 
@@ -28,6 +29,7 @@ class Choice:
     dropped_tokens_share: float
     packs: int
     fill: float
+    is_beyond_model: bool = False  # the model has no positions for samples of that length
 
     def scaled(self, by: float) -> "Choice":
         """Of so many times as many samples like these."""
@@ -50,11 +52,14 @@ class Choices:
         return asdict(self)
 
 
-def try_lens(lengths: Lengths, packing: PackingConfig, tried: Sequence[int]) -> Choices:
+def try_lens(
+    lengths: Lengths, packing: PackingConfig, tried: Sequence[int], most_positions: int | None = None
+) -> Choices:
     """The spread of the samples' lengths, and for each pack length what becomes of them.
 
     Args:
         tried: pack lengths; each is taken down to a multiple of `pad_to_multiple_of`.
+        most_positions: of the model; None: not known.
     """
     lens = _measured(lengths.items)
     return Choices(
@@ -63,12 +68,17 @@ def try_lens(lengths: Lengths, packing: PackingConfig, tried: Sequence[int]) -> 
         tokens=lens.total,
         skipped_by_reason=dict(sorted(lengths.reasons.items())),
         token_len=lens.spread(),
-        lens=choices_of(lengths.items, packing, tried, lengths.seed, lengths.scratch),
+        lens=choices_of(lengths.items, packing, tried, lengths.seed, lengths.scratch, most_positions),
     )
 
 
 def choices_of(
-    items: Items, packing: PackingConfig, lens: Sequence[int], seed: int, scratch: Scratch | None = None
+    items: Items,
+    packing: PackingConfig,
+    lens: Sequence[int],
+    seed: int,
+    scratch: Scratch | None = None,
+    most_positions: int | None = None,
 ) -> list[Choice]:
     """What becomes of some items with each pack length; the plans lie in `scratch`."""
     measured = _measured(items)
@@ -86,6 +96,7 @@ def choices_of(
                 dropped_tokens_share=round(1 - packed / max(1, measured.total), 6),
                 packs=plan.num_packs,
                 fill=round(packed / max(1, plan.num_packs * max_token_len), 6),
+                is_beyond_model=most_positions is not None and max_token_len > most_positions,
             )
         )
     return choices
@@ -104,7 +115,8 @@ def print_choices(choices: Choices) -> None:
     """The table of `try_lens`."""
     say = console().print
     lens = ", ".join(f"{name} {value:,}" for name, value in choices.token_len.items())
-    say(f"{choices.samples_measured:,} samples, {choices.tokens:,} tokens; of a sample: {lens}", soft_wrap=True)
+    counts = f"{amount(choices.samples_measured, 'sample')}, {amount(choices.tokens, 'token')}"
+    say(f"{counts}; of a sample: {lens}", soft_wrap=True)
     for reason, number in choices.skipped_by_reason.items():
         say(f"skipped: {number:,} {reason}")
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -114,4 +126,6 @@ def print_choices(choices: Choices) -> None:
         numbers = (f"{row.max_token_len:,}", f"{row.dropped:,}")
         shares = (f"{row.dropped_share:.2%}", f"{row.dropped_tokens_share:.2%}")
         table.add_row(*numbers, *shares, f"{row.packs:,}", f"{row.fill:.2%}")
-    say(table)
+    print_table(table)
+    if beyond := [row.max_token_len for row in choices.lens if row.is_beyond_model]:
+        say(f"the model has no positions for samples of {min(beyond):,} tokens: config.json, max_position_embeddings")

@@ -20,7 +20,7 @@ class Counted:
     packed: Ints  # of these, whole or as their parts
     tokens: Ints  # of items in packs
     left_out: Ints  # samples by index into LEFT_OUT
-    tokens_left_out: int
+    tokens_left_out: Ints  # of these samples
     num_parts: int  # in packs
     lens: Tally  # of samples that were measured
 
@@ -30,7 +30,8 @@ def count(lengths: Lengths, plan: PackPlan) -> Counted:
     items, num_samples = lengths.items, lengths.num_samples
     in_a_pack, lens = plan.is_packed(lengths.scratch), Tally()
     samples, packed, tokens = np.zeros((3, len(MEDIA_TYPES) + 1), np.int64)
-    left_out, num_parts, tokens_left_out = np.zeros(len(LEFT_OUT), np.int64), 0, 0
+    left_out, tokens_left_out = np.zeros((2, len(LEFT_OUT)), np.int64)
+    num_parts = 0
     for block in blocks(len(items)):
         media, is_in = items.media[block], in_a_pack[block]
         tokens += _by(media[is_in], len(tokens), items.lens[block][is_in])
@@ -40,8 +41,9 @@ def count(lengths: Lengths, plan: PackPlan) -> Counted:
         samples += _by(media, len(samples))
         packed += _by(media[is_in[:num] | lengths.is_cut[block]], len(packed))
         left_out += np.bincount(out, minlength=len(left_out))
-        tokens_left_out += int(of_samples[out > 0].sum())
+        tokens_left_out += np.bincount(out, of_samples, len(LEFT_OUT)).astype(np.int64)
         lens.add(of_samples[of_samples > 0])
+    tokens_left_out[LEFT_OUT.index(None)] = 0  # of samples that are packed
     return Counted(samples, packed, tokens, left_out, tokens_left_out, num_parts, lens)
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.lengths.counts import counts_of
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.method import Method
@@ -68,7 +68,8 @@ def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> 
     if num := np.count_nonzero(overlong):
         first = int(overlong.argmax())
         raise PackError(
-            f"{num} samples are longer than packing.max_token_len={packing.max_token_len}, first"
+            f"{amount(int(num), 'sample')} {'is' if num == 1 else 'are'} longer than"
+            f" packing.max_token_len={packing.max_token_len}, first"
             f" {lengths.sample_id(first)} with {lengths.items.lens[first]} tokens;"
             " packing.overlong=drop leaves them out"
         )

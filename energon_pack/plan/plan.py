@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.plan import caps
 from energon_pack.plan.bins import lower_bound, pack_bins
 from energon_pack.plan.even_steps import lay_out
@@ -242,7 +242,7 @@ def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> N
     for name, share in zip(SPLITS, shares, strict=True):
         if share and plan.num_packs and name not in counts:
             raise PackError(
-                f"output.splits.{name}={share:g}: none of the {len(plan.items)} samples is in it; a larger share,"
+                f"output.splits.{name}={share:g}: of {amount(len(plan.items), 'sample')} none is in it; a larger share,"
                 " or another seed"
             )
 

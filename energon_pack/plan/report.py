@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.plan.counted import CountedPacks, count, count_packs
 from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Items, Lengths
 from energon_pack.plan.plan import (
@@ -23,7 +23,7 @@ from energon_pack.plan.plan import (
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.tally import Moments, Tally
-from energon_pack.run.console import console, say
+from energon_pack.run.console import console, print_table, say
 from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import blocks
 from energon_pack.samples.skip import Reason
@@ -53,6 +53,7 @@ class RunFacts:
     """What is true of a run and not of its data: report.json alone has it."""
 
     format: int  # of report.json
+    identity: str  # of all that the bytes of the shards depend on
     config: dict[str, Any]  # as it was composed
     media_rules: dict[str, Any]  # whose rules counted the media, and what they were compared with: `Choice`
     cwd: str  # what relative paths of the config are relative to
@@ -91,6 +92,7 @@ class Report:
     max_token_len: int
     tokens: int  # in packs
     tokens_left_out: int  # of samples that were measured and are in no pack
+    tokens_left_out_by_reason: dict[str, int]
     num_supervised: int  # those of them that are trained on
     samples_with_control_tokens: int  # spelled out in their messages
     samples_with_placeholders_put_in: int
@@ -118,6 +120,10 @@ class Report:
         return [
             name for name, media in self.by_media.items() if name != _UNKNOWN and media.samples_in and not media.samples
         ]
+
+    def dropped_share(self, reason: str) -> float:
+        """Of all tokens, those of the samples that the plan left out for a reason."""
+        return self.tokens_left_out_by_reason.get(reason, 0) / max(1, self.tokens + self.tokens_left_out)
 
     def to_json(self) -> dict[str, Any]:
         """The content of report.json."""
@@ -172,7 +178,12 @@ def summarize(
         fill=_fill(tokens, plan.num_packs, capacity),
         max_token_len=capacity,
         tokens=tokens,
-        tokens_left_out=found.tokens_left_out,
+        tokens_left_out=int(found.tokens_left_out.sum()),
+        tokens_left_out_by_reason={
+            reason.value: int(found.tokens_left_out[code])
+            for code, reason in enumerate(LEFT_OUT)
+            if reason is not None and found.left_out[code]
+        },
         num_supervised=packs.num_supervised,
         samples_with_control_tokens=lengths.notes["control_tokens"],
         samples_with_placeholders_put_in=lengths.notes["placeholders_put_in"],
@@ -251,27 +262,30 @@ def print_plan(report: Report) -> None:
         table.add_row(name, *_cells(row))
     keys = ("samples_in", "samples_packed", "samples_skipped", "packs", "packs_lower_bound", "fill", "tokens")
     table.add_row("total", *_cells(tuple(getattr(report, key) for key in keys)), style="bold")
+    print_table(table)
     out = console()
-    out.print(table)
     if len(report.by_split) > 1:
         for name, split in report.by_split.items():
-            numbers = f"{split['samples']:,} samples in {split['packs']:,} packs, {split['tokens']:,} tokens"
-            out.print(f"split: {name} {numbers}")
+            packs = f"{amount(split['samples'], 'sample')} in {amount(split['packs'], 'pack')}"
+            out.print(f"split: {name} {packs}, {amount(split['tokens'], 'token')}")
     if report.samples_excluded:
         out.print(f"excluded: {report.samples_excluded:,} by split, exclude, slice, sample_ratio or source.limit")
     if report.samples_repeated:
-        out.print(f"repeated: {report.samples_repeated:,} draws by sample_ratio")
+        out.print(f"repeated: {amount(report.samples_repeated, 'draw')} by sample_ratio")
     for reason, number in report.skipped_by_reason.items():
-        out.print(f"skipped: {number:,} {reason}")
+        tokens = report.tokens_left_out_by_reason.get(reason)
+        with_tokens = f", {amount(tokens, 'token')}, {report.dropped_share(reason):.2%} of all" if tokens else ""
+        out.print(f"skipped: {number:,} {reason}{with_tokens}")
     if report.samples_cut:
-        out.print(f"cut: {report.samples_cut:,} samples, packed as their parts")
+        out.print(f"cut: {amount(report.samples_cut, 'sample')}, packed as their parts")
     for note in NOTES:
         if number := getattr(report, f"samples_with_{note}"):
-            out.print(f"noted: {number:,} samples with {note.replace('_', ' ')}")
+            out.print(f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}")
     for key, found in report.unknown_keys.items():
-        out.print(f"unknown key: {key!r} in {found['samples']:,} samples, as {found['example']}: nothing reads it")
+        example = f"as {found['example']}: nothing reads it"
+        out.print(f"unknown key: {key!r} in {amount(found['samples'], 'sample')}, {example}")
     if report.packs_without_window is not None:
-        out.print(f"window: {report.packs:,} packs, {report.packs_without_window:,} without packing.window")
+        out.print(f"window: {amount(report.packs, 'pack')}, {report.packs_without_window:,} without packing.window")
     if report.steps:
         for line in _said_of_steps(report.steps):
             out.print(f"steps: {line}")

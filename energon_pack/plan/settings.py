@@ -30,6 +30,8 @@ class Algorithm(str, Enum):
 class Overlong(str, Enum):
     """What becomes of a sample that is longer than a pack."""
 
+    #: drop, while that is at most `max_dropped_tokens`
+    auto = "auto"
     drop = "drop"
     error = "error"
     own_pack = "own_pack"
@@ -47,7 +49,7 @@ class GroupBy(str, Enum):
 
 @dataclass
 class PackingConfig:
-    """All that a plan depends on beside the lengths and the seed. Each `max_…` is a row of `caps.CAPS`."""
+    """All that a plan depends on beside the lengths and the seed. Each `max_…` of a pack is a row of `caps.CAPS`."""
 
     #: that training uses by default: members back to back (neat), or at aligned offsets (thd)
     layout: Layout = Layout.neat
@@ -57,8 +59,11 @@ class PackingConfig:
     pad_to_multiple_of: int = 1
     #: of `bins`; auto: balanced, and optimal where that has fewer packs
     algorithm: Algorithm = Algorithm.auto
-    #: a sample that is too long: into the ledger (drop), the run's end (error), a pack of its own, cut in parts
-    overlong: Overlong = Overlong.drop
+    #: a sample that is too long: into the ledger (drop), the run's end (error), a pack of its own, cut in parts; auto:
+    #: drop, and the run's end before it writes where they hold more than `max_dropped_tokens`
+    overlong: Overlong = Overlong.auto
+    #: share of all tokens that overlong samples may hold, with overlong=auto
+    max_dropped_tokens: float = 0.1
     #: tokens of a sample that has a pack of its own, for `own_pack` alone
     hard_limit: int | None = None
     #: a pack holds samples of one medium, of one folder of the source, or any
@@ -88,6 +93,8 @@ class PackingConfig:
     def check(self) -> None:
         """Raises PackError where settings contradict each other."""
         self.topology.check()
+        if not 0 <= self.max_dropped_tokens <= 1:
+            raise PackError(f"packing.max_dropped_tokens={self.max_dropped_tokens}: a share of the tokens, 0 to 1")
         if self.max_token_len % self.pad_to_multiple_of:
             raise PackError(
                 f"packing.max_token_len={self.max_token_len} is not a multiple of"

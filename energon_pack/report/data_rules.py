@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import islice
 
+from energon_pack.errors import amount
 from energon_pack.pages.html import clipped
 from energon_pack.plan.report import num_lost_to_bad_data
 from energon_pack.report.figures import Figures
@@ -67,7 +68,7 @@ def modalities(figures: Figures) -> Iterator[Remark]:
         num = figures.source.by_medium[name].samples
         why = "a model that is trained on these packs never sees one"
         yield Remark(
-            Grade.wrong, f"all {num:,} {name} samples are skipped", why, "see the reasons under skipped samples"
+            Grade.wrong, f"every {name} sample is skipped, {num:,} in all", why, "see the reasons under skipped samples"
         )
 
     for name, of in figures.report.by_media.items() if figures.report else ():
@@ -198,7 +199,8 @@ def images(figures: Figures) -> Iterator[Remark]:
     if num := figures.source.without_visual:
         why = "the model is shown nothing of their media"
         knob = "model.processor, media=…"
-        yield Remark(Grade.wrong, f"{num:,} samples with media have no visual token", why, knob, changes_lens=True)
+        what = f"{amount(num, 'sample')} with media {'has' if num == 1 else 'have'} no visual token"
+        yield Remark(Grade.wrong, what, why, knob, changes_lens=True)
     images = figures.source.images
     if images is None or images.most <= 1.5 * images.least:
         return

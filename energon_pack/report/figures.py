@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from energon_pack.dataset.losses import dropped
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Items, Lengths
 from energon_pack.plan.plan import LEFT_OUT, PackPlan
@@ -16,6 +17,7 @@ from energon_pack.plan.tally import Tally
 from energon_pack.report.image_tokens import TokensOfImages, tokens_of_images
 from energon_pack.report.packs import PackFigures, figures_of_packs
 from energon_pack.report.shapes import Histogram, log_histogram
+from energon_pack.report.smaller import SmallerImages
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.skip import Reason
@@ -80,6 +82,7 @@ class Loss:
     overlong_tokens: int
     overlong_medium: str  # that most of these tokens are of
     over_cap: int
+    is_too_much: bool = False  # a run asks for packing.overlong=drop
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Figures:
     report: Report | None = None
     packs: PackFigures | None = None
     demo: bool = False
+    smaller: SmallerImages | None = None  # what would help against long samples of images
     examples: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)  # of the ledger, by reason
 
     @property
@@ -240,7 +244,7 @@ def planned_figures(
 ) -> dict[str, Any]:
     """What a plan adds to the figures of a source: fields of `Figures`."""
     return {
-        "loss": loss_of(lengths, plan),
+        "loss": replace(loss_of(lengths, plan), is_too_much=dropped(report, packing) is not None),
         "origins": origins_of(lengths, plan),
         "report": report,
         "packs": figures_of_packs(lengths.items, plan, cost, packing.topology, packing.max_token_len),

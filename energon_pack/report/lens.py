@@ -31,11 +31,13 @@ class Recommended(NamedTuple):
 
 def recommended(choices: Sequence[Choice]) -> Recommended | None:
     """The length by `RULE`, or by what takes its place where none is such; None: there is nothing to pack."""
-    some = [choice for choice in choices if choice.packs]
+    some = [choice for choice in choices if choice.packs and not choice.is_beyond_model]
     keeping = [choice for choice in some if choice.dropped_tokens_share <= MOST_DROPPED]
     filling = [choice for choice in keeping if fills(choice)]
     if filling:
-        return Recommended(min(filling, key=_length), RULE)
+        shortest = min(filling, key=_length)
+        full = f"fills {FILLED:.0%} of its packs" if shortest.fill >= FILLED else "has as few packs as any plan"
+        return Recommended(shortest, f"the shortest that {_KEEPS} and {full}")
     if keeping:
         fullest = max(keeping, key=lambda choice: choice.fill)
         return Recommended(fullest, f"the fullest that {_KEEPS}; none of these fills {FILLED:.0%} of its packs")
@@ -58,13 +60,20 @@ def _length(choice: Choice) -> int:
     return choice.max_token_len
 
 
-def lens_to_try(lens: Sequence[int], packing: PackingConfig, longest: int = 0) -> list[int]:
-    """Those of the settings, the one that is planned, and one that holds the longest sample where all are shorter."""
+def lens_to_try(
+    lens: Sequence[int], packing: PackingConfig, longest: int = 0, most_positions: int | None = None
+) -> list[int]:
+    """Those of the settings, the one that is planned, and one that holds the longest sample where all are shorter.
+
+    Args:
+        most_positions: of the model: that one is no longer; None: not known.
+    """
     whole = {length - length % packing.pad_to_multiple_of for length in lens} | {packing.max_token_len}
     if longest > packing.max_token_len:
         step = math.lcm(_STEP, packing.pad_to_multiple_of)
-        whole.add(-(-longest // step) * step)
-    return sorted(whole)
+        for_all = -(-longest // step) * step
+        whole.add(for_all if most_positions is None else min(for_all, most_positions // step * step))
+    return sorted(whole - {0})
 
 
 def num_tried(num_samples: int) -> int:
@@ -72,10 +81,16 @@ def num_tried(num_samples: int) -> int:
     return min(num_samples, _MOST_TRIED)
 
 
-TryJob = tuple[Items, PackingConfig, list[int], int, float]
+TryJob = tuple[Items, PackingConfig, list[int], int, float, int | None]
 
 
-def job_of(lengths: Lengths, packing: PackingConfig, lens: Sequence[int], is_planned: bool = True) -> TryJob:
+def job_of(
+    lengths: Lengths,
+    packing: PackingConfig,
+    lens: Sequence[int],
+    is_planned: bool = True,
+    most_positions: int | None = None,
+) -> TryJob:
     """What `try_some` takes: all samples of a small run, or a draw of a large one.
 
     Args:
@@ -95,12 +110,13 @@ def job_of(lengths: Lengths, packing: PackingConfig, lens: Sequence[int], is_pla
         block.start + np.flatnonzero(items.lens[block])[there[slice(*np.searchsorted(there, [start, end]))] - start]
         for block, (start, end) in zip(blocks(len(items)), pairwise(upto), strict=True)
     ]
-    tried = lens_to_try(lens, packing, int(items.lens.max(initial=0))) if is_planned else list(lens)
-    return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale
+    longest = int(items.lens.max(initial=0))
+    tried = lens_to_try(lens, packing, longest, most_positions) if is_planned else list(lens)
+    return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale, most_positions
 
 
 def try_some(job: TryJob) -> list[Choice]:
     """What each length would come to, for the whole run; may run in a worker."""
-    items, packing, lens, seed, scale = job
-    choices = choices_of(items, packing, lens, seed)
+    items, packing, lens, seed, scale, most_positions = job
+    choices = choices_of(items, packing, lens, seed, most_positions=most_positions)
     return [choice.scaled(scale) for choice in choices] if scale != 1 else choices

@@ -10,6 +10,7 @@ from energon_pack.pages.svg import short
 from energon_pack.plan.report import Report
 from energon_pack.report.figures import Figures
 from energon_pack.report.lens import does, recommended
+from energon_pack.report.plan_rules import smaller_media
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import CHECKED
 
@@ -78,6 +79,12 @@ def length(figures: Figures, found: Sequence[Remark] = ()) -> Html | None:
             "; see ",
             link,
             ".",
+        )
+    smaller = smaller_media(figures) if best.choice.max_token_len > mine else []
+    if smaller:
+        knobs = ", or ".join(smaller)
+        first += (
+            f"{'f' if first else 'F'}irst, for a few large media make samples long: {knobs}. With media as they are, "
         )
     taken, what = best.choice, "length to take: " if first else "Length to take: "
     drops = f" (this run: {mine:,}) drops {taken.dropped_tokens_share:.2%} of the tokens and fills {taken.fill:.2%}"

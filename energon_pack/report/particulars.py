@@ -7,6 +7,7 @@ from typing import Any
 
 from energon_pack import __version__
 from energon_pack.config import ModelConfig, PackConfig, plain
+from energon_pack.errors import amount
 from energon_pack.pages.html import Html, clipped, details, join, section, table, tag
 from energon_pack.pages.svg import short
 from energon_pack.plan.report import RunFacts
@@ -95,7 +96,7 @@ def _beside(facts: RunFacts) -> Iterator[Html]:
     yield tag(
         "p",
         f"{facts.bytes_read / 1e6:,.1f} MB read, {facts.bytes_written / 1e6:,.1f} MB written; lengths of"
-        f" {cache['shards_reused']:,} shards from the cache, {cache['shards_measured']:,} measured; at most"
+        f" {amount(cache['shards_reused'], 'shard')} from the cache, {cache['shards_measured']:,} measured; at most"
         f" {facts.peak_rss_bytes / 1e6:,.0f} MB of memory in all processes together.",
     )
     checked, not_checked = facts.samples_verified, facts.samples_not_verified

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from energon_pack.errors import amount
 from energon_pack.pages.svg import short
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
@@ -15,11 +16,21 @@ _LITTLE_FILL = 0.9
 _ABOVE_BOUND = 1.02  # times the fewest packs
 _WAITS = 1.05  # time of an epoch, 1 without waiting
 _SHORT = 8  # times the longest sample
-#: what makes samples of a medium shorter
-_SMALLER = {
-    "image": ["smaller images (model.max_pixels)"],
-    "video": ["fewer frames (media=fps media.fps=1)", "smaller ones (media.video_max_pixels)"],
-}
+
+
+def smaller_media(figures: Figures) -> list[str]:
+    """What makes samples shorter of the medium that most dropped tokens are of, with figures where they are known."""
+    medium = figures.loss.overlong_medium if figures.loss and figures.loss.overlong else ""
+    smaller = figures.smaller
+    if medium == "video":
+        return ["fewer frames (media=fps media.fps=1)", "smaller frames (media.video_max_pixels)"]
+    if medium != "image":
+        return []
+    if smaller is None:
+        return ["smaller images (model.max_pixels)"]
+    share = smaller.dropped_tokens_share
+    dropped = f"at most {percent(share, 1)} of the tokens are dropped" if share else "no token is dropped"
+    return [f"model.max_pixels={smaller.max_pixels} (at most {smaller.tokens:,} tokens an image: {dropped})"]
 
 
 def overlong(figures: Figures) -> Iterator[Remark]:
@@ -30,15 +41,15 @@ def overlong(figures: Figures) -> Iterator[Remark]:
         best = recommended(figures.tries.choices)
         longer = best.choice.max_token_len if best else 0
         is_longer = longer > figures.max_token_len
-        knobs = [f"packing.max_token_len={longer}" if is_longer else "packing.overlong"]
-        knobs += _SMALLER.get(loss.overlong_medium, [])
+        knobs = [*smaller_media(figures), *([f"packing.max_token_len={longer}"] if is_longer else [])]
         most = loss.overlong_tokens > _MANY_DROPPED * tokens or loss.overlong > figures.source.samples / 2
+        most = most or loss.is_too_much
         yield Remark(
             Grade.wrong if most else Grade.look,
-            f"{what}: {loss.overlong:,} {'sample is' if loss.overlong == 1 else 'samples are'} longer than"
+            f"{what}: {amount(loss.overlong, 'sample')} {'is' if loss.overlong == 1 else 'are'} longer than"
             f" {figures.max_token_len:,}",
             f"training never sees what is longer than a pack; by tokens it is mostly of {loss.overlong_medium} samples",
-            ", or ".join([*knobs, "packing.overlong=split_turns"] if is_longer else knobs),
+            ", or ".join([*knobs, "packing.overlong=split_turns"]),
         )
 
 
@@ -63,7 +74,7 @@ def fill(figures: Figures) -> Iterator[Remark]:
     if not report or not report.packs:
         return
     if report.packs > _ABOVE_BOUND * report.packs_lower_bound + 1:
-        what = f"{report.packs:,} packs where {report.packs_lower_bound:,} could do"
+        what = f"{amount(report.packs, 'pack')} where {report.packs_lower_bound:,} could do"
         knob = "packing.algorithm=optimal, packing.group_by=none, no packing.window"
         yield Remark(Grade.look, what, "each pack is a step's work, whatever it holds", knob)
     for name, medium in report.by_media.items():
@@ -103,4 +114,5 @@ def unverified(facts: RunFacts) -> Iterator[Remark]:
     """Lengths that were not compared."""
     if num := facts.samples_not_verified:
         why = "their media can't be read by the full processor here, so lengths were not compared with it"
-        yield Remark(Grade.note, f"{num:,} samples of the draw are not verified", why, "pip install torchvision")
+        what = f"{amount(num, 'sample')} of the draw {'is' if num == 1 else 'are'} not verified"
+        yield Remark(Grade.note, what, why, "pip install torchvision")

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from energon_pack.errors import amount
+
 
 class Grade(str, Enum):
     """How much it asks for."""
@@ -25,7 +27,7 @@ class Remark:
 
 def part(number: int, of: int, medium: str = "") -> str:
     """As `3 of 20 samples (15%)`, or `3 of 20 image samples (15%)`."""
-    return f"{number:,} of {of:,} {medium + ' ' if medium else ''}samples ({percent(number, of)})"
+    return f"{number:,} of {amount(of, f'{medium} sample'.strip())} ({percent(number, of)})"
 
 
 def percent(number: float, of: float) -> str:

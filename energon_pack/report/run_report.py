@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.method import Method
@@ -18,14 +18,25 @@ from energon_pack.report.left_out import LeftOut, drawn, left_out_pictures
 from energon_pack.report.lens import job_of, num_tried, try_some
 from energon_pack.report.look import LookJob, look, packs_to_look_at
 from energon_pack.report.page import About, run_page
+from energon_pack.report.remark import Grade, Remark
+from energon_pack.report.remarks import remarks
+from energon_pack.report.smaller import smaller_images
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
-from energon_pack.steps.cost import CostModel
-from energon_pack.templates.processor import rules_of
+from energon_pack.steps.cost import CostModel, most_positions
+from energon_pack.templates.processor import folder_of, rules_of
 from energon_pack.views.view import Medium
 
 _EXAMPLES = 3  # of a reason
 _MOST_LOOKED_AT = 200_000  # bytes of the packs that are looked at
+
+
+class Seen(NamedTuple):
+    """What of a page is said on the terminal, too."""
+
+    #: of each reason some entries of the ledger
+    examples: dict[str, list[Mapping[str, Any]]]
+    wrong: list[Remark]
 
 
 class RunReport:
@@ -44,7 +55,10 @@ class RunReport:
         self._config, self._processor, self._run = config, processor, run
         self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
         is_planned = config.stage is not Stage.lengths
-        self._tries = run.executor.start(try_some, job_of(lengths, config.packing, config.report.lens, is_planned))
+        #: tokens of a sample for which the model has positions; None: not known
+        self.most_positions = most_positions(folder_of(method.template_folder))
+        job = job_of(lengths, config.packing, config.report.lens, is_planned, self.most_positions)
+        self._tries = run.executor.start(try_some, job)
         self._method = method
         self._packs: dict[int, str] = {}
         self._grid: PackGrid | None = None
@@ -68,8 +82,8 @@ class RunReport:
         failed: str | None = None,
         written: Path | None = None,
         stored: str | None = None,
-    ) -> dict[str, list[Mapping[str, Any]]]:
-        """Write the page; of each reason some entries of the ledger.
+    ) -> Seen:
+        """Write the page.
 
         Args:
             ledger: skipped samples.
@@ -91,6 +105,7 @@ class RunReport:
                 source=source,
                 tries=Tries(choices, num_tried(source.measured), source.measured),
                 demo=self._config.source.path is None,
+                smaller=smaller_images(self._lengths, self._rules, most - self._config.packing.pad_to_multiple_of + 1),
                 **self._of_plan,
             )
             figures = replace(figures, examples=some_of_each(ledger, figures.skipped_by_reason))
@@ -98,7 +113,8 @@ class RunReport:
             about = About(self._config, title, self._processor, facts, folder, ledger_name, failed)
             packs = fitting(looked_at, _MOST_LOOKED_AT)
             write_whole(path, run_page(figures, about, packs, self._grid, left_out).encode())
-            return figures.examples
+            found = remarks(figures, facts, self._config.max_skipped)
+            return Seen(figures.examples, [remark for remark in found if remark.grade is Grade.wrong])
 
     def _pictures_of_left_out(self) -> list[Medium]:
         if not self._left_out:

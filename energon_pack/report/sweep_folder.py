@@ -5,6 +5,7 @@
 Nothing heavy is imported: Hydra loads this before every run.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,10 @@ class SweepFolder(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(os.path.abspath(str(config.hydra.sweep.dir)))
-        for path in _left_in(folder):  # by an earlier sweep that was given the same folder
+        for path in [
+            *_left_in(folder),
+            *(folder / _JOBS).glob("*.claim"),
+        ]:  # by an earlier sweep that was given the same folder
             path.unlink(missing_ok=True)
         os.environ[_FOLDER] = str(folder)
 
@@ -59,6 +63,37 @@ class SweepJob:
         self._about: dict[str, Any] = {"number": number, "settings": settings, "error": _UNFINISHED, "page": None}
         self._leave()
 
+    def same_as(self, target: str, settings: str) -> int | None:
+        """The job before that leaves the same in the same place, which need not be done twice; None: there is none.
+
+        Args:
+            target: what this job writes.
+            settings: all that what it writes depends on.
+
+        Raises:
+            PackError: another job writes there with other settings.
+        """
+        mine = {"number": self._about["number"], "settings": settings}
+        claim = self._path.with_name(f"{hashlib.sha256(target.encode()).hexdigest()[:16]}.claim")
+        made = claim.with_suffix(f".{mine['number']}")
+        write_whole(made, json.dumps(mine).encode(), sync=False)
+        try:
+            os.link(made, claim)  # of jobs that begin together one is the first
+        except FileExistsError:
+            first = json.loads(claim.read_bytes())
+        else:
+            return None
+        finally:
+            made.unlink()
+        if first["settings"] != settings:
+            raise PackError(
+                f"job {first['number']} of this sweep writes {target}, too, with other settings: leave output.name out,"
+                " or have a swept setting in it, as in 'output.name=mine-${packing.max_token_len}'"
+            )
+        self._about |= {"error": None, "same_as": first["number"]}
+        self._leave()
+        return int(first["number"])
+
     def done(self, page: Path, figures: Mapping[str, Any]) -> None:
         """It ended well."""
         self._about |= {"error": None, "page": os.path.abspath(page), "figures": figures}
@@ -78,8 +113,12 @@ class SweepJob:
 
 
 def jobs_of(folder: Path) -> list[dict[str, Any]]:
-    """What the jobs left, by their numbers."""
-    return sorted((json.loads(path.read_bytes()) for path in _left_in(folder)), key=lambda job: int(job["number"]))
+    """What the jobs left, by their numbers; one that is the same as another has what that one left."""
+    jobs = {job["number"]: job for job in (json.loads(path.read_bytes()) for path in _left_in(folder))}
+    for job in jobs.values():
+        if (first := job.get("same_as")) is not None:
+            job.update({key: value for key, value in jobs[first].items() if key not in ("number", "settings")})
+    return [jobs[number] for number in sorted(jobs)]
 
 
 def _left_in(folder: Path) -> list[Path]:

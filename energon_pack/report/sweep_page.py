@@ -9,12 +9,13 @@ from urllib.parse import quote
 
 from rich.table import Table
 
+from energon_pack.errors import amount
 from energon_pack.pages.html import Html, clipped, join, page, section, table, tag
 from energon_pack.pages.svg import short
 from energon_pack.report.lens import RULE
 from energon_pack.report.sweep import BEST, Row, Sweep, sweep_of
 from energon_pack.report.sweep_charts import over_keys
-from energon_pack.run.console import console, say
+from energon_pack.run.console import console, print_table, say
 from energon_pack.run.files import write_whole
 
 _VALUE, _ERROR = 80, 400  # characters
@@ -62,7 +63,7 @@ def sweep_html(sweep: Sweep, folder: Path) -> str:
     """
     best, names = sweep.best, _names(sweep.keys)
     done, failed = len(sweep.rows), len(sweep.failed)
-    said = f"{done} jobs done" + (f", {failed} failed" if failed else "")
+    said = f"{amount(done, 'job')} done" + (f", {failed} failed" if failed else "")
     verdict = tag("p", "No job packed anything.", class_="verdict")
     if best:
         named = (
@@ -161,6 +162,6 @@ def _print(sweep: Sweep) -> None:
             cells = [f"= job {row.same_as}", *[""] * (len(cells) - 1)]
         shown.add_row(f"{row.number}{mark}", *values, *cells)
     if sweep.rows:
-        out.print(shown)
+        print_table(shown)
     for job in sweep.failed:
         say(f"job {job.number} failed: {job.error}")

@@ -20,7 +20,10 @@ EXIT_CODES: dict[int, str] = {
     0: "done",
     PackError.exit_code: "refused, or wrong input: one line names the value and what to change",
     2: "an option that there is not, or an argument missing: the usage is printed",
-    SamplesLost.exit_code: "bad data cost more than `max_skipped`, or a whole medium: nothing was published",
+    SamplesLost.exit_code: (
+        "too much is lost: to bad data (`max_skipped`), as overlong (`packing.max_dropped_tokens`), or a whole medium:"
+        " nothing was published"
+    ),
     EXIT_INTERRUPTED: "interrupted; the same `energon-pack` goes on from what is there",
 }
 #: The programs beside `energon-pack`: `python -m energon_pack.<name>`.

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
 from rich.console import Console
+from rich.table import Table
+
+_ANY_WIDTH = 10_000  # columns
 
 
 def say(text: str) -> None:
@@ -23,6 +26,18 @@ def in_one_piece(title: str) -> Iterator[None]:
     finally:
         sys.stdout.write(f"\n{title}\n{out.getvalue()}")
         sys.stdout.flush()
+
+
+def print_table(table: Table) -> None:
+    """A table; where the terminal is too narrow for it, each row in words: no number is cut."""
+    out = console()
+    if Console(width=_ANY_WIDTH).measure(table).maximum <= out.width:
+        out.print(table)
+        return
+    names = [str(column.header) for column in table.columns]
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        first, *others = (f"{name} {cell}".strip() for name, cell in zip(names, row, strict=True) if cell)
+        out.print(f"{first}: {', '.join(others)}")
 
 
 def console() -> Console:

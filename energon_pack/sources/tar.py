@@ -15,10 +15,13 @@ from functools import lru_cache
 from zlib import adler32
 
 from energon_pack.samples.bytes import Bytes
+from energon_pack.sources.other_formats import what_else
 
 BLOCK = tarfile.BLOCKSIZE  # headers, and what they describe, fill whole blocks
 #: Size of a member that is there but holds no bytes of its own: a link, a device, a sparse file.
 NO_DATA = -1
+#: how the damage of a file begins that has no member at all
+NO_TAR = "not a tar file"
 
 _ZERO = bytes(BLOCK)
 _unpack_header = struct.Struct("100s 24x 12s 12x 8s c").unpack_from  # name, size, checksum, kind
@@ -72,7 +75,7 @@ class TarScan:
                 header = window[:BLOCK]
             if len(header) < BLOCK:
                 what = "cut inside a member's header" if header else "no end-of-archive blocks"
-                self.damage.append(Damage(offset, what, hides=bool(header)))
+                self.damage.append(_no_tar(header, what) if offset == 0 else Damage(offset, what, hides=bool(header)))
                 return
             if header == _ZERO:
                 offset = self._after_end(offset)
@@ -86,7 +89,7 @@ class TarScan:
                 valid = False
             if not valid:
                 if offset == 0:
-                    self.damage.append(Damage(0, "not a tar file", hides=True))
+                    self.damage.append(_no_tar(header, NO_TAR))
                     return
                 self.damage.append(Damage(offset, "a header's checksum is wrong", hides=True))
                 offset, extended = self._next_header(offset + BLOCK), {}
@@ -138,6 +141,12 @@ class TarScan:
                     return offset
             offset += BLOCK
         return None
+
+
+def _no_tar(head: bytes, what: str) -> Damage:
+    """Of a file that does not begin as a tar does: that it is something else, or what is wrong with its begin."""
+    other = what_else(head)
+    return Damage(0, f"{NO_TAR} but {other}" if other else what, hides=True)
 
 
 def num_tar_bytes(sizes: Sequence[int]) -> int:

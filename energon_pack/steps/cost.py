@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.steps.weights import language_of, vision_of
+from energon_pack.steps.weights import language_of, positions_of, vision_of
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[Any]
@@ -87,6 +87,14 @@ def cost_model(folder: Path | None) -> CostModel:
         return cost_by(json.loads(path.read_text()), path.name)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         return cost_by(_DEFAULT, f"{path.name} does not say {' '.join(str(error).split())}: {_DEFAULT_NAME}")
+
+
+def most_positions(folder: Path) -> int | None:
+    """Tokens of a sample for which the model of a processor's folder has positions; None: no config.json says it."""
+    try:
+        return positions_of(json.loads((folder / "config.json").read_text()))
+    except (OSError, AttributeError, ValueError):
+        return None
 
 
 def cost_by(config: Mapping[str, Any], source: str) -> CostModel:

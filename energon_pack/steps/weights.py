@@ -81,6 +81,12 @@ def vision_of(config: Config) -> VisionCost:
     }
 
 
+def positions_of(config: Config) -> int | None:
+    """Tokens of a sample for which a model has positions; None: it does not say."""
+    number = _text(config).get("max_position_embeddings")
+    return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
+
+
 def _text(config: Config) -> Config:
     """The part about the language model."""
     config = config.get("thinker_config") or config

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, one_line
 from energon_pack.templates.settings import ModelConfig
 
 _SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.py")
@@ -18,8 +18,7 @@ def local_folder(model: ModelConfig) -> Path:
     folder = Path(processor).expanduser()
     if folder.is_dir():
         return folder
-    if processor.startswith(("/", ".", "~")) or processor.count("/") > 1:
-        raise PackError(f"model.processor={processor}: no such folder")
+    refuse_missing_folder(processor)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -27,9 +26,35 @@ def local_folder(model: ModelConfig) -> Path:
         return Path(snapshot_download(processor, revision=model.revision, allow_patterns=list(_SETTINGS_FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise PackError(
-            f"model.processor={processor}: no such folder, and the model hub did not give it"
-            f" ({type(error).__name__}); model.processor=FOLDER names one on this machine"
+            f"model.processor={processor}: no such folder, and the model hub did not give it: {_why_not(error)};"
+            " model.processor=FOLDER names one on this machine"
         ) from None
+
+
+def refuse_missing_folder(processor: str) -> None:
+    """Raises PackError where a processor can only be a folder, and there is none."""
+    is_path = processor.startswith(("/", ".", "~")) or processor.count("/") > 1
+    if is_path and not Path(processor).expanduser().is_dir():
+        raise PackError(f"model.processor={processor}: no such folder")
+
+
+def _why_not(error: Exception) -> str:
+    """What a user can do something about."""
+    from huggingface_hub import constants, errors
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, and the cache of the hub on this machine does not have it"
+    if isinstance(error, errors.GatedRepoError):
+        return "it is gated: accept its terms on its page, then log in (hf auth login, or HF_TOKEN)"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "it has no such model.revision"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "there is none of that name (404), or it is private and HF_TOKEN is not set"
+    if isinstance(error, errors.HFValidationError):
+        return "this is no name of a repository"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return "the hub can't be reached, and the cache of the hub on this machine does not have it"
+    return one_line(error)
 
 
 def named_processor(model: ModelConfig) -> str:

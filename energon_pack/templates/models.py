@@ -20,6 +20,12 @@ def packaged_models() -> list[str]:
     return sorted(file.stem for file in (conf_dir() / "model").glob("*.yaml"))
 
 
+def model_of(processor_class: str) -> str:
+    """The model whose name a processor's class has: `qwen2_5_vl` of Qwen2_5_VLProcessor; `auto` where none has."""
+    names = {name.replace("_", ""): name for name in packaged_models()}
+    return names.get(processor_class.removesuffix("Processor").replace("_", "").lower(), "auto")
+
+
 def read_model(name: str) -> dict[str, Any]:
     """The `model` node of packing with `+model=NAME`; what its YAML does not set is left out.
 

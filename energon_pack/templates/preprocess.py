@@ -19,6 +19,8 @@ from energon_pack.samples.media.settings import MediumSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.settings import MediaConfig
 
+_ANY_FACTOR = 28  # pixels of a token's side, where only the settings are looked at
+
 
 class ImagePreprocessor(Protocol):
     """What is done to an image."""
@@ -58,6 +60,14 @@ def video_preprocessor(media: MediaConfig, factor: int) -> VideoPreprocessor | N
     return cast(VideoPreprocessor | None, _make("video", media.video, media, factor, VIDEO_PREPROCESSORS))
 
 
+def check_media(media: MediaConfig) -> None:
+    """Raises PackError as this module's other functions do, for names of its own: before any model is there."""
+    for kind, name, known in (("image", media.image, IMAGE_PREPROCESSORS), ("video", media.video, VIDEO_PREPROCESSORS)):
+        if ":" not in name:
+            _make(kind, name, media, _ANY_FACTOR, known)
+    video_settings(media)
+
+
 def image_settings(media: MediaConfig) -> dict[str, Any]:
     """What the `media` node changes in the settings of the image processor."""
     return {"do_resize": False} if media.image == "qwen_vl_utils" else {}
@@ -74,7 +84,7 @@ def video_settings(media: MediaConfig) -> dict[str, Any]:
         if name == owner and value is None:
             raise PackError(f"media.video={name} needs media.{key}")
         if value is not None and name == "default":
-            raise PackError(f"media.{key} needs media.video={owner}")
+            raise PackError(f"media.{key}={value:g} needs media={owner}: media={owner} media.{key}={value:g}")
     changes: dict[str, Any] = {"do_resize": False} if name == "qwen_vl_utils" else {}
     if name in ("fps", "uniform"):
         fps = media.fps if name == "fps" else None

@@ -165,6 +165,11 @@ def rules_of(folder: str) -> MediaRules | None:
     return None if values["family"] in ASKED else FAMILIES[values["family"]](ProcessorSettings(**values["processor"]))
 
 
+def folder_of(folder: str) -> Path:
+    """The processor's folder of the template that `prepare_template` wrote."""
+    return Path(json.loads(Path(folder, "spec.json").read_bytes())["processor"]["folder"])
+
+
 def _folder(model: ModelConfig) -> Path:
     if model.template not in FAMILIES and model.template not in AUTO:
         raise PackError(f"model.template={model.template} is unknown; there are: auto, {', '.join(FAMILIES)}")

@@ -142,9 +142,13 @@ class MediaConfig:
     video_cap: bool | None = None
 
     def check(self) -> None:
-        """Raises PackError where frames do not come."""
+        """Raises PackError where frames do not come, and where a setting is missing or belongs to another choice."""
         if self.fps is not None and not self.fps > 0:
             raise PackError(f"media.fps={self.fps}: must be more than 0")
+        if self != MediaConfig():
+            from energon_pack.templates.preprocess import check_media  # with NumPy and Pillow: only where it is needed
+
+            check_media(self)
 
 
 @dataclass

@@ -141,5 +141,5 @@ def test_parts_of_a_sample_are_all_in_its_split(config: Make, tmp_path: Path) ->
 
 def test_a_split_without_a_sample_is_an_error(config: Make, tmp_path: Path) -> None:
     source = write_tar(tmp_path / "source" / "x.tar", {"a.json": chat("hi", "ho")})
-    with pytest.raises(PackError, match=r"output.splits.val=0.01: none of the 1 samples is in it"):
+    with pytest.raises(PackError, match=r"output.splits.val=0.01: of 1 sample none is in it"):
         pack(config(source, output__splits=SplitsConfig(val=0.01)))

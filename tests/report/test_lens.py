@@ -1,5 +1,7 @@
 """The length that is recommended is the one that the rule on the page says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,23 @@ def test_a_length_for_all_samples_is_tried() -> None:
     """With the longest sample of 16,569 tokens doublings offer 32,768, and 17,408 would do."""
     assert lens_to_try([4096, 32768], PackingConfig(max_token_len=4096), 16569) == [4096, 17408, 32768]
     assert lens_to_try([4096], PackingConfig(max_token_len=8192), 5000) == [4096, 8192]
+
+
+def test_no_length_is_above_the_positions_of_the_model() -> None:
+    """For a model of 128,000 positions 203,776 was recommended."""
+    assert lens_to_try([4096], PackingConfig(max_token_len=8192), 200_000, 128_000) == [4096, 8192, 128_000]
+    beyond = replace(choice(203_776, 0.0, 0.99), is_beyond_model=True)
+    best = recommended([choice(65_536, 0.3, 0.99), beyond])
+    assert best is not None
+    assert best.choice.max_token_len == 65_536
+    assert recommended([beyond]) is None
+
+
+def test_the_rule_agrees_with_its_figures() -> None:
+    """`fills 95 %` was said of a length that fills 84.65 %, and has as few packs as any."""
+    rules = [best.rule for fill in (0.96, 0.92) if (best := recommended([choice(8192, 0.0, fill, packs=10)]))]
+    keeps = "the shortest that drops at most 1% of the tokens and"
+    assert rules == [f"{keeps} fills 95% of its packs", f"{keeps} has as few packs as any plan"]
 
 
 def test_a_draw_stands_for_all() -> None:

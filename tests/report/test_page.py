@@ -141,7 +141,8 @@ def worst() -> tuple[Any, About]:
     facts = RunFacts(
         format=1, config={}, media_rules={}, cwd="/", source_root=None, fingerprint="abc",
         seconds=dict.fromkeys(names, 12.5),
-        throughput={name: {"samples": 10**9, "cached": 5, "bytes": 10**12} for name in names}, peak_rss_bytes=10**9,
+        throughput={name: {"samples": 10**9, "cached": 5, "bytes": 10**12} for name in names}, identity="1f",
+        peak_rss_bytes=10**9,
         peak_rss_bytes_by_stage=dict.fromkeys(names, 10**9), bytes_read=10**9, bytes_written=10**9,
         cache={"shards_reused": 3, "shards_measured": 4}, samples_verified=100, samples_not_verified=3,
     )  # fmt: skip

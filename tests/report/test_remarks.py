@@ -26,7 +26,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
     "no pack": (figures(report={"packs": 0}), ("wrong", "there is no pack")),
     "a lost modality": (
         figures(report={"by_media": {"image": MediaFigures(1000, 0, 0, 0, 0.0)}}),
-        ("wrong", "all 1,000 image samples are skipped"),
+        ("wrong", "every image sample is skipped, 1,000 in all"),
     ),
     "no media for a model that sees": (
         figures({"by_medium": {"text": MediumIn(1000, 1000, 1_000_000, 400_000, LENS)}}),
@@ -171,4 +171,4 @@ def test_images_of_one_size_are_no_remark() -> None:
 def test_a_length_that_would_do_is_named() -> None:
     longer = Tries([Choice(8192, 30, 0.03, 0.15, 128, 0.95), Choice(32768, 0, 0.0, 0.0, 40, 0.96)], 1000, 1000)
     (remark,) = remarks(figures(loss=Loss(30, 150_000, "image", 0), tries=longer))
-    assert remark.knob.startswith("packing.max_token_len=32768, or smaller images (model.max_pixels)")
+    assert remark.knob.startswith("smaller images (model.max_pixels), or packing.max_token_len=32768")

@@ -82,7 +82,7 @@ def test_jobs_that_failed_are_listed_with_why(tmp_path: Path, capsys: pytest.Cap
     leave(folder, 10, ["seed=10"], outcome())
     end_sweep(folder)
     said = check_page((folder / "sweep.html").read_text())
-    for text in ("1 jobs done, 3 failed", "no such <folder>", "all are lost", "it did not end", "seed=10"):
+    for text in ("1 job done, 3 failed", "no such <folder>", "all are lost", "it did not end", "seed=10"):
         assert text in said
     made = json.loads((folder / "sweep.json").read_text())
     assert (made["best"], [job["number"] for job in made["failed"]]) == (10, [0, 1, 2])

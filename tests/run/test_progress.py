@@ -111,6 +111,17 @@ def test_the_rest_is_counted_in_what_takes_the_time() -> None:
         assert (work.done, work.pace.share) == (9, 0.09)
 
 
+def test_what_is_begun_is_seen() -> None:
+    """1,009 packs of one shard stood at `0 %, 0 of 1,009` for 25 s: after 10 s a quarter of its bytes are there."""
+    progress = Progress(quiet=True)
+    with progress.stage("write", 1009, "packs in 1 shard", cost=4000, begun=lambda: 1000.0) as advance:
+        work = progress._work
+        assert work is not None
+        assert work.seen(now=10.0, start=0.0) == (252, 0.25, 30.0)
+        advance(1009, cost=4000)
+        assert work.seen(now=40.0, start=0.0)[:2] == (1009, 1.0)
+
+
 # --------------------------------------------------------------------------------------------------------- what is said
 
 

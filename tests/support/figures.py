@@ -20,7 +20,8 @@ SOURCE = Source(
 REPORT = Report(
     samples_in=1000, samples_excluded=0, samples_repeated=0, samples_packed=1000, samples_skipped=0, samples_cut=0,
     parts=1000, skipped_by_reason={}, packs=128, packs_lower_bound=127, packs_without_window=None, fill=0.95,
-    max_token_len=8192, tokens=1_000_000, tokens_left_out=0, num_supervised=400_000, samples_with_control_tokens=0,
+    max_token_len=8192, tokens=1_000_000, tokens_left_out=0, tokens_left_out_by_reason={},
+    num_supervised=400_000, samples_with_control_tokens=0,
     samples_with_placeholders_put_in=0,
     samples_with_placeholders_as_text=0, samples_with_media_unread=0, samples_with_assistant_first=0,
     samples_with_tools_left_out=0, samples_with_reasoning_left_out=0, unknown_keys={}, samples_with_weights=0,

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Protocol
@@ -100,17 +100,26 @@ class Progress:
             watcher.join()
 
     @contextmanager
-    def stage(self, name: str, total: int, unit: str, cost: float | None = None) -> Iterator[Advance]:
+    def stage(
+        self,
+        name: str,
+        total: int,
+        unit: str,
+        cost: float | None = None,
+        begun: Callable[[], float] | None = None,
+    ) -> Iterator[Advance]:
         """Yields a function to call with the number of units just done.
 
         Args:
             cost: of all units, in what takes the time; None: each takes as long.
+            begun: says the cost of what is done and was not told yet; called while a terminal is drawn.
         """
         if total == 0:
             yield _nothing
             return
         start = time.monotonic()
         work = Work(name, total, unit, Pace(total if cost is None else cost, start))
+        work.begun = begun or work.begun
         self._next_line = start + _SECONDS_BEFORE_LINES
 
         def advance(count: int, cost: float | None = None, is_new: bool = True) -> None:

@@ -1,11 +1,12 @@
 """What is said of a stage: pure text, cut to the width there is."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
+from energon_pack.errors import amount
 from energon_pack.run.progress.pace import Pace
 
 _NAME = 9  # characters of the longest stage's name
@@ -13,6 +14,7 @@ _NARROWEST_BAR, _WIDEST_BAR = 8, 40
 _NARROW = 60  # columns: no room to the left of what belongs together
 _LEFT = 18  # characters of the time left
 _SHORTEST_FOR_RATES = 0.1  # seconds: a rate over less says nothing
+_ENOUGH = 0.02  # share that is done, by which one can tell the time left
 _NEVER_OF_USE = 2 * 86_400.0  # seconds: a time left beyond it is counted in days
 
 
@@ -50,6 +52,10 @@ class Done:
     skipped: Counter[str] = field(default_factory=Counter)  # samples by reason
 
 
+def _nothing_begun() -> float:
+    return 0.0
+
+
 @dataclass
 class Work:
     """Something that a stage counts."""
@@ -60,6 +66,21 @@ class Work:
     pace: Pace
     done: int = 0
     cost: float = 0.0
+    #: cost of what is begun and not told of yet
+    begun: Callable[[], float] = _nothing_begun
+
+    def seen(self, now: float, start: float) -> tuple[int, float, float | None]:
+        """Units that are done, the share of the cost, and seconds left, what is begun counted.
+
+        Args:
+            now, start: times; of the work's begin.
+        """
+        begun = self.begun()
+        share = min(1.0, self.pace.share + self.pace.part(begun))
+        left = self.pace.seconds_left(now)
+        if left is None and share >= _ENOUGH:
+            left = (now - start) * (1 - share) / share
+        return min(self.total, max(self.done, int(share * self.total) if begun else 0)), share, left
 
 
 def running_lines(
@@ -74,14 +95,14 @@ def running_lines(
     head = f"{stage:<{_NAME}}"
     if work is None:
         return [f"{head}  {_clock(seconds)}"]
-    left = work.pace.seconds_left(now)
-    ends = [f"{int(100 * work.pace.share):>3} %", _clock(seconds), "" if left is None else _left(left)]
+    number, share, left = work.seen(now, now - seconds)
+    ends = [f"{int(100 * share):>3} %", _clock(seconds), "" if left is None else _left(left)]
     if width < len(f"{head}  {'  '.join(ends[:2])}  ") + _LEFT:
         ends[1] = ""  # what is left is of more use
     room = min(_WIDEST_BAR, width - len(f"{head}    {'  '.join(filter(None, ends[:2]))}  ") - _LEFT)
-    bar = [_bar(work.pace.share, room, signs)] if room >= _NARROWEST_BAR else []
+    bar = [_bar(share, room, signs)] if room >= _NARROWEST_BAR else []
     what = "" if work.name == stage else f"{work.name}: "
-    counts = [f"{what}{work.done:,} of {work.total:,} {work.unit}", *_rates(work.pace.rates), *_cached(done)]
+    counts = [f"{what}{number:,} of {work.total:,} {work.unit}", *_rates(work.pace.rates), *_cached(done)]
     return [
         "  ".join([head, *bar, *filter(None, ends)]),
         *_folded(["", *counts, *_skipped(done)], width, len(head) + 2)[1:],
@@ -90,7 +111,7 @@ def running_lines(
 
 def finished_lines(name: str, seconds: float, done: Done, width: int) -> list[str]:
     """What a stage came to."""
-    said = [f"{done.samples:,} samples"] if done.samples else []
+    said = [amount(done.samples, "sample")] if done.samples else []
     if seconds >= _SHORTEST_FOR_RATES:
         said += _rates((done.samples / seconds, done.bytes / seconds))
     said += [*_cached(done), *_skipped(done)]

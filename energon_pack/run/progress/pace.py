@@ -45,6 +45,10 @@ class Pace:
         """Of the cost, what is done."""
         return min(1.0, self._last.cost / self._total) if self._last is not None and self._total else 0.0
 
+    def part(self, cost: float) -> float:
+        """The share of the total that a cost is."""
+        return cost / self._total if self._total else 0.0
+
     @property
     def rates(self) -> tuple[float, float] | None:
         """Samples and bytes a second; None: not known yet."""

@@ -21,6 +21,7 @@ from energon_pack.run.files import digest_of_rest
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.compressed import compressed_error, compression
+from energon_pack.sources.other_formats import what_else
 from energon_pack.sources.storage import File, open_file
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.wds import INDEX_SCHEMA
@@ -33,13 +34,7 @@ _LONGEST_FIRST_LINE = 64 << 20  # where a file has a list on every line
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]', re.DOTALL)
 
 _BUFFER = 1 << 20
-_LINES = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
-_OTHERS = (
-    (b"PAR1", 0, f"Parquet: {_LINES}"),
-    (b"ARROW1", 0, f"Arrow: {_LINES}"),
-    (b"PK\x03\x04", 0, f"a zip archive: {_LINES}"),
-    (b"ustar", 257, "a tar: source=wds reads tars"),
-)
+_TAR, _PLACE = b"ustar", 257
 
 #: `record_part` of a sample that is a line, not a file of a tar
 LINE = "line"
@@ -98,9 +93,10 @@ def _open(path: str) -> Iterator[File]:
 
 def _other_format(head: bytes, path: str) -> str | None:
     """What a file is that holds no JSON in UTF-8, by its first bytes, and what to do about it; None: it may."""
-    for magic, offset, what in _OTHERS:
-        if head.startswith(magic, offset):
-            return what
+    if head.startswith(_TAR, _PLACE):
+        return "a tar: source=wds reads tars"
+    if what := what_else(head):
+        return what
     encoding = json.detect_encoding(head[:4])
     text = head[: len(head) // 4 * 4].decode(encoding, "ignore").strip()
     if encoding.startswith("utf-8") or text[:1] not in ("{", "["):

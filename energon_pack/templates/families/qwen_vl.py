@@ -14,6 +14,7 @@ from energon_pack.errors import PackError
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
+from energon_pack.templates.models import model_of
 from energon_pack.templates.preprocess import first_to_last, smart_resize
 
 
@@ -40,7 +41,10 @@ class QwenVL(MediaRules):
         self.media_tokens = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
         owner = str(processor.video.get("processor_class") or processor.processor.get("processor_class") or "")
         if owner.startswith(self.others):
-            raise PackError(f"model.processor's files are of {owner}: videos become other tokens in this family")
+            raise PackError(
+                f"model.processor's files are of {owner}, and videos become other tokens in this family: use"
+                f" +model={model_of(owner)}"
+            )
         image = _flat(processor.image)
         patch_size, merge_size = number(image, "patch_size"), number(image, "merge_size")
         self.factor = patch_size * merge_size

@@ -1,0 +1,60 @@
+"""What fewer pixels an image would do to samples that are longer than a pack: bounds, from what is counted of them.
+
+An image of at most `max_pixels` has at most `max_pixels / factor²` tokens, so a sample of n of them has at most n times
+as many; no image is looked at again.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from energon_pack.plan.items import MEDIA_TYPES, Lengths
+from energon_pack.report.lens import MOST_DROPPED
+from energon_pack.run.scratch import blocks
+from energon_pack.templates.families.rules import MediaRules
+
+_FEWEST = 256  # tokens of an image, below which it shows little
+
+
+class SmallerImages(NamedTuple):
+    """A limit of pixels with which few tokens are dropped."""
+
+    max_pixels: int
+    tokens: int  # of an image, at most
+    dropped_tokens_share: float  # at most
+
+
+def smaller_images(lengths: Lengths, rules: MediaRules | None, room: int) -> SmallerImages | None:
+    """The largest of some limits that drops at most `MOST_DROPPED` more of the tokens than any of them.
+
+    Args:
+        rules: of the model's media.
+        room: tokens that a sample may have, its padding left out.
+
+    Returns:
+        None: none halves what is dropped, or the model's tokens are not squares of pixels.
+    """
+    settings = rules.settings if rules else {}
+    if not (settings.get("factor") and settings.get("max_pixels") and settings.get("do_resize")):
+        return None
+    square = int(settings["factor"]) ** 2
+    most = int(settings["max_pixels"]) // square
+    limits = [limit for limit in (_FEWEST << step for step in range(20)) if limit < most]
+    dropped = {limit: _dropped(lengths, room, limit) for limit in [*limits, most]}
+    least = min(dropped.values())
+    tokens = max(limit for limit, share in dropped.items() if share <= least + MOST_DROPPED)
+    share = dropped[tokens]
+    return SmallerImages(tokens * square, tokens, share) if share < dropped[most] / 2 else None
+
+
+def _dropped(lengths: Lengths, room: int, most: int) -> float:
+    """At most which share of the tokens is in samples that are too long, where an image has at most so many."""
+    dropped = tokens = 0
+    for block in blocks(lengths.num_samples):
+        items, lens = lengths.items, lengths.sample_lens[block].astype(np.int64)
+        images, visual = (items.counts[name][block].astype(np.int64) for name in ("num_images", "num_visual_tokens"))
+        has_images_alone = items.media[block] == MEDIA_TYPES.index("image")
+        lens -= np.where(has_images_alone, np.maximum(visual - images * most, 0), 0)
+        dropped += int(lens[lens > room].sum())
+        tokens += int(lens.sum())
+    return dropped / max(1, tokens)

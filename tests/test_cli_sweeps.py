@@ -1,0 +1,72 @@
+"""Jobs of a sweep, and runs, that would write what is there already, or what another job writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.running import run_here
+
+
+@pytest.fixture
+def told(demo: tuple[Path, Path], cache: Path) -> list[str]:
+    """A source that is no built-in demo: a dataset of it is not replaced."""
+    return ["+model=qwen2_5_vl", f"source.path={demo[0]}", f"model.processor={demo[1]}", f"cache_dir={cache}"]
+
+
+def last_sweep(folder: Path) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(sorted(folder.glob(".runs/*-sweep/sweep.json"))[-1].read_text())
+    return made
+
+
+def test_a_dataset_of_the_same_source_and_settings_is_there_already(tmp_path: Path, told: list[str]) -> None:
+    """A sweep that was interrupted, or over a length that was packed before, had a failed job for each."""
+    name = "source-qwen2_5_vl-neat-4096"
+    one, made = [*told, "packing.max_token_len=4096", f"output.name={name}"], tmp_path / "packed" / name
+    assert run_here(*one, cwd=tmp_path)[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
+    sweep = [*told, "-m", "packing.max_token_len=4096,8192", "packing.overlong=drop"]  # the bytes are the same
+    code, out, errors = run_here(*sweep, cwd=tmp_path)
+    assert (code, errors) == (0, "")
+    assert out.count(f"there already: packed/{name}") == 1
+    assert [row["packs"] for row in last_sweep(tmp_path / "packed")["rows"]] == [21, 11]
+    assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
+
+    code, _, errors = run_here(*one, "seed=1", cwd=tmp_path)  # other settings
+    assert (code, "exists; output.overwrite=true" in errors) == (1, True)
+    next(made.glob("*.tar")).unlink()
+    assert run_here(*one, cwd=tmp_path)[0] == 1  # it is not whole
+
+
+def test_another_source_under_the_same_name_is_refused(
+    tmp_path: Path, told: list[str], demo: tuple[Path, Path]
+) -> None:
+    """It is seen when lengths are known, for its settings are the same."""
+    one = [*told, "output.name=mine"]
+    assert run_here(*one, cwd=tmp_path)[0] == 0
+    other = [f"source.path=[{next(iter(sorted(demo[0].glob('*.tar'))))}]" if "source.path" in it else it for it in one]
+    code, _, errors = run_here(*other, cwd=tmp_path)
+    assert (code, "mine exists, packed of another source" in errors) == (1, True)
+
+
+def test_equal_jobs_of_a_sweep_are_done_once(tmp_path: Path, told: list[str]) -> None:
+    sweep = [*told, "-m", "measure.engine=auto,words", "stage=plan"]
+    code, out, errors = run_here(*sweep, cwd=tmp_path)
+    assert (code, errors) == (0, "")
+    assert out.count("see it: packed/") == 1
+    assert "job 1: the same as job 0" in out
+    rows = last_sweep(tmp_path / "packed")["rows"]
+    assert [row["packs"] for row in rows] == [11, 11]
+    assert rows[0]["page"] == rows[1]["page"]
+
+
+def test_one_name_for_all_jobs_is_refused(tmp_path: Path, told: list[str]) -> None:
+    """The page of the last job was that of all, and the sweep's page linked it twice."""
+    sweep = [*told, "-m", "packing.max_token_len=4096,8192", "stage=plan"]
+    code, _, errors = run_here(*sweep, "output.name=mine", cwd=tmp_path)
+    assert code == 1
+    assert errors.count("job 0 of this sweep writes") == 1
+    assert "mine.plan.html, too, with other settings: leave output.name out" in errors
+    assert [row["packs"] for row in last_sweep(tmp_path / "packed")["rows"]] == [21]
+    assert run_here(*sweep, "output.name='mine-${packing.max_token_len}'", cwd=tmp_path)[0] == 0
