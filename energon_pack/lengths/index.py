@@ -50,7 +50,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[Inde
     """Index every shard that is not in the cache yet.
 
     Raises:
-        PackError: a tar is compressed, or damaged and `keep_damaged` is off.
+        PackError: a tar is compressed, or with `keep_damaged` off, damaged or of files whose keys have dots.
     """
     cache = index_cache(run)
     keys = [_key(shard) for shard in shards]
@@ -72,10 +72,14 @@ def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[Inde
         found[number] = _indexed(cache, shards[number], keys[number])
     indexed = [item for item in found if item is not None]
     assert len(indexed) == len(shards)
+    if keep_damaged:
+        return indexed
+    if dotted := next(filter(None, (wds.dotted_of(item.shard.path, item.about) for item in indexed)), None):
+        raise PackError(dotted)
     damaged = [
         f"{item.shard.path}: {what} at byte {offset}" for item in indexed for offset, what in wds.damage_of(item.about)
     ]
-    if damaged and not keep_damaged:
+    if damaged:
         others = f" (and {len(damaged) - 1} more like it)" if len(damaged) > 1 else ""
         raise PackError(f"damaged tar {damaged[0]}{others}; source.on_damaged=keep packs what is whole")
     return indexed
