@@ -14,7 +14,6 @@ from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
 from energon_pack.templates.models import packaged_models
 
-
 #: values of another tool, and what to write in their place
 _ELSEWHERE = {
     f"packing.algorithm={name}": "LoongForge's; packing.algorithm=auto fills packs exactly, too, and takes every sample"
