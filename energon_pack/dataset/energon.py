@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.manifest import MANIFEST, TYPED
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import PackPlan, split_counts
@@ -148,7 +148,7 @@ def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = N
     }
     if dataset_yaml == "typed":
         return {"dataset.yaml": typed, "crude.yaml": crude}
-    return {"dataset.yaml": crude, "typed.yaml": typed}
+    return {"dataset.yaml": crude, TYPED: typed}
 
 
 def changed_keys(found: Any, wanted: Mapping[str, Any]) -> Iterator[str]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 MANIFEST = "energon_pack.json"
 REPLAY = "replay.json"
 REPORT = "report.json"
+#: beside a dataset.yaml that is another's, or for cookers: what loads packs with this package's own classes
+TYPED = "typed.yaml"
 
 
 def read_manifest(dataset: str | Path) -> dict[str, Any]:
@@ -75,6 +77,11 @@ def is_packed_here(dataset: str | Path) -> bool:
     if is_metadataset(dataset):
         return any(packed_datasets(dataset))
     return _of(dataset, MANIFEST) is not None
+
+
+def is_adopted(dataset: str | Path) -> bool:
+    """Whether a folder of another tool's packs has a YAML of this package beside its own: `energon_pack.adopt` ran."""
+    return not is_metadataset(dataset) and _of(dataset, MANIFEST) is None and _of(dataset, TYPED) is not None
 
 
 def is_metadataset(dataset: str | Path) -> bool:
