@@ -96,7 +96,9 @@ def main() -> None:
         for exact in (False, True):
             stated = with_lengths(raw, samples, image_token) if exact else raw
             for ratio in (1.0, 0.9):
-                packs = neat_pack_dataset_vlm(samples, PACK_SIZE, ds_raw=stated, packing_ratio=ratio, processor=processor)
+                packs = neat_pack_dataset_vlm(
+                    samples, PACK_SIZE, ds_raw=stated, packing_ratio=ratio, processor=processor
+                )
                 made = [packs[number]["attention_mask"] for number in range(len(packs))]
                 num = sum(int(ids.max()) for ids in made if len(ids))
                 fill = sum(int((ids > 0).sum()) for ids in made) / (len(made) * PACK_SIZE)
