@@ -38,7 +38,7 @@ def conversations(folders: Sequence[str]) -> list[dict[str, Any]]:
             for row in rows_of(shard.index(), IndexRow):
                 sample = read_sample(reader, shard, row, ReadSettings())
                 with open(shard.path, "rb") as file:
-                    pictures = []
+                    pictures: list[Image.Image] = []
                     for part in sample.parts:
                         file.seek(part.offset)
                         pictures.append(Image.open(io.BytesIO(file.read(part.size))))
@@ -56,7 +56,7 @@ def as_theirs(message: dict[str, Any], pictures: list[Image.Image]) -> dict[str,
     return {"role": message["role"], "content": content}
 
 
-class Kept(PreTokenizedDatasetWrapper):  # type: ignore[misc]
+class Kept(PreTokenizedDatasetWrapper):
     """Each sample is encoded once; packs are made of its tokens alone."""
 
     def __init__(self, *given: Any, **settings: Any):

@@ -188,8 +188,9 @@ def train_arguments(
     """What `megatron.energon.get_train_dataset(dataset, **…)` has to be given to read packs in the order of their plan.
 
     Args:
-        dataset: folder of packs, adopted ones too; for an encoder with `packing_buffer_size`, of samples, which Energon shuffles and
-            packs. Of a Metadataset each worker draws its datasets by chance: steps are not even, which is said.
+        dataset: folder of packs, adopted ones too; for an encoder with `packing_buffer_size`, of samples, which Energon
+            shuffles and packs. Of a Metadataset each worker draws its datasets by chance: steps are not even, which is
+            said.
         task_encoder: a `PackedTaskEncoder`; of another one, Energon itself deals the packs.
         worker_config: Energon's: this rank, how many there are, and the workers of each.
         states: where training goes on: `Journal.state()` of every rank of a checkpoint, whatever their number; or of

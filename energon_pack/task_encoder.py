@@ -212,8 +212,8 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         self._num_longer += 1
         if self._num_longer & (self._num_longer - 1) == 0:
             _log.warning(
-                "%s has %d tokens, and was planned as %d by the tool that packed it; such packs of this worker so far: %d."
-                " What those packs were made of can be packed anew: energon-pack",
+                "%s has %d tokens, and was planned as %d by the tool that packed it; such packs of this worker: %d"
+                ". What those packs were made of can be packed anew: energon-pack",
                 pack.__key__,
                 num_tokens,
                 planned,

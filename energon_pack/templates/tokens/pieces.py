@@ -1,7 +1,7 @@
 """Counting a long text by the reference, a piece at a time.
 
-`tokenizers` takes 400 to 700 bytes for each token that it makes: 6 MB of one record took 2.6 GB. A text is cut where every
-tokenizer of bytes ends a word, which is asked of the one there is before any text is cut.
+`tokenizers` takes 400 to 700 bytes for each token that it makes: 6 MB of one record took 2.6 GB. A text is cut where
+tokenizers of bytes end a word; the one there is is asked whether it does before any text is cut.
 """
 
 import re

@@ -50,9 +50,7 @@ def test_pieces_come_to_the_whole(template: Template, parts: list[str], cuts: li
         (None, []),
     ],
 )
-def test_a_tokenizer_with_words_across_seams_is_not_cut(
-    cutter: pre_tokenizers.PreTokenizer | None, added: list[str]
-) -> None:
+def test_words_across_seams_are_not_cut(cutter: pre_tokenizers.PreTokenizer | None, added: list[str]) -> None:
     """Its texts are counted whole, whatever that takes."""
     tokenizer = Tokenizer(models.BPE())
     if cutter is not None:
@@ -65,6 +63,4 @@ def test_a_long_text_is_never_given_whole_to_the_reference(template: Template, m
     monkeypatch.setattr(pieces, "LONG", 50)
     text = "one two three " * 40 + LATIN_LONG_S
     monkeypatch.setattr(Template, "tokenize", lambda *given: [])
-    with pytest.raises(KeyError):  # what it gives is missing where a text is short, and asked for
-        template.count([Rendered(LATIN_LONG_S, [], 0, 0)], "words")
     assert template.count([Rendered(text, [], 0, 0)], "words")[0][0] > 100
