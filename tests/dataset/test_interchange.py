@@ -28,6 +28,7 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.task_encoder import inputs_of
 from support.damage import found, lines
 from support.packed import Make, pack_into, train, typed
+from support.peer_classes import TheirCaptioning, TheirChatMix, TheirMixQA
 from support.peers import (
     LOONGFORGE,
     NAMES,
@@ -43,40 +44,6 @@ from support.peers import (
 from support.samples import chat, picture, video, write_source, write_tar
 
 ALL_FORMS = [form for forms in FORMS.values() for form in forms]
-
-
-@edataclass
-class TheirCaptioning(Sample):
-    """The fields of LLaVA-OneVision-2's packed sample, under its names."""
-
-    images: list[Any]
-    prompts: list[Any] | None
-    captions: list[Any]
-    patch_positions: list[Any] | None = None
-    fps: list[Any] | None = None
-    timestamp_decimal: list[Any] | None = None
-
-
-@edataclass
-class TheirChatMix(Sample):
-    """The fields of LoongForge's packed conversations, under its names."""
-
-    packed_messages: list[Any]
-    packed_images: list[Any] | None = None
-    packed_videos: list[Any] | None = None
-    system: str | None = None
-
-
-@edataclass
-class TheirMixQA(Sample):
-    """LoongForge's PackedMultiMixQASample, a stand-in by its fields: `data/multimodal/flavors`, its notes in
-    research/loongforge.md, section 2.1."""
-
-    images: list[list[Any]]
-    videos: list[list[Any]]
-    contexts: list[str]
-    answers: list[str]
-    answer_weights: list[Any] | None = None
 
 
 class WithPixels(DefaultTaskEncoder[Any, Any, Any, Any]):
@@ -99,7 +66,7 @@ class Ours(DefaultTaskEncoder[Any, Any, Any, Any]):
 
 def test_llava_onevision_reads_ours(config: Make, tmp_path: Path) -> None:
     """By its field names and a loader that is in the dataset; times and patch positions in the fields for them."""
-    sample_type = {"output__sample_loader_py": True, "output__sample_type": f"{__name__}:TheirCaptioning"}
+    sample_type = {"output__sample_loader_py": True, "output__sample_type": "support.peer_classes:TheirCaptioning"}
     folder = pack_into(config, write_source(tmp_path / "source"), Flavor.packed_captioning, **sample_type)
     ours = {sample.__key__: sample for sample in read_typed(folder, "PackedCaptioningSample", "packed_captioning")}
     theirs = list(train(folder, encoder=WithPixels()))
@@ -143,7 +110,7 @@ def members_as_loongforge_encodes(sample: TheirChatMix) -> list[tuple[Any, list[
 @pytest.mark.parametrize("group_by", [GroupBy.media, GroupBy.none])
 def test_a_class_with_loongforges_names_reads_ours(config: Make, group_by: GroupBy) -> None:
     """With lists in place of None, its encoder loses every pack, `cannot mix images and videos`."""
-    sample_type = {"output__sample_loader_py": True, "output__sample_type": f"{__name__}:TheirChatMix"}
+    sample_type = {"output__sample_loader_py": True, "output__sample_type": "support.peer_classes:TheirChatMix"}
     folder = pack_into(config, None, Flavor.packed_multi_mix_qa, packing__group_by=group_by, **sample_type)
     num = {"members": 0, "images": 0, "text packs": 0}
     for sample in train(folder, encoder=WithPixels()):
@@ -172,7 +139,7 @@ def test_a_class_of_questions_and_answers_gets_them(config: Make, tmp_path: Path
         write_tar(tmp_path / "source" / "x.tar", source),
         packing__group_by=GroupBy.none,
         output__sample_loader_py=True,
-        output__sample_type=f"{__name__}:TheirMixQA",
+        output__sample_type="support.peer_classes:TheirMixQA",
     )
     run.output.check()
     figures = pack(run)
@@ -205,7 +172,7 @@ class WithoutDefaults(Sample):
         ),
         ({"sample_type": "json:dumps"}, "json:dumps is no dataclass"),
         (
-            {"sample_type": f"{__name__}:TheirCaptioning"},
+            {"sample_type": "support.peer_classes:TheirCaptioning"},
             "it takes images .needed., prompts .needed., .*; packs of output.flavor=packed_multi_mix_qa give"
             " packed_messages, packed_images, packed_videos, or images, videos, contexts, answers;"
             " output.flavor=packed_captioning gives what it takes",
@@ -251,7 +218,7 @@ def test_videos_go_to_loongforge_too(config: Make, tmp_path: Path) -> None:
         packing__max_token_len=4096,
         packing__group_by=GroupBy.none,
         output__sample_loader_py=True,
-        output__sample_type=f"{__name__}:TheirChatMix",
+        output__sample_type="support.peer_classes:TheirChatMix",
     )
     pack(run)
     (sample,) = train(Path(run.output.dir) / "packed", encoder=Undecoded())
@@ -320,7 +287,7 @@ def test_a_loader_that_is_not_ours_is_found(
     """Energon runs what is there."""
     source = tmp_path / "s.jsonl"
     source.write_text(json.dumps({"prompts": ["a"], "captions": ["b"]}))
-    sample_type = {"output__sample_loader_py": True, "output__sample_type": f"{__name__}:TheirCaptioning"}
+    sample_type = {"output__sample_loader_py": True, "output__sample_type": "support.peer_classes:TheirCaptioning"}
     folder = pack_into(config, source, Flavor.packed_captioning, **sample_type)
     damage(folder / ".nv-meta")
     assert words in lines(found(folder))
