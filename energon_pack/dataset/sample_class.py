@@ -10,10 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.samples.flavors import DEFAULT, FORMS, PACKED
+from energon_pack.samples.flavors import FORMS, PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
-
-_EXAMPLE = DEFAULT.gives
 
 Taken = dict[str, bool]  # field → whether there is no sample without it
 
@@ -31,7 +29,7 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
     """
     if sample_type is None:
         return PACKED[name]
-    taken = _fields_of(sample_type) if sample_fields is None else dict.fromkeys(sample_fields, False)
+    taken = _fields_of(sample_type, name) if sample_fields is None else dict.fromkeys(sample_fields, False)
     needed = {field for field, is_needed in taken.items() if is_needed}
     for flavor in FORMS[name]:
         if needed <= {*flavor.gives} <= taken.keys():
@@ -44,15 +42,16 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
     raise PackError(f"{whose}: it takes {listed or 'no field'}; packs of output.flavor={name} give {given}")
 
 
-def _fields_of(sample_type: str) -> Taken:
+def _fields_of(sample_type: str, flavor: str) -> Taken:
     """What a class takes beside what every sample of Energon has (`__key__` …)."""
     module, _, name = sample_type.partition(":")
     try:
         sample_class: Any = getattr(import_module(module), name)
     except Exception as error:  # importing a stack of somebody else's may fail in any way
+        choices = " or ".join(f"[{','.join(form.gives)}]" for form in FORMS[flavor])
         raise PackError(
             f"output.sample_type={sample_type} can't be asked for its fields here ({one_line(error)}): have it"
-            f" importable, or say which it takes, as output.sample_fields=[{','.join(_EXAMPLE)}]"
+            f" importable, or say which it takes: output.sample_fields={choices}"
         ) from None
     if not is_dataclass(sample_class):
         raise PackError(f"output.sample_type={sample_type} is no dataclass, as every sample of Energon is")
