@@ -81,7 +81,9 @@ def is_packed_here(dataset: str | Path) -> bool:
 
 def is_adopted(dataset: str | Path) -> bool:
     """Whether a folder of another tool's packs has a YAML of this package beside its own: `energon_pack.adopt` ran."""
-    return not is_metadataset(dataset) and _of(dataset, MANIFEST) is None and _of(dataset, TYPED) is not None
+    if is_metadataset(dataset) or _of(dataset, MANIFEST) is not None:
+        return False
+    return b"energon_pack.loading" in (_of(dataset, TYPED) or b"")
 
 
 def is_metadataset(dataset: str | Path) -> bool:
