@@ -17,7 +17,7 @@ from energon_pack.dataset.contents import parse
 from energon_pack.dataset.energon import dataset_yamls
 from energon_pack.dataset.files import packs_in
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import is_packed_here
+from energon_pack.dataset.manifest import TYPED, is_packed_here
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.command import on_disk, parser, run
@@ -46,7 +46,7 @@ def adopt(folder: Path) -> tuple[str, list[str]]:
         raise PackError(f"{folder}: {'packs of several flavours' if names else 'no tar'}, where one flavour is loaded")
     meta = folder / META_FOLDER
     typed = _yaml(dataset_yamls(PACKED[names.pop()], "typed")["dataset.yaml"])
-    places = [meta / "dataset.yaml", meta / "typed.yaml"]
+    places = [meta / "dataset.yaml", meta / TYPED]
     place = next((path for path in places if not path.exists() or path.read_bytes() == typed), None)
     if place is None:
         raise PackError(f"{places[-1]} is there, and is another: rename it")
@@ -116,6 +116,8 @@ def main(arguments: list[str] | None = None) -> int:
     say(f"written: {', '.join(written) or 'nothing, all is there'}")
     config = "" if name == "dataset.yaml" else f', dataset_config="{name}"'
     say(f'load it with megatron.energon.get_train_dataset("{given.dataset}"{config}, ...)')
+    if config:
+        say(f"energon_pack.loading.train_arguments names {name} by itself")
     return 0
 
 

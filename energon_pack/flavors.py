@@ -55,6 +55,8 @@ class PackedMultiMixQASample(Sample):
     video_frames: Optional[list[Any]] = None
     #: what each member asks for: `weight`, `chat_template_kwargs`, `media_settings`
     options: Optional[list[Any]] = None
+    #: tokens of the pack as another tool planned it; None: packed here, or that tool does not say
+    planned_token_len: Optional[int] = None
 
 
 @edataclass

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from energon_pack.dataset.manifest import is_metadataset, is_packed_here, read_manifest, read_replays
+from energon_pack.dataset.manifest import TYPED, is_adopted, is_metadataset, is_packed_here, read_manifest, read_replays
 from energon_pack.dataset.referenced import LoadedMedia
 from energon_pack.errors import PackError
 from energon_pack.run.json_nodes import node_of, plain
@@ -188,8 +188,9 @@ def train_arguments(
     """What `megatron.energon.get_train_dataset(dataset, **…)` has to be given to read packs in the order of their plan.
 
     Args:
-        dataset: folder of packs; for an encoder with `packing_buffer_size`, of samples, which Energon shuffles and
-            packs. Of a Metadataset each worker draws its datasets by chance: steps are not even, which is said.
+        dataset: folder of packs, adopted ones too; for an encoder with `packing_buffer_size`, of samples, which Energon
+            shuffles and packs. Of a Metadataset each worker draws its datasets by chance: steps are not even, which is
+            said.
         task_encoder: a `PackedTaskEncoder`; of another one, Energon itself deals the packs.
         worker_config: Energon's: this rank, how many there are, and the workers of each.
         states: where training goes on: `Journal.state()` of every rank of a checkpoint, whatever their number; or of
@@ -213,6 +214,8 @@ def train_arguments(
         return {**common, **shuffled, "packing_buffer_size": buffer_size}
     if is_metadataset(dataset):
         return common
+    if is_adopted(dataset):
+        common["dataset_config"] = TYPED
     _refuse_other_world(dataset, worker_config, ours, bool(states))
     return {**common, "shuffle_over_epochs_multiplier": None, "parallel_shard_iters": 1}
 

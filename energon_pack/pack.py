@@ -57,7 +57,6 @@ from energon_pack.run.executors.choose import drive, note_of, term_of
 from energon_pack.run.files import META_FOLDER, naming_place, write_whole
 from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import Scratch
-from energon_pack.samples.flavors import PACKED
 from energon_pack.sources.draws import parse_slice
 from energon_pack.steps.cost import CostModel, cost_model
 from energon_pack.templates.folder import local_folder
@@ -188,7 +187,7 @@ def measure_source(
         drawn = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
         num_excluded = sum(map(len, source.excluded.values()))
         measured, method = measured_by(first_samples(drawn, limit, num_excluded), method, run)
-        flavor, shares = PACKED[config.output.flavor.value], split_shares(plain(config.output.splits))
+        flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
         return Measured(
             lengths=Lengths(measured, source.excluded, limit, flavor, shares, config.seed, Scratch(run.cache())),
             num_found=sum(item.num_rows for item in indexed) + source.num_left_out,

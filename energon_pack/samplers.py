@@ -4,7 +4,7 @@ import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -25,6 +25,9 @@ _log = logging.getLogger(__name__)
 
 #: of the costs of a pack: else the same long packs would meet in a step of every epoch
 _JITTER = 0.005
+
+#: what becomes of a sample that alone is longer than a batch of tokens may be
+_OVERLONG = {"alone": "each is a batch of its own", "drop": "they are in no batch"}
 
 
 class PackSampler(Sampler[tuple[int, int]]):
@@ -167,12 +170,14 @@ class LengthGroupedSampler(Sampler[list[int]]):
         lens: tokens of each sample.
         batch_size: samples of a batch; or
         max_batch_tokens: its samples × the tokens of its longest.
+        overlong: a sample with more than `max_batch_tokens` is a batch of its own (`alone`), or in none (`drop`); a
+            warning says how many there are.
         rank, world_size: data-parallel ones; by default torch.distributed's, or torchrun's.
         seed: with the epoch it says who is in a batch with whom, and when.
         window: batches whose samples are sorted together: fewer leave more to chance, and more padding.
 
     Raises:
-        ValueError: both limits or none, a sample longer than a batch may be, fewer samples than ranks.
+        ValueError: both limits or none, fewer samples than ranks.
     """
 
     def __init__(
@@ -185,15 +190,25 @@ class LengthGroupedSampler(Sampler[list[int]]):
         world_size: int | None = None,
         seed: int = 0,
         window: int = 128,
+        overlong: Literal["alone", "drop"] = "alone",
     ):
         self._rank, self._ranks = ranks_here(rank, world_size)
-        given = np.asarray(lens, np.int64)
-        if len(given) < self._ranks:
-            raise ValueError(f"{len(given)} samples for {self._ranks} ranks: fewer ranks, or more samples")
-        self._groups = EpochGroups(given, Limits(batch_size, max_batch_tokens), window, seed)
-        settings = f"{batch_size}-{max_batch_tokens}-{window}-{seed}"
+        given, limits = np.asarray(lens, np.int64), Limits(batch_size, max_batch_tokens)
+        limits.check()
+        if overlong not in _OVERLONG:
+            raise ValueError(f"overlong={overlong!r}; there are: {', '.join(_OVERLONG)}")
+        are_overlong = limits.are_exceeded(given)
+        samples = np.flatnonzero(~are_overlong) if overlong == "drop" else np.arange(len(given))
+        if len(samples) < self._ranks:
+            raise ValueError(f"{len(samples)} samples for {self._ranks} ranks: fewer ranks, or more samples")
+        self._groups = EpochGroups(given, limits, window, seed, samples)
+        settings = f"{batch_size}-{max_batch_tokens}-{window}-{seed}{'-drop' * (overlong == 'drop')}"
         self._which = f"{zlib.crc32(given.tobytes()):08x}-{len(given)}-{settings}"
         self._place = self._begun = _Turn()
+        if self._rank == 0 and are_overlong.any():
+            num, longest = np.count_nonzero(are_overlong), given.max()
+            which = f"{num} of {len(given)} samples have more than max_batch_tokens={max_batch_tokens} tokens"
+            _log.warning("%s, at most %d: %s (overlong=%r)", which, longest, _OVERLONG[overlong], overlong)
         self._say_over()
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -13,6 +13,7 @@ With `packing_buffer_size` unpacked samples are packed while Energon reads them,
     sample ─encode_sample─► measured ─select_samples_to_pack─► packs ─pack_selected_samples─► encoded ─batch─► …
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,8 @@ from energon_pack.training.members import Encoded
 from energon_pack.training.pack_encoder import BadPack, Pack
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
+
+_log = logging.getLogger(__name__)
 
 
 @edataclass
@@ -99,6 +102,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         if packing_buffer_size is not None:
             check_buffer_size("packing_buffer_size", packing_buffer_size)
         self.packing_buffer_size = packing_buffer_size
+        self._num_longer = 0  # packs than another tool planned them
         self._measuring: Measuring | None = None
         if packing_buffer_size is not None:
             self._measuring = measuring_of(content, self.template, options.get("on_bad_member") == "drop")
@@ -120,7 +124,9 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             SkipSample: all members were dropped.
         """
         if self._measuring is None:
-            return self._encoded(sample, sample.__key__, inputs_of(sample))
+            encoded = self._encoded(sample, sample.__key__, inputs_of(sample))
+            self._compare_with_plan(encoded, getattr(sample, "planned_token_len", None))
+            return encoded
         if flavor_of_sample(sample) is not UNPACKED:
             raise FatalSampleError(f"{sample.__key__} is a pack: packing_buffer_size packs unpacked samples")
         (member,) = inputs_of(sample)
@@ -197,6 +203,22 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         fields = {"members": pack.members, "media": pack.media, "dropped": pack.dropped}
         encoded: EncodedPack = EncodedPack.derive_from(first, __key__=key, **fields)
         return encoded
+
+    def _compare_with_plan(self, pack: EncodedPack, planned: int | None) -> None:
+        """Name a pack that is longer than another tool planned it: the 1st, 2nd, 4th, 8th … of this worker."""
+        num_tokens = sum(len(member.tokens) for member in pack.members)
+        if planned is None or num_tokens <= planned:
+            return
+        self._num_longer += 1
+        if self._num_longer & (self._num_longer - 1) == 0:
+            _log.warning(
+                "%s has %d tokens, and was planned as %d by the tool that packed it; such packs of this worker: %d"
+                ". What those packs were made of can be packed anew: energon-pack",
+                pack.__key__,
+                num_tokens,
+                planned,
+                self._num_longer,
+            )
 
     @stateless  # type: ignore[untyped-decorator]
     def batch(self, samples: list[EncodedPack]) -> PackedBatch:

@@ -1,14 +1,17 @@
 """Packs that LLaVA-OneVision-2 or LoongForge wrote are made loadable, measured and trained on as they lie."""
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
 from energon_pack.adopt import adopt
 from energon_pack.config import Flavor
 from energon_pack.errors import PackError
+from energon_pack.loading import train_arguments
 from energon_pack.task_encoder import PackedTaskEncoder
 from support.damage import found, lines, read_shard, set_at
 from support.packed import Make, pack_into, train
@@ -75,6 +78,35 @@ def test_llava_onevisions_packs_are_adopted_measured_and_trained_on(
     (pack, *_) = train(llava, encoder=encoder, dataset_config="typed.yaml")
     batch = encoder.batch([pack])
     assert not (batch["cu_seqlens_q_padded"] % 8).any()
+
+
+@pytest.mark.parametrize("whose", ["llava", "loongforge"])
+def test_the_documented_way_trains_on_adopted_packs(
+    tmp_path: Path, demo: tuple[Path, Path], whose: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended in `ModuleNotFoundError: aiak_training_llm`; and a pack of 479 tokens trained with more, unsaid."""
+    if whose == "llava":
+        folder = write_llava_onevision(tmp_path / "theirs")
+    else:
+        folder = write_loongforge(tmp_path / "theirs", NAMES["with dots"])
+        in_json("image_pack_00000000", set_at("_meta", "total_token_len", to=20))(folder)
+        in_json("text_pack_00000000", set_at("_meta", "total_token_len", to=1000))(folder)
+        changed("s000_0.mp4", video())(folder)
+    adopt(folder)
+    encoder = PackedTaskEncoder(folder, str(demo[1]), model="qwen2_5_vl", tokens_per_second=2)
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    arguments = train_arguments(folder, encoder, worker)
+    assert arguments["dataset_config"] == "typed.yaml"
+    with caplog.at_level(logging.WARNING):
+        batches = list(get_savable_loader(get_train_dataset(folder, **arguments, repeat=False)))
+    lens = {batch["__key__"][0]: batch["num_tokens"] for batch in batches}
+    assert len(lens) == (2 if whose == "llava" else 3)
+    said = [record.getMessage() for record in caplog.records if "was planned as" in record.getMessage()]
+    named = {line.partition(" has ")[0] for line in said}
+    assert named == (set() if whose == "llava" else {"image_pack_00000000", "video_pack_00000000"})
+    if said:
+        image = next(line for line in said if line.startswith("image"))
+        assert f"image_pack_00000000 has {lens['image_pack_00000000']} tokens, and was planned as 20 by" in image
 
 
 def test_adopting_twice_writes_nothing(llava: Path) -> None:

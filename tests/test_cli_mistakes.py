@@ -56,6 +56,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["+model=qwen2_5_vl", "output.dir=o=1"], ["output.dir=o=1", "'output.dir=\"o=1\"'"]),
     (["-m", "+model=qwen2_5_vl", "output.dir=o=1"], ["output.dir=o=1", "'output.dir=\"o=1\"'"]),
     (["+model=qwen2_5_vl", "seed"], ["seed: not of the form KEY=VALUE"]),
+    (["+model=qwen2_5_vl", "packing.algorithm=hashbucket"], ["packing.algorithm=hashbucket", "packing.algorithm=auto"]),
     (["+model=qwen2_5_vl", "output.sample_type=a:B"], ["output.sample_type=a:B", "output.sample_loader_py=true"]),
     (["+model=qwen2_5_vl", "output.sample_loader_py=true"], ["output.sample_type=module:Class"]),
     (["+model=qwen2_5_vl", "output.sample_loader_py=true", "output.sample_type=a.B"], ["a.B", "module:Class"]),

@@ -15,6 +15,11 @@ from energon_pack.run.command import TOOLS
 from energon_pack.templates.models import packaged_models
 
 _LISTS = ("source.path", "report.lens")  # settings that may be one
+#: values of another tool, and what to write in their place
+_ELSEWHERE = {
+    f"packing.algorithm={name}": "LoongForge's; packing.algorithm=auto fills packs exactly, too, and takes every sample"
+    for name in ("hashbucket", "hash_bucket")
+}
 
 
 def config_of(given: PackConfig | Sequence[str]) -> PackConfig:
@@ -63,6 +68,8 @@ def one_line(error: Exception, given: Sequence[str]) -> str:
         if equals:
             return f"{error.override}: a value with special characters goes in quotes: '{key}=\"{value}\"'"
         return f"{error.override}: not of the form KEY=VALUE{meant_tool(key, given)}"
+    if theirs := next((argument for argument in given if argument in _ELSEWHERE), None):
+        return f"{theirs}: {_ELSEWHERE[theirs]}"
     text = "\n".join(dict.fromkeys(str(e) for e in (error, error.__cause__) if e is not None))
     if refused := re.search(r"Could not override '([\w.]+)'", text):
         key = refused[1]

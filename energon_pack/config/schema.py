@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -13,6 +14,9 @@ from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.run.stores import is_address
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig
+
+if TYPE_CHECKING:  # a config is made sooner without
+    from energon_pack.samples.flavors.base import PackedFlavor
 
 
 class Flavor(str, Enum):
@@ -94,6 +98,8 @@ class OutputConfig:
     sample_loader_py: bool = False
     #: `module:Class` that such a stack reads packs as; None: this package's own class
     sample_type: str | None = None
+    #: that this class takes; None: it is imported and asked
+    sample_fields: list[str] | None = None
     #: what the names of shards begin with
     shard_prefix: str = "packed"
     #: packs of a shard
@@ -134,6 +140,16 @@ class OutputConfig:
                 f"output.sample_type={name} needs output.sample_loader_py=true: energon_pack's own loader fills its own"
                 " classes alone"
             )
+        if self.sample_fields is not None and name is None:
+            raise PackError(f"output.sample_fields={self.sample_fields} are of output.sample_type=module:Class")
+        if name is not None:
+            self.packed_flavor()
+
+    def packed_flavor(self) -> "PackedFlavor":
+        """What packs look like, in the form that another stack's class takes; raises PackError as `flavor_for`."""
+        from energon_pack.dataset.sample_class import flavor_for
+
+        return flavor_for(self.flavor.value, self.sample_type, self.sample_fields)
 
 
 @dataclass

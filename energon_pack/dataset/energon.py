@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.manifest import MANIFEST, TYPED
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import PackPlan, split_counts
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.samples.flavors.base import Flavor
+from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.flavors.schema import FORMAT
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
@@ -31,7 +31,7 @@ SAMPLE_LOADER = "sample_loader.py"
 def write_metadata(
     folder: Path,
     shards: Sequence[WrittenShard],
-    flavor: Flavor,
+    flavor: PackedFlavor,
     dataset_yaml: str,
     sqlite: bool,
     manifest: Mapping[str, Any],
@@ -111,9 +111,9 @@ def write_energon(
     return info
 
 
-def sample_loader_py(flavor: Flavor) -> bytes:
-    """The content of `.nv-meta/sample_loader.py`."""
-    return (Path(__file__).parent / "sample_loaders" / f"{flavor.name}.py").read_bytes()
+def sample_loader_py(flavor: PackedFlavor) -> bytes:
+    """The content of `.nv-meta/sample_loader.py` for one of `FORMS`."""
+    return (Path(__file__).parent / "sample_loaders" / f"{flavor.form_name}.py").read_bytes()
 
 
 def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = None) -> dict[str, dict[str, Any]]:
@@ -148,7 +148,7 @@ def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = N
     }
     if dataset_yaml == "typed":
         return {"dataset.yaml": typed, "crude.yaml": crude}
-    return {"dataset.yaml": crude, "typed.yaml": typed}
+    return {"dataset.yaml": crude, TYPED: typed}
 
 
 def changed_keys(found: Any, wanted: Mapping[str, Any]) -> Iterator[str]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 MANIFEST = "energon_pack.json"
 REPLAY = "replay.json"
 REPORT = "report.json"
+#: beside a dataset.yaml that is another's, or for cookers: what loads packs with this package's own classes
+TYPED = "typed.yaml"
 
 
 def read_manifest(dataset: str | Path) -> dict[str, Any]:
@@ -75,6 +77,13 @@ def is_packed_here(dataset: str | Path) -> bool:
     if is_metadataset(dataset):
         return any(packed_datasets(dataset))
     return _of(dataset, MANIFEST) is not None
+
+
+def is_adopted(dataset: str | Path) -> bool:
+    """Whether a folder of another tool's packs has a YAML of this package beside its own: `energon_pack.adopt` ran."""
+    if is_metadataset(dataset) or _of(dataset, MANIFEST) is not None:
+        return False
+    return b"energon_pack.loading" in (_of(dataset, TYPED) or b"")
 
 
 def is_metadataset(dataset: str | Path) -> bool:

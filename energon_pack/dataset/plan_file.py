@@ -44,8 +44,8 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
         for sample_id, row, code in zip(ids, rows.to_pylist(), left_out[is_out], strict=True):
             reason, detail = row["reason"], row["detail"]
             if reason == Reason.NOT_IN_FLAVOR:
-                flavor = lengths.flavor.name
-                detail = f"output.flavor={flavor} has no place for it: {row['does_not_fit'][flavor]}"
+                flavor = lengths.flavor
+                detail = f"output.flavor={flavor.name} has no place for it: {row['does_not_fit'][flavor.form_name]}"
             elif reason is None:
                 reason, detail = _policy(row, LEFT_OUT[code], packing)
             yield {

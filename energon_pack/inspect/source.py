@@ -29,7 +29,7 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.shard import Shard, Source
-from energon_pack.sources.wds import damage_of
+from energon_pack.sources.wds import damage_of, dotted_of
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TemplateSettings
@@ -116,7 +116,7 @@ def _judged(
 ) -> tuple[MemberView, list[str]]:
     """What packing would do with a sample that has tokens."""
     rendered = template.render(Sample(sample.timed, sample.media, sample.tools, sample.options))
-    remarks, packing, flavor = [], config.packing, config.output.flavor.value
+    remarks, packing, flavor = [], config.packing, config.output.packed_flavor()
     if rendered.leaves_out_tools:
         remarks.append("the chat template writes nothing of its tools")
     if rendered.leaves_out_reasoning:
@@ -127,8 +127,8 @@ def _judged(
         if config.source.control_tokens is ControlTokens.skip:
             return replace(view, refused=f"{Reason.CONTROL_TOKEN.value}: {what}"), remarks
     counts = {"token_len": view.token_len, **counts_of(rendered, sample.kinds)}
-    if unfit := do_not_fit(sample.messages, sample.tools, sample.kinds)[flavor]:
-        what = f"{Reason.NOT_IN_FLAVOR.value}: output.flavor={flavor} has no place for it: {unfit}"
+    if unfit := do_not_fit(sample.messages, sample.tools, sample.kinds)[flavor.form_name]:
+        what = f"{Reason.NOT_IN_FLAVOR.value}: output.flavor={flavor.name} has no place for it: {unfit}"
         return replace(view, refused=what), remarks
     if too_much := caps.exceeded(counts, packing):
         remarks.append(f"{', '.join(too_much)}: packing.overlong={packing.overlong.value} says what becomes of it")
@@ -158,6 +158,7 @@ def _indexed(source: Source, shard: Shard) -> _Indexed:
     excluded = source.excluded.get(shard.name, frozenset())
     about = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
     damage = [f"{shard.name} is damaged: {what} at byte {offset}" for offset, what in damage_of(about)]
+    damage += filter(None, [dotted_of(shard.path, about)])
     return _Indexed(shard, [row for row in rows_of(table, IndexRow) if row.key not in excluded], damage)
 
 

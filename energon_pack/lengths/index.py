@@ -51,7 +51,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[Inde
     """Index every shard that is not in the cache yet.
 
     Raises:
-        PackError: a tar is compressed, or damaged and `keep_damaged` is off.
+        PackError: a tar is compressed, or with `keep_damaged` off, damaged or of files whose keys have dots.
     """
     cache = index_cache(run)
     keys = [_key(shard) for shard in shards]
@@ -73,8 +73,12 @@ def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[Inde
         found[number] = _indexed(cache, shards[number], keys[number])
     indexed = [item for item in found if item is not None]
     assert len(indexed) == len(shards)
+    if keep_damaged:
+        return indexed
+    if dotted := next(filter(None, (wds.dotted_of(item.shard.path, item.about) for item in indexed)), None):
+        raise PackError(dotted)
     damaged = [(item.shard.path, offset, what) for item in indexed for offset, what in wds.damage_of(item.about)]
-    if damaged and not keep_damaged:
+    if damaged:
         raise _damage_error(*damaged[0], len(damaged) - 1)
     return indexed
 

@@ -28,7 +28,7 @@ from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
 from energon_pack.run.user_cache import version_of
-from energon_pack.samples.flavors import PACKED
+from energon_pack.samples.flavors import FORM_NAMES
 from energon_pack.samples.media.formats import VIDEO_NAMES
 from energon_pack.sources import reader
 from energon_pack.sources.draws import drawn_keys
@@ -256,7 +256,7 @@ def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, int, S
 def lengths_cache(method: Method, run: Run) -> TableCache:
     """Where lengths by this method are kept."""
     template = method.identity
-    versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*PACKED]
+    versions = LENGTHS_VERSION, reader.INDEX_VERSION, FORM_NAMES
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKED else []
     chosen = [*asked, *(template.kinds or [])]  # what the settings in the fingerprint do not say
     how = key_of(template.fingerprint, template.labels, asdict(method.read), *versions, *chosen)

@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from energon_pack.samples.cut import CUT_TYPE
-from energon_pack.samples.flavors import PACKED
+from energon_pack.samples.flavors import FORM_NAMES
 from energon_pack.sources import wds
 
 _PART_TYPE = pa.list_(
@@ -18,7 +18,7 @@ _PART_TYPE = pa.list_(
     )
 )
 _FILES_TYPE = pa.list_(pa.struct([("name", pa.large_string()), ("size", pa.int64()), ("version", pa.string())]))
-_DOES_NOT_FIT_TYPE = pa.struct([(name, pa.large_string()) for name in PACKED])
+_DOES_NOT_FIT_TYPE = pa.struct([(name, pa.large_string()) for name in FORM_NAMES])
 LENGTHS_SCHEMA = pa.schema(
     [
         ("key", pa.large_string()),

@@ -7,8 +7,9 @@ import torch
 
 from energon_pack.samples.skip import Reason
 
-#: of packs that were handed on; `dropped` are members that could not be encoded
-NAMES = ("packs", "samples", "tokens", "images", "dropped", "longest_wait")
+#: of packs that were handed on; `dropped` are members that could not be encoded, `above` tokens beyond
+#: `max_token_len` in packs that are longer
+NAMES = ("packs", "samples", "tokens", "images", "dropped", "longest_wait", "above")
 _COLUMNS = {name: i for i, name in enumerate((*NAMES, *Reason))}
 _MAX_WORKERS = 1024
 
@@ -33,12 +34,13 @@ class Counted:
         """All rows together.
 
         Args:
-            capacity: tokens of a pack.
+            capacity: tokens of a pack; one that is longer is full.
         """
         sums = dict(zip(_COLUMNS, self._rows.sum(dim=0).tolist(), strict=True))
         sums["longest_wait"] = int(self._rows[:, _COLUMNS["longest_wait"]].max())
         left_out = {reason.value: number for reason in Reason if (number := sums.pop(reason))}
-        fill = sums["tokens"] / (sums["packs"] * capacity) if sums["packs"] else 0.0
+        room = sums["packs"] * capacity + sums.pop("above")
+        fill = sums["tokens"] / room if room else 0.0
         return {**sums, "fill": fill, "left_out": left_out}
 
 

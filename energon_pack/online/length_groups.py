@@ -37,18 +37,21 @@ class Limits(NamedTuple):
 
     #: samples
     batch_size: int | None = None
-    #: samples × tokens of the longest
+    #: samples × tokens of the longest; a sample that is longer is a batch of its own
     max_batch_tokens: int | None = None
 
-    def check(self, lens: Ints) -> None:
-        """Raises ValueError: none or both are given, or a sample alone is too long."""
+    def check(self) -> None:
+        """Raises ValueError: none or both are given."""
         given = f"batch_size={self.batch_size}, max_batch_tokens={self.max_batch_tokens}"
         if (self.batch_size is None) is (self.max_batch_tokens is None):
             raise ValueError(f"{given}: give one of the two")
         if (self.batch_size or self.max_batch_tokens or 0) < 1:
             raise ValueError(f"{given}: at least 1")
-        if self.max_batch_tokens is not None and len(lens) and lens.max() > self.max_batch_tokens:
-            raise ValueError(f"sample {lens.argmax()} has {lens.max()} tokens: more than {given} leaves room for")
+
+    def are_exceeded(self, lens: Ints) -> npt.NDArray[np.bool_]:
+        """bool[num], whether a sample alone is longer than a batch may be."""
+        longest = self.max_batch_tokens
+        return np.zeros(len(lens), np.bool_) if longest is None else np.greater(lens, longest)
 
     def samples(self, lens: Ints) -> float:
         """How many samples a batch has, about."""
@@ -62,7 +65,7 @@ def group(lens: Ints, num_ranks: int, limits: Limits, window: float, seed: int) 
     are halved; only where each batch is a single sample, fewer than `num_ranks` of them are over.
 
     Args:
-        lens: int64[num] tokens, none longer than a batch may be.
+        lens: int64[num] tokens; a sample that is longer than a batch may be is one alone.
         window: samples that are sorted together; fewer: more chance in who meets whom, more padding.
     """
     order = _by_windows(lens, window, seed)
@@ -94,14 +97,15 @@ class EpochGroups:
 
     Args:
         window: batches whose samples are sorted together.
+        samples: int64[num], numbers of those that are in batches; by default all.
     """
 
-    def __init__(self, lens: Ints, limits: Limits, window: int, seed: int):
-        limits.check(lens)
+    def __init__(self, lens: Ints, limits: Limits, window: int, seed: int, samples: Ints | None = None):
         if window < 1:
             raise ValueError(f"window={window}: at least 1 batch")
         self._lens, self._limits, self._seed = lens, limits, seed
-        self._window = window * limits.samples(lens)
+        self._samples = np.arange(len(lens)) if samples is None else samples
+        self._window = window * limits.samples(lens[self._samples])
         self._kept: dict[tuple[int, tuple[tuple[int, int], ...], int], Groups] = {}
 
     def of(self, epoch: int, num_ranks: int, before: Before = ()) -> Groups:
@@ -110,7 +114,7 @@ class EpochGroups:
         if key not in self._kept:
             while len(self._kept) > 1:
                 self._kept.pop(next(iter(self._kept)))
-            left, seed = np.arange(len(self._lens)), seed_of(self._seed, epoch)
+            left, seed = self._samples, seed_of(self._seed, epoch)
             for ranks, num_steps in before:
                 had = group(self._lens[left], ranks, self._limits, self._window, seed)
                 gone = [had.samples(batch) for batch in had.steps[:num_steps].ravel().tolist()]
@@ -144,11 +148,11 @@ def _evenly(num: int, num_batches: int) -> Ints:
 
 
 def _cut(lens: Ints, max_batch_tokens: int) -> Ints:
-    """Starts of batches that are as large as they may be."""
+    """Starts of batches that are as large as they may be; of one sample where that alone is larger."""
     starts, longest = [0], 0
     for number, length in enumerate(lens.tolist()):
         longest = max(longest, length)
-        if longest * (number - starts[-1] + 1) > max_batch_tokens:
+        if number > starts[-1] and longest * (number - starts[-1] + 1) > max_batch_tokens:
             starts.append(number)
             longest = length
     return np.array([*starts, len(lens)])

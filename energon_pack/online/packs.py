@@ -123,6 +123,8 @@ class OnlinePacks(Iterator[Pack]):
         """A pack that is handed on."""
         self._counted.add("packs")
         self._counted.add("samples", len(pack.members))
-        self._counted.add("tokens", sum(len(member.tokens) for member in pack.members))
+        tokens = sum(len(member.tokens) for member in pack.members)
+        self._counted.add("tokens", tokens)
+        self._counted.add("above", max(0, tokens - self._measuring.packing.max_token_len))
         self._counted.add("images", sum(member.num_images for member in pack.members))
         self._counted.set("longest_wait", self._pool.longest_wait)

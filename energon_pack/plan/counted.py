@@ -53,6 +53,7 @@ class CountedPacks:
 
     packs: Ints
     tokens: Ints
+    room: Ints  # tokens: of a pack `max_token_len`, of one that is longer what it has
     num_supervised: int
     members: Tally
     visual_tokens: Tally
@@ -61,14 +62,17 @@ class CountedPacks:
     vision: float
 
 
-def count_packs(items: Items, plan: PackPlan, cost: CostModel) -> CountedPacks:
+def count_packs(items: Items, plan: PackPlan, cost: CostModel, max_token_len: int) -> CountedPacks:
     """Count all packs of a plan."""
     num = len(MEDIA_TYPES)
-    found = CountedPacks(np.zeros(num, np.int64), np.zeros(num, np.int64), 0, Tally(), Tally(), Moments(), 0.0, 0.0)
+    count, tokens, room = np.zeros((3, num), np.int64)
+    found = CountedPacks(count, tokens, room, 0, Tally(), Tally(), Moments(), 0.0, 0.0)
     for part in plan.parts():
         media, features = media_of_packs(items, part), features_of_packs(items, part)
+        lens = part.per_pack(items.lens)
         found.packs += _by(media, num)
-        found.tokens += _by(media, num, part.per_pack(items.lens))
+        found.tokens += _by(media, num, lens)
+        found.room += _by(media, num, np.maximum(lens, max_token_len))
         found.num_supervised += int(part.per_pack(items.num_supervised).sum())
         found.members.add(features["members"])
         found.visual_tokens.add(features["visual_tokens"])

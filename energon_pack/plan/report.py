@@ -74,7 +74,7 @@ class RunFacts:
 class Report:
     """The figures of report.json.
 
-    samples_in = samples_packed + samples_skipped, and fill = tokens / (packs × packing.max_token_len).
+    samples_in = samples_packed + samples_skipped; fill = tokens / (packs × max_token_len), longer packs being full.
     """
 
     samples_in: int  # what the source settings select, a sample as often as it is drawn
@@ -151,7 +151,8 @@ def summarize(
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
     """
     items, num_samples = lengths.items, lengths.num_samples
-    found, packs = count(lengths, plan), count_packs(items, plan, cost)
+    capacity = packing.max_token_len
+    found, packs = count(lengths, plan), count_packs(items, plan, cost, capacity)
     tokens = int(packs.tokens.sum())
     reasons = lengths.reasons + Counter(
         {reason.value: int(found.left_out[code]) for code, reason in enumerate(LEFT_OUT) if reason is not None}
@@ -162,7 +163,7 @@ def summarize(
             f"{num_samples} samples, but {num_packed} packed and {dict(reasons)} skipped;"
             f" {found.num_parts} of {len(items) - num_samples} parts packed: a bug"
         )
-    capacity, of_packs = packing.max_token_len, [*packs.packs.tolist(), 0]
+    of_packs = [*packs.packs.tolist(), 0]
     return Report(
         samples_in=num_samples,
         samples_excluded=num_found + num_repeated - num_samples,
@@ -175,7 +176,7 @@ def summarize(
         packs=plan.num_packs,
         packs_lower_bound=plan.lower_bound,
         packs_without_window=without_window(items, packing, lengths.seed),
-        fill=_fill(tokens, plan.num_packs, capacity),
+        fill=_fill(tokens, packs.room.sum()),
         max_token_len=capacity,
         tokens=tokens,
         tokens_left_out=int(found.tokens_left_out.sum()),
@@ -201,7 +202,7 @@ def summarize(
                 samples=int(found.packed[code]),
                 packs=int(of_packs[code]),
                 tokens=int(found.tokens[code]),
-                fill=_fill(packs.tokens[code], int(of_packs[code]), capacity) if code >= 0 else 0.0,
+                fill=_fill(packs.tokens[code], packs.room[code]) if code >= 0 else 0.0,
             )
             for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
             if found.samples[code] or of_packs[code]
@@ -320,8 +321,8 @@ def _cells(values: tuple[Any, ...]) -> Iterator[str]:
         yield value if isinstance(value, str) else f"{value:.2%}" if isinstance(value, float) else f"{value:,}"
 
 
-def _fill(tokens: Any, num_packs: int, capacity: int) -> float:
-    return round(float(tokens) / (num_packs * capacity), 6) if num_packs else 0.0
+def _fill(tokens: Any, room: Any) -> float:
+    return round(float(tokens) / float(room), 6) if room else 0.0
 
 
 def spread(values: AnyInts) -> dict[str, int]:

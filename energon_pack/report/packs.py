@@ -61,7 +61,7 @@ def figures_of_packs(
 
     visual = {name: values for name, values in by_kind(features["visual_tokens"]).items() if name != "text"}
     return PackFigures(
-        fill=linear_histogram(by_kind(100 * tokens / max_token_len), share, most=100),
+        fill=linear_histogram(by_kind(100 * tokens / np.maximum(tokens, max_token_len)), share, most=100),
         members=linear_histogram(by_kind(features["members"]), share),
         visual_tokens=linear_histogram(visual, share),
         attention_cost=linear_histogram(by_kind(features["attention_cost"]), share),

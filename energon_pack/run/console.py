@@ -31,7 +31,7 @@ def in_one_piece(title: str) -> Iterator[None]:
 def print_table(table: Table) -> None:
     """A table; where the terminal is too narrow for it, each row in words: no number is cut."""
     out = console()
-    if Console(width=_ANY_WIDTH).measure(table).maximum <= out.width:
+    if Console(width=_ANY_WIDTH).measure(table).minimum <= out.width:
         out.print(table)
         return
     names = [str(column.header) for column in table.columns]

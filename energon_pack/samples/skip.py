@@ -19,6 +19,7 @@ class Reason(str, Enum):
     MISSING_MEDIA = "missing_media"
     UNREADABLE_MEDIA = "unreadable_media"
     PLACEHOLDER_MISMATCH = "placeholder_mismatch"
+    DOTTED_KEY = "dotted_key"
     DUPLICATE_KEY = "duplicate_key"
     NON_ADJACENT_MEMBER = "non_adjacent_member"
     CONTROL_TOKEN = "control_token"

@@ -10,11 +10,10 @@ and all but one line of them would be lost. What tells them from a sample with a
 """
 
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from energon_pack.errors import PackError
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import MESSAGE_KEYS, parse_record
@@ -33,12 +32,36 @@ _RENAME = (
 )
 
 
-@dataclass
-class _Doubt:
-    """Files of one part name that may be samples of their own."""
+class DottedFile(NamedTuple):
+    """A file that is a sample of its own, and can't be read as such."""
 
-    example: str
-    number: int = 0
+    key: str  # whose part it would be
+    part: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.key}.{self.part}"
+
+    @property
+    def detail(self) -> str:
+        return f"{self.name} would be a sample of its own: a key ends at the first dot of a name"
+
+
+def refusal(path: str, name: str, number: int) -> str:
+    """Say why a tar is not read.
+
+    Args:
+        name: of a file in it that is a sample of its own.
+        number: of such files.
+    """
+    others = f" (and {number - 1:,} more like it)" if number > 1 else ""
+    key, _, part = name.rpartition("/")[2].partition(".")
+    return (
+        f"{path}: {name}{others} can't be read as a sample: a key ends at the first dot of a name, as in"
+        f" Energon, so its key is {key!r} and its part {part!r}, where a sample has {part.rpartition('.')[2]!r}."
+        " If it is none, leave it out, or source.on_damaged=keep does; else write the tar anew, with no dot in its"
+        f" names but the last: python -c {shlex.quote(_RENAME)} {shlex.quote(path)} NEW.tar"
+    )
 
 
 class DottedKeys:
@@ -47,8 +70,8 @@ class DottedKeys:
     def __init__(self, read: Callable[[Member], bytes]):
         self._read = read
         self._beside_a_record: dict[str, int] = {}  # part → how often its form was another than the record's
-        self._doubts: dict[str, _Doubt] = {}  # by part, of keys that have no record
-        self._samples: list[str] = []  # names of files that are samples
+        self._doubts: dict[str, list[str]] = {}  # part → keys that have it and no record
+        self._samples: list[DottedFile] = []
 
     def look(self, key: str, record: Member | None, parts: Collection[Member], may_lack_record: bool = False) -> None:
         """Look at a sample.
@@ -64,31 +87,17 @@ class DottedKeys:
         if record is not None:
             for part in like_records:
                 if self._is_sample(part, record, parts):
-                    self._samples.append(f"{key}.{part[0]}")
+                    self._samples.append(DottedFile(key, part[0]))
         elif len(like_records) > (may_lack_record or _has_its_own_media(like_records, parts)):
             for name, *_ in like_records:
-                doubt = self._doubts.setdefault(name, _Doubt(f"{key}.{name}"))
-                doubt.number += 1
+                self._doubts.setdefault(name, []).append(key)
 
-    def check(self, path: str) -> None:
-        """After the last sample of a shard.
-
-        Raises:
-            PackError: files of it are samples of their own, and can't be read as such.
-        """
-        doubts = [doubt for part, doubt in self._doubts.items() if part not in self._beside_a_record]
-        names = [*self._samples, *(doubt.example for doubt in doubts)]
-        if not names:
-            return
-        number = len(self._samples) + sum(doubt.number for doubt in doubts)
-        others = f" (and {number - 1:,} more like it)" if number > 1 else ""
-        key, _, part = names[0].rpartition("/")[2].partition(".")
-        raise PackError(
-            f"{path}: {names[0]}{others} can't be read as a sample: a key ends at the first dot of a name, as in"
-            f" Energon, so its key is {key!r} and its part {part!r}, where a sample has {part.rpartition('.')[2]!r}."
-            " If it is none, leave it out; else write the tar anew, with no dot in its names but the last: python -c"
-            f" {shlex.quote(_RENAME)} {shlex.quote(path)} NEW.tar"
-        )
+    def files(self) -> Iterator[DottedFile]:
+        """After the last sample of a shard: its files that are samples of their own, and can't be read as such."""
+        yield from self._samples
+        for part, keys in self._doubts.items():
+            if part not in self._beside_a_record:
+                yield from (DottedFile(key, part) for key in keys)
 
     def _is_sample(self, part: Member, record: Member, parts: Collection[Member]) -> bool:
         """Whether a part beside a record is another one's."""

@@ -21,7 +21,7 @@ from energon_pack.sources.storage import File, State, open_file, read_ahead
 from energon_pack.sources.storage import state_of as state_of_file
 
 #: Raised when the index of a shard would come out differently.
-INDEX_VERSION = 7
+INDEX_VERSION = 8
 
 Item = TypeVar("Item")
 Samples = Callable[[Item], Iterable[tuple[Shard, MeasuredRow]]]

@@ -6,7 +6,7 @@ members of a sample are adjacent. Nothing is unpacked and nothing is written bes
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.compressed import compressed_error, compression
-from energon_pack.sources.dotted_keys import DottedKeys, Member
+from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, Damage, TarScan
 
@@ -46,10 +46,11 @@ def index_tar(path: str) -> pa.Table:
 
     A key twice in a tar is a `duplicate_key` (the first wins). A key that comes back with other parts is one
     sample, `non_adjacent_member`, in the row of what was there first. A sample beside a damage, with no media left, is
-    `truncated_tar`: they may have been lost there.
+    `truncated_tar`: they may have been lost there. A key with files that are samples of their own is a `dotted_key`,
+    and so is each of them: nothing tells whose its media are.
 
     Raises:
-        PackError: the tar is compressed, can't be opened, or its files were meant to have other keys.
+        PackError: the tar is compressed, or can't be opened.
     """
     try:
         file = open_file(path)
@@ -62,9 +63,13 @@ def index_tar(path: str) -> pa.Table:
         dotted = DottedKeys(lambda member: file.read(member[1], member[2]))
         rows = _Rows(dotted)
         rows.add_all(scan)
-        dotted.check(path)
+        own = list(dotted.files())
+        rows.leave_out(own)
     damage = json.dumps([(item.offset, item.what) for item in scan.damage])
-    return rows.table().replace_schema_metadata({"damage": damage, "headers": scan.headers.hexdigest()})
+    about = {"damage": damage, "headers": scan.headers.hexdigest()}
+    if own:
+        about["dotted"] = json.dumps((own[0].name, len(own)))
+    return rows.table().replace_schema_metadata(about)
 
 
 def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
@@ -79,6 +84,11 @@ def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
 def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
     """(offset, what) of each damage `index_tar` met."""
     return [(offset, what) for offset, what in json.loads(about.get("damage", "[]"))]
+
+
+def dotted_of(path: str, about: Mapping[str, str]) -> str | None:
+    """Why a tar is not read, where its files were meant to have other keys; None: they were not."""
+    return refusal(path, *json.loads(about["dotted"])) if "dotted" in about else None
 
 
 class _Rows:
@@ -127,6 +137,17 @@ class _Rows:
                     self._reasons[self._rows[key]] = (Reason.TRUNCATED_TAR.value, what[:_LONGEST_DETAIL])
                 else:
                     self._append(key, None, Reason.TRUNCATED_TAR, what)
+
+    def leave_out(self, files: Sequence[DottedFile]) -> None:
+        """Leave out keys some of whose files are samples of their own, with a row for each sample that is lost."""
+        seen: set[str] = set()
+        for file in files:
+            row = self._rows[file.key]
+            if file.key not in seen:
+                self._reasons[row] = (Reason.DOTTED_KEY.value, file.detail[:_LONGEST_DETAIL])
+            if file.key in seen or self._records[row] is not None:  # else the key's own row is that of its first file
+                self._append(file.name.rpartition(".")[0], None, Reason.DOTTED_KEY, file.detail)
+            seen.add(file.key)
 
     def _add_sample(
         self,

@@ -16,7 +16,7 @@ from energon_pack.dataset.manifest import MANIFEST, REPLAY, REPORT, read_replays
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.flavors import FLAVORS
+from energon_pack.samples.flavors import FLAVORS, FORMS
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.skip import Reason
 from energon_pack.verify.findings import Hashes, hashed, hashes, joined, named, several
@@ -149,7 +149,7 @@ def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterat
 def _sample_loader(folder: DatasetFolder, flavor: Flavor) -> Iterator[str]:
     """Energon runs it: it is what packing wrote."""
     try:
-        if folder.read(f"{META_FOLDER}/{SAMPLE_LOADER}") != sample_loader_py(flavor):
+        if folder.read(f"{META_FOLDER}/{SAMPLE_LOADER}") not in map(sample_loader_py, FORMS[flavor.name]):
             yield f"{SAMPLE_LOADER} is not what packing writes"
     except OSError as error:
         yield f"{SAMPLE_LOADER} can't be read: {error.strerror or error}"

@@ -8,6 +8,7 @@ import ast
 import json
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,18 @@ import pytest
 import yaml
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SampleDecoder, basic_sample_keys, edataclass, stateless
 
-from energon_pack.config import Flavor, GroupBy
+from energon_pack.config import Flavor, GroupBy, OutputConfig
 from energon_pack.dataset.energon import sample_loader_py
 from energon_pack.errors import PackError
 from energon_pack.flavors import PackedCaptioningSample, PackedMultiMixQASample
 from energon_pack.loading import cookers
 from energon_pack.pack import pack
-from energon_pack.samples.flavors import PACKED
+from energon_pack.samples.flavors import FORMS, PACKED
+from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.task_encoder import inputs_of
 from support.damage import found, lines
 from support.packed import Make, pack_into, train, typed
+from support.peer_classes import TheirCaptioning, TheirChatMix, TheirMixQA
 from support.peers import (
     LOONGFORGE,
     NAMES,
@@ -40,27 +43,7 @@ from support.peers import (
 )
 from support.samples import chat, picture, video, write_source, write_tar
 
-
-@edataclass
-class TheirCaptioning(Sample):
-    """The fields of LLaVA-OneVision-2's packed sample, under its names."""
-
-    images: list[Any]
-    prompts: list[Any] | None
-    captions: list[Any]
-    patch_positions: list[Any] | None = None
-    fps: list[Any] | None = None
-    timestamp_decimal: list[Any] | None = None
-
-
-@edataclass
-class TheirChatMix(Sample):
-    """The fields of LoongForge's packed conversations, under its names."""
-
-    packed_messages: list[Any]
-    packed_images: list[Any] | None = None
-    packed_videos: list[Any] | None = None
-    system: str | None = None
+ALL_FORMS = [form for forms in FORMS.values() for form in forms]
 
 
 class WithPixels(DefaultTaskEncoder[Any, Any, Any, Any]):
@@ -83,7 +66,7 @@ class Ours(DefaultTaskEncoder[Any, Any, Any, Any]):
 
 def test_llava_onevision_reads_ours(config: Make, tmp_path: Path) -> None:
     """By its field names and a loader that is in the dataset; times and patch positions in the fields for them."""
-    sample_type = {"output__sample_loader_py": True, "output__sample_type": f"{__name__}:TheirCaptioning"}
+    sample_type = {"output__sample_loader_py": True, "output__sample_type": "support.peer_classes:TheirCaptioning"}
     folder = pack_into(config, write_source(tmp_path / "source"), Flavor.packed_captioning, **sample_type)
     ours = {sample.__key__: sample for sample in read_typed(folder, "PackedCaptioningSample", "packed_captioning")}
     theirs = list(train(folder, encoder=WithPixels()))
@@ -127,7 +110,7 @@ def members_as_loongforge_encodes(sample: TheirChatMix) -> list[tuple[Any, list[
 @pytest.mark.parametrize("group_by", [GroupBy.media, GroupBy.none])
 def test_a_class_with_loongforges_names_reads_ours(config: Make, group_by: GroupBy) -> None:
     """With lists in place of None, its encoder loses every pack, `cannot mix images and videos`."""
-    sample_type = {"output__sample_loader_py": True, "output__sample_type": f"{__name__}:TheirChatMix"}
+    sample_type = {"output__sample_loader_py": True, "output__sample_type": "support.peer_classes:TheirChatMix"}
     folder = pack_into(config, None, Flavor.packed_multi_mix_qa, packing__group_by=group_by, **sample_type)
     num = {"members": 0, "images": 0, "text packs": 0}
     for sample in train(folder, encoder=WithPixels()):
@@ -142,6 +125,91 @@ def test_a_class_with_loongforges_names_reads_ours(config: Make, group_by: Group
     assert lines(found(folder)) == ""
 
 
+def test_a_class_of_questions_and_answers_gets_them(config: Make, tmp_path: Path) -> None:
+    """With the fields of packed conversations it lost every pack, and packing and verify exited 0."""
+    talk = {"messages": [{"role": role, "content": role} for role in ("system", "user", "assistant")]}
+    source = {
+        "a.json": chat("<image>What?", "That."),
+        "a.0.png": picture(56, 56, "PNG"),
+        "b.json": chat("Who?", "You."),
+        "c.json": chat("1?", "1.", "2?", "2."),
+        "d.json": json.dumps(talk).encode(),
+    }
+    run = config(
+        write_tar(tmp_path / "source" / "x.tar", source),
+        packing__group_by=GroupBy.none,
+        output__sample_loader_py=True,
+        output__sample_type="support.peer_classes:TheirMixQA",
+    )
+    run.output.check()
+    figures = pack(run)
+    folder = Path(run.output.dir) / "packed"
+    (sample,) = train(folder, encoder=WithPixels())
+    assert isinstance(sample, TheirMixQA)
+    assert [[image.size for image in of] for of in sample.images] == [[(56, 56)] * len(of) for of in sample.images]
+    members = zip(sample.contexts, sample.answers, map(len, sample.images), sample.videos, strict=True)
+    assert sorted(members) == [("<image>What?", "That.", 1, []), ("Who?", "You.", 0, [])]
+    assert figures["skipped_by_reason"] == {"not_in_flavor": 2}
+    details = [json.loads(line)["detail"] for line in (folder / "skipped.jsonl").read_text().splitlines()]
+    assert [detail.partition(": ")[2].partition(",")[0] for detail in details] == ["several questions", "a system turn"]
+    assert lines(found(folder)) == ""
+
+
+@edataclass
+class WithoutDefaults(Sample):
+    packed_messages: list[Any]
+    packed_images: list[Any]
+    packed_videos: list[Any]
+    media_type: str
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"sample_type": "nowhere.data:C"},
+            r"nowhere.data:C can't be asked .*ModuleNotFoundError.*output.sample_fields=\[",
+        ),
+        ({"sample_type": "json:dumps"}, "json:dumps is no dataclass"),
+        (
+            {"sample_type": "support.peer_classes:TheirCaptioning"},
+            "it takes images .needed., prompts .needed., .*; packs of output.flavor=packed_multi_mix_qa give"
+            " packed_messages, packed_images, packed_videos, or images, videos, contexts, answers;"
+            " output.flavor=packed_captioning gives what it takes",
+        ),
+        ({"sample_type": f"{__name__}:WithoutDefaults"}, "media_type .needed.; packs of"),
+        ({"sample_type": "a:B", "sample_fields": ["messages"]}, "output.sample_fields: it takes messages; packs of"),
+        ({"sample_loader_py": False, "sample_fields": ["messages"]}, "are of output.sample_type=module:Class"),
+    ],
+)
+def test_a_class_that_takes_other_fields_is_refused(settings: dict[str, Any], said: str) -> None:
+    """Before any work: Energon would lose each of its packs with a warning."""
+    with pytest.raises(PackError, match=said):
+        OutputConfig(**{"sample_loader_py": True, **settings}).check()
+
+
+def test_fields_that_are_said_are_believed() -> None:
+    """A stack that is not installed where packs are made."""
+    output = OutputConfig(
+        sample_loader_py=True, sample_type="a:B", sample_fields=["images", "videos", "contexts", "answers"]
+    )
+    output.check()
+    assert output.packed_flavor().form_name == "questions"
+    assert (
+        replace(output, sample_fields=[*TheirChatMix.__annotations__]).packed_flavor() is PACKED["packed_multi_mix_qa"]
+    )
+
+
+@pytest.mark.parametrize("form", ALL_FORMS, ids=lambda form: form.form_name)
+def test_a_loader_gives_what_its_form_says(form: PackedFlavor) -> None:
+    """The class is asked for these names."""
+    scope: dict[str, Any] = {}
+    exec(sample_loader_py(form), scope)
+    turns = {"messages": [{"content": "q"}, {"content": "a"}]}
+    value = {"messages": [turns], "media_files": [[]], "images": [], "prompts": [], "captions": []}
+    assert scope["sample_loader"]({"json": value}).keys() == {*form.gives}
+
+
 def test_videos_go_to_loongforge_too(config: Make, tmp_path: Path) -> None:
     """A pack of videos has None for its images, and a member of text among them None for its videos."""
     source = {"a.json": chat("<video>What?", "That."), "a.0.mp4": video(), "b.json": chat("Who?", "You.")}
@@ -150,7 +218,7 @@ def test_videos_go_to_loongforge_too(config: Make, tmp_path: Path) -> None:
         packing__max_token_len=4096,
         packing__group_by=GroupBy.none,
         output__sample_loader_py=True,
-        output__sample_type=f"{__name__}:TheirChatMix",
+        output__sample_type="support.peer_classes:TheirChatMix",
     )
     pack(run)
     (sample,) = train(Path(run.output.dir) / "packed", encoder=Undecoded())
@@ -158,14 +226,14 @@ def test_videos_go_to_loongforge_too(config: Make, tmp_path: Path) -> None:
     assert sorted(len(videos) for _, _, videos in members_as_loongforge_encodes(sample)) == [0, 1]
 
 
-@pytest.mark.parametrize("flavor", Flavor)
-def test_the_loader_in_the_dataset_stands_alone(flavor: Flavor) -> None:
+@pytest.mark.parametrize("form", ALL_FORMS, ids=lambda form: form.form_name)
+def test_the_loader_in_the_dataset_stands_alone(form: PackedFlavor) -> None:
     """It imports no energon_pack, and unpickles nothing."""
-    tree = ast.parse(sample_loader_py(PACKED[flavor.value]))
+    tree = ast.parse(sample_loader_py(form))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert imported <= {"io", "json", "typing", "numpy"}
-    assert b"allow_pickle=True" not in sample_loader_py(PACKED[flavor.value])
+    assert b"allow_pickle=True" not in sample_loader_py(form)
 
 
 def their_cooker(sample: dict[str, Any]) -> TheirChatMix:
@@ -219,7 +287,7 @@ def test_a_loader_that_is_not_ours_is_found(
     """Energon runs what is there."""
     source = tmp_path / "s.jsonl"
     source.write_text(json.dumps({"prompts": ["a"], "captions": ["b"]}))
-    sample_type = {"output__sample_loader_py": True, "output__sample_type": f"{__name__}:TheirCaptioning"}
+    sample_type = {"output__sample_loader_py": True, "output__sample_type": "support.peer_classes:TheirCaptioning"}
     folder = pack_into(config, source, Flavor.packed_captioning, **sample_type)
     damage(folder / ".nv-meta")
     assert words in lines(found(folder))

@@ -51,7 +51,7 @@ def test_a_limit_of_tokens_counts_padding_by_head() -> None:
     lens=st.lists(st.integers(1, 50), min_size=1, max_size=60),
     ranks=st.integers(1, 7),
     size=st.integers(1, 9),
-    tokens=st.none() | st.integers(50, 400),
+    tokens=st.none() | st.integers(20, 400),
     window=st.integers(1, 70),
     seed=st.integers(0, 9),
 )
@@ -70,7 +70,7 @@ def test_each_sample_once_and_each_rank_as_many_batches(
     assert not groups.num_over or all(len(batch) == 1 for batch in batches)
     for batch in batches:
         assert 0 < len(batch) <= (size if tokens is None else len(lens))
-        assert tokens is None or len(batch) * max(array[batch]) <= tokens
+        assert tokens is None or len(batch) == 1 or len(batch) * max(array[batch]) <= tokens
 
 
 @pytest.mark.parametrize("limits", [Limits(batch_size=8), Limits(max_batch_tokens=8192)])
@@ -208,12 +208,37 @@ def test_what_is_over_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert set.union(*epochs) == set(range(10))
 
 
+@pytest.mark.parametrize(("overlong", "batches"), [("alone", [[0, 3], [1], [2]]), ("drop", [[0, 3], [2]])])
+def test_a_sample_above_the_limit_goes_alone_or_is_left_out(
+    overlong: Any, batches: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One sample of 20 tokens among 500,000 refused the whole training with max_batch_tokens=9."""
+    with caplog.at_level(logging.WARNING):
+        (sampler,) = samplers(1, [4, 20, 9, 3], max_batch_tokens=9, overlong=overlong)
+    assert sorted(map(sorted, sampler)) == batches
+    assert "1 of 4 samples have more than max_batch_tokens=9 tokens, at most 20" in caplog.text
+    assert f"overlong='{overlong}'" in caplog.text
+
+
+def test_what_is_left_of_an_epoch_has_no_sample_that_was_left_out() -> None:
+    """Two ranks had four steps, one has the rest: numbers stay those of `lens`."""
+    settings: dict[str, Any] = {"max_batch_tokens": 2000, "overlong": "drop"}
+    pair = samplers(2, **settings)
+    had = [sample for sampler in pair for sample in flat(list(islice(sampler, 4)))]
+    (rest,) = samplers(1, **settings)
+    rest.load_state_dict(pair[0].state_dict())
+    assert sorted(had + flat(list(rest))) == np.flatnonzero(LENS <= 2000).tolist()
+    with pytest.raises(ValueError, match="a state of other samples or settings"):
+        samplers(1, max_batch_tokens=2000)[0].load_state_dict(pair[0].state_dict())
+
+
 def test_settings_that_are_none() -> None:
     for settings, said in (
         ({}, "give one of the two"),
         ({"batch_size": 2, "max_batch_tokens": 9}, "give one of the two"),
         ({"batch_size": 0}, "at least 1"),
-        ({"max_batch_tokens": 9}, "sample 1 has 20 tokens: more than .*max_batch_tokens=9"),
+        ({"max_batch_tokens": 9, "overlong": "cut"}, "overlong='cut'; there are: alone, drop"),
+        ({"max_batch_tokens": 9, "overlong": "drop", "rank": 0, "world_size": 3}, "2 samples for 3 ranks"),
         ({"batch_size": 2, "rank": 0, "world_size": 4}, "3 samples for 4 ranks"),
         ({"batch_size": 2, "window": 0}, "window=0"),
     ):

@@ -225,7 +225,9 @@ def test_overlong_samples_as_the_settings_say(make: Any) -> None:
     own = make(sources, *short, "packing.overlong=own_pack", "packing.hard_limit=256", replacement=False)
     packs = list(own)
     assert len([name for pack in ids(packs) for name in pack]) == 23
-    assert all(len(pack.members) == 1 for pack in packs if sum(len(of.tokens) for of in pack.members) > 64)
+    lens = [sum(len(of.tokens) for of in pack.members) for pack in packs]
+    assert all(len(pack.members) == 1 for pack, num in zip(packs, lens, strict=True) if num > 64)
+    assert own.statistics()["fill"] == sum(lens) / sum(max(64, num) for num in lens) <= 1
     with pytest.raises(ValueError, match=r"a/\d+: overlong: \d+ > packing.max_token_len=64 \(packing.overlong=drop"):
         list(make(sources, *short, "packing.overlong=error", replacement=False))
     with pytest.raises(ValueError, match=r"packing\.overlong=split_turns needs a plan over all samples"):

@@ -5,6 +5,7 @@ A wrong cut would train an answer on another's image, or lose turns with exit co
 
 import json
 import tarfile
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -85,7 +86,12 @@ def members(run: PackConfig) -> dict[str, dict[str, Any]]:
                 meta = pack_json["_meta"]
                 for i, sample_id in enumerate(meta["sample_ids"]):
                     media = [data[f"{key}.{medium}"] for medium in pack_json["media_files"][i]]
-                    found[sample_id] = {**pack_json["messages"][i], "len": meta["token_lens"][i], "media": media}
+                    found[sample_id] = {
+                        **pack_json["messages"][i],
+                        "len": meta["token_lens"][i],
+                        "media": media,
+                        "pack": key,
+                    }
     return found
 
 
@@ -164,11 +170,15 @@ def test_truncate_text_keeps_the_beginning(config: Make, long_ones: Path) -> Non
 
 
 def test_own_pack_up_to_a_hard_limit(config: Make, long_ones: Path) -> None:
-    """Alone in its pack, so that only that pack is longer than the others."""
+    """Alone in its pack, so that only that pack is longer than the others; it counts as full, no pack as fuller."""
     run = config(long_ones, packing__max_token_len=512, packing__hard_limit=100_000)
     run.packing.overlong = Overlong.own_pack
     figures = pack(run)
     assert (figures["samples_skipped"], figures["packs"]) == (0, 5)
+    lens = Counter[str]()
+    for member in members(run).values():
+        lens[member["pack"]] += member["len"]
+    assert figures["fill"] == round(sum(lens.values()) / sum(max(512, num) for num in lens.values()), 6) <= 1
     assert max(member["len"] for member in members(run).values()) > 512
     run = config(long_ones, packing__max_token_len=512, packing__hard_limit=600, output__name="low", max_skipped=1.0)
     run.packing.overlong = Overlong.own_pack

@@ -18,15 +18,20 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_pack.config import OnDamaged, PackConfig
 from energon_pack.errors import PackError
+from energon_pack.pack import pack
 from energon_pack.sources.find import find_shards, names_of
 from energon_pack.sources.rows import IndexRow, rows_of
-from energon_pack.sources.wds import damage_of, index_tar
+from energon_pack.sources.wds import damage_of, dotted_of, index_tar
 from support.samples import chat, picture, write_tar
 
 
 def index(path: Path) -> list[dict[str, object]]:
     table = index_tar(str(path))
+    about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
+    if refused := dotted_of(str(path), about):
+        raise PackError(refused)
     return [
         {"key": row.key, "record_part": row.record_part, "reason": row.reason, "parts": [p.name for p in row.parts]}
         for row in rows_of(table, IndexRow)
@@ -169,6 +174,37 @@ def test_keys_with_a_dot_stop_the_run(tmp_path: Path, members: list[tuple[str, b
         index(path)
     more = re.search(r"\(and (\d+) more like it\)", str(error.value))
     assert (int(more[1]) if more else 0) + 1 == number
+
+
+def test_what_is_left_out_with_dots_is_a_row_for_each_sample(tmp_path: Path) -> None:
+    """Of 2 files of `a`, which has no JSON, and of 1 beside the JSON of `b`, three and one is lost: one row would
+    count little against `max_skipped`, and `b` might train with the picture of another."""
+    members = {"00.json": JSON, "a.0.json": JSON, "a.1.json": JSON, "b.json": JSON, "b.9.json": JSON, "b.9.jpg": b"1"}
+    rows = index_tar(str(write_tar(tmp_path / "x.tar", members))).to_pylist()
+    assert [(row["key"], row["reason"]) for row in rows] == [
+        ("00", None),
+        ("a", "dotted_key"),
+        ("b", "dotted_key"),
+        ("b.9", "dotted_key"),
+        ("a.1", "dotted_key"),
+    ]
+    assert [row["detail"] for row in rows[1:4]] == [
+        f"{name} would be a sample of its own: a key ends at the first dot of a name"
+        for name in ("a.0.json", "b.9.json", "b.9.json")
+    ]
+
+
+def test_keys_with_a_dot_are_kept_out_of_the_rest(config: Callable[..., PackConfig], tmp_path: Path) -> None:
+    """One such file refused the whole run, also with `source.on_damaged=keep`."""
+    samples = {f"{i}.json": JSON for i in range(9)}
+    path = write_tar(tmp_path / "source" / "x.tar", {**samples, "scene.01.json": JSON})
+    with pytest.raises(PackError, match=r"x.tar: scene.01.json can't be read as a sample.*source.on_damaged=keep"):
+        pack(config(path))
+    run = config(path, source__on_damaged=OnDamaged.keep, max_skipped=0.1)
+    figures = pack(run)
+    assert (figures["samples_packed"], figures["skipped_by_reason"]) == (9, {"dotted_key": 1})
+    ledger = (Path(run.output.dir) / "packed" / "skipped.jsonl").read_text()
+    assert json.loads(ledger)["sample_id"] == "x.tar/scene"
 
 
 def test_what_the_error_says_makes_samples_of_them(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.foreign import LlavaCaptioning, LoongForgeChatMix, LoongForgeMixQA
 from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA
 from energon_pack.samples.flavors.parts import Parts, json_of
+from energon_pack.samples.flavors.questions import PackedQuestions
 from energon_pack.samples.flavors.references import ReadMedia, all_parts
 from energon_pack.samples.sample import Message
 
@@ -16,6 +17,10 @@ UNPACKED = MultiMixQA()
 DEFAULT = PackedMultiMixQA()
 #: Those that are written, by `output.flavor`.
 PACKED: dict[str, PackedFlavor] = {flavor.name: flavor for flavor in (DEFAULT, PackedCaptioning())}
+#: Of each of these, the forms in which another stack's sample class can be given it.
+FORMS: dict[str, tuple[PackedFlavor, ...]] = {name: (flavor,) for name, flavor in PACKED.items()}
+FORMS[DEFAULT.name] += (PackedQuestions(),)
+FORM_NAMES = [form.form_name for forms in FORMS.values() for form in forms]
 #: Those that are loaded, by the `flavor` of dataset.yaml.
 FLAVORS: dict[str, Flavor] = {**PACKED, UNPACKED.name: UNPACKED}
 #: Those that only other tools write; the first whose fields are there is it.
@@ -23,8 +28,8 @@ FOREIGN: tuple[PackedFlavor, ...] = (LlavaCaptioning(), LoongForgeMixQA(), Loong
 
 
 def do_not_fit(messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> dict[str, str | None]:
-    """For each flavour that is written, what of a sample has no place in it."""
-    return {name: flavor.does_not_fit(messages, tools, kinds) for name, flavor in PACKED.items()}
+    """For each form of a flavour that is written, what of a sample has no place in it."""
+    return {form.form_name: form.does_not_fit(messages, tools, kinds) for forms in FORMS.values() for form in forms}
 
 
 def foreign_flavor(value: Fields) -> PackedFlavor | None:

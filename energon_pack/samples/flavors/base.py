@@ -83,6 +83,15 @@ class PackedFlavor(Flavor):
     times_in_text: ClassVar[bool] = True
     #: the field that names media; in packs without them `media_refs` takes its place
     media_field: ClassVar[str] = "media_files"
+    #: fields of another stack's sample class that its sample_loader.py fills
+    gives: ClassVar[tuple[str, ...]] = ()
+    #: which of several classes with other fields that is; its loader's file is named by it. "": the flavour's first
+    form: ClassVar[str] = ""
+
+    @property
+    def form_name(self) -> str:
+        """What tells a form of a flavour from all others."""
+        return self.form or self.name
 
     @property
     def is_ours(self) -> bool:

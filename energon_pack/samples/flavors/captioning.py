@@ -42,23 +42,12 @@ class PackedCaptioning(PackedFlavor):
     names_content = False  # all are .jpg
     times_in_text = False
     media_field = "images"
+    gives: ClassVar[tuple[str, ...]] = (
+        "images", "prompts", "captions", "patch_positions", "fps", "timestamp_decimal",
+    )  # fmt: skip
 
     def does_not_fit(self, messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> str | None:
-        roles = [message["role"] for message in messages]
-        if other := next((role for role in ("system", "developer", "tool", DOCUMENT) if role in roles), None):
-            return "a document" if other == DOCUMENT else f"a {other} turn"
-        if tools:
-            return "tools"
-        if "video" in kinds:
-            return "a video"
-        if len(roles) % 2 or roles != [*_ALTERNATING] * (len(roles) // 2):
-            return "turns of user and assistant do not alternate"
-        for number, message in enumerate(messages):
-            if not isinstance(message["content"], str):
-                return f"message {number} spells a placeholder that is text"
-            if more := [key for key in message if key not in ("role", "content") and message[key] is not None]:
-                return f"message {number} has {', '.join(more)}"
-        return None
+        return not_alternating(messages, tools) or ("a video" if "video" in kinds else None)
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
         """`img3_0.jpg`, for which LLaVA-OneVision-2's loader asks, whatever the bytes are."""
@@ -169,6 +158,23 @@ class PackedCaptioning(PackedFlavor):
                 arrays = zip(positions or (), stems, strict=False)
                 wrong += [name for name, stem in arrays if name not in ("", f"{stem}.npy")]
                 yield from (f"member {number} has a file named {short(name)}" for name in wrong[:1])
+
+
+def not_alternating(messages: Sequence[Message], tools: list[Any] | None) -> str | None:
+    """What of a conversation is more than texts of user and assistant in turn; None: nothing."""
+    roles = [message["role"] for message in messages]
+    if other := next((role for role in ("system", "developer", "tool", DOCUMENT) if role in roles), None):
+        return "a document" if other == DOCUMENT else f"a {other} turn"
+    if tools:
+        return "tools"
+    if len(roles) % 2 or roles != [*_ALTERNATING] * (len(roles) // 2):
+        return "turns of user and assistant do not alternate"
+    for number, message in enumerate(messages):
+        if not isinstance(message["content"], str):
+            return f"message {number} spells a placeholder that is text"
+        if more := [key for key in message if key not in ("role", "content") and message[key] is not None]:
+            return f"message {number} has {', '.join(more)}"
+    return None
 
 
 def _stems(index: int, num_images: int) -> list[str]:

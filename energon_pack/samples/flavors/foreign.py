@@ -8,7 +8,8 @@ from energon_pack.errors import short
 from energon_pack.samples.flavors.base import Fields
 from energon_pack.samples.flavors.captioning import COLUMNS, PackedCaptioning, alternating
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
-from energon_pack.samples.flavors.schema import COUNT, MEDIA, META, Schema, is_list_of
+from energon_pack.samples.flavors.parts import Parts
+from energon_pack.samples.flavors.schema import COUNT, MEDIA, META, Schema, is_count, is_list_of
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
@@ -59,6 +60,10 @@ class LoongForgeChatMix(PackedMultiMixQA):
 
     def kind(self, part: str) -> str | None:
         return kind_by_name(f".{re.split('[._]', part)[-1]}")
+
+    def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
+        planned = value["_meta"].get("total_token_len")
+        return {**super().load(parts, value), "planned_token_len": planned if is_count(planned) else None}
 
     def conversations(self, value: Fields, kinds: Sequence[list[str]]) -> list[dict[str, Any]]:
         """Members with their roles and placeholders as packing writes them."""

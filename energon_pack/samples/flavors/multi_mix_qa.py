@@ -45,6 +45,7 @@ class PackedMultiMixQA(PackedFlavor):
     subflavor = "packed_chat_mix"
     schema: ClassVar[Schema] = {"messages": OBJECTS, **MEDIA}
     meta: ClassVar[Schema] = META
+    gives: ClassVar[tuple[str, ...]] = ("packed_messages", "packed_images", "packed_videos")
     #: fields of `_meta` that its sample class has, beside the ids
     stated: ClassVar[tuple[str, ...]] = ("token_lens", "num_supervised", "fingerprint")
 

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer, models
 
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.doubts import doubtful
+from energon_pack.templates.tokens.pieces import Pieces
 from energon_pack.templates.tokens.words import HOSTILE, WordCounter, word_pattern
 
 Spans = Sequence[tuple[int, int]]
@@ -60,6 +61,7 @@ class TokenCounter:
             return
         self._pattern = pattern
         self._added = AddedTokens(token["content"] for token in settings["added_tokens"])
+        self._pieces = Pieces(tokenizer, self._added)
         self._normalizes = settings["normalizer"] is not None
         self._headers: dict[str, list[int]] = {}  # what spans have been seen to follow → lengths of its words
         self.engine = "words"
@@ -96,9 +98,9 @@ class TokenCounter:
             counts[i] += number
         results: list[tuple[int, int] | None] = []
         done = 0
-        for cut in cuts:
+        for cut, (text, spans) in zip(cuts, texts, strict=True):
             if cut is None:
-                results.append(None)
+                results.append(self._pieces.count(text, [*spans]))
                 continue
             numbers = counts[done : done + len(cut) - 1]
             done += len(numbers)

@@ -85,4 +85,5 @@ def test_other_tools_packs_are_told_by_their_fields() -> None:
 
 def test_each_flavour_says_what_has_no_place_in_it() -> None:
     found = do_not_fit([{"role": "system", "content": "s"}, *CONVERSATIONS[0].messages], None, ["image"])
-    assert found == {"packed_multi_mix_qa": None, "packed_captioning": "a system turn"}
+    alone = "a system turn, and the sample class takes a context and an answer of each member"
+    assert found == {"packed_multi_mix_qa": None, "questions": alone, "packed_captioning": "a system turn"}

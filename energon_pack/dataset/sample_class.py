@@ -1,0 +1,62 @@
+"""The class of another stack that reads packs: which of the forms that can be given it takes.
+
+A class with other fields than its loader gives loses every pack, and Energon's handler only warns. So it is asked for
+them, or the user says them where it can't be imported.
+"""
+
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from importlib import import_module
+from typing import Any
+
+from energon_pack.errors import PackError, one_line
+from energon_pack.samples.flavors import FORMS, PACKED
+from energon_pack.samples.flavors.base import PackedFlavor
+
+Taken = dict[str, bool]  # field → whether there is no sample without it
+
+
+def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] | None = None) -> PackedFlavor:
+    """A flavour, in the form that a sample class takes.
+
+    Args:
+        name: of the flavour.
+        sample_type: `module:Class` of another stack; None: this package's own class.
+        sample_fields: that this class takes; None: it is asked.
+
+    Raises:
+        PackError: it takes none of the forms, or can't be asked.
+    """
+    if sample_type is None:
+        return PACKED[name]
+    taken = _fields_of(sample_type, name) if sample_fields is None else dict.fromkeys(sample_fields, False)
+    needed = {field for field, is_needed in taken.items() if is_needed}
+    for flavor in FORMS[name]:
+        if needed <= {*flavor.gives} <= taken.keys():
+            return flavor
+    given = ", or ".join(", ".join(flavor.gives) for flavor in FORMS[name])
+    if others := [other for other, forms in FORMS.items() if any({*form.gives} <= taken.keys() for form in forms)]:
+        given += f"; output.flavor={others[0]} gives what it takes"
+    whose = "output.sample_fields" if sample_fields is not None else f"output.sample_type={sample_type}"
+    listed = ", ".join(f"{field} (needed)" if is_needed else field for field, is_needed in taken.items())
+    raise PackError(f"{whose}: it takes {listed or 'no field'}; packs of output.flavor={name} give {given}")
+
+
+def _fields_of(sample_type: str, flavor: str) -> Taken:
+    """What a class takes beside what every sample of Energon has (`__key__` …)."""
+    module, _, name = sample_type.partition(":")
+    try:
+        sample_class: Any = getattr(import_module(module), name)
+    except Exception as error:  # importing a stack of somebody else's may fail in any way
+        choices = " or ".join(f"[{','.join(form.gives)}]" for form in FORMS[flavor])
+        raise PackError(
+            f"output.sample_type={sample_type} can't be asked for its fields here ({one_line(error)}): have it"
+            f" importable, or say which it takes: output.sample_fields={choices}"
+        ) from None
+    if not is_dataclass(sample_class):
+        raise PackError(f"output.sample_type={sample_type} is no dataclass, as every sample of Energon is")
+    return {field.name: _is_needed(field) for field in fields(sample_class) if not field.name.startswith("__")}
+
+
+def _is_needed(field: "Field[Any]") -> bool:
+    return field.init and field.default is MISSING and field.default_factory is MISSING
