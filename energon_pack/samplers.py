@@ -151,8 +151,7 @@ class PackSampler(Sampler[tuple[int, int]]):
             if topology.data_parallel > 1:
                 costs, trained = self._packs.costs(epoch)
                 seed = seed_of(self._packs.config.seed, epoch)
-                chance = (random_keys(costs.size, seed, 30) >> np.uint64(11)).reshape(costs.shape) * 2.0**-53
-                order = lay_out(costs * (1 + _JITTER * chance), trained, topology, seed)
+                order = lay_out(costs, trained, topology, seed, self._packs.config.packing.step_weights, _JITTER)
             self._orders[epoch] = order
         return self._orders[epoch]
 

@@ -28,7 +28,7 @@ from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import blocks
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
-from energon_pack.steps.spread import PackCosts, compared
+from energon_pack.steps.spread import PackCosts, compared, figures
 from energon_pack.steps.topology import Topology, stream
 
 #: costs of a step, and how they are called
@@ -219,15 +219,18 @@ def _flops(packs: CountedPacks, cost: CostModel) -> dict[str, Any]:
 
 
 def _steps(items: Items, plan: PackPlan, topology: Topology, cost: CostModel) -> dict[str, Any] | None:
-    """How even the steps of a topology are in the split that comes first, and how even they would be by chance."""
+    """How even the steps of a topology are in the split that comes first; how even without layout, and by chance."""
     if not topology.has_steps or not plan.num_packs:
         return None
     split = split_of_packs(items, plan)
     mine = split == split[0]
     (lm, vision), trained = costs_of_packs(items, plan, cost)[:, mine], plan.per_pack(items.num_supervised)[mine]
     costs, order = PackCosts(lm, vision, trained), stream(len(trained), topology)
-    figures = compared(costs, order, topology.data_parallel, topology.micro_batches)
-    return {"split": SPLITS[split[0]], "cost": cost.source, **figures}
+    world = topology.data_parallel, topology.micro_batches
+    found = {"split": SPLITS[split[0]], "cost": cost.source, **compared(costs, order, *world)}
+    if plan.places is not None:
+        found["without"] = figures(costs.take(np.argsort(plan.places[mine])[order]), *world)
+    return found
 
 
 def _evenness(cost: Moments) -> dict[str, Any]:
@@ -282,13 +285,21 @@ def print_plan(report: Report) -> None:
 
 def _said_of_steps(steps: dict[str, Any]) -> Iterator[str]:
     """What ranks wait for, where packs were laid out."""
-    ordered, chance = steps["in_order"], steps["by_chance"]
+    ordered, without = steps["in_order"], steps["without"]
     if not ordered["steps"]:
         yield f"none is whole, for {ordered['left_over']:,} packs of {steps['split']} are fewer than a step has"
         return
-    costs = (f"{what} {ordered[name]['epoch']:.3f} ({chance[name]['epoch']:.3f})" for name, what in STEP_COSTS.items())
-    yield f"{ordered['steps']:,} of {steps['split']}; 1 is the time of an epoch without waiting (in an order by chance)"
-    yield ", ".join(costs)
+    yield (
+        f"{ordered['steps']:,} of {steps['split']}; 1 is the time of an epoch without waiting (without layout; at least)"
+    )
+    costs = {what: (ordered[name], without[name]) for name, what in STEP_COSTS.items()}
+    yield ", ".join(
+        f"{what} {laid['epoch']:.3f} ({plain['epoch']:.3f}; {laid['bound']:.3f})"
+        for what, (laid, plain) in costs.items()
+    )
+    trained = ordered["trained"], without["trained"]
+    worst, before, least = trained[0]["worst"], trained[1]["worst"], trained[0]["bound"]
+    yield f"trained tokens of a step are off the mean by up to {worst:.1%} ({before:.1%}; {least:.1%})"
 
 
 def print_stages(progress: Progress) -> None:

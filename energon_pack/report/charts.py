@@ -140,7 +140,7 @@ def _steps(figures: Figures) -> Iterator[Html]:
         ranks = "Nothing was said of ranks (packing.topology): these are stretches of the packs as they are written."
         yield tag("p", ranks, class_="faint")
         return
-    ordered, chance = steps["in_order"], steps["by_chance"]
+    ordered, without = steps["in_order"], steps["without"]
     if not ordered["steps"]:
         yield tag("p", f"No step is whole: {ordered['left_over']:,} packs are fewer than a step has.")
         return
@@ -152,9 +152,12 @@ def _steps(figures: Figures) -> Iterator[Html]:
             for name, values in of.waits.items()
         }
         yield curves(lines, "% of the epoch", "% of a rank's time that it waits", height=170)
-    rows = [(what, f"{ordered[name]['epoch']:.3f}", f"{chance[name]['epoch']:.3f}", f"{ordered[name]['bound']:.3f}",
+    rows = [(what, *(f"{of[name]['epoch']:.3f}" for of in (ordered, without)), f"{ordered[name]['bound']:.3f}",
              f"{ordered[name]['worst']:.3f}") for name, what in STEP_COSTS.items()]  # fmt: skip
-    yield table(("time of an epoch, 1 without waiting", "as planned", "by chance", "at least", "worst step"), rows)
+    yield table(("time of an epoch, 1 without waiting", "as planned", "without layout", "at least", "worst step"), rows)
+    trained = (ordered["trained"]["worst"], without["trained"]["worst"], ordered["trained"]["bound"])
+    row = ("off the mean at worst", *(f"{share:.1%}" for share in trained))
+    yield table(("trained tokens of a step", "as planned", "without layout", "at least"), [row])
     yield tag("p", f"{ordered['steps']:,} steps of {steps['split']}; packs left over: {ordered['left_over']:,}.")
 
 
