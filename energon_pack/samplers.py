@@ -13,7 +13,7 @@ from energon_pack.lazy import LazyPackedDataset
 from energon_pack.online.length_groups import EpochGroups, Groups, Limits
 from energon_pack.online.ranks import ranks_here
 from energon_pack.plan.even_steps import lay_out
-from energon_pack.run.seeded import Ints, random_keys, seed_of
+from energon_pack.run.seeded import Ints, seed_of
 from energon_pack.steps.journal import State, begin, refuse_none
 from energon_pack.steps.place import Place, Taken
 from energon_pack.steps.stream import Stream

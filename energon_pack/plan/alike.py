@@ -3,8 +3,8 @@
     packs ──halved by cost, again and again──► blocks of like cost
           └─ halves trade packs where one would train on too few tokens ─┘
 
-Dear packs hold many visual tokens, and train on few: sorted by cost alone, steps would differ more in what they train on
-than by chance. The dear half then gives its cheapest packs, and the other half those that train on most.
+Dear packs hold many visual tokens, and train on few: sorted by cost alone, steps would differ more in what they train
+on than by chance. The dear half then gives its cheapest packs, and the other half those that train on most.
 """
 
 from math import inf
@@ -19,7 +19,12 @@ Floats = npt.NDArray[np.float64]
 
 
 def alike(
-    costs: Floats, packs: Ints, size: int, start: int | None = None, trained: Floats | None = None, most_off: float = inf
+    costs: Floats,
+    packs: Ints,
+    size: int,
+    start: int | None = None,
+    trained: Floats | None = None,
+    most_off: float = inf,
 ) -> Ints:
     """Packs in an order in which each `size` in a row are alike in all costs.
 
@@ -77,9 +82,9 @@ def _traded(cost: Floats, trained: Floats, edges: Ints, middles: Ints, most_off:
     dear, helps = dear[by_cost], helps[by_cost]
 
     moved = np.where(helps, trained[cheap] - trained[dear], 0.0)
-    upto = np.cumsum(moved)
-    upto -= (upto[starts] - moved[starts])[block]
-    then = np.maximum(_off(of_low[block] - upto, low[block], of_high[block] + upto, high[block]), most_off)
+    gone = np.cumsum(moved)
+    gone -= (gone[starts] - moved[starts])[block]
+    then = np.maximum(_off(of_low[block] - gone, low[block], of_high[block] + gone, high[block]), most_off)
     best = np.minimum.reduceat(then, starts)
     place = np.arange(len(dear)) - starts[block]
     last = np.minimum.reduceat(np.where(then == best[block], place, len(dear)), starts)
@@ -100,10 +105,12 @@ def _sorted_within(block: Ints, values: Floats) -> Ints:
         block: ascending.
     """
     least = values.min()
-    return np.argsort(block + (values - least) / max(1.001 * float(values.max() - least), 1e-300), kind="stable")
+    order: Ints = np.argsort(block + (values - least) / max(1.001 * float(values.max() - least), 1e-300), kind="stable")
+    return order
 
 
 def _ranges(starts: Ints, sizes: Ints) -> Ints:
     """The numbers from each start on, so many of each."""
     before = np.cumsum(sizes) - sizes
-    return np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
+    numbers: Ints = np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
+    return numbers

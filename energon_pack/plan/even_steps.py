@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.alike import Floats, alike
+from energon_pack.plan.mended import mended
 from energon_pack.plan.order import order_packs
 from energon_pack.plan.settings import StepWeights
 from energon_pack.run.seeded import Ints, random_keys
@@ -90,6 +91,8 @@ def _layouts(
         within = most_off
         for _ in range(_TRIES):
             read = _read(shares, trains, topology, seed, within)
+            if topology.micro_batches == 1:
+                read = mended(shares, trained, read, topology.data_parallel, most_off)
             yield read
             off = off_the_mean(trained[read], topology.data_parallel * topology.micro_batches)
             if off <= most_off or not within:
@@ -152,9 +155,7 @@ def _shares(costs: npt.NDArray[Any]) -> Floats:
     return shares
 
 
-def _units(
-    costs: Floats, trains: Floats, packs: Ints, topology: Topology, seed: int, most_off: float
-) -> Ints:
+def _units(costs: Floats, trains: Floats, packs: Ints, topology: Topology, seed: int, most_off: float) -> Ints:
     """Packs as units of whole rows, each in the order in which it is read: int64[num_units, topology.unit]."""
     if topology.rows_per_step == 1:
         rows = alike(costs, packs, topology.row, None, trains[0], most_off)

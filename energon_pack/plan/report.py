@@ -289,9 +289,8 @@ def _said_of_steps(steps: dict[str, Any]) -> Iterator[str]:
     if not ordered["steps"]:
         yield f"none is whole, for {ordered['left_over']:,} packs of {steps['split']} are fewer than a step has"
         return
-    yield (
-        f"{ordered['steps']:,} of {steps['split']}; 1 is the time of an epoch without waiting (without layout; at least)"
-    )
+    beside = "(without layout; at least)"
+    yield f"{ordered['steps']:,} of {steps['split']}; 1 is the time of an epoch without waiting {beside}"
     costs = {what: (ordered[name], without[name]) for name, what in STEP_COSTS.items()}
     yield ", ".join(
         f"{what} {laid['epoch']:.3f} ({plain['epoch']:.3f}; {laid['bound']:.3f})"

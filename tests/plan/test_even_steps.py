@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from energon_pack.plan.alike import alike
 from energon_pack.plan.even_steps import evened, lay_out
+from energon_pack.plan.mended import mended
 from energon_pack.plan.settings import StepWeights
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.spread import PackCosts, figures
@@ -92,9 +93,9 @@ def test_both_costs_are_even_in_every_step(topology: Topology) -> None:
         assert max(max_over_mean(costs, read(20_000, order, others))) < 1.035
 
 
-worlds = st.tuples(
-    st.integers(1, 9), st.sampled_from([(1, 1), (1, 4), (2, 1), (2, 2), (3, 6), (4, 2), (4, 1)])
-).map(lambda world: Topology(world[0], *world[1]))
+worlds = st.tuples(st.integers(1, 9), st.sampled_from([(1, 1), (1, 4), (2, 1), (2, 2), (3, 6), (4, 2), (4, 1)])).map(
+    lambda world: Topology(world[0], *world[1])
+)
 
 
 @settings(max_examples=100)
@@ -172,3 +173,10 @@ def test_every_pack_has_one_place(num: int, data_parallel: int, others: tuple[in
 def test_packs_without_any_cost() -> None:
     """Text alone has no vision: nothing to divide by."""
     assert sorted(lay_out(np.zeros((2, 20)), np.zeros(20, np.int64), Topology(4), 0).tolist()) == list(range(20))
+
+
+def test_one_swap_mends_a_step_by_head() -> None:
+    """9 and 9 of 24 are too many: a 9 goes for the 2 that costs as much as it does."""
+    trained, costs = np.array([9, 9, 1, 1, 2, 2]), np.array([[5.0, 5, 1, 1, 5, 3]])
+    assert mended(costs, trained, np.arange(6), 2, 0.5).tolist() == [4, 1, 2, 3, 0, 5]
+    assert mended(costs, trained, np.arange(6), 2, 2.0).tolist() == [0, 1, 2, 3, 4, 5]

@@ -19,7 +19,7 @@ _MOST = 20_000  # items that are drawn one by one; of more, each stands for seve
 
 
 def drawn_fit(histogram: Ints, capacity: int, seed: int) -> tuple[list[Run], Ints]:
-    """Fill bins, and leave a few items of which nobody waits any more.
+    """Fill bins until no more items come; a few are left that wait.
 
     Returns:
         the bins, and the histogram of the items that are in none: fewer than `_WAITING`.

@@ -57,7 +57,8 @@ def test_each_item_is_in_a_bin_or_left(lens: list[int], capacity: int, waiting: 
         fill[first : first + num_bins] += length * copies
         counts[length] += copies * num_bins
     assert counts.tolist() == histogram.tolist()
-    assert (fill <= capacity).all() and (fill > 0).all()
+    assert (fill <= capacity).all()
+    assert (fill > 0).all()
     assert left.sum() < waiting
 
 
