@@ -5,7 +5,8 @@ import numpy as np
 from energon_pack.plan.alike import Floats
 from energon_pack.run.seeded import Ints
 
-_MOST = 16  # steps: of more, all are laid out anew
+_MOST = 16  # steps, and one of so many: of more, all are laid out anew
+_ONE_OF = 8
 _TRIED = 8  # packs of a step, those that lead it astray most
 
 
@@ -24,7 +25,7 @@ def mended(costs: Floats, trained: Ints, read: Ints, size: int, most_off: float)
     sums = trained[steps].sum(axis=1)
     least, most = sums.mean() * (1 - most_off), sums.mean() * (1 + most_off)
     astray = np.flatnonzero((sums < least) | (sums > most))
-    if len(astray) > _MOST:
+    if len(astray) > min(_MOST, len(steps) // _ONE_OF):
         return read
     for step in astray.tolist():
         sign = 1 if sums[step] > most else -1

@@ -176,7 +176,8 @@ def test_packs_without_any_cost() -> None:
 
 
 def test_one_swap_mends_a_step_by_head() -> None:
-    """9 and 9 of 24 are too many: a 9 goes for the 2 that costs as much as it does."""
-    trained, costs = np.array([9, 9, 1, 1, 2, 2]), np.array([[5.0, 5, 1, 1, 5, 3]])
-    assert mended(costs, trained, np.arange(6), 2, 0.5).tolist() == [4, 1, 2, 3, 0, 5]
-    assert mended(costs, trained, np.arange(6), 2, 2.0).tolist() == [0, 1, 2, 3, 4, 5]
+    """Of 8 steps the first trains on 18, the mean is 9.25: a 9 goes for a 4 of the step that costs as much."""
+    trained, costs = np.array([9, 9, *[4] * 14]), np.ones((1, 16))
+    costs[0, [0, 1, 6, 7]] = 5
+    assert mended(costs, trained, np.arange(16), 2, 0.5).tolist() == [6, 1, 2, 3, 4, 5, 0, *range(7, 16)]
+    assert mended(costs, trained, np.arange(16), 2, 2.0).tolist() == [*range(16)]
