@@ -2,7 +2,9 @@
 
 For each set packs are planned with and without `packing.topology`. A dataset of as many (small) packs is written, and
 the loader of every rank reads it, with its worker processes, or in a pool of processes where there are hundreds of
-ranks; each pack's number is noted. The costs are those of the packs of the plan.
+ranks; each pack's number is noted. The costs are those of the packs of the plan. With `--arithmetic` no dataset is
+written, and the order is the one that `steps.topology.stream` says (seconds, not minutes):
+`python benchmarks/even_steps.py --arithmetic --sets "conversations @2k"`.
 """
 
 import argparse
@@ -33,7 +35,7 @@ from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.cost import cost_model
 from energon_pack.steps.spread import PackCosts, figures
-from energon_pack.steps.topology import Topology
+from energon_pack.steps.topology import Topology, stream
 
 SHARD_PACKS = 2_000
 TOPOLOGIES = (Topology(8, 4), Topology(8, 4, 32), Topology(64), Topology(64, 1, 8), Topology(512), Topology(512, 1, 8))
@@ -99,8 +101,16 @@ def row(figures: dict[str, Any]) -> list[str]:
     return [*cells, f"{figures['trained']['worst']:.1%}", f"{figures['trained']['beyond']:.0%}"]
 
 
-def compare(console: Console, name: str) -> dict[str, Any]:
-    """One set under all topologies."""
+def read_all(worlds: list[tuple[int, int]], num: int) -> dict[tuple[int, int], Ints]:
+    """What the loaders of each world hand out."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "packs"
+        write(data, num)
+        return {world: read(data, num, *world) for world in worlds}
+
+
+def compare(console: Console, name: str, by_arithmetic: bool) -> dict[str, Any]:
+    """One set under all topologies that have a whole step of it."""
     make, num, capacity = SETS[name]
     items, found = make(num), {}
     packing = PackingConfig(max_token_len=capacity)
@@ -108,24 +118,23 @@ def compare(console: Console, name: str) -> dict[str, Any]:
     table = Table("ranks×workers, packs a step", "steps", "LM", "bound", "vision", "bound", "both", "bound", box=None)
     for column in ("trained: worst", "beyond 2 %", "plan CPU s"):
         table.add_column(column)
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "packs"
-        write(data, without.num_packs)
-        worlds = {(topology.data_parallel, topology.workers) for topology in TOPOLOGIES}
-        together = {world: read(data, without.num_packs, *world) for world in sorted(worlds)}
-        for topology in TOPOLOGIES:
-            ours = replace(packing, topology=topology)
-            plan, label = (
-                plan_packs(items, ours),
-                f"{topology.data_parallel}×{topology.workers}, {topology.micro_batches}",
-            )
-            as_read = together[topology.data_parallel, topology.workers]
-            for kind, planned, settings in (("as without", without, packing), ("laid out", plan, ours)):
-                assert planned.num_packs == without.num_packs
-                costs = costs_of(planned, items).take(as_read)
-                found[f"{label} {kind}"] = figures(costs, topology.data_parallel, topology.micro_batches)
-                seconds = cpu_seconds(partial(plan_packs, items, settings), 1)
-                table.add_row(f"{label} {kind}", *row(found[f"{label} {kind}"]), f"{seconds:.2f}")
+    topologies = [topology for topology in TOPOLOGIES if topology.unit <= without.num_packs]
+    worlds = sorted({(topology.data_parallel, topology.workers) for topology in topologies})
+    if by_arithmetic:
+        together = {world: stream(without.num_packs, Topology(*world)) for world in worlds}
+    else:
+        together = read_all(worlds, without.num_packs)
+    for topology in topologies:
+        ours = replace(packing, topology=topology)
+        plan = plan_packs(items, ours)
+        label = f"{topology.data_parallel}×{topology.workers}, {topology.micro_batches}"
+        as_read = together[topology.data_parallel, topology.workers]
+        for kind, planned, settings in (("as without", without, packing), ("laid out", plan, ours)):
+            assert planned.num_packs == without.num_packs
+            costs = costs_of(planned, items).take(as_read)
+            found[f"{label} {kind}"] = figures(costs, topology.data_parallel, topology.micro_batches)
+            seconds = cpu_seconds(partial(plan_packs, items, settings), 1)
+            table.add_row(f"{label} {kind}", *row(found[f"{label} {kind}"]), f"{seconds:.2f}")
     console.print(f"[bold]{name}[/]: {len(items):,} samples, {without.num_packs:,} packs")
     console.print(table)
     return found
@@ -135,9 +144,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="*", default=list(SETS), choices=list(SETS))
     parser.add_argument("--json", type=Path, help="the figures, in a file")
+    parser.add_argument("--arithmetic", action="store_true", help="without Energon's loaders")
     args = parser.parse_args()
     console = Console(width=150)
-    found = {name: compare(console, name) for name in args.sets}
+    found = {name: compare(console, name, args.arithmetic) for name in args.sets}
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
 

@@ -52,8 +52,21 @@ def documents(num: int) -> Items:
     return _items(visual + text, visual, num_images, np.ones(num, np.int64), 0.5)
 
 
+def conversations(num: int) -> Items:
+    """Lognormal texts with 0 to 4 images of 56 to 560 pixels a side, 28 a token; all media share packs of 2k."""
+    rng = np.random.default_rng(0)
+    num_images = rng.choice(5, num, p=[0.62, 0.21, 0.09, 0.05, 0.03])
+    tokens = np.round(rng.integers(56, 561, (num, 4, 2)) / 28).prod(axis=2).astype(np.int64)
+    visual = (tokens * (np.arange(4) < num_images[:, None])).sum(axis=1)
+    text = np.clip(rng.lognormal(5.2, 1.15, num), 20, None).astype(np.int64)
+    zeros = np.zeros(num, np.int64)
+    counts = {"token_len": text + visual, "num_images": num_images, "num_visual_tokens": visual}
+    return Items(counts, zeros, zeros, zeros, zeros, (text * rng.random(num)).astype(np.int64))
+
+
 #: name → samples, their number, tokens of a pack
 SETS: dict[str, tuple[Callable[[int], Items], int, int]] = {
+    "conversations @2k": (conversations, 3_600, 2 * K),
     "mixture @8k": (mixture, 300_000, 8 * K),
     "long tail @128k": (long_tail, 300_000, 128 * K),
     "tiles @8k": (tiles, 200_000, 8 * K),

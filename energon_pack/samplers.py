@@ -13,7 +13,7 @@ from energon_pack.lazy import LazyPackedDataset
 from energon_pack.online.length_groups import EpochGroups, Groups, Limits
 from energon_pack.online.ranks import ranks_here
 from energon_pack.plan.even_steps import lay_out
-from energon_pack.run.seeded import Ints, random_keys, seed_of
+from energon_pack.run.seeded import Ints, seed_of
 from energon_pack.steps.journal import State, begin, refuse_none
 from energon_pack.steps.place import Place, Taken
 from energon_pack.steps.stream import Stream
@@ -154,8 +154,7 @@ class PackSampler(Sampler[tuple[int, int]]):
             if topology.data_parallel > 1:
                 costs, trained = self._packs.costs(epoch)
                 seed = seed_of(self._packs.config.seed, epoch)
-                chance = (random_keys(costs.size, seed, 30) >> np.uint64(11)).reshape(costs.shape) * 2.0**-53
-                order = lay_out(costs * (1 + _JITTER * chance), trained, topology, seed)
+                order = lay_out(costs, trained, topology, seed, self._packs.config.packing.step_weights, _JITTER)
             self._orders[epoch] = order
         return self._orders[epoch]
 

@@ -196,7 +196,9 @@ def test_a_run_says_how_even_its_steps_are(tmp_path: Path, shared: str) -> None:
         _, out, _ = run_here("+model=qwen2_5_vl", "stage=plan", topology, shared, cwd=tmp_path)
         said[ranks] = [line for line in out.splitlines() if line.startswith("steps: ")]
     assert said[2][0].startswith("steps: 5 of train; 1 is the time of an epoch without waiting")
-    assert re.fullmatch(r"steps: language model 1\.\d+ \(1\.\d+\), vision .*, both 1\.\d+ \(1\.\d+\)", said[2][1])
+    three = r"1\.\d+ \(1\.\d+; 1\.\d+\)"
+    assert re.fullmatch(rf"steps: language model {three}, vision encoder {three}, both {three}", said[2][1])
+    assert re.fullmatch(r"steps: trained tokens of a step are off the mean by up to .*% \(.*%; .*%\)", said[2][2])
     assert said[512] == ["steps: none is whole, for 11 packs of train are fewer than a step has"]
 
 

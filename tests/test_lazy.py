@@ -402,7 +402,7 @@ def test_an_epoch_may_be_named(packs: LazyPackedDataset) -> None:
 def test_steps_are_even_whatever_is_shuffled(packs: LazyPackedDataset) -> None:
     """Visual tokens of the ranks of a step: a rank with many is waited for (Automodel's balance goes with its shuffle).
 
-    A quarter of what chance gives is easily met: docs/online.md has the figures of larger sets.
+    Half of what chance gives is easily met, with trained tokens as even as by chance.
     """
     ranks = 4
     for epoch in range(2):
@@ -418,7 +418,7 @@ def test_steps_are_even_whatever_is_shuffled(packs: LazyPackedDataset) -> None:
         ours = [number for step in zip(*samplers, strict=True) for at, number in step if at == epoch]
         shuffled: Any = packs
         by_chance = [DistributedSampler[Any](shuffled, ranks, rank, drop_last=True) for rank in range(ranks)]
-        assert waits(ours) < 0.25 * waits([number for step in zip(*by_chance, strict=True) for number in step])
+        assert waits(ours) < 0.5 * waits([number for step in zip(*by_chance, strict=True) for number in step])
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])

@@ -2,58 +2,151 @@
 
     packs ──alike──► rows of packs of like cost, one of each worker ──steps──► rows that train evenly much together
           ──evened──► each worker's sum alike ──order_packs──► steps in an order in which every stretch is alike
-          ──stream──► where Energon's loader reads them together
+          ──stream──► where Energon's loader reads them together ──limits──► or as they were, where that was more even
 
 A rank waits for the slowest of its step, twice where vision encoder and language model are apart, so both costs are to
-be even at once. For packs of one cost, and steps of one pack a rank, blocks of the sorted packs are the best there is.
+be even at once, a FLOP of one as much as one of the other. With one pack a rank in a step, alike packs are the best
+there is; how alike they may be is limited by what steps train on then.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from energon_pack.plan.alike import Floats, alike
+from energon_pack.plan.mended import mended
 from energon_pack.plan.order import order_packs
+from energon_pack.plan.settings import StepWeights
 from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.steps.spread import max_over_mean, off_the_mean
 from energon_pack.steps.topology import Topology, by_halves, stream
 
-Floats = npt.NDArray[np.float64]
 _TURNS = 32  # of swaps: after some twenty little changes
+_TRIES = 8  # of a layout in which steps train on evenly much
+_NARROWER = 0.95  # each try than what the last one says
 
 
-def lay_out(costs: Floats, trained: Ints, topology: Topology, seed: int) -> Ints:
-    """The packs in the order in which they are written.
+def lay_out(
+    costs: Floats, trained: Ints, topology: Topology, seed: int, weights: StepWeights | None = None, jitter: float = 0.0
+) -> Ints:
+    """The packs in the order in which they are written: with whole steps no less even, in nothing that counts, than as
+    they come.
 
     Args:
-        costs: float64[num_costs, num_packs], each to be even over the ranks of a step.
-        trained: int64[num_packs] tokens, to be even over the steps where these have several rows.
+        costs: float64[2, num_packs], of the language model and of the vision encoder in one unit, each to be even over
+            the ranks of a step.
+        trained: int64[num_packs] tokens, to be even over the steps.
+        weights: how much each counts; None: alike.
+        jitter: of the costs by which packs are compared: other packs of about the same cost meet with each seed.
 
     Returns:
         int64[num_packs] numbers of packs. What is left over from whole steps is read last, and of middling cost.
     """
-    num, unit = len(trained), topology.unit
-    costs, trains = _shares(costs), _shares(trained[None])
+    weights, num = weights or StepWeights(), len(trained)
+    together = stream(num, topology)
+    as_they_come = _Evenness(costs, trained, together, topology)
+    has_any = num >= topology.data_parallel * topology.micro_batches
+    most_off = as_they_come.off / weights.trained if weights.trained and has_any else np.inf
+    chance = (random_keys(costs.size, seed, 30) >> np.uint64(11)).reshape(costs.shape) * 2.0**-53
+    counted = np.array([[weights.lm], [weights.vision]])
+    for read in _layouts(costs * (1 + jitter * chance), counted, trained, topology, seed, most_off):
+        found = _Evenness(costs, trained, read, topology)
+        if found.off <= most_off and not ((found.waits > as_they_come.waits) & (counted[:, 0] > 0)).any():
+            written = np.empty(num, np.int64)
+            written[together] = read
+            return written
+    return np.arange(num)
+
+
+class _Evenness:
+    """How even the whole steps of packs are, in the order in which they are read.
+
+    waits: float64[2], of each cost the time of an epoch relative to even.
+    off: how far a step's trained tokens are from the mean at worst.
+    """
+
+    def __init__(self, costs: Floats, trained: Ints, read: Ints, topology: Topology):
+        ranks, micro_batches = topology.data_parallel, topology.micro_batches
+        self.waits = np.array([max_over_mean(cost[read], ranks, micro_batches) for cost in costs])
+        self.off = off_the_mean(trained[read], ranks * micro_batches)
+
+
+def _layouts(
+    costs: Floats, counted: Floats, trained: Ints, topology: Topology, seed: int, most_off: float
+) -> Iterator[Ints]:
+    """Orders in which packs are read, the best first.
+
+    Args:
+        counted: float64[2, 1], how much each cost counts.
+    """
+    trains, each = _shares(trained[None]), _shares(costs) * counted
+    if topology.rows_per_step > 1:
+        yield _read(each, trains, topology, seed, most_off)
+        yield _within_steps(each, topology)
+        return
+    together = costs * counted
+    for shares in (together / max(together.sum() / max(1, len(trained)), 1e-9), each):
+        within = most_off
+        for _ in range(_TRIES):
+            read = _read(shares, trains, topology, seed, within)
+            if topology.micro_batches == 1:
+                read = mended(shares, trained, read, topology.data_parallel, most_off)
+            yield read
+            off = off_the_mean(trained[read], topology.data_parallel * topology.micro_batches)
+            if off <= most_off or not within:
+                break
+            within *= _NARROWER * most_off / off
+
+
+def _read(costs: Floats, trains: Floats, topology: Topology, seed: int, most_off: float) -> Ints:
+    """The packs in the order in which all ranks together read them."""
+    num, unit = trains.shape[1], topology.unit
     by_chance = np.argsort(random_keys(num, seed, 20), kind="stable")  # equal costs say nothing of the data they are of
     in_order = by_chance[np.argsort(costs.sum(axis=0)[by_chance], kind="stable")]
-    first = (num - num % unit) // 2
-    read = over = _left_over(in_order[first : first + num % unit], topology.row, seed)
-    if num >= unit:
-        units = _units(costs, trains, np.delete(in_order, np.s_[first : first + num % unit]), topology)
-        of_units = [(cost * 1e6).astype(np.int64)[units].sum(axis=1) for cost in (*costs, *trains)]
-        nothing = np.zeros(len(units), np.int64)
-        read = np.concatenate((units[order_packs(of_units, nothing, seed)].ravel(), over))
-    written = np.empty(num, np.int64)
-    written[stream(num, topology)] = read
-    return written
+    over = _middling(trains[0, in_order], num % unit)
+    size = min(topology.row, topology.data_parallel * topology.micro_batches)
+    left = _left_over(costs, trains[0], in_order[over], size, seed, most_off)
+    if num < unit:
+        return left
+    units = _units(costs, trains, np.delete(in_order, over), topology, seed, most_off)
+    of_units = [(cost * 1e6).astype(np.int64)[units].sum(axis=1) for cost in (*costs, *trains)]
+    nothing = np.zeros(len(units), np.int64)
+    return np.concatenate((units[order_packs(of_units, nothing, seed)].ravel(), left))
 
 
-def _left_over(in_order: Ints, row: int, seed: int) -> Ints:
-    """Packs that make no whole step: rows of like cost, which come by chance, and of what makes no row each pack."""
-    rest = len(in_order) % row
+def _middling(trains: Floats, num: int) -> slice:
+    """So many in a row out of the middle half of packs that lie by cost: those that train most nearly as all do.
+
+    Args:
+        trains: float64[num_packs] about 1.
+    """
+    quarter = (len(trains) - num) // 4
+    upto = np.concatenate(([0], np.cumsum(trains)))[quarter : len(trains) + 1 - quarter]
+    first = quarter + int(np.abs(upto[num:] - upto[: len(upto) - num] - num).argmin())
+    return slice(first, first + num)
+
+
+def _left_over(costs: Floats, trains: Floats, in_order: Ints, size: int, seed: int, most_off: float) -> Ints:
+    """Packs that make no whole unit: `size` of like cost in a row, these by chance, and of what is over each pack."""
+    rest = len(in_order) % size
     middle = slice((len(in_order) - rest) // 2, (len(in_order) + rest) // 2)
-    rows, over = np.delete(in_order, middle).reshape(-1, row), in_order[middle]
-    rows, over = (found[np.argsort(random_keys(len(found), seed, 21), kind="stable")] for found in (rows, over))
-    return np.concatenate((rows.ravel(), over))
+    rows, over = alike(costs, np.delete(in_order, middle), size, None, trains, most_off), in_order[middle]
+    mixed = (
+        some[np.argsort(random_keys(len(some), seed, 21), kind="stable")].ravel()
+        for some in (rows.reshape(-1, size), over)
+    )
+    return np.concatenate([*mixed])
+
+
+def _within_steps(costs: Floats, topology: Topology) -> Ints:
+    """The packs as they come, those of each step dealt anew to its ranks."""
+    read = stream(costs.shape[1], topology)
+    step = topology.data_parallel * topology.micro_batches
+    num = len(read) // step * step
+    rounds = read[:num].reshape(-1, topology.micro_batches, topology.data_parallel).swapaxes(0, 1)
+    return np.concatenate((evened(costs, rounds).swapaxes(0, 1).ravel(), read[num:]))
 
 
 def _shares(costs: npt.NDArray[Any]) -> Floats:
@@ -62,34 +155,15 @@ def _shares(costs: npt.NDArray[Any]) -> Floats:
     return shares
 
 
-def _units(costs: Floats, trains: Floats, packs: Ints, topology: Topology) -> Ints:
+def _units(costs: Floats, trains: Floats, packs: Ints, topology: Topology, seed: int, most_off: float) -> Ints:
     """Packs as units of whole rows, each in the order in which it is read: int64[num_units, topology.unit]."""
-    rows = alike(costs, packs, topology.row).reshape(-1, topology.row)
     if topology.rows_per_step == 1:
-        return _by_worker(alike(costs, rows.ravel(), topology.data_parallel, topology.row), topology)
+        rows = alike(costs, packs, topology.row, None, trains[0], most_off)
+        packs = alike(costs, rows, topology.data_parallel, topology.row, trains[0], most_off)
+        return _by_worker(packs, topology, seed)
+    rows = alike(costs, packs, topology.row).reshape(-1, topology.row)
     steps = _steps(trains[:, rows].sum(axis=2), topology.rows_per_step)
     return evened(costs, rows[steps]).swapaxes(0, 1).reshape(-1, topology.unit)
-
-
-def alike(costs: Floats, packs: Ints, size: int, start: int | None = None) -> Ints:
-    """Packs in an order in which each `size` in a row are alike in all costs.
-
-    Halves the packs, at a multiple of `size`, by the cost of which a rank would wait longest for the largest, and each
-    half again. Source: Bentley, "Multidimensional binary search trees used for associative searching", 1975.
-
-    Args:
-        packs: a multiple of `size`.
-        start: halve blocks of so many of them, each for itself; None: all.
-    """
-    edges = np.arange(0, len(packs) + 1, max(1, start or len(packs)))
-    while np.diff(edges).max(initial=0) > size:
-        sizes = np.diff(edges)
-        mine = costs[:, packs]
-        waits = np.maximum.reduceat(mine, edges[:-1], axis=1) - np.add.reduceat(mine, edges[:-1], axis=1) / sizes
-        block = np.repeat(np.arange(len(sizes)), sizes)
-        packs = packs[np.lexsort((mine[waits.argmax(axis=0)[block], np.arange(len(packs))], block))]
-        edges = np.union1d(edges, edges[:-1] + -(-sizes // (2 * size)) * size)
-    return packs
 
 
 def _steps(trains: Floats, num_rows: int) -> Ints:
@@ -152,12 +226,14 @@ def _swap(costs: Floats, dealt: Ints, total: Floats, turn: int, later: int) -> N
     dealt[here], dealt[there] = dealt[there], dealt[here]
 
 
-def _by_worker(packs: Ints, topology: Topology) -> Ints:
+def _by_worker(packs: Ints, topology: Topology, seed: int) -> Ints:
     """Rows in which the ranks' first workers have like packs, then their second, and so on: int64[num_rows, row].
 
-    Halves of the workers have neighbours, so that ranks with half as many workers have like packs at a time, too.
+    Halves of the workers have neighbours, so that ranks with half as many workers have like packs at a time, too. Which
+    rank has which is left to chance: a rank that has the dearest each time would train on other data.
     """
     blocks = packs.reshape(-1, topology.workers, topology.data_parallel)
+    by_chance = np.argsort(random_keys(blocks.size, seed, 22).reshape(blocks.shape), axis=2, kind="stable")
     dealt = np.empty_like(blocks)
-    dealt[:, by_halves(np.arange(topology.workers))] = blocks
+    dealt[:, by_halves(np.arange(topology.workers))] = np.take_along_axis(blocks, by_chance, axis=2)
     return dealt.reshape(-1, topology.row)

@@ -40,6 +40,8 @@ class PackPlan:
     items: Ints
     left_out: npt.NDArray[np.int8]  # per item: index into LEFT_OUT
     lower_bound: int  # packs, summed over the groups that may not mix
+    #: where each pack would stand without `packing.topology`; None: there
+    places: Ints | None = None
 
     @property
     def num_packs(self) -> int:
@@ -53,7 +55,7 @@ class PackPlan:
         """The packs, many at a time."""
         for packs in blocks(self.num_packs, self.mean_members):
             starts = self.starts[packs.start : packs.stop + 1]
-            yield replace(self, starts=starts - starts[0], items=self.items[starts[0] : starts[-1]])
+            yield replace(self, starts=starts - starts[0], items=self.items[starts[0] : starts[-1]], places=None)
 
     def per_pack(self, *columns: npt.NDArray[Any], of: Callable[..., Any] = _same, add: np.ufunc = np.add) -> Ints:
         """Sums over the members of each pack of one value an item; of `num_packs` int64 alone memory is taken.
@@ -129,9 +131,7 @@ def plan_packs(
     left_out = scratch.zeros(len(items), np.int8)
     for numbers in windows(items, packing, seed):
         some = items.take(numbers)
-        plan = _packed(some, packing, seed)
-        if not packing.topology.has_steps:
-            plan = in_order(plan, some, packing, seed, scratch=scratch)
+        plan = in_order(_packed(some, packing, seed), some, packing, seed, scratch)
         split = split_of_packs(some, plan)
         for number in np.unique(split).tolist():
             of_split = taken(plan, [np.flatnonzero(split == number)], scratch)
@@ -143,7 +143,7 @@ def plan_packs(
     for made in of_splits:
         packs.add_all(made)
     plan = packs.plan(left_out, bound)
-    return in_order(plan, items, packing, seed, cost, scratch) if packing.topology.has_steps else plan
+    return _in_steps(plan, items, packing, seed, cost or cost_model(None), scratch)
 
 
 def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
@@ -180,14 +180,9 @@ def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
 
 
 def in_order(
-    plan: PackPlan,
-    items: Items,
-    packing: PackingConfig,
-    seed: int,
-    cost: CostModel | None = None,
-    scratch: Scratch = _IN_MEMORY,
+    plan: PackPlan, items: Items, packing: PackingConfig, seed: int, scratch: Scratch = _IN_MEMORY
 ) -> PackPlan:
-    """The packs of a plan in the order they are written: by a seed, for the steps of `packing.topology`.
+    """The packs of a plan in an order in which every stretch is like the whole: by a seed, for no topology.
 
     Windows come by chance, one after another, and each is put in order for itself.
     """
@@ -195,10 +190,6 @@ def in_order(
         return plan
     split = split_of_packs(items, plan)
     of_splits = [np.flatnonzero(split == number) for number in np.unique(split)]
-    if packing.topology.has_steps:
-        flops, trained = costs_of_packs(items, plan, cost or cost_model(None)), plan.per_pack(items.num_supervised)
-        order = [of[lay_out(flops[:, of], trained[of], packing.topology, seed)] for of in of_splits]
-        return taken(plan, order, scratch)
     window = window_of(items.shard[plan.items[plan.starts[:-1]]], packing)
     packs = _Packs(scratch)
     for of_split in of_splits:
@@ -216,6 +207,21 @@ def in_order(
             for block in blocks(len(in_row), some.mean_members):
                 packs.add(*_taken(some, in_row[block]))
     return packs.plan(plan.left_out, plan.lower_bound)
+
+
+def _in_steps(
+    plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel, scratch: Scratch
+) -> PackPlan:
+    """The packs of a plan, each split for itself, in an order in which the steps of `packing.topology` are even."""
+    if not packing.topology.has_steps or not plan.num_packs:
+        return plan
+    flops, trained = costs_of_packs(items, plan, cost), plan.per_pack(items.num_supervised)
+    split, weights = split_of_packs(items, plan), packing.step_weights
+    order = []
+    for number in np.unique(split).tolist():
+        mine = np.flatnonzero(split == number)
+        order.append(mine[lay_out(flops[:, mine], trained[mine], packing.topology, seed, weights)])
+    return replace(taken(plan, order, scratch), places=np.concatenate(order))
 
 
 def split_of_packs(items: Items, plan: PackPlan) -> AnyInts:

@@ -11,28 +11,22 @@ from rich.table import Table
 
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.counted import CountedPacks, count, count_packs
-from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Items, Lengths
+from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Lengths
 from energon_pack.plan.plan import (
     LEFT_OUT,
     PackPlan,
-    costs_of_packs,
     split_counts,
-    split_of_packs,
     without_window,
 )
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.plan.splits import SPLITS
+from energon_pack.plan.step_figures import figures_of_steps, said_of_steps
 from energon_pack.plan.tally import Moments, Tally
 from energon_pack.run.console import console, print_table, say
 from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import blocks
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
-from energon_pack.steps.spread import PackCosts, compared
-from energon_pack.steps.topology import Topology, stream
 
-#: costs of a step, and how they are called
-STEP_COSTS = {"lm": "language model", "vision": "vision encoder", "both": "both"}
 _UNKNOWN = "unknown"  # media type of samples that could not be read
 _MOST_KEYS = 20  # unknown ones that are listed
 
@@ -213,7 +207,7 @@ def summarize(
         visual_tokens_per_pack=packs.visual_tokens.spread(),
         attention_cost=_evenness(packs.attention_cost),
         flops=_flops(packs, cost),
-        steps=_steps(items, plan, packing.topology, cost),
+        steps=figures_of_steps(items, plan, packing.topology, cost),
     )
 
 
@@ -228,18 +222,6 @@ def _flops(packs: CountedPacks, cost: CostModel) -> dict[str, Any]:
     weights = cost.lm_token * float(packs.tokens.sum())
     attention = max(0.0, packs.lm - weights)
     return {"weights": weights, "attention": attention, "vision": packs.vision, "source": cost.source}
-
-
-def _steps(items: Items, plan: PackPlan, topology: Topology, cost: CostModel) -> dict[str, Any] | None:
-    """How even the steps of a topology are in the split that comes first, and how even they would be by chance."""
-    if not topology.has_steps or not plan.num_packs:
-        return None
-    split = split_of_packs(items, plan)
-    mine = split == split[0]
-    (lm, vision), trained = costs_of_packs(items, plan, cost)[:, mine], plan.per_pack(items.num_supervised)[mine]
-    costs, order = PackCosts(lm, vision, trained), stream(len(trained), topology)
-    figures = compared(costs, order, topology.data_parallel, topology.micro_batches)
-    return {"split": SPLITS[split[0]], "cost": cost.source, **figures}
 
 
 def _evenness(cost: Moments) -> dict[str, Any]:
@@ -288,22 +270,11 @@ def print_plan(report: Report) -> None:
     if report.packs_without_window is not None:
         out.print(f"window: {amount(report.packs, 'pack')}, {report.packs_without_window:,} without packing.window")
     if report.steps:
-        for line in _said_of_steps(report.steps):
+        for line in said_of_steps(report.steps):
             out.print(f"steps: {line}")
     lens = ", ".join(f"{name} {value:,}" for name, value in report.token_len.items())
     if lens:
         out.print(f"tokens of a sample: {lens}")
-
-
-def _said_of_steps(steps: dict[str, Any]) -> Iterator[str]:
-    """What ranks wait for, where packs were laid out."""
-    ordered, chance = steps["in_order"], steps["by_chance"]
-    if not ordered["steps"]:
-        yield f"none is whole, for {ordered['left_over']:,} packs of {steps['split']} are fewer than a step has"
-        return
-    costs = (f"{what} {ordered[name]['epoch']:.3f} ({chance[name]['epoch']:.3f})" for name, what in STEP_COSTS.items())
-    yield f"{ordered['steps']:,} of {steps['split']}; 1 is the time of an epoch without waiting (in an order by chance)"
-    yield ", ".join(costs)
 
 
 def print_stages(progress: Progress) -> None:

@@ -1,7 +1,8 @@
 """How samples are put into packs: the config's node `packing`."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
+from math import inf
 
 from energon_pack.errors import PackError
 from energon_pack.steps.topology import Topology
@@ -48,6 +49,24 @@ class GroupBy(str, Enum):
 
 
 @dataclass
+class StepWeights:
+    """How much it counts that steps are even, for `topology`; of what counts 0 nothing is asked."""
+
+    #: the cost of the language model over ranks; of 2 a FLOP of waiting counts as two
+    lm: float = 1.0
+    #: the cost of the vision encoder
+    vision: float = 1.0
+    #: trained tokens over steps: at worst as far from their mean as without layout; of 2 half as far
+    trained: float = 1.0
+
+    def check(self) -> None:
+        """Raises PackError where one is no weight."""
+        for name, weight in asdict(self).items():
+            if not 0 <= weight < inf:
+                raise PackError(f"packing.step_weights.{name}={weight}: from 0")
+
+
+@dataclass
 class PackingConfig:
     """All that a plan depends on beside the lengths and the seed. Each `max_…` of a pack is a row of `caps.CAPS`."""
 
@@ -82,6 +101,8 @@ class PackingConfig:
     need_image: bool = False
     #: who trains on the packs: steps are even over its ranks; of one rank: every stretch of packs is like the whole
     topology: Topology = field(default_factory=Topology)
+    #: what counts how much where steps can't be even in all
+    step_weights: StepWeights = field(default_factory=StepWeights)
 
     @property
     def longest(self) -> tuple[str, int]:
@@ -95,6 +116,7 @@ class PackingConfig:
         self.topology.check()
         if not 0 <= self.max_dropped_tokens <= 1:
             raise PackError(f"packing.max_dropped_tokens={self.max_dropped_tokens}: a share of the tokens, 0 to 1")
+        self.step_weights.check()
         if self.max_token_len % self.pad_to_multiple_of:
             raise PackError(
                 f"packing.max_token_len={self.max_token_len} is not a multiple of"

@@ -1,6 +1,8 @@
-"""The fullest pack that some samples make: an exact subset sum, in the bits of an integer. Pure."""
+"""The fullest pack that some samples make, with all its limits. Pure."""
 
 from collections.abc import Iterable, Sequence
+
+from energon_pack.plan.bins.subset_sum import fullest_sum
 
 Costs = Sequence[int]
 
@@ -61,23 +63,5 @@ def _together(order: Sequence[int], costs: Sequence[Costs], left: Costs) -> list
 
 
 def _fill(items: Sequence[int], costs: Sequence[Costs], room: int) -> list[int]:
-    """Those of the items whose tokens come nearest to the room; of several choices the one whose last is earliest.
-
-    Bit s of `sums` says that some of the items so far have s tokens together.
-    Source: subset sum by bitset, as in Pisinger, "Dynamic programming on the word RAM", 2003.
-    """
-    sums, mask = 1, (1 << room + 1) - 1
-    reached: list[tuple[int, int]] = []  # item, and the sums that it was the first to reach
-    for i in items:
-        new = sums << costs[i][0] & mask & ~sums
-        if new:
-            sums |= new
-            reached.append((i, new))
-            if new >> room:
-                break
-    at, chosen = sums.bit_length() - 1, []
-    for i, new in reversed(reached):
-        if new >> at & 1:
-            chosen.append(i)
-            at -= costs[i][0]
-    return chosen
+    """Those of the items whose tokens come nearest to the room; of several choices the one whose last is earliest."""
+    return [items[number] for number in fullest_sum((costs[i][0] for i in items), room)]

@@ -5,7 +5,7 @@ from typing import Any
 
 from energon_pack.pages.html import Html, clipped, section, table, tag
 from energon_pack.pages.svg import Mark, curves, histogram, short
-from energon_pack.plan.report import STEP_COSTS
+from energon_pack.plan.step_figures import STEP_COSTS
 from energon_pack.report.figures import Figures
 from energon_pack.report.lens import does, recommended
 from energon_pack.report.shapes import Histogram
@@ -138,7 +138,7 @@ def _steps(figures: Figures) -> Iterator[Html]:
         ranks = "Packs in the order in which they are written; packing.topology tells how many ranks will read them."
         yield tag("p", ranks, class_="faint")
         return
-    ordered, chance = steps["in_order"], steps["by_chance"]
+    ordered, without = steps["in_order"], steps["without"]
     if not ordered["steps"]:
         yield tag("p", f"No step is whole: {ordered['left_over']:,} packs are fewer than a step has.")
         return
@@ -150,9 +150,12 @@ def _steps(figures: Figures) -> Iterator[Html]:
             for name, values in of.waits.items()
         }
         yield curves(lines, "% of the epoch", "% of a rank's time that it waits", height=120, is_percent=True)
-    rows = [(what, f"{ordered[name]['epoch']:.3f}", f"{chance[name]['epoch']:.3f}", f"{ordered[name]['bound']:.3f}",
+    rows = [(what, *(f"{of[name]['epoch']:.3f}" for of in (ordered, without)), f"{ordered[name]['bound']:.3f}",
              f"{ordered[name]['worst']:.3f}") for name, what in STEP_COSTS.items()]  # fmt: skip
-    yield table(("time of an epoch, 1 without waiting", "as planned", "by chance", "at least", "worst step"), rows)
+    yield table(("time of an epoch, 1 without waiting", "as planned", "without layout", "at least", "worst step"), rows)
+    trained = (ordered["trained"]["worst"], without["trained"]["worst"], ordered["trained"]["bound"])
+    row = ("off the mean at worst", *(f"{share:.1%}" for share in trained))
+    yield table(("trained tokens of a step", "as planned", "without layout", "at least"), [row])
     yield tag("p", f"{ordered['steps']:,} steps of {steps['split']}; packs left over: {ordered['left_over']:,}.")
 
 

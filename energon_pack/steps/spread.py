@@ -60,18 +60,18 @@ def figures(costs: PackCosts, ranks: int, micro_batches: int = 1) -> dict[str, A
 
     Returns:
         `steps`, `left_over` packs, and the `cost` of the slowest rank of each step, summed; a `Spread` of `lm`, of
-        `vision`, and of `both` together; `trained`: how far a step's trained tokens are from the mean, `worst`, and
-        the share of steps that are `beyond` 2 %.
+        `vision`, and of `both` together; `trained`: how far a step's trained tokens are from the mean, `worst`, no
+        less in any order than `bound`, and the share of steps that are `beyond` 2 %.
     """
     of = {"lm": costs.lm, "vision": costs.vision, "both": costs.lm + costs.vision}
     num = len(costs) // (ranks * micro_batches) * ranks * micro_batches
-    slowest = of["both"][:num].reshape(-1, micro_batches, ranks).sum(axis=1).max(axis=1).sum()
+    slowest = _of_ranks(of["both"], ranks, micro_batches).max(axis=1).sum()
     return {
         "steps": num // (ranks * micro_batches),
         "left_over": len(costs) - num,
         "cost": float(f"{slowest:.6g}"),
         **{name: asdict(spread_of(cost, ranks, micro_batches)) for name, cost in of.items()},
-        "trained": _trained(costs.trained[:num], ranks * micro_batches),
+        "trained": _trained(costs.trained, ranks * micro_batches),
     }
 
 
@@ -84,15 +84,34 @@ def compared(costs: PackCosts, order: Ints, ranks: int, micro_batches: int = 1) 
 
 def spread_of(cost: Floats, ranks: int, micro_batches: int = 1) -> Spread:
     """Of one cost of packs as they are read; steps that cost nothing are left out."""
-    of_packs = cost[: len(cost) // (ranks * micro_batches) * ranks * micro_batches].reshape(-1, micro_batches, ranks)
-    of_ranks = of_packs.sum(axis=1)
+    of_ranks = _of_ranks(cost, ranks, micro_batches)
+    num = of_ranks.size * micro_batches
     of_ranks = of_ranks[of_ranks.any(axis=1)]
     if not len(of_ranks):
         return Spread(1.0, 1.0, 1.0, 1.0, 1.0)
-    longest, mean = of_ranks.max(axis=1), of_ranks.mean(axis=1)
-    bounds = _bounds(of_packs.ravel(), ranks, micro_batches)
-    values = (longest.sum() / mean.sum(), (longest / mean).mean(), (longest / mean).max(), *bounds)
+    bounds = _bounds(cost[:num], ranks, micro_batches)
+    ratios = of_ranks.max(axis=1) / of_ranks.mean(axis=1)
+    values = (max_over_mean(cost, ranks, micro_batches), ratios.mean(), ratios.max(), *bounds)
     return Spread(*(round(float(value), 4) for value in values))
+
+
+def max_over_mean(cost: Floats, ranks: int, micro_batches: int = 1) -> float:
+    """The time of an epoch relative to even, Σ max / Σ mean of the ranks of each whole step; 1 where nothing costs."""
+    of_ranks = _of_ranks(cost, ranks, micro_batches)
+    total = float(of_ranks.sum())
+    return float(of_ranks.max(axis=1).sum()) * ranks / total if total else 1.0
+
+
+def off_the_mean(trained: Ints, size: int) -> float:
+    """How far the trained tokens of a whole step of `size` packs are from the mean of all steps at worst; 0.1: 10 %."""
+    return float(_off(trained, size).max(initial=0))
+
+
+def _of_ranks(cost: Floats, ranks: int, micro_batches: int) -> Floats:
+    """What the packs of each rank cost in each whole step, float64[num_steps, ranks]."""
+    num = len(cost) // (ranks * micro_batches) * ranks * micro_batches
+    sums: Floats = cost[:num].reshape(-1, micro_batches, ranks).sum(axis=1)
+    return sums
 
 
 def _bounds(cost: Floats, ranks: int, micro_batches: int) -> tuple[float, float]:
@@ -111,8 +130,24 @@ def _bounds(cost: Floats, ranks: int, micro_batches: int) -> tuple[float, float]
 
 
 def _trained(trained: Ints, size: int) -> dict[str, float]:
-    steps = trained.reshape(-1, size).sum(axis=1)
-    if not steps.any():
-        return {"worst": 0.0, "beyond": 0.0}
-    away = np.abs(steps / steps.mean() - 1)
-    return {"worst": round(float(away.max()), 4), "beyond": round(float((away > _NEAR).mean()), 4)}
+    off = _off(trained, size)
+    if not len(off):
+        return {"worst": 0.0, "bound": 0.0, "beyond": 0.0}
+    found = {"worst": off.max(), "bound": _least_off(trained[: len(off) * size], size), "beyond": (off > _NEAR).mean()}
+    return {name: round(float(value), 4) for name, value in found.items()}
+
+
+def _off(trained: Ints, size: int) -> Floats:
+    """How far each whole step's trained tokens are from their mean; none where nothing is trained."""
+    steps = trained[: len(trained) // size * size].reshape(-1, size).sum(axis=1)
+    return np.abs(steps / steps.mean() - 1) if steps.any() else np.zeros(0)
+
+
+def _least_off(trained: Ints, size: int) -> float:
+    """What any order of the same packs has at worst, at least: of the step with the pack that trains on most or least,
+    beside packs that make up for it.
+    """
+    ordered = np.sort(trained)
+    mean = trained.sum() * size / len(trained)
+    most, least = ordered[-1] + ordered[: size - 1].sum(), ordered[0] + ordered[len(ordered) - size + 1 :].sum()
+    return max(0.0, float(most / mean - 1), float(1 - least / mean))

@@ -3,8 +3,8 @@
 `pack_bins` is all that others need. Lengths are handled as a histogram and bins as ranges of bins alike; what is
 planned for them is dealt out to the items with two sorts.
 
-    packing ──► greedy, exact, balanced ──► base          one limit
-            └─► capped ─────► balanced                    several
+    packing ──► greedy, exact, drawn, balanced ──► base          one limit
+            └─► capped ─────► balanced                           several
 """
 
 from energon_pack.plan.bins.base import Bins

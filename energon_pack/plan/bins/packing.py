@@ -9,6 +9,7 @@ from energon_pack.plan.bins.balanced import balance
 from energon_pack.plan.bins.base import Bins, Run, bins_of, count_bins, gather, narrow, shuffled_argsort
 from energon_pack.plan.bins.bounds import l2_of_histogram
 from energon_pack.plan.bins.capped import pack_capped
+from energon_pack.plan.bins.drawn import drawn_fit
 from energon_pack.plan.bins.exact import exact_fit
 from energon_pack.plan.bins.greedy import best_fit_decreasing, first_fit_decreasing
 from energon_pack.plan.settings import Algorithm
@@ -82,13 +83,14 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
         def limit() -> float:
             if algorithm == Algorithm.balanced:
                 return inf
-            exact.extend(_optimal(histogram, capacity, bound, seed))
-            return max(count_bins(exact), bound * _NEAR + 1)
+            enough = bound * _NEAR + 1
+            exact.extend(_optimal(histogram, capacity, bound, enough, seed))
+            return max(count_bins(exact), enough)
 
         bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _NEAR, seed, limit)
         return gather(bins_of(exact) if bin_of is None else bin_of[::-1], items, seed)
     if algorithm == Algorithm.optimal:
-        runs = _optimal(histogram, capacity, bound, seed)
+        runs = _optimal(histogram, capacity, bound, bound, seed)
     elif algorithm == Algorithm.best_fit_decreasing:
         runs = best_fit_decreasing(histogram, capacity)
     else:
@@ -96,8 +98,23 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
     return gather(bins_of(runs), items, seed)
 
 
-def _optimal(histogram: Ints, capacity: int, bound: int, seed: int) -> list[Run]:
+def _optimal(histogram: Ints, capacity: int, bound: int, enough: float, seed: int) -> list[Run]:
+    """As few bins as any way here finds.
+
+    Args:
+        enough: bins for which the way that takes longest is not tried.
+    """
     runs = exact_fit(histogram, capacity, seed)
     if count_bins(runs) > bound:  # sets of few items may be luckier with best fit
         runs = min(runs, best_fit_decreasing(histogram, capacity), key=count_bins)
+    if count_bins(runs) > enough:
+        runs = min(runs, _drawn(histogram, capacity, seed), key=count_bins)
     return runs
+
+
+def _drawn(histogram: Ints, capacity: int, seed: int) -> list[Run]:
+    """Most of the bins as a stream fills them; what is left over at its end, in as few as it takes."""
+    runs, left = drawn_fit(histogram, capacity, seed)
+    rest = min(exact_fit(left, capacity, seed), best_fit_decreasing(left, capacity), key=count_bins)
+    num_bins = count_bins(runs)
+    return runs + [run._replace(first=num_bins + run.first) for run in rest]

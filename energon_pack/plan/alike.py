@@ -1,0 +1,116 @@
+"""Packs of like cost side by side, so that no rank of a step waits, and steps that train on about as many tokens.
+
+    packs ──halved by cost, again and again──► blocks of like cost
+          └─ halves trade packs where one would train on too few tokens ─┘
+
+Dear packs hold many visual tokens, and train on few: sorted by cost alone, steps would differ more in what they train
+on than by chance. The dear half then gives its cheapest packs, and the other half those that train on most.
+"""
+
+from math import inf
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_pack.run.seeded import Ints
+
+Floats = npt.NDArray[np.float64]
+
+
+def alike(
+    costs: Floats,
+    packs: Ints,
+    size: int,
+    start: int | None = None,
+    trained: Floats | None = None,
+    most_off: float = inf,
+) -> Ints:
+    """Packs in an order in which each `size` in a row are alike in all costs.
+
+    Halves the packs, at a multiple of `size`, by the cost of which a rank would wait longest for the largest, and each
+    half again. Source: Bentley, "Multidimensional binary search trees used for associative searching", 1975.
+
+    Args:
+        costs: float64[num_costs, num_packs].
+        packs: a multiple of `size`.
+        start: halve blocks of so many of them, each for itself; None: all.
+        trained: float64[num_packs] tokens, about 1.
+        most_off: how far the mean of `trained` of a half is from 1 at most, as far as a trade of packs can do it.
+    """
+    edges = np.arange(0, len(packs) + 1, max(1, start or len(packs)))
+    while np.diff(edges).max(initial=0) > size:
+        sizes = np.diff(edges)
+        mine = costs[:, packs]
+        waits = np.maximum.reduceat(mine, edges[:-1], axis=1) - np.add.reduceat(mine, edges[:-1], axis=1) / sizes
+        block = np.repeat(np.arange(len(sizes)), sizes)
+        cost = mine[waits.argmax(axis=0)[block], np.arange(len(packs))]
+        order = _sorted_within(block, cost)
+        packs, middles = packs[order], edges[:-1] + -(-sizes // (2 * size)) * size
+        if trained is not None and most_off < inf:
+            packs = packs[_traded(cost[order], trained[packs], edges, middles, most_off)]
+        edges = np.union1d(edges, middles)
+    return packs
+
+
+def _traded(cost: Floats, trained: Floats, edges: Ints, middles: Ints, most_off: float) -> Ints:
+    """An order in which halves of blocks have traded as few packs as bring the mean of `trained` near enough to 1.
+
+    Args:
+        cost, trained: of packs that lie by cost in each block.
+        edges, middles: of the blocks.
+    """
+    order = np.arange(len(cost))
+    low, high = middles - edges[:-1], edges[1:] - middles
+    upto = np.concatenate(([0], np.cumsum(trained)))
+    of_low, of_high = upto[middles] - upto[edges[:-1]], upto[edges[1:]] - upto[middles]
+    off = np.where(high > 0, _off(of_low, low, of_high, np.maximum(high, 1)), 0)
+    chosen = np.flatnonzero(off > most_off)
+    if not len(chosen):
+        return order
+    low, high, of_low, of_high, off = (values[chosen] for values in (low, high, of_low, of_high, off))
+    sign = np.where(of_low * high > of_high * low, 1.0, -1.0)  # 1: the cheap half trains on more
+    mean = (of_low + of_high) / (low + high)
+
+    block = np.repeat(np.arange(len(chosen)), low)
+    cheap = _ranges(edges[chosen], low)
+    cheap = cheap[_sorted_within(block, -sign[block] * trained[cheap])][_ranges(np.cumsum(low) - low, high)]
+    block, starts = np.repeat(np.arange(len(chosen)), high), np.cumsum(high) - high
+    dear = _ranges(middles[chosen], high)
+    helps = sign[block] * (mean[block] - trained[dear]) > 0
+    by_cost = _sorted_within(block, np.where(helps, cost[dear], 2 * cost.max()))
+    dear, helps = dear[by_cost], helps[by_cost]
+
+    moved = np.where(helps, trained[cheap] - trained[dear], 0.0)
+    gone = np.cumsum(moved)
+    gone -= (gone[starts] - moved[starts])[block]
+    then = np.maximum(_off(of_low[block] - gone, low[block], of_high[block] + gone, high[block]), most_off)
+    best = np.minimum.reduceat(then, starts)
+    place = np.arange(len(dear)) - starts[block]
+    last = np.minimum.reduceat(np.where(then == best[block], place, len(dear)), starts)
+    goes = (place <= last[block]) & (best < off)[block]
+    order[cheap[goes]], order[dear[goes]] = dear[goes], cheap[goes]
+    return order
+
+
+def _off(of_low: Floats, low: Ints, of_high: Floats, high: Ints) -> Any:
+    """How far the mean of either half is from 1."""
+    return np.maximum(np.abs(of_low / low - 1), np.abs(of_high / high - 1))
+
+
+def _sorted_within(block: Ints, values: Floats) -> Ints:
+    """The order by value in each block: by one number, which takes half the time of two.
+
+    Args:
+        block: ascending.
+    """
+    least = values.min()
+    order: Ints = np.argsort(block + (values - least) / max(1.001 * float(values.max() - least), 1e-300), kind="stable")
+    return order
+
+
+def _ranges(starts: Ints, sizes: Ints) -> Ints:
+    """The numbers from each start on, so many of each."""
+    before = np.cumsum(sizes) - sizes
+    numbers: Ints = np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
+    return numbers

@@ -1,0 +1,61 @@
+"""As a stream packs: items come in a random order, and of those that wait some fill each bin to the last token.
+
+Bins have the same mixture from the first to the last, so that what completes them is not used up, as it is where the
+longest of all go first. Measured where nothing is short, 20,000 items, bins over the lower bound L2, exact fit in
+brackets: uniform 700-2600 in 4k 0.2 % (1.0 %); InternVL's tiles in 4k 0.1 % (2.6 %); video of 4-16k in 32k 0.02 %
+(0.4 %). It takes longer than all else, so that of many items so many alike are drawn at once.
+"""
+
+from heapq import heappop, heappush
+
+import numpy as np
+
+from energon_pack.plan.bins.base import Run
+from energon_pack.plan.bins.subset_sum import fullest_sum
+from energon_pack.run.seeded import Ints, random_keys
+
+_WAITING = 200  # items; and bins after which the oldest of them begins the next one: else those that fit badly stay
+_MOST = 20_000  # items that are drawn one by one; of more, each stands for several of its length
+
+
+def drawn_fit(histogram: Ints, capacity: int, seed: int) -> tuple[list[Run], Ints]:
+    """Fill bins until no more items come; a few are left that wait.
+
+    Returns:
+        the bins, and the histogram of the items that are in none: fewer than `_WAITING`.
+    """
+    runs: list[Run] = []
+    num_bins, left, copies = 0, np.asarray(histogram), 2 * int(histogram.sum())
+    while copies > 1:
+        copies = max(1, min(int(left.sum()) // _MOST, copies // 2))
+        bins, over = _draw(left // copies, capacity, seed)
+        left = left % copies + copies * over
+        for content in bins:
+            runs += [Run(length, content.count(length), num_bins, copies) for length in dict.fromkeys(content)]
+            num_bins += copies
+    return runs, left
+
+
+def _draw(histogram: Ints, capacity: int, seed: int) -> tuple[list[list[int]], Ints]:
+    """The lengths in each bin, and the histogram of the items that wait when no more come."""
+    lens = np.repeat(np.arange(len(histogram)), histogram)
+    order: list[int] = lens[np.argsort(random_keys(len(lens), seed, 4), kind="stable")].tolist()
+    bins: list[list[int]] = []
+    since: dict[int, int] = {}  # of each item that waits, the oldest first: how many bins there were when it came
+    longest: list[tuple[int, int]] = []
+    for number, length in enumerate(order):
+        since[number] = len(bins)
+        heappush(longest, (-length, number))
+        if len(since) < _WAITING:
+            continue
+        while longest[0][1] not in since:
+            heappop(longest)
+        oldest = next(iter(since))
+        first = oldest if len(bins) - since[oldest] >= _WAITING else longest[0][1]
+        del since[first]
+        waiting = [*since]
+        chosen = [waiting[i] for i in fullest_sum((order[i] for i in waiting), capacity - order[first])]
+        for i in chosen:
+            del since[i]
+        bins.append([order[i] for i in (first, *chosen)])
+    return bins, np.bincount([order[i] for i in since], minlength=len(histogram))
