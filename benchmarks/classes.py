@@ -32,7 +32,7 @@ from torch.nn.attention import flex_attention as flex
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import plain_logits
 from energon_pack.training.proof import Proof, prove
-from energon_pack.training.shrink import small_model
+from energon_pack.training.small_model import small_model
 from energon_pack.training.sizes import parts
 
 ATTENTIONS = ("eager", "sdpa", "flex_attention")

@@ -4,7 +4,7 @@ Two things are compared. One member is changed: the others' logits have to stay 
 pack has to have the logits that it has alone, run as transformers' own users run it: processor's output, mask of ones,
 no positions of ours.
 
-Runs on a CPU in seconds, on a model that `shrink` made small.
+Runs on a CPU in seconds, on a `small_model`.
 """
 
 import inspect
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.inputs import check_inputs, has_rope_rows
@@ -36,6 +37,8 @@ class Finding:
     alone: float
     #: what is no difference, as a share of `own`; sums in another order differ by about 1e-6 of the logits
     tolerance: float = 1e-4
+    #: whether that was in train(), where some classes take other kernels
+    in_training: bool = False
 
     @property
     def mixes(self) -> bool:
@@ -47,7 +50,7 @@ class Finding:
 
     def __str__(self) -> str:
         return (
-            f"one member changed, its own logits move by {self.own:.2g}, those of others by {self.others:.2g};"
+            f"{'in train(), ' if self.in_training else ''}one member changed, its own logits move by {self.own:.2g}, those of others by {self.others:.2g};"
             f" packed and alone differ by {self.alone:.2g}"
         )
 
@@ -71,17 +74,34 @@ def probe(model: Any, members: Sequence[Encoded], mask: str = "positions", chang
 
 
 def probe_all(model: Any, members: Sequence[Encoded], mask: str = "positions") -> Finding:
-    """As `probe`, each member changed in its turn.
+    """As `probe`, each member changed in its turn, in eval() and in train().
+
+    Args:
+        model: in which nothing is random in train(). It is left in eval().
 
     Returns:
         The first that mixes, if any does; else of each difference the largest, and the least change in a member itself.
     """
     findings = []
-    for finding in _findings(model, members, mask, range(len(members))):
-        if finding.mixes:
-            return finding
-        findings.append(finding)
-    return replace(findings[0], others=max(one.others for one in findings), own=min(one.own for one in findings))
+    try:
+        for in_training in (False, True):
+            _train(model, in_training)
+            for finding in _findings(model, members, mask, range(len(members))):
+                if finding.mixes:
+                    return replace(finding, in_training=in_training)
+                findings.append(finding)
+    finally:
+        model.eval()
+    others, alone = max(one.others for one in findings), max(one.alone for one in findings)
+    return replace(findings[0], others=others, own=min(one.own for one in findings), alone=alone)
+
+
+def _train(model: Any, in_training: bool) -> None:
+    """Batch norm stays in eval(): `guard` refuses a model that trains it."""
+    model.train(in_training)
+    for part in model.modules():
+        if isinstance(part, _BatchNorm):
+            part.eval()
 
 
 def _findings(model: Any, members: Sequence[Encoded], mask: str, changed: Sequence[int]) -> Iterator[Finding]:
@@ -119,8 +139,8 @@ def _packed(model: Any, members: Sequence[Encoded], mask: str) -> list[list[Tens
     """The logits of each member, in the order given, for each pack."""
     inputs = probe_inputs(model, members, mask)
     check_inputs(inputs, getattr(model.config, "_attn_implementation", None))
-    with torch.no_grad():
-        logits = model(**inputs).logits
+    with torch.set_grad_enabled(model.training):  # as it is trained: code may ask for either
+        logits = model(**inputs).logits.detach()
     lengths = [len(member.tokens) for member in members]
     forward = logits[0, : sum(lengths)].split(lengths)
     if len(logits) == 1:
@@ -139,8 +159,8 @@ def plain_logits(model: Any, member: Encoded) -> Tensor:
     inputs |= {name: value.to(model.device) for name, value in member.media.items()}
     if member.media:
         inputs |= {name: row[None].to(model.device) for name, row in member.tokens.rows.items()}
-    with torch.no_grad():
-        logits: Tensor = model(**inputs, use_cache=False).logits[0]
+    with torch.set_grad_enabled(model.training):
+        logits: Tensor = model(**inputs, use_cache=False).logits[0].detach()
     return logits
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.training.makeup import code_of, kinds_of
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Finding, probe_all
-from energon_pack.training.shrink import small_model
+from energon_pack.training.small_model import small_model
 
 #: raised when a proof would come out otherwise
-_VERSION = 2
+_VERSION = 3
 #: what `auto` tries, in this order
 MASKS = ("positions", "dict4d", "hybrid")
 _ATTENTIONS = ("sdpa", "eager")
@@ -81,11 +82,12 @@ def prove(
         One for each mask that was tried.
     """
     proofs: list[Proof] = []
+    small = cache(lambda: small_model(make, config, attention, longest, members).to(device))
     for name in MASKS if mask == "auto" else (mask,):
         start = time.perf_counter()
         proof = Proof(make.__name__, attention or "default", name, None)
         try:
-            model = small_model(make, config, attention, longest).to(device)
+            model = small()
             kinds = _kinds(make, config, attention) if kinds is None else kinds
             if lost := sorted(kinds - kinds_of(model)):
                 raise ValueError(f"a small copy of it has no {lost[0]}")

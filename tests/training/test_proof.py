@@ -12,7 +12,8 @@ from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.probe import probe
 from energon_pack.training.proof import prove
-from energon_pack.training.shrink import shrink, small_model
+from energon_pack.training.shrink import shrink
+from energon_pack.training.small_model import small_model
 from support.tiny import TEXT, make_batch, make_model, text_members, tf
 
 CLASSES = {

@@ -1,0 +1,98 @@
+"""A small model of a class, in which a pack of a few tokens meets all that a long one meets in the full size."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
+
+from energon_pack.training.members import Encoded
+from energon_pack.training.probe import plain_logits
+from energon_pack.training.shrink import shrink
+from energon_pack.training.sizes import parts
+from energon_pack.training.token_sizes import shorten
+
+#: of each token: all 150,000 would take gigabytes, and say the same
+_NUM_LOGITS = 256
+#: of weights that begin all alike, behind which a part does nothing, or the same for all tokens
+_NOISE = 0.1
+#: what is random while a model is trained
+_RANDOM = ("drop", "jitter")
+
+
+def small_model(
+    make: Any,
+    config: Any,
+    attention: str | None = None,
+    longest: int | None = None,
+    members: Sequence[Encoded] = (),
+) -> Any:
+    """A random small model, in float32 where its attention has it: in bfloat16, packed and alone differ by rounding.
+
+    Args:
+        make: its class.
+        config: of the full size; it stays as it is.
+        attention: attention implementation; None: the class's own choice.
+        longest: tokens of the longest pack; see `shrink`.
+        members: that it will be tried with; sizes that count tokens are made smaller than these. Without any, they
+            stay.
+
+    Returns:
+        In eval(); nothing in it is random in train().
+    """
+    small = shrink(copy.deepcopy(config), longest)
+    for part in parts(small):
+        for name, value in list(vars(part).items()):
+            if isinstance(value, float) and any(word in name for word in _RANDOM):
+                setattr(part, name, 0.0)
+    if members:
+        shorten(
+            small,
+            longest,
+            lambda config: _shapes(make, config, attention),
+            lambda config: _logits(_built(make, config, attention), members),
+        )
+    return _built(make, small, attention)
+
+
+def _shapes(make: Any, config: Any, attention: str | None) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        model = _made(make, config, attention)
+    return {name: weights.shape for name, weights in model.named_parameters()}
+
+
+def _logits(model: Any, members: Sequence[Encoded]) -> Tensor:
+    """Those of the member with the fewest media; all have to run."""
+    logits = [plain_logits(model, member) for member in sorted(members, key=lambda member: len(member.media))]
+    return logits[0]
+
+
+def _made(make: Any, config: Any, attention: str | None) -> Any:
+    chosen = {"attn_implementation": attention} if attention else {}
+    if hasattr(make, "_from_config"):
+        return make._from_config(copy.deepcopy(config), dtype=torch.float32, **chosen)
+    return make(config)
+
+
+def _built(make: Any, config: Any, attention: str | None) -> Any:
+    with torch.random.fork_rng():  # the user's own seed stays
+        torch.manual_seed(0)
+        model = _made(make, config, attention)
+        for parameter in model.parameters():
+            _vary(parameter.data)
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if isinstance(head, torch.nn.Linear):
+        head.weight = torch.nn.Parameter(head.weight[:_NUM_LOGITS])
+        head.bias = None if head.bias is None else torch.nn.Parameter(head.bias[:_NUM_LOGITS])
+    for part in model.modules():
+        if isinstance(part, _DropoutNd):
+            part.p = 0.0
+    is_half = torch.cuda.is_available() and attention is not None and "flash" in attention  # its kernels know no other
+    return (model.bfloat16() if is_half else model.float()).eval()
+
+
+def _vary(weights: Tensor) -> None:
+    if weights.numel() > 1 and weights.is_floating_point() and bool((weights == weights.flatten()[0]).all()):
+        weights += _NOISE * torch.randn_like(weights)
