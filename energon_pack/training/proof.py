@@ -2,8 +2,8 @@
 
     guard(model, encoder) ─prove─► a small model of the same class and config ─probe─► Proof, kept for the next start
 
-A class is exact by `positions`, by masks (`dict4d`), or by its kernels (`hybrid`); or it is refused, with a way out
-that was itself probed.
+A class is exact by `positions`, by masks (`dict4d`, `prefix4d`), or by its kernels (`hybrid`); or it is refused, with
+a way out that was itself probed.
 """
 
 import copy
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from energon_pack.run.user_cache import keep, read_kept, version_of
+from energon_pack.training.masks import reads_prefix_whole
 from energon_pack.training.makeup import code_of, kinds_of
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Finding, probe_all
@@ -28,7 +29,7 @@ from energon_pack.training.small_model import small_model
 #: raised when a proof would come out otherwise
 _VERSION = 3
 #: what `auto` tries, in this order
-MASKS = ("positions", "dict4d", "hybrid")
+_MASKS = ("positions", "dict4d", "hybrid")
 _ATTENTIONS = ("sdpa", "eager")
 _PACKAGES = ("torch", "transformers", "flash-attn", "flash-linear-attention", "causal-conv1d", "mamba-ssm", "kernels")
 
@@ -72,7 +73,7 @@ def prove(
         make: the class.
         config: its config, of any size; it stays as it is.
         members: two at least, with each kind of media that packs have.
-        mask: `positions`, `dict4d`, `hybrid`, `indexed`, or `auto`: the first of `MASKS` that is exact.
+        mask: `positions`, `dict4d`, `prefix4d`, `hybrid`, `indexed`, or `auto`: the first that is exact.
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; None: not known.
         device: where its kernels run.
@@ -83,7 +84,7 @@ def prove(
     """
     proofs: list[Proof] = []
     small = cache(lambda: small_model(make, config, attention, longest, members).to(device))
-    for name in MASKS if mask == "auto" else (mask,):
+    for name in _masks_for(make, config) if mask == "auto" else (mask,):
         start = time.perf_counter()
         proof = Proof(make.__name__, attention or "default", name, None)
         try:
@@ -99,6 +100,10 @@ def prove(
         if proof.is_exact:
             break
     return proofs
+
+
+def _masks_for(make: Any, config: Any) -> Sequence[str]:
+    return ("prefix4d",) if reads_prefix_whole(make, config) else _MASKS
 
 
 def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
@@ -165,7 +170,7 @@ def way_out(
     """What keeps the members apart that were mixed: a mask or another attention implementation, itself probed."""
     masks, seen = {proof.mask for proof in tried}, [*tried]
     for name in dict.fromkeys([attention, *_ATTENTIONS]):
-        for mask in MASKS:
+        for mask in _masks_for(make, config):
             if name == attention and mask in masks:
                 continue
             proof = prove(make, config, members, mask, name, longest)[-1]

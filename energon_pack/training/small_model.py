@@ -1,6 +1,7 @@
 """A small model of a class, in which a pack of a few tokens meets all that a long one meets in the full size."""
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ from energon_pack.training.token_sizes import shorten
 _NUM_LOGITS = 256
 #: of weights that begin all alike, behind which a part does nothing, or the same for all tokens
 _NOISE = 0.1
-#: what is random while a model is trained
-_RANDOM = ("drop", "jitter")
+#: rates of what is random while a model is trained
+_RANDOM = re.compile("drop|jitter")
 
 
 def small_model(
@@ -43,10 +44,6 @@ def small_model(
         In eval(); nothing in it is random in train().
     """
     small = shrink(copy.deepcopy(config), longest)
-    for part in parts(small):
-        for name, value in list(vars(part).items()):
-            if isinstance(value, float) and any(word in name for word in _RANDOM):
-                setattr(part, name, 0.0)
     if members:
         shorten(
             small,
@@ -86,13 +83,22 @@ def _built(make: Any, config: Any, attention: str | None) -> Any:
     if isinstance(head, torch.nn.Linear):
         head.weight = torch.nn.Parameter(head.weight[:_NUM_LOGITS])
         head.bias = None if head.bias is None else torch.nn.Parameter(head.bias[:_NUM_LOGITS])
-    for part in model.modules():
-        if isinstance(part, _DropoutNd):
-            part.p = 0.0
+    _calm(model)
     is_half = torch.cuda.is_available() and attention is not None and "flash" in attention  # its kernels know no other
     return (model.bfloat16() if is_half else model.float()).eval()
 
 
+def _calm(model: Any) -> None:
+    """Nothing is random in train() any more."""
+    configs = parts(model.config) if hasattr(model.config, "get_text_config") else ()
+    for part in (*model.modules(), *configs):
+        for name, value in list(vars(part).items()):
+            if isinstance(value, float) and _RANDOM.search(name):
+                setattr(part, name, 0.0)
+        if isinstance(part, _DropoutNd):
+            part.p = 0.0
+
+
 def _vary(weights: Tensor) -> None:
-    if weights.numel() > 1 and weights.is_floating_point() and bool((weights == weights.flatten()[0]).all()):
+    if weights.numel() and weights.is_floating_point() and bool((weights == weights.flatten()[0]).all()):
         weights += _NOISE * torch.randn_like(weights)
