@@ -143,11 +143,8 @@ def _reasons(classes: Mapping[str, Mapping[str, Row]]) -> str:
             for what, why in _why(row, any(other["verdict"] == "exact" for other in by.values())):
                 said.setdefault((what, why), []).append(_SHORT[attention])
         for (what, why), attentions in said.items():
-            where = (
-                ""
-                if what in ("words", "layers not tried") or len(attentions) == len(by)
-                else f" ({', '.join(attentions)})"
-            )
+            is_of_all = what in ("words", "layers not tried") or len(attentions) == len(by)
+            where = "" if is_of_all else f" ({', '.join(attentions)})"
             lines.append(f"| `{name}` | {what}{where} | {why} |")
     return "\n".join([*lines, ""])
 

@@ -28,14 +28,14 @@ import torch
 from class_members import members
 from class_models import Named, config_of, missing_layers, named, tf, with_layers
 from class_page import page
-from support.emulated_flash import emulated_flash
 from torch.nn.attention import flex_attention as flex
 
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import plain_logits
 from energon_pack.training.proof import Proof, prove
-from energon_pack.training.small_model import small_model
 from energon_pack.training.sizes import parts
+from energon_pack.training.small_model import small_model
+from support.emulated_flash import emulated_flash
 
 FLASH = "flash_attention_2"
 ATTENTIONS = ("eager", "sdpa", "flex_attention", FLASH)

@@ -78,8 +78,8 @@ class PackedBatch(dict[str, Any]):
         """What goes to `model.forward` of a `neat` batch; masks, where the model needs some, are made here.
 
         Args:
-            model: needed where `mask` is `dict4d`, `prefix4d` or `auto`, and for packs of text in a model with M-RoPE: its window,
-                dtype and device make the masks.
+            model: needed where `mask` is `dict4d`, `prefix4d` or `auto`, and for packs of text in a model with M-RoPE:
+                its window, dtype and device make the masks.
             labels: with which the model makes a loss of its own. A batch in which a token counts other than 1 has
                 none: that loss knows of no weights, `weighted_loss` does.
 

@@ -115,9 +115,8 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
     elif mask is not None:
         raise MixingError(f"attention_mask is a {type(mask).__name__}, which is used as it is; leave it out")
     if (is_prefix or isinstance(mask, dict)) and attention and "flash" in attention:
-        raise MixingError(
-            f"{attention} takes no masks, and this batch has some ({mask_of(inputs)}): eager or sdpa does"
-        )
+        name = mask_of(inputs)
+        raise MixingError(f"{attention} takes no masks, and this batch has some ({name}): eager or sdpa does")
     has_cu = inputs.get("cu_seq_lens_q") is not None
     if attention and "flash" in attention and len(row) > 1 and not has_cu:
         raise MixingError(f"{attention} with {len(row)} rows needs cu_seq_lens_q, cu_seq_lens_k and max_length_q/k")

@@ -56,8 +56,9 @@ class Finding:
         return self.mixes and max(self.others, self.alone) <= 10 * self.tolerance * self.own
 
     def __str__(self) -> str:
+        where = "in train(), " if self.in_training else ""
         return (
-            f"{'in train(), ' if self.in_training else ''}one member changed, its own logits move by {self.own:.2g}, those of others by {self.others:.2g};"
+            f"{where}one member changed, its own logits move by {self.own:.2g}, those of others by {self.others:.2g};"
             f" packed and alone differ by {self.alone:.2g}"
         )
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from energon_pack.run.user_cache import keep, read_kept, version_of
-from energon_pack.training.masks import reads_prefix_whole
 from energon_pack.training.makeup import code_of, kinds_of
+from energon_pack.training.masks import reads_prefix_whole
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Finding, probe_all
 from energon_pack.training.small_model import small_model

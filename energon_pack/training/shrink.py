@@ -1,4 +1,4 @@
-"""A config of the same class with few and small layers, and with what depends on lengths made to show in a few tokens."""
+"""A config of the same class with few and small layers, whose RoPE changes with length within a few tokens."""
 
 from collections.abc import Iterator
 from typing import Any

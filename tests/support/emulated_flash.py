@@ -1,7 +1,8 @@
-"""flash-attention in plain torch, for machines without a GPU: what its documentation says, none of its code or speed."""
+"""flash-attention in plain torch, by its documentation alone, for machines without a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -28,18 +29,20 @@ def flash_attn_varlen_func(
     """q [total, H, D], k and v [total, HK, D]; each stretch of `cu_seqlens` attends to itself alone → [total, H, D]."""
     assert dropout_p == 0.0
     ends = [*zip(cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), strict=True)]
-    pieces = zip(ends[:-1], ends[1:], strict=True)
-    out = [_attend(q[a:b], k[c:d], v[c:d], softmax_scale, causal, window_size, softcap) for (a, c), (b, d) in pieces]
-    assert max(len(one) for one in out) <= int(max_seqlen_q) and int(max_seqlen_k) >= 1
+    rest = (softmax_scale, causal, window_size, softcap)
+    out = [_attend(q[a:b], k[c:d], v[c:d], *rest) for (a, c), (b, d) in pairwise(ends)]
+    assert max(len(one) for one in out) <= int(max_seqlen_q)
+    assert max(d - c for (_, c), (_, d) in pairwise(ends)) <= int(max_seqlen_k)
     return torch.cat(out)
 
 
-def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Tensor:
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, **settings: Any) -> Tensor:
     """q [B, S, H, D], k and v [B, S, HK, D]: each row attends to itself."""
     batch, length = q.shape[:2]
     ends = torch.arange(0, (batch + 1) * length, length)
-    rows = (part.flatten(0, 1) for part in (q, k, v))
-    return flash_attn_varlen_func(*rows, ends, ends, length, length, *args, **keywords).unflatten(0, (batch, length))
+    q, k, v = (part.flatten(0, 1) for part in (q, k, v))
+    out = flash_attn_varlen_func(q, k, v, ends, ends, length, length, **settings)
+    return out.view(batch, length, *out.shape[1:])
 
 
 def _attend(

@@ -1,4 +1,4 @@
-"""flash-linear-attention's gated delta rule in plain torch, token by token: its state is empty at each of `cu_seqlens`."""
+"""flash-linear-attention's gated delta rule in plain torch, token by token, anew from each of `cu_seqlens`."""
 
 from typing import Any
 

@@ -11,11 +11,11 @@ from torch.nn.functional import linear, silu, softplus
 def mamba_chunk_scan_combined(
     x: Tensor,
     dt: Tensor,
-    A: Tensor,  # noqa: N803  # as mamba-ssm names them
-    B: Tensor,  # noqa: N803
-    C: Tensor,  # noqa: N803
+    A: Tensor,  # as mamba-ssm names them
+    B: Tensor,
+    C: Tensor,
     chunk_size: int,
-    D: Tensor | None = None,  # noqa: N803
+    D: Tensor | None = None,
     z: Tensor | None = None,
     dt_bias: Tensor | None = None,
     seq_idx: Tensor | None = None,
@@ -27,7 +27,7 @@ def mamba_chunk_scan_combined(
     """x [B, L, H, P], dt [B, L, H], A and D [H], B and C [B, L, G, N], seq_idx [B, L] → [B, L, H, P]."""
     dt = dt if dt_bias is None else dt + dt_bias
     dt = (softplus(dt) if dt_softplus else dt).clamp(*dt_limit)
-    B, C = (part.repeat_interleave(x.shape[2] // part.shape[2], dim=2) for part in (B, C))  # noqa: N806
+    B, C = (part.repeat_interleave(x.shape[2] // part.shape[2], dim=2) for part in (B, C))
     members = torch.zeros_like(x[:, :, 0, 0]) if seq_idx is None else seq_idx
     seen = (members[:, :, None] == members[:, None, :]).tril()[..., None]  # [B, L, L, 1]
     decay = (dt * A).cumsum(1)
@@ -38,13 +38,13 @@ def mamba_chunk_scan_combined(
     return (out, None) if return_final_states else out
 
 
-def mamba_split_conv1d_scan_combined(
+def mamba_split_conv1d_scan_combined(  # noqa: PLR0913  # as mamba-ssm has them
     zxbcdt: Tensor,
     conv1d_weight: Tensor,
     conv1d_bias: Tensor | None,
     dt_bias: Tensor,
-    A: Tensor,  # noqa: N803
-    D: Tensor,  # noqa: N803
+    A: Tensor,
+    D: Tensor,
     chunk_size: int,
     seq_idx: Tensor | None = None,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
@@ -63,7 +63,7 @@ def mamba_split_conv1d_scan_combined(
     z, xbc, dt = zxbcdt.split([inner, num_channels, num_heads], dim=-1)
     xbc = causal_conv1d_fn(xbc.transpose(1, 2), conv1d_weight, conv1d_bias, seq_idx, activation).transpose(1, 2)
     x, *bc = xbc.split([inner, *[(num_channels - inner) // 2] * 2], dim=-1)
-    B, C = (part.unflatten(-1, (ngroups, -1)) for part in bc)  # noqa: N806
+    B, C = (part.unflatten(-1, (ngroups, -1)) for part in bc)
     x = x.unflatten(-1, (num_heads, -1))
     out = mamba_chunk_scan_combined(
         x, dt, A, B, C, chunk_size, D, dt_bias=dt_bias, dt_softplus=True, dt_limit=dt_limit, seq_idx=seq_idx
