@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
-from transformers import modeling_flash_attention_utils as flash
+
+from support.tiny import tf
+
+flash: Any = import_module("transformers.modeling_flash_attention_utils")
 
 
 def flash_attn_varlen_func(
@@ -66,6 +69,6 @@ def emulated_flash() -> Iterator[None]:
         patch.object(flash, "_lazy_imports", lambda *_, **__: functions),
         patch.object(flash, "_loaded_implementation", None),
         patch.dict(flash.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2], general_availability_check=lambda: True),
-        patch.object(PreTrainedModel, "_flash_attn_import_error", lambda *_, **__: None),
+        patch.object(tf.PreTrainedModel, "_flash_attn_import_error", lambda *_, **__: None),
     ):
         yield

@@ -40,7 +40,10 @@ def bad_inputs(inputs: dict[str, Any], doc_ids: torch.Tensor) -> dict[str, tuple
         "boolean": ({**inputs, "attention_mask": causal}, "a 4-D mask"),
         "no text row": ({**inputs, "position_ids": inputs["position_ids"][1:]}, "no text row"),
         "no positions": ({**inputs, "position_ids": None}, "position_ids are missing"),
-        "float": ({**inputs, "attention_mask": torch.where(causal, 0.0, -1e9)}, "a 4-D mask"),
+        "float": (
+            {**inputs, "attention_mask": torch.where(causal, 0.0, -1e9)},
+            "token 9 see the member before it",
+        ),
         "indexed": ({**inputs, "attention_mask": doc_ids}, "inputs with mask=indexed"),
         "past": ({**inputs, "past_key_values": tf.DynamicCache()}, "past_key_values"),
         "ones from 1": (
