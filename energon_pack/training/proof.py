@@ -46,6 +46,8 @@ class Proof:
     #: why not: what was raised
     error: str = ""
     seconds: float = 0.0
+    #: it holds for packs of so many tokens at most; None: for any
+    longest: int | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -53,7 +55,8 @@ class Proof:
         return self.finding is not None and not self.finding.mixes
 
     def __str__(self) -> str:
-        tried = f"{self.model} ({self.attention}, mask={self.mask})"
+        limit = f", packs of {self.longest:,} tokens at most" if self.longest else ""
+        tried = f"{self.model} ({self.attention}, mask={self.mask}{limit})"
         return f"{tried}: {self.finding}" if self.finding else f"{tried} could not be tried: {self.error}"
 
 
@@ -69,6 +72,9 @@ def prove(
 ) -> list[Proof]:
     """Probe a small model of a class with some members; the last proof is exact, or none is.
 
+    First for packs of any length; where that fails, for those of `longest` tokens: what begins beyond them (a scale, a
+    block of keys, other angles of RoPE) is then left out.
+
     Args:
         make: the class.
         config: its config, of any size; it stays as it is.
@@ -83,17 +89,19 @@ def prove(
         One for each mask that was tried.
     """
     proofs: list[Proof] = []
-    small = cache(lambda: small_model(make, config, attention, longest, members).to(device))
+    small = cache(lambda longest: small_model(make, config, attention, longest, members).to(device))
     for name in _masks_for(make, config) if mask == "auto" else (mask,):
         start = time.perf_counter()
         proof = Proof(make.__name__, attention or "default", name, None)
         try:
-            model = small()
+            model = small(None)
             kinds = _kinds(make, config, attention) if kinds is None else kinds
             if lost := sorted(kinds - kinds_of(model)):
                 raise ValueError(f"a small copy of it has no {lost[0]}")
             with _full_precision():
                 proof = replace(proof, finding=probe_all(model, members, name))
+                if longest and not proof.is_exact and (other := small(longest)).config != model.config:
+                    proof = replace(proof, finding=probe_all(other, members, name), longest=longest)
         except Exception as error:  # foreign code, with inputs it may not be made for
             proof = replace(proof, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         proofs.append(replace(proof, seconds=round(time.perf_counter() - start, 2)))

@@ -29,12 +29,6 @@ def shrink(config: Any, longest: int | None = None) -> Any:
     return config
 
 
-def is_by_length(config: Any) -> bool:
-    """Whether angles of RoPE change with the longest position of a batch."""
-    every = (rope for part in parts(config) for rope in _ropes(getattr(part, "rope_parameters", None)))
-    return any(rope.get("rope_type") in _BY_LENGTH for rope in every)
-
-
 def _ropes(parameters: Any) -> Iterator[dict[str, Any]]:
     """The settings of RoPE of a config, which some have by the kind of layer."""
     if isinstance(parameters, dict):
