@@ -13,7 +13,7 @@ from energon_pack.training.members import Encoded
 from energon_pack.training.probe import plain_logits
 from energon_pack.training.shrink import shrink
 from energon_pack.training.sizes import parts
-from energon_pack.training.token_sizes import shorten
+from energon_pack.training.token_sizes import with_small_sizes
 
 #: of each token: all 150,000 would take gigabytes, and say the same
 _NUM_LOGITS = 256
@@ -44,14 +44,15 @@ def small_model(
         In eval(); nothing in it is random in train().
     """
     small = shrink(copy.deepcopy(config), longest)
-    if members:
-        shorten(
-            small,
-            longest,
-            lambda config: _shapes(make, config, attention),
-            lambda config: _logits(_built(make, config, attention), members),
-        )
-    return _built(make, small, attention)
+    if not members:
+        return _built(make, small, attention)
+    return with_small_sizes(
+        small,
+        longest,
+        lambda config: _shapes(make, config, attention),
+        lambda config: _built(make, config, attention),
+        lambda model: _logits(model, members),
+    )
 
 
 def _shapes(make: Any, config: Any, attention: str | None) -> dict[str, torch.Size]:
@@ -100,5 +101,6 @@ def _calm(model: Any) -> None:
 
 
 def _vary(weights: Tensor) -> None:
-    if weights.numel() and weights.is_floating_point() and bool((weights == weights.flatten()[0]).all()):
+    flat = weights.flatten()
+    if len(flat) and weights.is_floating_point() and flat[0] == flat[-1] and bool((flat == flat[0]).all()):
         weights += _NOISE * torch.randn_like(weights)

@@ -8,7 +8,7 @@ changes.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,9 +17,11 @@ from energon_pack.training.sizes import parts
 
 #: tokens: two sizes that are multiplied, blocks and their number, are still fewer than those of a member
 SMALL = 3
-#: surely widths, counts of layers, ids, pixels, or limits of positions (`shrink` sees to what changes with those)
+_Model = TypeVar("_Model")
+_Answer = TypeVar("_Answer")
+#: surely widths, counts of layers, ids, pixels, factors, or limits of positions (these are `shrink`'s)
 _OTHER = re.compile(
-    r"\w*(dim|head|hidden|intermediate|inner|width|rank|vocab|layer|expert|position_embeddings)\w*"
+    r"\w*(dim|head|hidden|intermediate|inner|width|rank|vocab|layer|expert|position_embeddings|scalar)\w*"
     r"|\w*(image|video|audio|patch|crop|resolution)\w*|\w*(_id|_ids|_index|seed)|_\w*"
 )
 
@@ -37,47 +39,53 @@ class Size:
         self.holder[self.name] = value
 
 
-def shorten(
-    config: Any, longest: int | None, shapes: Callable[[Any], object], logits: Callable[[Any], Tensor]
-) -> list[str]:
-    """Make all sizes small that count tokens of the text, but those that no pack reaches.
+def with_small_sizes(
+    config: Any,
+    longest: int | None,
+    shapes: Callable[[Any], object],
+    build: Callable[[Any], _Model],
+    logits: Callable[[_Model], Tensor],
+) -> _Model:
+    """A model in which all sizes are small that count tokens of the text, but those that no pack reaches.
 
     Args:
         config: of few and small layers; it is changed.
         longest: tokens of the longest pack; None: packs may be of any length.
         shapes: of the weights of a model of a config.
-        logits: [L, vocabulary] of a text of more than `SMALL` tokens, alone in a model of a config; raises where the
-            class can't be run with it.
-
-    Returns:
-        The names of those that are small now.
+        build: a model of a config; its weights are the same where their shapes are.
+        logits: [L, vocabulary] of a text of more than `SMALL` tokens, alone in a model; raises where it can't be run.
     """
+    model = build(config)
     sizes = [size for size in _numbers(config) if longest is None or size.value < longest]
     shaped = shapes(config) if sizes else None
-    sizes = [size for size in sizes if _with([size], lambda: shapes(config) == shaped)]
+    sizes = [size for size in sizes if _with([size], lambda: shapes(config) == shaped or None)]
     if not sizes:
-        return []
-    first = logits(config)[: SMALL - 1]
+        return model
+    first = logits(model)[: SMALL - 1]
 
-    def is_alike() -> bool:
-        other = logits(config)[: SMALL - 1]
-        return torch.allclose(other, first, rtol=0, atol=1e-4 * max(1.0, float(first.abs().max())))
+    def alike() -> _Model | None:
+        other = build(config)
+        is_same = torch.allclose(
+            logits(other)[: SMALL - 1], first, rtol=0, atol=1e-4 * max(1.0, float(first.abs().max()))
+        )
+        return other if is_same else None
 
-    if not _with(sizes, is_alike):
-        sizes = [size for size in sizes if _with([size], is_alike)]
+    small = _with(sizes, alike)
+    if small is None:
+        sizes = [size for size in sizes if _with([size], alike) is not None]
     for size in sizes:
         size.set(SMALL)
-    return [size.name for size in sizes]
+    return build(config) if small is None else small
 
 
-def _with(sizes: list[Size], question: Callable[[], bool]) -> bool:
-    """The answer while sizes are small; no, where the class refuses them."""
+def _with(sizes: list[Size], question: Callable[[], _Answer | None]) -> _Answer | None:
+    """The answer while sizes are small; None where the class refuses them."""
     try:
         for size in sizes:
             size.set(SMALL)
         return question()
     except Exception:  # foreign code, with a config that may not fit it
-        return False
+        return None
     finally:
         for size in sizes:
             size.set(size.value)
