@@ -89,7 +89,7 @@ def prove(
         One for each mask that was tried.
     """
     proofs: list[Proof] = []
-    small = cache(lambda longest: small_model(make, config, attention, longest, members).to(device))
+    small = cache(lambda longest: small_model(make, config, attention, longest, members, device))
     for name in _masks_for(make, config) if mask == "auto" else (mask,):
         start = time.perf_counter()
         proof = Proof(make.__name__, attention or "default", name, None)

@@ -29,6 +29,7 @@ def small_model(
     attention: str | None = None,
     longest: int | None = None,
     members: Sequence[Encoded] = (),
+    device: torch.device | str = "cpu",
 ) -> Any:
     """A random small model, in float32 where its attention has it: in bfloat16, packed and alone differ by rounding.
 
@@ -39,18 +40,19 @@ def small_model(
         longest: tokens of the longest pack; see `shrink`.
         members: that it will be tried with; sizes that count tokens are made smaller than these. Without any, they
             stay.
+        device: where its kernels run.
 
     Returns:
         In eval(); nothing in it is random in train().
     """
-    small = shrink(copy.deepcopy(config), longest)
+    small, device = shrink(copy.deepcopy(config), longest), torch.device(device)
     if not members:
-        return _built(make, small, attention)
+        return _built(make, small, attention, device)
     return with_small_sizes(
         small,
         longest,
         lambda config: _shapes(make, config, attention),
-        lambda config: _built(make, config, attention),
+        lambda config: _built(make, config, attention, device),
         lambda model: _logits(model, members),
     )
 
@@ -74,7 +76,7 @@ def _made(make: Any, config: Any, attention: str | None) -> Any:
     return make(config)
 
 
-def _built(make: Any, config: Any, attention: str | None) -> Any:
+def _built(make: Any, config: Any, attention: str | None, device: torch.device) -> Any:
     with torch.random.fork_rng():  # the user's own seed stays
         torch.manual_seed(0)
         model = _made(make, config, attention)
@@ -85,8 +87,8 @@ def _built(make: Any, config: Any, attention: str | None) -> Any:
         head.weight = torch.nn.Parameter(head.weight[:_NUM_LOGITS])
         head.bias = None if head.bias is None else torch.nn.Parameter(head.bias[:_NUM_LOGITS])
     _calm(model)
-    is_half = torch.cuda.is_available() and attention is not None and "flash" in attention  # its kernels know no other
-    return (model.bfloat16() if is_half else model.float()).eval()
+    is_half = device.type == "cuda" and attention is not None and "flash" in attention  # its kernels know no other
+    return model.to(device, torch.bfloat16 if is_half else torch.float32).eval()
 
 
 def _calm(model: Any) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
 
 from energon_pack.training.proof import prove
 from energon_pack.training.small_model import small_model
@@ -74,3 +75,17 @@ def test_many_heads_of_an_indexer_stay() -> None:
     )  # fmt: skip
     tried = prove(tf.DeepseekV32ForCausalLM, config, text_members(64), "positions", "eager")
     assert tried[-1].is_exact, str(tried[-1])
+
+
+def test_they_are_looked_for_where_the_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, flash attention and the kernels of hybrids run nothing: each such class would be refused on a GPU."""
+    seen = []
+
+    def logits(model: Any, member: Any) -> Any:
+        seen.append(model.device.type)
+        return torch.zeros(9, 2)
+
+    monkeypatch.setattr("energon_pack.training.small_model.plain_logits", logits)
+    config = tf.MistralConfig(**TEXT, sliding_window=4096)
+    small_model(tf.MistralForCausalLM, config, "sdpa", None, text_members(64), "meta")
+    assert set(seen) == {"meta"}
