@@ -94,11 +94,11 @@ def prove(
         start = time.perf_counter()
         proof = Proof(make.__name__, attention or "default", name, None)
         try:
-            model = small(None)
-            kinds = _kinds(make, config, attention) if kinds is None else kinds
-            if lost := sorted(kinds - kinds_of(model)):
-                raise ValueError(f"a small copy of it has no {lost[0]}")
             with _full_precision():
+                model = small(None)
+                kinds = _kinds(make, config, attention) if kinds is None else kinds
+                if lost := sorted(kinds - kinds_of(model)):
+                    raise ValueError(f"a small copy of it has no {lost[0]}")
                 proof = replace(proof, finding=probe_all(model, members, name))
                 if longest and not proof.is_exact and (other := small(longest)).config != model.config:
                     proof = replace(proof, finding=probe_all(other, members, name), longest=longest)
