@@ -113,7 +113,7 @@ def with_layers(config: Any, kinds: list[str]) -> Any:
         if is_set and isinstance(value, list) and len(value) == len(have):
             setattr(text, name, [*value, *value[-1:] * len(kinds)])
     text.num_hidden_layers, text.layer_types = len(have) + len(kinds), [*have, *kinds]
-    if "sliding_attention" in kinds and getattr(text, "sliding_window", None) is None:
+    if "sliding_attention" in kinds and not getattr(text, "sliding_window", None):
         text.sliding_window, text.use_sliding_window = WINDOW, True
     return config
 
