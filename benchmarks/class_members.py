@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from energon_pack.training.batch import tensors_in
-from energon_pack.training.layout import Member
+from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.members import Encoded
 from energon_pack.training.sizes import parts
 
@@ -42,16 +42,18 @@ def _member(model: Any, number: int, length: int, media: dict[str, Tensor], gene
     vocabulary = config.get_text_config(decoder=True).vocab_size
     words = torch.randint(min(FIRST_WORD, vocabulary // 2), vocabulary, (length,), generator=generator)
     ids, types = words, torch.zeros_like(words)
+    before = 3 + 2 * number  # not the same in each: masks that look in a wrong place have to show
     if media:
         image = image_token(config)
         first, last = _fence(config)
         run = [] if image is None else [*first, *[image] * num_tokens(model, media), *last]
         middle = torch.tensor(run, dtype=torch.long)
-        before = 3 + 2 * number  # not the same in each: masks that look in a wrong place have to show
         ids = torch.cat([words[:before], middle, words[before:]])
         seen = (middle == (-1 if image is None else image)).long()
         types = torch.cat([types[:before], seen, types[before:]])
-    return Encoded(str(number), Member(ids, ids.clone(), types, rope_rows(model, ids, types, media)), media)
+    labels = ids.clone()
+    labels[: len(ids) - len(words) + before] = IGNORE  # up to the answer
+    return Encoded(str(number), Member(ids, labels, types, rope_rows(model, ids, types, media)), media)
 
 
 def image_token(config: Any) -> int | None:

@@ -2,20 +2,28 @@
 
 import copy
 import importlib
+import inspect
 import re
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from class_rows import CONFIGS
+from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
 
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.training.shrink import shrink
 from energon_pack.training.sizes import parts
 
 prepare_torchvision()
+_TESTS = Path(__file__).parents[1] / "tests"
+# Before transformers looks for kernels: what is installed comes first.
+sys.path += [str(_TESTS), str(_TESTS / "support" / "reference_kernels")]
 tf: Any = importlib.import_module("transformers")
 VOCABULARY = 384
+WINDOW = 4096
 MAX_PARAMETERS = 400_000_000
 _IDS = re.compile(r"\w*(token_id|token_index|token_ids|_id)")
 
@@ -78,6 +86,36 @@ def _small_vocabulary(config: Any) -> None:
                 setattr(part, name, small(value))
             elif _IDS.fullmatch(name) and isinstance(value, list) and all(type(i) is int for i in value):
                 setattr(part, name, [small(i) for i in value])
+
+
+def missing_layers(config: Any) -> list[str]:
+    """Kinds of attention that the source of a text's class names, and that no layer of its config has."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    if not kinds:
+        return []
+    source = importlib.import_module(type(text).__module__.replace("configuration_", "modeling_"))
+    words = re.findall(r"\"(\w+)\"", inspect.getsource(source))
+    return sorted(set(words) & {*ALLOWED_ATTN_LAYER_TYPES} - {*kinds})
+
+
+def with_layers(config: Any, kinds: list[str]) -> Any:
+    """A config with a layer more of each of these kinds.
+
+    Args:
+        config: small, with a list of kinds; it stays as it is.
+    """
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    have = text.layer_types
+    for name, value in list(vars(text).items()):
+        is_set = not isinstance(getattr(type(text), name, None), property)
+        if is_set and isinstance(value, list) and len(value) == len(have):
+            setattr(text, name, [*value, *value[-1:] * len(kinds)])
+    text.num_hidden_layers, text.layer_types = len(have) + len(kinds), [*have, *kinds]
+    if "sliding_attention" in kinds and not getattr(text, "sliding_window", None):
+        text.sliding_window, text.use_sliding_window = WINDOW, True
+    return config
 
 
 def config_of(one: Named) -> Any:

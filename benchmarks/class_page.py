@@ -7,8 +7,8 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-_BY = {"positions": "positions", "dict4d": "masks", "hybrid": "kernels"}
-_SHORT = {"eager": "eager", "sdpa": "sdpa", "flex_attention": "flex"}
+_BY = {"positions": "positions", "dict4d": "masks", "prefix4d": "masks", "hybrid": "kernels"}
+_SHORT = {"eager": "eager", "sdpa": "sdpa", "flex_attention": "flex", "flash_attention_2": "flash (emulated)"}
 _NO_FIGURE = "–"
 _LONGEST = 110
 
@@ -24,17 +24,29 @@ python benchmarks/classes.py --results classes.jsonl --save docs/classes.md
 
 Three members in a pack, in both orders. One is changed, its words and its image: **Δ others** is the largest change in
 the logits of any other member. Each is also run alone, in transformers' plain way (the processor's output, a mask of
-ones, no `position_ids`): **Δ alone** is the largest difference from that. The logits themselves are of the order of 1
-to 10. Both figures are the worst of the attention implementations that are exact; where none is, of the one that came
-nearest. `flex` is PyTorch's own reference of flex_attention, not compiled.
+ones, no `position_ids`): **Δ alone** is the largest difference from that. Both are tried in `eval()` and in `train()`
+without dropout. The logits themselves are of the order of 1 to 10. Both figures are the worst of the attention
+implementations that are exact; where none is, of the one that came nearest.
 
-- **positions**, **masks**, **kernels**: exact (`positions`, `dict4d`, `hybrid` in `attention_mask` of
-  `PackedTaskEncoder`); the first of them that is exact.
+Each class has a layer of every kind of attention that its source names, where a model with all of them can be built.
+Windows, blocks and other sizes that count tokens are 3, so that members of 9 tokens meet them. Weights that begin all
+alike (gates of 0) are varied.
+
+The kernels and one of the attention implementations are stand-ins of this repository, written from the documentation
+of what they stand for; no GPU has run these figures:
+
+- `flash (emulated)`: `tests/support/emulated_flash.py` in the place of `flash_attn_varlen_func`.
+- **kernels**: the reference kernels in `tests/support/reference_kernels`, in the place of causal-conv1d,
+  flash-linear-attention and mamba-ssm. Without those packages, `guard` refuses these classes.
+- `flex`: PyTorch's own reference of flex_attention, not compiled.
+
+What the cells say:
+
+- **positions**, **masks**, **kernels**: exact (`positions`; `dict4d`, or PaliGemma's `prefix4d`; `hybrid` in
+  `attention_mask` of `PackedTaskEncoder`); the first of them that is exact.
 - **refused**: nothing tried here keeps members apart, or the class can't be run on packs: `guard` refuses it, with the
-  reason. Classes that carry a state from token to token are refused here because the kernels that begin anew with
-  each member are not installed on this machine; packs may be of any length, which Llama 4's scale of attention is
-  not made for.
-- **–**: the class has no such attention implementation.
+  reason. Packs may be of any length here, which Llama 4's scale of attention is not made for.
+- **–**: the class has no such attention implementation, or takes a kernel of its own for it.
 - **media**: `yes`: with an image in two of the members, prepared by the class's own image processor. `words`: the class
   sees images, but was tried on words alone, with the reason below.
 
@@ -67,7 +79,7 @@ def cell(row: Row | None) -> str:
 
 
 def _counts(classes: Mapping[str, Mapping[str, Row]], attentions: Sequence[str]) -> str:
-    kinds = [*_BY.values(), "refused", _NO_FIGURE, "not built"]
+    kinds = [*dict.fromkeys(_BY.values()), "refused", _NO_FIGURE, "not built"]
     found = {name: Counter(cell(by.get(name)) for by in classes.values()) for name in attentions}
     lines = [
         f"## In numbers\n\n{len(classes)} classes.\n",
@@ -131,7 +143,8 @@ def _reasons(classes: Mapping[str, Mapping[str, Row]]) -> str:
             for what, why in _why(row, any(other["verdict"] == "exact" for other in by.values())):
                 said.setdefault((what, why), []).append(_SHORT[attention])
         for (what, why), attentions in said.items():
-            where = "" if what == "words" or len(attentions) == len(by) else f" ({', '.join(attentions)})"
+            is_of_all = what in ("words", "layers not tried") or len(attentions) == len(by)
+            where = "" if is_of_all else f" ({', '.join(attentions)})"
             lines.append(f"| `{name}` | {what}{where} | {why} |")
     return "\n".join([*lines, ""])
 
@@ -141,12 +154,17 @@ def _why(row: Row, is_exact_elsewhere: bool) -> Iterator[tuple[str, str]]:
         yield "not built", _short(row["why"])
     elif row.get("no_media"):
         yield "words", _short(row["no_media"])
+    if row.get("untried"):
+        yield "layers not tried", _short(row["untried"])
     if row["verdict"] != "refused":
         return
     if row["why"]:
         yield "refused", _short(row["why"])
     elif is_exact_elsewhere:
         yield "refused", f"Δ others {row['others']:.1g}, Δ alone {row['alone']:.1g}"
+    default = row.get("default", {})
+    if default.get("verdict") == "exact":
+        yield "with all kinds of layers refused", f"with those of the default config exact by {_BY[default['by']]}"
     words = row.get("words", {})
     if words.get("verdict") == "exact":
         yield "with images refused", f"on words alone exact by {_BY[words['by']]}"

@@ -20,25 +20,32 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from class_members import members
-from class_models import Named, config_of, named, tf
+from class_models import Named, config_of, missing_layers, named, tf, with_layers
 from class_page import page
 from torch.nn.attention import flex_attention as flex
 
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import plain_logits
 from energon_pack.training.proof import Proof, prove
-from energon_pack.training.shrink import small_model
 from energon_pack.training.sizes import parts
+from energon_pack.training.small_model import small_model
+from support.emulated_flash import emulated_flash
 
-ATTENTIONS = ("eager", "sdpa", "flex_attention")
+FLASH = "flash_attention_2"
+ATTENTIONS = ("eager", "sdpa", "flex_attention", FLASH)
 _SECONDS = 180  # of a class
 _BYTES = 16 << 30
-_UNKNOWN = "does not support an attention implementation"
+_UNKNOWN = (
+    "does not support an attention implementation",
+    "does not support Flash Attention",
+    "is not a valid attention implementation registered",  # a class that takes a flash kernel of its own
+)
 
 Row = dict[str, Any]
 
@@ -66,19 +73,37 @@ def rows_of(one: Named, attentions: Sequence[str]) -> Iterator[Row]:
     make = getattr(tf, one.name)
     try:
         config = config_of(one)
-        model = small_model(make, config, "eager")
+        every, untried = _every_layer(make, config)
+        model = small_model(make, every, "eager")
         given, why = _members(one, model)
     except Exception as error:  # foreign code
         yield from ({**about, "attention": name, "verdict": "not built", "why": _said(error)} for name in attentions)
         return
-    about |= {"media": sorted(given[0].media), "no_media": why}
+    about |= {"media": sorted(given[0].media), "no_media": why, "untried": untried}
     for name in attentions:
         start = time.perf_counter()
-        proofs = prove(make, config, given, "auto", name)
-        row = {**about, "attention": name, **_verdict(proofs)}
-        if given[0].media and row["verdict"] == "refused":
-            row["words"] = _verdict(prove(make, config, members(one, model, False), "auto", name))
+        with emulated_flash() if name == FLASH else nullcontext():
+            row = {**about, "attention": name, **_verdict(prove(make, every, given, "auto", name))}
+            if given[0].media and row["verdict"] == "refused":
+                row["words"] = _verdict(prove(make, every, members(one, model, False), "auto", name))
+            if every is not config and row["verdict"] == "refused":
+                row["default"] = _verdict(prove(make, config, given, "auto", name))
         yield {**row, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def _every_layer(make: Any, config: Any) -> tuple[Any, str]:
+    """A config with each kind of layer that the class names; or the same config, and why such a one can't be run."""
+    missing = missing_layers(config)
+    if not missing:
+        return config, ""
+    try:
+        every = with_layers(config, missing)
+        model = small_model(make, every, "eager")
+        with torch.no_grad():
+            model(input_ids=torch.arange(20, 40)[None], use_cache=False)
+    except Exception as error:  # foreign code
+        return config, f"{', '.join(missing)}: {_said(error)}"
+    return every, ""
 
 
 def _members(one: Named, model: Any) -> tuple[list[Encoded], str]:
@@ -111,7 +136,7 @@ def _verdict(proofs: Sequence[Proof]) -> Row:
     found: Row = {"verdict": "refused", "by": best.mask, "why": best.error}
     if best.is_exact:
         found["verdict"] = "exact"
-    elif all(_UNKNOWN in proof.error for proof in proofs):
+    elif all(any(words in proof.error for words in _UNKNOWN) for proof in proofs):
         found["verdict"] = "none"
     if best.finding:
         found |= {name: getattr(best.finding, name) for name in ("others", "own", "alone")}

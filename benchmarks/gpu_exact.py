@@ -11,7 +11,7 @@ from timing import at_most
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Finding, probe
 from energon_pack.training.proof import Proof, prove
-from energon_pack.training.shrink import small_model
+from energon_pack.training.small_model import small_model
 
 #: what is tried; flash attention has no fp32
 KINDS = (("eager", "fp32"), ("sdpa", "fp32"), ("sdpa", "bf16"), ("flash_attention_2", "bf16"))

@@ -26,6 +26,7 @@ _ROWS = ("text", "time", "height", "width")
 _WAYS = {
     "positions": "by positions that start again; kernels of variable length get cu_seqlens",
     "dict4d": "by masks made from position_ids, as drawn",
+    "prefix4d": "by a mask in which all before the answer is seen in both directions",
     "hybrid": "by seq_idx and positions that start again",
     "indexed": "by an attention_mask that numbers the members",
     "auto": "by what is found for the model",

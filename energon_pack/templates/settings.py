@@ -18,6 +18,7 @@ class Mask(str, Enum):
     auto = "auto"
     positions = "positions"
     dict4d = "dict4d"
+    prefix4d = "prefix4d"
     hybrid = "hybrid"
 
 

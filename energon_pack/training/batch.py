@@ -12,7 +12,7 @@ from torch import Tensor
 
 from energon_pack.training.inputs import MixingError, has_rope_rows, proven_mask
 from energon_pack.training.layout import IGNORE, seq_idx
-from energon_pack.training.masks import additive_masks
+from energon_pack.training.masks import additive_masks, prefix_mask, sight_of
 from energon_pack.training.pixels import MEDIA_KEYS
 from energon_pack.training.wrapped import unwrapped
 
@@ -48,8 +48,8 @@ class PackedBatch(dict[str, Any]):
 
     @property
     def mask(self) -> str:
-        """What keeps members apart in the model: `positions`, `dict4d`, `hybrid`, `indexed`, or `auto`: what was found
-        for the model by `guard`.
+        """What keeps members apart in the model: `positions`, `dict4d`, `prefix4d`, `hybrid`, `indexed`, or `auto`:
+        what was found for the model by `guard`.
         """
         mask: str = self.get("mask", "positions")
         return mask
@@ -79,8 +79,8 @@ class PackedBatch(dict[str, Any]):
         """What goes to `model.forward` of a `neat` batch; masks, where the model needs some, are made here.
 
         Args:
-            model: needed where `mask` is `dict4d` or `auto`, and for packs of text in a model with M-RoPE: its window,
-                dtype and device make the masks.
+            model: needed where `mask` is `dict4d`, `prefix4d` or `auto`, and for packs of text in a model with M-RoPE:
+                its window, dtype and device make the masks.
             labels: with which the model makes a loss of its own. A batch in which a token counts other than 1 has
                 none: that loss knows of no weights, `weighted_loss` does.
 
@@ -105,10 +105,12 @@ class PackedBatch(dict[str, Any]):
         mask = self.mask if self.mask != "auto" else proven_mask(model)
         if mask == "hybrid":
             inputs["seq_idx"] = seq_idx(self["cu_seq_lens_q"])
+        if mask in ("dict4d", "prefix4d") and model is None:
+            raise ValueError("this model needs masks of its own, made on its device: model_inputs(model)")
         if mask == "dict4d":
-            if model is None:
-                raise ValueError("this model needs masks of its own, made on its device: model_inputs(model)")
             inputs["attention_mask"] = self._masks(model)
+        if mask == "prefix4d":
+            inputs["attention_mask"] = self._prefix_mask(model)
         return inputs
 
     def _rope_rows(self, model: Any) -> Tensor:
@@ -130,9 +132,15 @@ class PackedBatch(dict[str, Any]):
             self["mm_token_type_ids"].to(model.device),
             getattr(config, "sliding_window", None),
             getattr(config, "attention_chunk_size", None),
-            image_blocks=_sees_images_whole(model),
-            dtype=model.dtype,
+            sight_of(model),
+            model.dtype,
         )
+
+    def _prefix_mask(self, model: Any) -> Tensor:
+        labels = self["labels"]
+        if "_packed_seq_ids" in self:  # shifted already
+            labels = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=IGNORE)
+        return prefix_mask(self["doc_ids"].to(model.device), labels.to(model.device), model.dtype)
 
 
 @cache
@@ -142,13 +150,6 @@ def _warn_of_weights() -> None:
         "batches with weights: model_inputs leaves labels out, and the model's own loss is None, for it knows of no"
         " weights; take weighted_loss(outputs.logits, batch) (model_inputs(model, labels=False) ends this warning)"
     )
-
-
-def _sees_images_whole(model: Any) -> bool:
-    """Whether tokens of one image see each other in both directions, as in Gemma 3 and the larger Gemma 4."""
-    if getattr(model.config.get_text_config(), "use_bidirectional_attention", None) == "vision":
-        return True
-    return "token_type_ids" in inspect.signature(model.forward).parameters
 
 
 def total_weight(batch: Mapping[str, Any]) -> Tensor:

@@ -20,7 +20,6 @@ from energon_pack.training.makeup import replaced_in
 from energon_pack.training.members import Encoded
 from energon_pack.training.pixels import MEDIA_KEYS
 from energon_pack.training.proof import Proof, kept_proofs, way_out
-from energon_pack.training.shrink import is_by_length
 from energon_pack.training.trial import Trial
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
 
@@ -111,10 +110,9 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
         _log.warning("%s itself is not tried, its class alone: first_batch=False", kind.__name__)
     PROVEN[model] = proofs[-1].mask
     tried = frozenset(name for member in members for name in member.media)
-    limit = longest if is_by_length(model.config) else None
     media = MEDIA_KEYS | _media_of(model)
     first = FirstBatch(model, media) if first_batch and not is_trusted else None
-    handles = _hooks(model, attention, proofs[-1].mask, media, tried, limit, first)
+    handles = _hooks(model, attention, proofs[-1].mask, media, tried, proofs[-1].longest, first)
     return Guard(proofs, first.trials if first else (), handles, model)
 
 
@@ -184,8 +182,8 @@ def _hooks(
             raise MixingError(f"{', '.join(untried)}: not tried with this model; guard(model, encoder) tries its media")
         if longest is not None and (length := int(inputs["position_ids"].max()) + 1) > longest:
             raise MixingError(
-                f"a member of {length} tokens: RoPE of {type(model).__name__} takes its angles from the longest, and it"
-                f" was tried for {longest}, the longest of the encoder's packs"
+                f"a member of {length} tokens: {type(model).__name__} was shown to keep members apart in packs of"
+                f" {longest} tokens at most, the longest of the encoder's: in longer ones it mixes them"
             )
         if rope_rows and inputs["position_ids"].dim() != 3:
             raise MixingError(f"{type(model).__name__} takes M-RoPE rows [4, B, S]: model_inputs(model) makes them")

@@ -72,10 +72,12 @@ def attention_of(model: Any) -> str | None:
 
 
 def mask_of(inputs: Mapping[str, Any]) -> str:
-    """What keeps members apart in these inputs: `dict4d`, `indexed`, `hybrid` or `positions`."""
+    """What keeps members apart in these inputs: `dict4d`, `prefix4d`, `indexed`, `hybrid` or `positions`."""
     mask = inputs.get("attention_mask")
     if isinstance(mask, dict):
         return "dict4d"
+    if isinstance(mask, Tensor) and mask.dim() == 4:
+        return "prefix4d"
     if isinstance(mask, Tensor) and mask.dim() == 2 and int(mask.max()) > 1:
         return "indexed"
     return "hybrid" if inputs.get("seq_idx") is not None else "positions"
@@ -103,14 +105,18 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
     if positions is None:
         raise MixingError("position_ids are missing: they are what tells members apart")
     row = text_row(inputs, positions)
-    if isinstance(mask, Tensor):
+    is_prefix = isinstance(mask, Tensor) and mask.dim() == 4 and mask.is_floating_point()
+    if is_prefix:
+        _check_masks({"prefix4d": mask}, row)
+    elif isinstance(mask, Tensor):
         _check_mask(mask, row)
     elif isinstance(mask, dict):
         _check_masks(mask, row)
     elif mask is not None:
         raise MixingError(f"attention_mask is a {type(mask).__name__}, which is used as it is; leave it out")
-    if isinstance(mask, dict) and attention and "flash" in attention:
-        raise MixingError(f"{attention} takes no masks, and this batch has some (dict4d): eager or sdpa does")
+    if (is_prefix or isinstance(mask, dict)) and attention and "flash" in attention:
+        name = mask_of(inputs)
+        raise MixingError(f"{attention} takes no masks, and this batch has some ({name}): eager or sdpa does")
     has_cu = inputs.get("cu_seq_lens_q") is not None
     if attention and "flash" in attention and len(row) > 1 and not has_cu:
         raise MixingError(f"{attention} with {len(row)} rows needs cu_seq_lens_q, cu_seq_lens_k and max_length_q/k")

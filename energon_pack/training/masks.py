@@ -1,11 +1,78 @@
 """Masks for models that positions alone do not keep apart, built where the batch is, never in a worker.
 
-A boolean 4-D mask is never made: eager attention would add it to the scores. A 2-D mask of ones neither: it switches
+A boolean mask is never made: eager attention would add it to the scores. A 2-D mask of ones neither: it switches
 transformers' own recognition of packs off.
 """
 
+import inspect
+from enum import Enum, auto
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from energon_pack.training.layout import IGNORE
+
+
+class Sight(Enum):
+    """Where tokens of one image see each other in both directions."""
+
+    #: nowhere: they are read as words are
+    CAUSAL = auto()
+    #: in all layers, within the window of those that have one: Gemma 3
+    IN_WINDOWS = auto()
+    #: in layers with a window alone, within it: Gemma 4
+    IN_WINDOWS_ALONE = auto()
+    #: in all layers, beyond their window, too: Gemma 4 unified
+    BEYOND_WINDOWS = auto()
+
+
+def sight_of(model: Any) -> Sight:
+    """How a model sees images: Gemma 3 and 4 read a member's tokens in this way, run by themselves."""
+    text = model.config.get_text_config()
+    if getattr(text, "use_bidirectional_attention", None) == "vision":
+        return Sight.BEYOND_WINDOWS if "unified" in text.model_type else Sight.IN_WINDOWS_ALONE
+    return Sight.IN_WINDOWS if "token_type_ids" in inspect.signature(model.forward).parameters else Sight.CAUSAL
+
+
+def reads_prefix_whole(make: Any, config: Any) -> bool:
+    """Whether a class sees all before the answer in both directions, as PaliGemma does: `prefix4d` alone is its mask.
+
+    Args:
+        make: the class.
+        config: of a model of it.
+    """
+    is_both_ways = getattr(config.get_text_config(), "use_bidirectional_attention", None) is True
+    return is_both_ways and "token_type_ids" in inspect.signature(make.forward).parameters
+
+
+def is_answer(doc_ids: Tensor, labels: Tensor) -> Tensor:
+    """[B, S]: from the first token of each member on that is trained on.
+
+    Args:
+        doc_ids: [B, S].
+        labels: [B, S], not shifted.
+    """
+    trained = (labels != IGNORE).long()
+    first = torch.arange(doc_ids.shape[1], device=doc_ids.device) - _positions(doc_ids)
+    so_far = trained.cumsum(1)
+    return so_far > (so_far - trained).gather(1, first)
+
+
+def prefix_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask of a model that reads all before the answer in both directions: 0 where a token is seen, else -inf-like.
+
+    Args:
+        doc_ids: [B, S], 0 on the pad tail.
+        labels: [B, S], not shifted.
+
+    Returns:
+        [B, 1, S, S].
+    """
+    prefix = ~is_answer(doc_ids, labels)
+    here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
+    seen = (here[:, None] >= here) | (prefix[:, :, None] & prefix[:, None, :])
+    return _additive(seen & (doc_ids[:, :, None] == doc_ids[:, None, :]), dtype)
 
 
 def additive_masks(
@@ -13,38 +80,41 @@ def additive_masks(
     types: Tensor,
     sliding_window: int | None,
     chunk_size: int | None,
-    image_blocks: bool,
+    sight: Sight,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     """Masks for models that take a dict of them, such as Gemma 3 and gpt-oss: 0 where a token is seen, else -inf-like.
 
     Args:
         doc_ids: [B, S], 0 on the pad tail.
-        types: [B, S]: 1 on image tokens.
+        types: [B, S]: 1 on image tokens, 2 on those of videos.
         sliding_window: of the model's text config.
         chunk_size: `attention_chunk_size` of the model's text config: a token sees its own stretch of so many.
-        image_blocks: tokens of one image see each other in both directions.
+        sight: where tokens of one image see each other in both directions.
 
     Returns:
         full_attention and, with a window or chunks, sliding_attention and chunked_attention: [B, 1, S, S].
     """
-    width = doc_ids.shape[1]
-    here = torch.arange(width, device=doc_ids.device)
-    seen = (here[:, None] >= here[None, :])[None]
-    if image_blocks:
-        seen = seen | _same_block(types)
-    seen = seen & (doc_ids[:, :, None] == doc_ids[:, None, :])
-    masks = {"full_attention": seen}
+    here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
+    same = doc_ids[:, :, None] == doc_ids[:, None, :]
+    causal = (here[:, None] >= here)[None]
+    image = _same_block(types) if sight is not Sight.CAUSAL else torch.zeros_like(same)
+    seen = causal if sight is Sight.IN_WINDOWS_ALONE else causal | image
+    masks = {"full_attention": seen & same}
     if sliding_window:
-        masks["sliding_attention"] = seen & (here[:, None] - here[None, :] < sliding_window)
+        near = here[:, None] - here < sliding_window
+        sliding = causal & near | image if sight is Sight.BEYOND_WINDOWS else (causal | image) & near
+        masks["sliding_attention"] = sliding & same
     if chunk_size:
         chunk = _positions(doc_ids) // chunk_size
-        masks["chunked_attention"] = seen & (chunk[:, :, None] == chunk[:, None, :])
+        masks["chunked_attention"] = seen & same & (chunk[:, :, None] == chunk[:, None, :])
+    return {name: _additive(mask, dtype) for name, mask in masks.items()}
+
+
+def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, S, S] → [B, 1, S, S]."""
     least = torch.finfo(dtype).min
-    return {
-        name: torch.where(mask[:, None], torch.zeros((), dtype=dtype, device=mask.device), least).to(dtype)
-        for name, mask in masks.items()
-    }
+    return torch.where(seen[:, None], torch.zeros((), dtype=dtype, device=seen.device), least).to(dtype)
 
 
 def _positions(doc_ids: Tensor) -> Tensor:
@@ -55,8 +125,8 @@ def _positions(doc_ids: Tensor) -> Tensor:
 
 
 def _same_block(types: Tensor) -> Tensor:
-    """[B, S, S]: both tokens are of the same unbroken run of image tokens."""
-    is_image = types == 1
+    """[B, S, S]: both tokens are of the same unbroken run of tokens of images or videos."""
+    is_image = (types == 1) | (types == 2)
     begins = is_image & ~torch.nn.functional.pad(is_image[:, :-1], (1, 0))
     block = torch.where(is_image, begins.cumsum(1), 0)
     return (block[:, :, None] == block[:, None, :]) & is_image[:, :, None]

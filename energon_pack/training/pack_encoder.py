@@ -33,7 +33,7 @@ _CHOICES = {
     "pad_to": ("longest", "max_token_len"),
     "labels": ("unshifted", "shifted"),
     "loss_weight": (None, "token", "sample", "sqrt"),
-    "attention_mask": (None, "auto", "positions", "dict4d", "hybrid", "indexed"),
+    "attention_mask": (None, "auto", "positions", "dict4d", "prefix4d", "hybrid", "indexed"),
     "on_bad_member": ("raise", "drop"),
 }
 #: what is no fault of a member
@@ -106,7 +106,7 @@ class PackEncoder:
         labels: `unshifted`, as transformers wants them, or `shifted` within each member (neat; thd's always are).
         loss_weight: `token`, `sample` or `sqrt`: batches then have weights; where the samples have some, always.
         attention_mask: what keeps members apart, in place of `model.mask` (the default): `positions`, `dict4d`,
-            `hybrid`, `auto` (what `guard` finds), or `indexed` for stacks patched for it.
+            `prefix4d`, `hybrid`, `auto` (what `guard` finds), or `indexed` for stacks patched for it.
         pad_to_multiple_of: of each member in thd; has to divide the one it was packed with, which is the default.
         rope_rows: `position_ids` of thd are the three rows of M-RoPE, [3, 1, T].
         on_bad_member: `raise` with its name, or `drop` it alone; `num_dropped` of the batch counts.

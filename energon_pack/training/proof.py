@@ -2,8 +2,8 @@
 
     guard(model, encoder) ─prove─► a small model of the same class and config ─probe─► Proof, kept for the next start
 
-A class is exact by `positions`, by masks (`dict4d`), or by its kernels (`hybrid`); or it is refused, with a way out
-that was itself probed.
+A class is exact by `positions`, by masks (`dict4d`, `prefix4d`), or by its kernels (`hybrid`); or it is refused, with
+a way out that was itself probed.
 """
 
 import copy
@@ -14,21 +14,23 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 
 from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.training.makeup import code_of, kinds_of
+from energon_pack.training.masks import reads_prefix_whole
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Finding, probe_all
-from energon_pack.training.shrink import small_model
+from energon_pack.training.small_model import small_model
 from energon_pack.training.wrapped import class_of
 
 #: raised when a proof would come out otherwise
-_VERSION = 2
+_VERSION = 3
 #: what `auto` tries, in this order
-MASKS = ("positions", "dict4d", "hybrid")
+_MASKS = ("positions", "dict4d", "hybrid")
 _ATTENTIONS = ("sdpa", "eager")
 _PACKAGES = ("torch", "transformers", "flash-attn", "flash-linear-attention", "causal-conv1d", "mamba-ssm", "kernels")
 
@@ -45,6 +47,8 @@ class Proof:
     #: why not: what was raised
     error: str = ""
     seconds: float = 0.0
+    #: it holds for packs of so many tokens at most; None: for any
+    longest: int | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -52,7 +56,8 @@ class Proof:
         return self.finding is not None and not self.finding.mixes
 
     def __str__(self) -> str:
-        tried = f"{self.model} ({self.attention}, mask={self.mask})"
+        limit = f", packs of {self.longest:,} tokens at most" if self.longest else ""
+        tried = f"{self.model} ({self.attention}, mask={self.mask}{limit})"
         return f"{tried}: {self.finding}" if self.finding else f"{tried} could not be tried: {self.error}"
 
 
@@ -68,11 +73,14 @@ def prove(
 ) -> list[Proof]:
     """Probe a small model of a class with some members; the last proof is exact, or none is.
 
+    First for packs of any length; where that fails, for those of `longest` tokens: what begins beyond them (a scale, a
+    block of keys, other angles of RoPE) is then left out.
+
     Args:
         make: the class.
         config: its config, of any size; it stays as it is.
         members: two at least, with each kind of media that packs have.
-        mask: `positions`, `dict4d`, `hybrid`, `indexed`, or `auto`: the first of `MASKS` that is exact.
+        mask: `positions`, `dict4d`, `prefix4d`, `hybrid`, `indexed`, or `auto`: the first that is exact.
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; None: not known.
         device: where its kernels run.
@@ -82,22 +90,29 @@ def prove(
         One for each mask that was tried.
     """
     proofs: list[Proof] = []
-    for name in MASKS if mask == "auto" else (mask,):
+    small = cache(lambda longest: small_model(make, config, attention, longest, members, device))
+    for name in _masks_for(make, config) if mask == "auto" else (mask,):
         start = time.perf_counter()
         proof = Proof(make.__name__, attention or "default", name, None)
         try:
-            model = small_model(make, config, attention, longest).to(device)
-            kinds = _kinds(make, config, attention) if kinds is None else kinds
-            if lost := sorted(kinds - kinds_of(model)):
-                raise ValueError(f"a small copy of it has no {lost[0]}")
             with full_precision():
+                model = small(None)
+                kinds = _kinds(make, config, attention) if kinds is None else kinds
+                if lost := sorted(kinds - kinds_of(model)):
+                    raise ValueError(f"a small copy of it has no {lost[0]}")
                 proof = replace(proof, finding=probe_all(model, members, name))
+                if longest and not proof.is_exact and (other := small(longest)).config != model.config:
+                    proof = replace(proof, finding=probe_all(other, members, name), longest=longest)
         except Exception as error:  # foreign code, with inputs it may not be made for
             proof = replace(proof, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         proofs.append(replace(proof, seconds=round(time.perf_counter() - start, 2)))
         if proof.is_exact:
             break
     return proofs
+
+
+def _masks_for(make: Any, config: Any) -> Sequence[str]:
+    return ("prefix4d",) if reads_prefix_whole(make, config) else _MASKS
 
 
 def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
@@ -164,7 +179,7 @@ def way_out(
     """What keeps the members apart that were mixed: a mask or another attention implementation, itself probed."""
     masks, seen = {proof.mask for proof in tried}, [*tried]
     for name in dict.fromkeys([attention, *_ATTENTIONS]):
-        for mask in MASKS:
+        for mask in _masks_for(make, config):
             if name == attention and mask in masks:
                 continue
             proof = prove(make, config, members, mask, name, longest)[-1]

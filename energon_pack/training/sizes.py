@@ -27,6 +27,7 @@ _SMALL = {
 }  # fmt: skip
 _NUM_HEADS = 2
 _FEW_HEADS = 4  # few enough to stay
+_INDEX_HEADS = 16  # an indexer with few finds keys of equal score, and picks among them by their place
 _FEW_LAYERS = 4  # few enough to stay
 _MAX_LAYERS = 8
 _MOST_MERGED = 16  # patches in a token
@@ -169,7 +170,8 @@ def _shrink_width(part: Any, foreign: set[int]) -> dict[int, int]:
         elif type(value) is not int:
             continue
         elif key != name and _MORE_HEADS.fullmatch(key):
-            setattr(part, key, max(1, value // factor))
+            few = _INDEX_HEADS if "index" in key and value >= _INDEX_HEADS else 1
+            setattr(part, key, max(few, value // factor))
         elif key == name or (_is_wide(key) and value and value % width == 0 and value not in foreign):
             setattr(part, key, value // width * new)
         elif key == "intermediate_size":

@@ -40,7 +40,10 @@ def bad_inputs(inputs: dict[str, Any], doc_ids: torch.Tensor) -> dict[str, tuple
         "boolean": ({**inputs, "attention_mask": causal}, "a 4-D mask"),
         "no text row": ({**inputs, "position_ids": inputs["position_ids"][1:]}, "no text row"),
         "no positions": ({**inputs, "position_ids": None}, "position_ids are missing"),
-        "float": ({**inputs, "attention_mask": torch.where(causal, 0.0, -1e9)}, "a 4-D mask"),
+        "float": (
+            {**inputs, "attention_mask": torch.where(causal, 0.0, -1e9)},
+            "token 9 see the member before it",
+        ),
         "indexed": ({**inputs, "attention_mask": doc_ids}, "inputs with mask=indexed"),
         "past": ({**inputs, "past_key_values": tf.DynamicCache()}, "past_key_values"),
         "ones from 1": (
@@ -265,7 +268,10 @@ def test_a_member_longer_than_all_packs_changes_the_angles_of_others() -> None:
         assert (model(**good).logits[0] - model(**bad).logits[0]).abs().max() > 0.1
     guard(model, Media(members, max_token_len=64))
     model(**good)
-    with pytest.raises(MixingError, match="a member of 80 tokens: RoPE of Phi3ForCausalLM takes its angles"):
+    with pytest.raises(
+        MixingError,
+        match="a member of 80 tokens: Phi3ForCausalLM was shown to keep members apart in packs of 64 tokens",
+    ):
         model(**bad)
 
 

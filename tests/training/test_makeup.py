@@ -12,7 +12,7 @@ from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.makeup import code_of, kinds_of, replaced_in
 from energon_pack.training.proof import prove
-from energon_pack.training.shrink import small_model
+from energon_pack.training.small_model import small_model
 from support.tiny import TEXT, make_batch, make_model, text_members, tf
 
 masking_utils, modeling_qwen2 = tf.masking_utils, tf.models.qwen2.modeling_qwen2

@@ -10,9 +10,12 @@ import torch
 from energon_pack.training import proof
 from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
+from energon_pack.training.layout import IGNORE
 from energon_pack.training.probe import probe
 from energon_pack.training.proof import prove
-from energon_pack.training.shrink import shrink, small_model
+from energon_pack.training.shrink import shrink
+from energon_pack.training.small_model import small_model
+from energon_pack.training.token_sizes import SMALL
 from support.tiny import TEXT, make_batch, make_model, text_members, tf
 
 CLASSES = {
@@ -47,8 +50,8 @@ def test_what_keeps_members_apart_is_found(name: str) -> None:
 
 def test_a_window_shorter_than_members_is_tried() -> None:
     """Of 4,096 tokens, no probe of short members would see anything; a mask without it must not pass."""
-    config = shrink(tf.MistralConfig())
-    assert config.sliding_window == 8
+    small = small_model(tf.MistralForCausalLM, tf.MistralConfig(**TEXT), members=text_members(64))
+    assert small.config.sliding_window == SMALL
     assert prove(tf.MistralForCausalLM, tf.MistralConfig(**TEXT, sliding_window=4096), text_members(64))[-1].is_exact
 
 
@@ -80,17 +83,15 @@ def test_attention_whose_scale_grows_along_a_row(longest: int | None, is_exact: 
 
 
 def test_nothing_is_shown_by_a_model_that_answers_nothing() -> None:
-    """Weights of 0: no member moves another, and none moves itself."""
+    """No member moves another, and none moves itself."""
 
     class Silent(tf.Qwen2ForCausalLM):
-        @classmethod
-        def _from_config(cls, *args: Any, **keywords: Any) -> Any:
-            model = super()._from_config(*args, **keywords)
-            model.lm_head.weight.data.zero_()
-            return model
+        def forward(self, **inputs: Any) -> Any:
+            out = super().forward(**inputs)
+            out.logits = out.logits * 0
+            return out
 
-    config = tf.Qwen2Config(**{**TEXT, "tie_word_embeddings": False})
-    assert not prove(Silent, config, text_members(64))[0].is_exact
+    assert not prove(Silent, tf.Qwen2Config(**TEXT), text_members(64))[0].is_exact
 
 
 class Remembering(torch.nn.Module):
@@ -98,6 +99,65 @@ class Remembering(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.cumsum(1)
+
+
+class Gated(Remembering):
+    """Lets it through by a gate that begins closed, as those of Llama 3.2's cross-attention do."""
+
+    def __init__(self, rest: torch.nn.Module) -> None:
+        super().__init__()
+        self.rest, self.gate = rest, torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        rest: torch.Tensor = self.rest(hidden)
+        return rest + self.gate.tanh() * super().forward(hidden)
+
+
+class Fused(Gated):
+    """Does so while it is trained alone: five hybrids have a fused kernel there."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden) if self.training else self.rest(hidden)
+
+
+@pytest.mark.parametrize(("part", "said"), [(Gated, "(default, mask=positions): one"), (Fused, "in train(), one")])
+def test_what_does_nothing_in_a_new_model_in_eval_is_tried(part: type[Gated], said: str) -> None:
+    """A gate of 0 hides what it lets through later: Mllama was said to be exact, and mixes images once it learns."""
+
+    class With(tf.Qwen2ForCausalLM):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.model.layers[0].mlp = part(self.model.layers[0].mlp)
+
+    tried = prove(With, tf.Qwen2Config(**TEXT), text_members(64), "positions")
+    assert not tried[-1].is_exact
+    assert said in str(tried[-1])
+
+
+def test_dropout_is_no_difference() -> None:
+    """What is random in train() would look as if members were mixed."""
+    config = tf.PhiConfig(**TEXT, attention_dropout=0.5, resid_pdrop=0.5, embd_pdrop=0.5)
+    assert prove(tf.PhiForCausalLM, config, text_members(64), "positions")[-1].is_exact
+    assert config.attention_dropout == 0.5
+
+
+def test_rounding_that_grows_is_no_difference() -> None:
+    """HrmText's recursion makes 1e-3 of it: float64 shows that there is nothing; a leak of that size stays one."""
+
+    class Coarse(tf.Qwen2ForCausalLM):
+        leak = 0.0
+
+        def forward(self, **inputs: Any) -> Any:
+            out = super().forward(**inputs)
+            out.logits = out.logits + 2e4 - 2e4 + self.leak * out.logits.cumsum(1)
+            return out
+
+    class Leaky(Coarse):
+        leak = 1e-4
+
+    members = text_members(64)
+    assert prove(Coarse, tf.Qwen2Config(**TEXT), members, "positions")[-1].is_exact
+    assert not prove(Leaky, tf.Qwen2Config(**TEXT), members, "positions")[-1].is_exact
 
 
 class Late(tf.Qwen2ForCausalLM):
@@ -202,16 +262,33 @@ def test_a_batch_whose_mask_is_to_be_found_has_that_of_the_guard(proofs: Path) -
         model(**batch.model_inputs(model))
 
 
-def test_a_model_that_sees_images_whole_gets_masks_in_which_it_does() -> None:
-    """Gemma 4 (unified): packed by positions, transformers looks for a member's images where those of the row are."""
+@pytest.mark.parametrize("name", ["Gemma4Unified", "Gemma4"])
+def test_a_model_that_sees_images_whole_gets_masks_in_which_it_does(name: str) -> None:
+    """Packed by positions, transformers looks for a member's images where those of the row are.
+
+    Images are longer than the window, in which the one sees them whole and the other does not.
+    """
     text = {**TEXT, "head_dim": 8, "global_head_dim": 8, "use_bidirectional_attention": "vision"}
-    text |= {"layer_types": ["sliding_attention", "full_attention"]}
-    config = tf.Gemma4UnifiedConfig(text_config=text, vision_config=None, audio_config=None)
+    text |= {"layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0}
+    config = getattr(tf, f"{name}Config")(text_config=text, vision_config=None, audio_config=None)
     members = text_members(64)
-    for start, member in zip((1, 2, 1), members, strict=True):
-        member.tokens.types[start : start + 3] = 1
-    tried = prove(tf.Gemma4UnifiedForConditionalGeneration, config, members)
+    for start, member in enumerate(members[:2], 1):
+        member.tokens.types[start : start + 5] = 1
+    tried = prove(getattr(tf, f"{name}ForConditionalGeneration"), config, members)
     assert [(proof.mask, proof.is_exact) for proof in tried] == [("positions", False), ("dict4d", True)]
+
+
+def test_a_model_that_reads_prefixes_whole_gets_the_mask_for_it() -> None:
+    """PaliGemma reads all before the answer in both directions: by positions alone the difference was 11."""
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    text = {**TEXT, "model_type": "gemma", "head_dim": 8}
+    config = tf.PaliGemmaConfig(text_config=text, vision_config={**vision, "image_size": 8, "patch_size": 4})
+    members = text_members(64)
+    for member in members:
+        member.tokens.labels[:4] = IGNORE
+    make = tf.PaliGemmaForConditionalGeneration
+    assert [(proof.mask, proof.is_exact) for proof in prove(make, config, members)] == [("prefix4d", True)]
+    assert not prove(make, config, members, "positions")[-1].is_exact
 
 
 def test_layers_that_there_are_for_one_attention_alone_are_not_missed_in_another() -> None:

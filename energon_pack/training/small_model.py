@@ -1,0 +1,108 @@
+"""A small model of a class, in which a pack of a few tokens meets all that a long one meets in the full size."""
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
+
+from energon_pack.training.members import Encoded
+from energon_pack.training.probe import plain_logits
+from energon_pack.training.shrink import shrink
+from energon_pack.training.sizes import parts
+from energon_pack.training.token_sizes import with_small_sizes
+
+#: of each token: all 150,000 would take gigabytes, and say the same
+_NUM_LOGITS = 256
+#: of weights that begin all alike, behind which a part does nothing, or the same for all tokens
+_NOISE = 0.1
+#: rates of what is random while a model is trained
+_RANDOM = re.compile("drop|jitter")
+
+
+def small_model(
+    make: Any,
+    config: Any,
+    attention: str | None = None,
+    longest: int | None = None,
+    members: Sequence[Encoded] = (),
+    device: torch.device | str = "cpu",
+) -> Any:
+    """A random small model, in float32 where its attention has it: in bfloat16, packed and alone differ by rounding.
+
+    Args:
+        make: its class.
+        config: of the full size; it stays as it is.
+        attention: attention implementation; None: the class's own choice.
+        longest: tokens of the longest pack; see `shrink`.
+        members: that it will be tried with; sizes that count tokens are made smaller than these. Without any, they
+            stay.
+        device: where its kernels run.
+
+    Returns:
+        In eval(); nothing in it is random in train().
+    """
+    small, device = shrink(copy.deepcopy(config), longest), torch.device(device)
+    if not members:
+        return _built(make, small, attention, device)
+    return with_small_sizes(
+        small,
+        longest,
+        lambda config: _shapes(make, config, attention),
+        lambda config: _built(make, config, attention, device),
+        lambda model: _logits(model, members),
+    )
+
+
+def _shapes(make: Any, config: Any, attention: str | None) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        model = _made(make, config, attention)
+    return {name: weights.shape for name, weights in model.named_parameters()}
+
+
+def _logits(model: Any, members: Sequence[Encoded]) -> Tensor:
+    """Those of the member with the fewest media; all have to run."""
+    logits = [plain_logits(model, member) for member in sorted(members, key=lambda member: len(member.media))]
+    return logits[0]
+
+
+def _made(make: Any, config: Any, attention: str | None) -> Any:
+    chosen = {"attn_implementation": attention} if attention else {}
+    if hasattr(make, "_from_config"):
+        return make._from_config(copy.deepcopy(config), dtype=torch.float32, **chosen)
+    return make(config)
+
+
+def _built(make: Any, config: Any, attention: str | None, device: torch.device) -> Any:
+    with torch.random.fork_rng():  # the user's own seed stays
+        torch.manual_seed(0)
+        model = _made(make, config, attention)
+        for parameter in model.parameters():
+            _vary(parameter.data)
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if isinstance(head, torch.nn.Linear):
+        head.weight = torch.nn.Parameter(head.weight[:_NUM_LOGITS])
+        head.bias = None if head.bias is None else torch.nn.Parameter(head.bias[:_NUM_LOGITS])
+    _calm(model)
+    is_half = device.type == "cuda" and attention is not None and "flash" in attention  # its kernels know no other
+    return model.to(device, torch.bfloat16 if is_half else torch.float32).eval()
+
+
+def _calm(model: Any) -> None:
+    """Nothing is random in train() any more."""
+    configs = parts(model.config) if hasattr(model.config, "get_text_config") else ()
+    for part in (*model.modules(), *configs):
+        for name, value in list(vars(part).items()):
+            if isinstance(value, float) and _RANDOM.search(name):
+                setattr(part, name, 0.0)
+        if isinstance(part, _DropoutNd):
+            part.p = 0.0
+
+
+def _vary(weights: Tensor) -> None:
+    flat = weights.flatten()
+    if len(flat) and weights.is_floating_point() and flat[0] == flat[-1] and bool((flat == flat[0]).all()):
+        weights += _NOISE * torch.randn_like(weights)
