@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from megatron.energon import stateless
 
-from energon_pack.config import ModelConfig, OutputConfig, PackConfig, Rope, SourceConfig
+from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig, Rope, SourceConfig
 from energon_pack.pack import pack
 from energon_pack.sources.demo import make_demo
 from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder, inputs_of
@@ -99,7 +99,7 @@ def make_packs(folder: Path, max_token_len: int, real: Path | None) -> tuple[Pat
         output=OutputConfig(dir=str(folder), name="packs"),
     )
     run.executor.num_workers, run.measure.verify, run.max_skipped = num_workers, 0.0, 0.05
-    run.packing.max_token_len = max_token_len
+    run.packing.max_token_len, run.packing.overlong = max_token_len, Overlong.drop
     pack(run)
     return folder / "packs", processor
 

@@ -408,7 +408,7 @@ def test_shards_that_energon_cannot_read_are_not_kept(config: Make, monkeypatch:
 def test_a_full_disk_is_refused_before_writing(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(PackError, match=r"output\.dir: the shards take about 0\.0 GB"):
+    with pytest.raises(PackError, match=r"output\.dir: the shards take about [1-9]"):
         pack(config())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack.config import OnDamaged, PackConfig
+from energon_pack.config import OnDamaged, Overlong, PackConfig
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from support.packed import files, json_lines, train
@@ -51,7 +51,7 @@ def packed(real: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) ->
                 output=OutputConfig(dir=str(folder), name=name),
                 cache_dir=str(cache),
             )
-            run.packing.max_token_len = 4096
+            run.packing.max_token_len, run.packing.overlong = 4096, Overlong.drop
             run.executor.num_workers = 1
             run.measure.verify = 0.0  # every length is compared below
             pack(run)
@@ -136,7 +136,12 @@ def test_energon_yields_every_pack_and_every_image_opens(packed: Callable[[str],
 def test_the_same_bytes_with_two_workers(
     real: Path, packed: Callable[[str], Path], config: Make, tmp_path: Path
 ) -> None:
-    run = config(real / "wds" / "image_mathv", executor__num_workers=2, packing__max_token_len=4096)
+    run = config(
+        real / "wds" / "image_mathv",
+        executor__num_workers=2,
+        packing__max_token_len=4096,
+        packing__overlong=Overlong.drop,
+    )
     run.model.processor = str(real / "processors" / "qwen2_5_vl")
     run.model.factor, run.model.hub_id = 28, ""
     run.cache_dir = str(tmp_path / "cache")

@@ -84,7 +84,7 @@ def test_the_draw_is_of_what_is_packed_with_the_extremes_first() -> None:
     packed = lens != 5000
     drawn = draw(items, packed, 0)
     assert not (draw(items, packed, 1) == drawn).all()
-    assert len(drawn) == len(set(drawn.tolist())) == 499  # a tenth
+    assert len(drawn) == len(set(drawn.tolist())) == 100  # a fiftieth
     assert {4998, 0, 76} <= set(drawn[:48].tolist())
     assert 4999 not in drawn
     assert len(draw(items, packed & (lens <= 90), 0)) == 90
@@ -98,4 +98,4 @@ def test_sizes_are_drawn_beside_many_texts() -> None:
         **{name: np.zeros(5000, np.int32) for name in ("shard", "dataset", "split", "num_supervised")},
     )
     drawn = draw(items, np.ones(5000, np.bool_), 0)
-    assert (drawn % 100 == 0).sum() == 50
+    assert (drawn % 100 == 0).sum() >= 40  # of a hundred: after the extremes, every second one

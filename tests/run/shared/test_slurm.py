@@ -58,7 +58,7 @@ def test_a_task_that_fails_fails_the_command(tmp_path: Path) -> None:
     (tmp_path / "bad.tar").write_bytes(b"no tar" * 1000)
     code, _, errors = run_here("+model=qwen2_5_vl", "source.path=bad.tar", *SUBMITTED, cwd=tmp_path)
     assert code == 1
-    assert re.search(r"damaged tar .*bad\.tar.* \(on ", errors)
+    assert re.search(r"bad\.tar is not a tar file.* \(on ", errors)
 
 
 @pytest.mark.usefixtures("slurm")

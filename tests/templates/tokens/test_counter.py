@@ -187,6 +187,7 @@ def test_few_texts_set_no_engine_up(template: Template, monkeypatch: pytest.Monk
 
     asked: list[int] = []
     monkeypatch.setattr(counting, "_FAST", {"gigatoken": asked.append})
+    monkeypatch.setattr(counting, "_WORTH_AN_ENGINE", 1_000_000)
     counter = TokenCounter(template._tokenizer, "auto")
     counter.count([("a " * 1000, [])])
     assert not asked
