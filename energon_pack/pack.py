@@ -199,6 +199,7 @@ def _choose(config: PackConfig, measured: Measured, page: RunReport, run: Run) -
     """What each pack length would drop: the end of `stage=lengths`."""
     with run.timed("plan"):
         choices = try_lens(measured.lengths, config.packing, config.report.lens, page.most_positions)
+        page.add_choices(choices.lens)
     print_choices(choices)
     why_not = bad_data(choices, config.max_skipped)
     skipped = ledger(measured.lengths, no_plan(measured.lengths.items), config.packing)

@@ -13,8 +13,8 @@ from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.scratch import blocks
 
-#: samples that are planned with each length; of more a seeded draw stands for all
-_MOST_TRIED = 50_000
+#: samples that are planned with each length, beside a plan of all; of more a seeded draw stands for all
+_MOST_TRIED = 4_000
 #: share of the tokens that may be dropped, and of packs that has to be filled
 MOST_DROPPED, FILLED = 0.01, 0.95
 _KEEPS = f"drops at most {MOST_DROPPED:.0%} of the tokens"
@@ -88,13 +88,11 @@ def job_of(
     lengths: Lengths,
     packing: PackingConfig,
     lens: Sequence[int],
-    is_planned: bool = True,
     most_positions: int | None = None,
 ) -> TryJob:
     """What `try_some` takes: all samples of a small run, or a draw of a large one.
 
-    Args:
-        is_planned: the length of the settings is tried, too, and one that holds every sample.
+    The length of the settings is tried, too, and one that holds every sample.
     """
     items, scale = lengths.items, 1.0
     packing = replace(packing, need_image=False)  # with some lengths there would be too few of them
@@ -111,7 +109,7 @@ def job_of(
         for block, (start, end) in zip(blocks(len(items)), pairwise(upto), strict=True)
     ]
     longest = int(items.lens.max(initial=0))
-    tried = lens_to_try(lens, packing, longest, most_positions) if is_planned else list(lens)
+    tried = lens_to_try(lens, packing, longest, most_positions)
     return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale, most_positions
 
 

@@ -1,6 +1,7 @@
 """The page of a run, as the run goes on: begun with the lengths, written where the run ends, well or not."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,16 +55,22 @@ class RunReport:
     ):
         self._config, self._processor, self._run = config, processor, run
         self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
-        is_planned = config.stage is not Stage.lengths
         #: tokens of a sample for which the model has positions; None: not known
         self.most_positions = most_positions(folder_of(method.template_folder))
-        job = job_of(lengths, config.packing, config.report.lens, is_planned, self.most_positions)
-        self._tries = run.executor.start(try_some, job)
+        self._choices: list[Choice] = []
+        self._tries: Future[list[Choice]] | None = None
+        if config.stage is not Stage.lengths:
+            job = job_of(lengths, config.packing, config.report.lens, self.most_positions)
+            self._tries = run.executor.start(try_some, job)
         self._method = method
         self._packs: dict[int, str] = {}
         self._grid: PackGrid | None = None
         self._left_out: list[LeftOut] = []
         self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
+
+    def add_choices(self, choices: Sequence[Choice]) -> None:
+        """What each pack length comes to, of a run that ends with that: planned with all samples."""
+        self._choices = [*choices]
 
     def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel) -> None:
         """What became of the samples."""
@@ -97,13 +104,12 @@ class RunReport:
         with self._run.progress.timed("report"):
             looked_at = self._look(written, stored) if written else []
             left_out = self._pictures_of_left_out()
-            choices: list[Choice] = self._run.executor.result(self._tries)
             most = self._config.packing.max_token_len
             source = source_figures(self._lengths, self._rules, most, self._repeated)
             figures = Figures(
                 max_token_len=most,
                 source=source,
-                tries=Tries(choices, num_tried(source.measured), source.measured),
+                tries=self._what_lens_come_to(source.measured),
                 demo=self._config.source.path is None,
                 smaller=smaller_images(self._lengths, self._rules, most - self._config.packing.pad_to_multiple_of + 1),
                 **self._of_plan,
@@ -115,6 +121,11 @@ class RunReport:
             write_whole(path, run_page(figures, about, packs, self._grid, left_out).encode())
             found = remarks(figures, facts, self._config.max_skipped)
             return Seen(figures.examples, [remark for remark in found if remark.grade is Grade.wrong])
+
+    def _what_lens_come_to(self, num_samples: int) -> Tries:
+        if self._tries is None:
+            return Tries(self._choices, num_samples, num_samples)
+        return Tries(self._run.executor.result(self._tries), num_tried(num_samples), num_samples)
 
     def _pictures_of_left_out(self) -> list[Medium]:
         if not self._left_out:

@@ -11,6 +11,7 @@ from PIL import Image, WebPImagePlugin
 from energon_pack.samples.bytes import Bytes, Range
 
 _HEAD = 4096  # bytes; all that comes before the pixels, in most files
+_TAIL = 1024  # bytes; as many as its checksum is of, so that they are read once
 _int = int.from_bytes
 
 _JPEG_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive
@@ -42,7 +43,8 @@ def plain_image(file: Bytes, offset: int, size: int) -> tuple[int, int, str] | N
     head = file.read(offset, min(size, _HEAD))
     if head.startswith(b"\xff\xd8\xff"):
         found, extension = _jpeg(head), "jpg"
-        if found and file.read(offset + size - 2, 2) != b"\xff\xd9":
+        end = min(size, _TAIL)
+        if found and not file.read(offset + size - end, end).endswith(b"\xff\xd9"):
             return None
     elif head.startswith(_PNG_BEGIN):
         found, extension = _png(Range(file, offset, size), head), "png"
