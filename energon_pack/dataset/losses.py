@@ -46,7 +46,8 @@ def dropped(report: Report, packing: PackingConfig) -> str | None:
     return (
         f"{amount(number, 'overlong sample')} {'has' if number == 1 else 'have'} {share:.0%} of all tokens,"
         f" packing.max_dropped_tokens={most:g} allows less (packing.overlong=drop leaves them out;"
-        " packing.overlong=split_turns, a larger packing.max_token_len, or fewer pixels and frames keep them)"
+        " a larger packing.max_token_len, fewer pixels and frames, or packing.overlong=split_turns where samples have"
+        " several questions keep more)"
     )
 
 

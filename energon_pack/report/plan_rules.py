@@ -39,9 +39,11 @@ def overlong(figures: Figures) -> Iterator[Remark]:
     if loss and loss.overlong and loss.overlong_tokens > MOST_DROPPED * tokens:
         what = f"{short(loss.overlong_tokens)} tokens ({percent(loss.overlong_tokens, tokens)}) are dropped"
         best = recommended(figures.tries.choices)
-        longer = best.choice.max_token_len if best else 0
-        is_longer = longer > figures.max_token_len
-        knobs = [*smaller_media(figures), *([f"packing.max_token_len={longer}"] if is_longer else [])]
+        knobs = smaller_media(figures)
+        if best and best.choice.max_token_len > figures.max_token_len:
+            still = best.choice.dropped_tokens_share
+            left = f" ({percent(still, 1)} of the tokens are still dropped)" if still else ""
+            knobs.append(f"packing.max_token_len={best.choice.max_token_len}{left}")
         most = loss.overlong_tokens > _MANY_DROPPED * tokens or loss.overlong > figures.source.samples / 2
         most = most or loss.is_too_much
         yield Remark(
@@ -49,7 +51,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
             f"{what}: {amount(loss.overlong, 'sample')} {'is' if loss.overlong == 1 else 'are'} longer than"
             f" {figures.max_token_len:,}",
             f"training never sees what is longer than a pack; by tokens it is mostly of {loss.overlong_medium} samples",
-            ", or ".join([*knobs, "packing.overlong=split_turns"]),
+            ", or ".join([*knobs, "packing.overlong=split_turns where samples have several questions"]),
         )
 
 
