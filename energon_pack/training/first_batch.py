@@ -35,6 +35,7 @@ class FirstBatch:
         self._is_sharded = False
         #: with what code it was tried, in each mode
         self._tried: list[tuple[Code, bool]] = []
+        self._is_warned_of_pixels = False
         #: what came of it
         self.trials: list[Trial] = []
 
@@ -99,6 +100,11 @@ class FirstBatch:
         if not trial.is_shown:
             _log.warning("%s is not shown to keep members apart: a change shows nowhere in its first batch", name)
         else:
+            if trial.by_pixels and not trial.shows_pixels and not self._is_warned_of_pixels:
+                self._is_warned_of_pixels = True
+                _log.warning(
+                    "%s is not shown to keep images apart: other pixels change nothing in its first batch", name
+                )
             _log.info("%s keeps the members of its first batch apart: %s (%.2g s)", name, trial, trial.seconds)
         return True
 

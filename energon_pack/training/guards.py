@@ -21,6 +21,7 @@ from energon_pack.training.members import Encoded
 from energon_pack.training.pixels import MEDIA_KEYS
 from energon_pack.training.proof import Proof, kept_proofs, way_out
 from energon_pack.training.trial import Trial
+from energon_pack.training.trial_inputs import members_of
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
 
 __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
@@ -180,9 +181,9 @@ def _hooks(
             raise MixingError(f"inputs with mask={given}, and {type(model).__name__} was shown with mask={mask}")
         if untried := sorted(name for name in media & inputs.keys() - tried if isinstance(inputs[name], Tensor)):
             raise MixingError(f"{', '.join(untried)}: not tried with this model; guard(model, encoder) tries its media")
-        if longest is not None and (length := int(inputs["position_ids"].max()) + 1) > longest:
+        if longest is not None and (length := _length_of(inputs)) > longest:
             raise MixingError(
-                f"a member of {length} tokens: {type(model).__name__} was shown to keep members apart in packs of"
+                f"a row of {length} tokens: {type(model).__name__} was shown to keep members apart in packs of"
                 f" {longest} tokens at most, the longest of the encoder's: in longer ones it mixes them"
             )
         if rope_rows and inputs["position_ids"].dim() != 3:
@@ -205,6 +206,11 @@ def _hooks(
             handles.append(module.register_forward_pre_hook(partial(check, names), with_kwargs=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
     return handles
+
+
+def _length_of(inputs: dict[str, Any]) -> int:
+    """Tokens of the longest row without its padding; at least those that positions count, of padding as well."""
+    return max(int(inputs["position_ids"].max()) + 1, *(member.end for member in members_of(inputs)), 0)
 
 
 def _media_of(model: Module) -> set[str]:

@@ -144,8 +144,8 @@ class PackEncoder:
         self._given = made, template, given | {"tokens_per_second": tokens_per_second}
         #: what keeps members apart
         self.mask = attention_mask or made["mask"]
-        #: of the longest pack; None: the dataset does not say
-        self.max_token_len: int | None = made["max_token_len"]
+        #: the longest that a pack may be (`own_pack` has a limit of its own); None: the dataset does not say
+        self.max_token_len: int | None = made["content"].get("packing", {}).get("hard_limit") or made["max_token_len"]
         planned = made["pad_to_multiple_of"]
         if self.max_token_len is None:  # nothing was planned for their members
             planned = pad_to_multiple_of or planned
@@ -158,7 +158,7 @@ class PackEncoder:
         rope = rope_of(made["content"]["model"].get("rope"), template, tokens_per_second, with_rows)
         self._form = Form(
             pad_id=template.token_id(template.spec.processor.tokens.get("pad_token", "")) or 0,
-            width=self.max_token_len if pad_to == "max_token_len" else None,
+            width=made["max_token_len"] if pad_to == "max_token_len" else None,
             multiple=1 if is_neat else _multiple(pad_to_multiple_of, planned),
             shifted=labels == "shifted",
             weights=loss_weight,

@@ -56,6 +56,11 @@ class Trial:
         return self.own > 1e-6
 
     @property
+    def shows_pixels(self) -> bool:
+        """Whether other pixels reached any output: else nothing is shown of media."""
+        return self.by_pixels is not None and self.by_pixels[0] > 1e-6
+
+    @property
     def mixes(self) -> bool:
         """Whether a member's outputs depend on other members, or on being packed."""
         if not self.is_shown:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.inputs import text_row
+from energon_pack.training.inputs import mask_of, text_row
 from energon_pack.training.sizes import parts
 
 #: with these a model makes a loss, or the logits of some tokens alone
@@ -58,7 +58,7 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
         None where no row has two members with words.
     """
     as_is = {name: value for name, value in inputs.items() if name not in _NOT_TRIED}
-    members = _members(as_is)
+    members = members_of(as_is)
     rows = {row: [member for member in members if member.row == row] for row in {member.row for member in members}}
     middle = [row[(len(row) - 1) // 2] for row in rows.values() if len(row) > 1]
     is_word = _is_word(as_is, _special_ids(config))
@@ -85,8 +85,8 @@ def tokens_of(inputs: Mapping[str, Any]) -> Tensor:
     return tokens
 
 
-def _members(inputs: Mapping[str, Any]) -> list[Span]:
-    """Without stretches of one token, which are padding."""
+def members_of(inputs: Mapping[str, Any]) -> list[Span]:
+    """Where members are; a stretch of one token is padding, and none."""
     tokens, positions = tokens_of(inputs), text_row(inputs, inputs["position_ids"])
     positions = positions.expand(tokens.shape[:2])
     begins = torch.nn.functional.pad(positions.diff() != 1, (1, 0), value=True)
@@ -183,5 +183,9 @@ def _alone(inputs: Mapping[str, Any], member: Span, media: frozenset[str]) -> di
     for name in ("position_ids", "seq_idx"):
         cut.pop(name, None)
     ones = torch.ones(1, member.end - member.start, dtype=torch.int64, device=tokens.device)
+    if mask_of(inputs) == "prefix4d":  # the first token sees the whole prefix, and of an answer nothing
+        mask: Tensor = inputs["attention_mask"]
+        seen = mask[member.row % len(mask), 0, member.start, member.start : member.end]
+        cut["token_type_ids"] = (seen < -1e4).long()[None]
     switches = {name: value for name, value in inputs.items() if isinstance(value, (bool, str))}
     return {**switches, **cut, "attention_mask": ones, "use_cache": False}

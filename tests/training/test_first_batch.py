@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from energon_pack.training.guards import Guard, guard
 from energon_pack.training.inputs import MixingError
+from energon_pack.training.layout import IGNORE
 from energon_pack.training.members import Encoded
-from support.tiny import FAMILIES, make_batch, make_members, make_model, tf
+from support.tiny import FAMILIES, TEXT, make_batch, make_members, make_model, text_members, tf
 
 modeling: Any = tf.models.llama.modeling_llama
 Attention: Any = modeling.LlamaAttention
@@ -344,6 +345,38 @@ class Members:
 
     def probe_members(self) -> list[Encoded]:
         return self.members
+
+
+@pytest.mark.parametrize("in_training", [True, False])
+def test_a_member_alone_has_the_prefix_that_it_has_in_its_pack(in_training: bool) -> None:
+    """All of it was prefix, and PaliGemma was refused: packed and alone differed by 0.7."""
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    text = {**TEXT, "model_type": "gemma", "head_dim": 8}
+    config = tf.PaliGemmaConfig(text_config=text, vision_config={**vision, "image_size": 8, "patch_size": 4})
+    model = tf.PaliGemmaForConditionalGeneration(config).train(in_training)
+    members = text_members(64)
+    for member in members:
+        member.tokens.labels[:6] = IGNORE
+    held = guard(model, Members(members, "auto"))
+    batch = make_batch("llama", [members])
+    batch.mask = "auto"
+    model(**batch.model_inputs(model))
+    (trial,) = held.trials
+    assert trial.alone is not None
+    assert trial.alone < 1e-4 < trial.own
+
+
+def test_pixels_that_change_nothing_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Other pixels moved nothing, so nothing was shown of images, and it was logged as kept apart alone."""
+    model = make_model("qwen2_5_vl")
+    members = make_members("qwen2_5_vl", model)
+    guard(model, Members(members, "positions"))
+    model.model.visual.merger.register_forward_hook(lambda _, __, features: features * 0)
+    inputs = inputs_of("qwen2_5_vl", model, [members])
+    for in_training in (False, True):
+        model.train(in_training)(**inputs)
+    said = [record.getMessage() for record in caplog.records if "other pixels change nothing" in record.getMessage()]
+    assert len(said) == 1
 
 
 def test_images_that_see_each_other_are_refused() -> None:

@@ -270,7 +270,7 @@ def test_a_member_longer_than_all_packs_changes_the_angles_of_others() -> None:
     model(**good)
     with pytest.raises(
         MixingError,
-        match="a member of 80 tokens: Phi3ForCausalLM was shown to keep members apart in packs of 64 tokens",
+        match="a row of 80 tokens: Phi3ForCausalLM was shown to keep members apart in packs of 64 tokens",
     ):
         model(**bad)
 
