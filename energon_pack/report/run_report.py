@@ -97,24 +97,35 @@ class RunReport:
         with self._run.progress.timed("report"):
             looked_at = self._look(written, stored) if written else []
             left_out = self._pictures_of_left_out()
-            choices: list[Choice] = self._run.executor.result(self._tries)
-            most = self._config.packing.max_token_len
-            source = source_figures(self._lengths, self._rules, most, self._repeated)
-            figures = Figures(
-                max_token_len=most,
-                source=source,
-                tries=Tries(choices, num_tried(source.measured), source.measured),
-                demo=self._config.source.path is None,
-                smaller=smaller_images(self._lengths, self._rules, most - self._config.packing.pad_to_multiple_of + 1),
-                **self._of_plan,
-            )
+            figures = self._figures()
             figures = replace(figures, examples=some_of_each(ledger, figures.skipped_by_reason))
             title = self._config.output.name or "run"
             about = About(self._config, title, self._processor, facts, folder, ledger_name, failed)
             packs = fitting(looked_at, _MOST_LOOKED_AT)
             write_whole(path, run_page(figures, about, packs, self._grid, left_out).encode())
-            found = remarks(figures, facts, self._config.max_skipped)
-            return Seen(figures.examples, [remark for remark in found if remark.grade is Grade.wrong])
+            return Seen(figures.examples, self._wrong(figures, facts))
+
+    def wrong(self) -> list[Remark]:
+        """What is wrong, for a run that writes no page."""
+        with self._run.progress.timed("report"):
+            return self._wrong(self._figures(), None)
+
+    def _wrong(self, figures: Figures, facts: RunFacts | None) -> list[Remark]:
+        found = remarks(figures, facts, self._config.max_skipped)
+        return [remark for remark in found if remark.grade is Grade.wrong]
+
+    def _figures(self) -> Figures:
+        choices: list[Choice] = self._run.executor.result(self._tries)
+        most = self._config.packing.max_token_len
+        source = source_figures(self._lengths, self._rules, most, self._repeated)
+        return Figures(
+            max_token_len=most,
+            source=source,
+            tries=Tries(choices, num_tried(source.measured), source.measured),
+            demo=self._config.source.path is None,
+            smaller=smaller_images(self._lengths, self._rules, most - self._config.packing.pad_to_multiple_of + 1),
+            **self._of_plan,
+        )
 
     def _pictures_of_left_out(self) -> list[Medium]:
         if not self._left_out:
