@@ -21,6 +21,7 @@ from energon_pack.dataset.check import check, get_ready, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
 from energon_pack.dataset.files import LEDGER, PAGE
+from energon_pack.dataset.finished import refuse_another
 from energon_pack.dataset.losses import bad_data, dropped, foresee, kept_ledger, losses, page_beside, refuse_losses
 from energon_pack.dataset.manifest import REPLAY, REPORT
 from energon_pack.dataset.plan_file import ShardPlan, entries_of, ledger, plan_shards, write_ledger
@@ -37,7 +38,7 @@ from energon_pack.dataset.replay import start_replay
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.dataset.stored import begin_there, put_for_check
 from energon_pack.dataset.write import Target, write_shards
-from energon_pack.errors import PackError, SamplesLost, printable
+from energon_pack.errors import SamplesLost, printable
 from energon_pack.lengths.audit import Audit, finish, start
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples, index_shards
@@ -49,6 +50,7 @@ from energon_pack.plan.overlong import CUTTING, check_overlong, cut_overlong
 from energon_pack.plan.plan import PackPlan, check_splits, no_plan, plan_packs
 from energon_pack.plan.report import Report, RunFacts, print_plan, print_stages, summarize
 from energon_pack.plan.splits import split_shares
+from energon_pack.report.remark import Remark
 from energon_pack.report.run_report import RunReport, Seen
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
@@ -107,10 +109,12 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
         return _choose(config, measured, page, run)
     planned = plan_source(config, measured, method, cost, run)
     print_plan(planned.report)
-    if places.there is not None:
-        return _there_already(places, places.there, planned.identity)
     page.add_plan(planned.lengths, planned.plan, planned.report, cost)
     why_not = _why_not(planned.report, config)
+    if places.there is not None:
+        refuse_another(places.there, planned.identity, places.named)
+        if why_not is None:
+            return _there_already(places.there, places, planned, page, method, run)
     if config.stage is Stage.plan:
         skipped = ledger(planned.lengths, planned.plan, config.packing)
         _write_page(page, skipped, why_not, config)
@@ -149,7 +153,7 @@ def _pack(config: PackConfig, progress: Progress, executor: Executor) -> dict[st
             announce(note, staging / REPORT)
             publish(staging, places.final, places.overwrite, places.stored, planned.identity)
     print_stages(run.progress)
-    _say_wrong(seen)
+    _say_wrong(seen.wrong)
     load = f'load it with megatron.energon.get_train_dataset("{places.for_energon}", ...)'
     for line in (*audit.lines(), f"packed into {places.named}", f"see it: {places.named}/{PAGE}", load):
         say(line)
@@ -214,18 +218,6 @@ def _why_not(report: Report, config: PackConfig) -> str | None:
     return why or (dropped(report, config.packing) if config.stage is Stage.all else None)
 
 
-def _there_already(places: Places, report: dict[str, Any], identity: str) -> dict[str, Any]:
-    """The figures of a dataset that a run before published; raises PackError where its source was another."""
-    if report["identity"] != identity:
-        raise PackError(
-            f"{places.named} exists, packed of another source or processor, or by another version:"
-            " output.overwrite=true replaces it, output.name=NAME writes beside it"
-        )
-    say(f"there already: {places.named}, packed of the same source with the same settings; nothing is written")
-    say(f"see it: {places.named}/{PAGE}")
-    return report
-
-
 def _leave_page(page: RunReport, why_not: str, report: Report, skipped: Path, final: Path) -> NoReturn:
     """End a run that publishes nothing, and leave its page and its ledger beside where the dataset would have been."""
     if not report.samples_in:
@@ -254,11 +246,11 @@ def _say_seen(seen: Seen) -> None:
     """The first sample of each reason, where no dataset has a ledger of them; then what is wrong."""
     for reason, entries in seen.examples.items():
         say(printable(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}"))
-    _say_wrong(seen)
+    _say_wrong(seen.wrong)
 
 
-def _say_wrong(seen: Seen) -> None:
-    for remark in seen.wrong:
+def _say_wrong(wrong: Iterable[Remark]) -> None:
+    for remark in wrong:
         say(printable(f"wrong: {remark.what}: {remark.why}; {remark.knob}"))
 
 
@@ -291,6 +283,19 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
     return Planned(lengths, plan, cost, shards, identity, report)
 
 
+def _there_already(
+    there: dict[str, Any], places: Places, planned: Planned, page: RunReport, method: Method, run: Run
+) -> dict[str, Any]:
+    """End a run that finds its dataset published: the source is looked at as by one that writes."""
+    with forgetting_wrong(planned.lengths.shards, method, run):
+        check_unchanged(planned.lengths.shards, run)
+        _check_media(planned, run)
+    _say_wrong(page.wrong())
+    say(f"there already: {places.named}, packed of the same source with the same settings; nothing is written")
+    say(f"see it: {places.named}/{PAGE}")
+    return there
+
+
 def _write(config: PackConfig, planned: Planned, method: Method, target: Target, run: Run) -> list[WrittenShard]:
     lengths, plan, output = planned.lengths, planned.plan, config.output
     with run.progress.timed("write"):
@@ -302,10 +307,15 @@ def _write(config: PackConfig, planned: Planned, method: Method, target: Target,
     return written
 
 
+def _check_media(planned: Planned, run: Run) -> None:
+    measured = planned.lengths.shards
+    check_media([item.shard for item in measured], [item.pieces for item in measured], run)
+
+
 def _check(planned: Planned, written: list[WrittenShard], target: Target, run: Run) -> None:
-    measured, flavor = planned.lengths.shards, planned.lengths.flavor
+    flavor = planned.lengths.flavor
     with run.progress.timed("check"), discarding_shards(target.staging, target.stored):
-        check_media([item.shard for item in measured], [item.pieces for item in measured], run)
+        _check_media(planned, run)
         reconcile(written, planned.plan.num_packs, len(planned.plan.items))
         folder = put_for_check(target.stored, written, flavor) if target.stored else target.staging
         run.executor.result(run.executor.start(check, check_job(folder, flavor, written, target.root)))

@@ -1,12 +1,14 @@
 """Jobs of a sweep, and runs, that would write what is there already, or what another job writes."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.running import run_here
+from support.samples import renamed_in_place
 
 
 @pytest.fixture
@@ -35,8 +37,59 @@ def test_a_dataset_of_the_same_source_and_settings_is_there_already(tmp_path: Pa
 
     code, _, errors = run_here(*one, "seed=1", cwd=tmp_path)  # other settings
     assert (code, "exists; output.overwrite=true" in errors) == (1, True)
-    next(made.glob("*.tar")).unlink()
-    assert run_here(*one, cwd=tmp_path)[0] == 1  # it is not whole
+
+
+def test_a_damaged_dataset_is_not_there_already(tmp_path: Path, told: list[str]) -> None:
+    """Without its plan, or an index that Energon needs, it was `there already`, exit code 0."""
+    one, made = [*told, "output.name=mine"], tmp_path / "packed" / "mine"
+    assert run_here(*one, cwd=tmp_path)[0] == 0
+    shard = next(made.glob("*.tar"))
+    for path in (
+        made / "pack_plan.parquet",
+        made / f"{shard.name}.idx",
+        made / ".nv-meta" / "energon_pack.json",
+        shard,
+    ):
+        whole = path.read_bytes()
+        path.unlink()
+        refused(*one, cwd=tmp_path)
+        path.write_bytes(whole[:-8])
+        refused(*one, cwd=tmp_path)
+        path.write_bytes(whole)
+    assert run_here(*one, cwd=tmp_path)[0] == 0
+
+
+def refused(*arguments: str, cwd: Path) -> None:
+    code, out, errors = run_here(*arguments, cwd=cwd)
+    assert (code, "there already" in out, "exists; output.overwrite=true replaces it" in errors) == (1, False, True)
+
+
+def test_a_run_that_would_publish_nothing_does_not_say_there_already(tmp_path: Path, told: list[str]) -> None:
+    """What had been asked for by name once was then taken with exit code 0, and nothing was said to be wrong."""
+    short = [*told, "packing.max_token_len=512", "output.name=mine"]
+    assert run_here(*short, "packing.overlong=drop", cwd=tmp_path)[0] == 0
+    made = tmp_path / "packed" / "mine"
+    before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
+    code, out, errors = run_here(*short, cwd=tmp_path)
+    assert (code, "there already" in out) == (3, False)
+    assert "40 overlong samples have 36% of all tokens, packing.max_dropped_tokens=0.1 allows less" in errors
+    assert "wrong: 29.2k tokens (36%) are dropped" in out
+    code, out, _ = run_here(*short, "packing.overlong=drop", cwd=tmp_path)
+    assert (code, "there already" in out, "wrong: 29.2k tokens (36%) are dropped" in out) == (0, True, True)
+    assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
+
+
+def test_a_source_rewritten_with_its_time_kept_is_not_there_already(
+    tmp_path: Path, told: list[str], demo: tuple[Path, Path]
+) -> None:
+    """Its headers tell, as they tell a run that writes; the run after it measures the shard anew."""
+    source = tmp_path / "source"
+    shutil.copytree(demo[0], source)
+    one = [*told, f"source.path={source}", f"cache_dir={tmp_path / 'cache'}", "output.name=mine"]
+    assert run_here(*one, cwd=tmp_path)[0] == 0
+    renamed_in_place(source / "demo-000000.tar")
+    code, _, errors = run_here(*one, cwd=tmp_path)
+    assert (code, "demo-000000.tar changed since it was measured" in errors) == (1, True)
 
 
 def test_another_source_under_the_same_name_is_refused(

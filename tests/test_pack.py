@@ -23,10 +23,9 @@ from energon_pack.dataset.publish import publish, staging_folder
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.sources.settings import Compressed
-from energon_pack.sources.tar import tar_header
 from support.packed import files, json_lines
 from support.running import ROOT, need_torchvision
-from support.samples import chat, picture, write_tar
+from support.samples import chat, picture, renamed_in_place, write_tar
 
 Make = Callable[..., PackConfig]
 
@@ -440,14 +439,7 @@ def test_a_source_rewritten_with_its_time_kept_is_noticed(
     shutil.copytree(demo[0], source)
     pack(config(source))
     shard = source / "demo-000000.tar"
-    status = shard.stat()
-    data = bytearray(shard.read_bytes())
-    with tarfile.open(shard) as tar:
-        first = next(iter(tar))
-    header = tar_header(first.name.replace("demo", "ODEM"), first.size)
-    data[first.offset : first.offset_data] = header
-    shard.write_bytes(data)
-    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    renamed_in_place(shard)
     with pytest.raises(PackError, match=r"demo-000000.*changed since it was measured"):
         pack(config(source, output__name="again"))
 

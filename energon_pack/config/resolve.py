@@ -10,7 +10,8 @@ from typing import Any
 
 from energon_pack.config import ExecutorKind, Format, MediaIn, PackConfig, Stage, plain
 from energon_pack.config.naming import content_of, content_settings
-from energon_pack.dataset.publish import published_report, refuse_existing, refuse_source, refuse_unwritable
+from energon_pack.dataset.finished import published_report
+from energon_pack.dataset.publish import refuse_existing, refuse_source, refuse_unwritable
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.executors import Folder

@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.plan_rows import PLAN_SCHEMA, PlanRow
 from energon_pack.errors import PackError
+from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.cut import PART_OF, Cut
 from energon_pack.samples.sample import Part
@@ -26,6 +28,11 @@ from energon_pack.sources.tar import BLOCK, TarScan
 PLAN = "pack_plan.parquet"
 LEDGER = "skipped.jsonl"
 PAGE = "report.html"
+#: files without which a folder is no whole packed dataset; each shard has its index beside it
+NEEDED = {
+    *(PLAN, LEDGER, REPORT),
+    *(f"{META_FOLDER}/{name}" for name in ("dataset.yaml", "split.yaml", ".info.json", MANIFEST)),
+}
 
 
 class PackFiles(NamedTuple):

@@ -248,23 +248,6 @@ def publish(staging: Path, final: Path, overwrite: bool, stored: str | None, ide
         path.unlink(missing_ok=True)
 
 
-def published_report(final: Path | str) -> dict[str, Any] | None:
-    """report.json of a dataset that is there as it was published: no shard is missing, none is of another size.
-
-    Args:
-        final: an address where it is a string.
-    """
-    try:
-        report: dict[str, Any] = json.loads(read_whole(f"{final}/{REPORT}") or b"{}")
-    except ValueError:  # a file that somebody else changed
-        return None
-    if "identity" not in report or read_whole(f"{final}/{META_FOLDER}/dataset.yaml") is None:
-        return None
-    if isinstance(final, Path) and sum(path.stat().st_size for path in final.glob("*.tar")) != report["bytes_written"]:
-        return None
-    return report
-
-
 def announce(note: Path | None, report: Path) -> None:
     """Say which dataset appears, for one who takes over: this process may be lost before it has said that it is there.
 

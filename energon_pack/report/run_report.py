@@ -104,23 +104,34 @@ class RunReport:
         with self._run.progress.timed("report"):
             looked_at = self._look(written, stored) if written else []
             left_out = self._pictures_of_left_out()
-            most = self._config.packing.max_token_len
-            source = source_figures(self._lengths, self._rules, most, self._repeated)
-            figures = Figures(
-                max_token_len=most,
-                source=source,
-                tries=self._what_lens_come_to(source.measured),
-                demo=self._config.source.path is None,
-                smaller=smaller_images(self._lengths, self._rules, most - self._config.packing.pad_to_multiple_of + 1),
-                **self._of_plan,
-            )
+            figures = self._figures()
             figures = replace(figures, examples=some_of_each(ledger, figures.skipped_by_reason))
             title = self._config.output.name or "run"
             about = About(self._config, title, self._processor, facts, folder, ledger_name, failed)
             packs = fitting(looked_at, _MOST_LOOKED_AT)
             write_whole(path, run_page(figures, about, packs, self._grid, left_out).encode())
-            found = remarks(figures, facts, self._config.max_skipped)
-            return Seen(figures.examples, [remark for remark in found if remark.grade is Grade.wrong])
+            return Seen(figures.examples, self._wrong(figures, facts))
+
+    def wrong(self) -> list[Remark]:
+        """What is wrong, for a run that writes no page."""
+        with self._run.progress.timed("report"):
+            return self._wrong(self._figures(), None)
+
+    def _wrong(self, figures: Figures, facts: RunFacts | None) -> list[Remark]:
+        found = remarks(figures, facts, self._config.max_skipped)
+        return [remark for remark in found if remark.grade is Grade.wrong]
+
+    def _figures(self) -> Figures:
+        most = self._config.packing.max_token_len
+        source = source_figures(self._lengths, self._rules, most, self._repeated)
+        return Figures(
+            max_token_len=most,
+            source=source,
+            tries=self._what_lens_come_to(source.measured),
+            demo=self._config.source.path is None,
+            smaller=smaller_images(self._lengths, self._rules, most - self._config.packing.pad_to_multiple_of + 1),
+            **self._of_plan,
+        )
 
     def _what_lens_come_to(self, num_samples: int) -> Tries:
         if self._tries is None:

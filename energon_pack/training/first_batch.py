@@ -80,6 +80,8 @@ class FirstBatch:
         try:
             with _gathered(part):
                 trial = run_trial(part, asked, with_pixels=not has_no_pixels, with_alone=has_text)
+        except MixingError:
+            raise
         except Exception as error:  # foreign code, with inputs that it may not be made for
             if self._is_sharded:  # other ranks are on their way through it
                 raise

@@ -3,6 +3,7 @@
 import inspect
 import logging
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ from energon_pack.training.wrapped import class_of, is_whole, unwrapped
 __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 
 _log = logging.getLogger(__name__)
+#: the hooks of each guarded model
+_HANDLES: weakref.WeakKeyDictionary[Module, Sequence[RemovableHandle]] = weakref.WeakKeyDictionary()
 _FEATURES = ("get_image_features", "get_video_features")
 
 
@@ -62,11 +65,14 @@ class Guard:
         """Let the model be called with any inputs again."""
         for handle in self._handles:
             handle.remove()
-        PROVEN.pop(self._model, None)
+        if _HANDLES.get(self._model) is self._handles:  # else it was guarded anew
+            PROVEN.pop(self._model, None)
 
 
 def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, first_batch: bool = True) -> Guard:
     """Show that a model keeps members of packs apart, and have every forward of it or of its parts checked.
+
+    A model that is guarded already is guarded anew.
 
     A small model of its class and config is probed: in seconds the first time, and kept in the user's cache. Then the
     model itself runs three to six times more with its first batch that has two members in a row, without gradients.
@@ -113,7 +119,9 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
     tried = frozenset(name for member in members for name in member.media)
     media = MEDIA_KEYS | _media_of(model)
     first = FirstBatch(model, media) if first_batch and not is_trusted else None
-    handles = _hooks(model, attention, proofs[-1].mask, media, tried, proofs[-1].longest, first)
+    for handle in _HANDLES.pop(model, ()):  # two guards would each refuse what the other tries
+        handle.remove()
+    _HANDLES[model] = handles = _hooks(model, attention, proofs[-1].mask, media, tried, proofs[-1].longest, first)
     return Guard(proofs, first.trials if first else (), handles, model)
 
 

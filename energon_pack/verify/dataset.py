@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
-from energon_pack.dataset.files import LEDGER, PAGE, PLAN, PlanFile, at
+from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPLAY, REPORT, read_replays
 from energon_pack.errors import PackError, short
@@ -28,10 +28,6 @@ _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
     REPLAY, "index.sqlite", "index.uuid", SAMPLE_LOADER,
 }  # fmt: skip
-_NEEDED = {
-    *(PLAN, LEDGER, REPORT),
-    *(f"{META_FOLDER}/{name}" for name in ("dataset.yaml", "split.yaml", ".info.json", MANIFEST)),
-}
 _REASONS = {reason.value for reason in Reason}
 #: A sample may be packed and in the ledger too, where a later one with its key was left out.
 _OF_ANOTHER = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
@@ -40,7 +36,7 @@ _OF_ANOTHER = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
 def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
     """Every file is there, and no other."""
     there = set(folder.names)
-    yield from (f"{name} is missing" for name in sorted(_NEEDED - there))
+    yield from (f"{name} is missing" for name in sorted(NEEDED - there))
     known = {PLAN, LEDGER, REPORT, PAGE, *(f"{META_FOLDER}/{name}" for name in _META_FILES)}
     shard = re.compile(re.escape(prefix) + r"-\d{6,}\.tar(\.idx)?")
     for name in sorted(there - known):

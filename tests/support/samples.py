@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 import tarfile
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+
+from energon_pack.sources.tar import tar_header
 
 
 def picture(width: int = 40, height: int = 30, format: str = "JPEG", **save: Any) -> bytes:
@@ -104,3 +107,14 @@ def write_source(folder: Path) -> Path:
     meta = {"media": {"file_name": "media.jsonl"}, "text": {"file_name": "text.jsonl", "sample_ratio": 1.5}}
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder / "meta.json"
+
+
+def renamed_in_place(shard: Path) -> None:
+    """Give the first member of a shard another name; the size and the time of the file stay."""
+    status = shard.stat()
+    data = bytearray(shard.read_bytes())
+    with tarfile.open(shard) as tar:
+        first = next(iter(tar))
+    data[first.offset : first.offset_data] = tar_header(first.name.swapcase(), first.size)
+    shard.write_bytes(data)
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))

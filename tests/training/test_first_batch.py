@@ -186,6 +186,19 @@ def test_what_a_copy_does_not_have_is_refused_with_its_place(change: Change, pla
     model(**inputs)
 
 
+def test_a_model_that_is_guarded_twice_is_guarded() -> None:
+    """A notebook's cell runs again: the second guard refused what the first one tried, and both let the model train."""
+    model = make_model("llama")
+    earlier, _ = guarded(model)
+    held, inputs = guarded(model)
+    a_hook_without_mask(model)
+    earlier.remove()  # it has nothing left to end
+    with pytest.raises(MixingError, match="mixes the members of its first batch"):
+        model(**inputs)
+    held.remove()
+    model(**inputs)
+
+
 def forward_of_the_class(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(modeling.LlamaAttention, "forward", lambda self, *args, **keywords: causal(self, *args, **keywords))
 

@@ -1,0 +1,60 @@
+"""A finished dataset under the name of a run: whether it is whole, and whether the run would write the same."""
+
+from pathlib import Path
+from typing import Any
+
+from energon_pack.dataset.files import NEEDED, PlanFile, at
+from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.manifest import MANIFEST, REPORT
+from energon_pack.errors import PackError
+from energon_pack.run.files import META_FOLDER
+
+_INDEX_ENTRY = 8  # bytes: where a pack starts; the last one is the end of the shard
+
+
+def published_report(place: Path | str) -> dict[str, Any] | None:
+    """report.json of a dataset that is whole: each file is there, shards and their indices have the sizes written.
+
+    An object store is asked once for the list of its objects; no shard is read.
+
+    Args:
+        place: its folder, or its address.
+    """
+    folder = DatasetFolder(place)
+    if not all(map(folder.has, NEEDED)):
+        return None
+    try:
+        report = folder.read_object(REPORT)
+        counts = at(folder.read_object(f"{META_FOLDER}/.info.json"), "shard_counts")
+        folder.read_object(f"{META_FOLDER}/{MANIFEST}")
+        PlanFile(folder).check()
+    except (OSError, ValueError):  # a file that somebody else changed
+        return None
+    if "identity" not in report or not isinstance(counts, dict) or sorted(counts) != folder.shards:
+        return None
+    if any(_size(folder, f"{name}.idx") != (packs + 1) * _INDEX_ENTRY for name, packs in counts.items()):
+        return None
+    return report if sum(_size(folder, name) for name in counts) == report.get("bytes_written") else None
+
+
+def _size(folder: DatasetFolder, name: str) -> int:
+    state = folder.state(name)
+    return -1 if state is None else state.size
+
+
+def refuse_another(report: dict[str, Any], identity: str, named: str) -> None:
+    """Keep a dataset that a run with the same settings would not write.
+
+    Args:
+        report: of the dataset.
+        identity: of what the run would write.
+        named: the dataset, for the error.
+
+    Raises:
+        PackError: its source was another.
+    """
+    if report["identity"] != identity:
+        raise PackError(
+            f"{named} exists, packed of another source or processor, or by another version:"
+            " output.overwrite=true replaces it, output.name=NAME writes beside it"
+        )
