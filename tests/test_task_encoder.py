@@ -1,5 +1,6 @@
 """The demo's packs through real Energon loaders into batches, from end to end."""
 
+import copy
 import json
 import shutil
 import tarfile
@@ -14,6 +15,7 @@ from megatron.energon import SkipSample, WorkerConfig, get_loader, get_savable_l
 from megatron.energon.errors import FatalSampleError
 
 from energon_pack.config import Rope
+from energon_pack.dataset.manifest import read_manifest
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.task_encoder import PackedTaskEncoder
@@ -56,6 +58,15 @@ def samples(packed: Path) -> list[Any]:
 def model(encoder: PackedTaskEncoder) -> Any:
     """A tiny random Qwen2.5-VL with the demo's tokens."""
     return demo_model(encoder.template)
+
+
+def test_the_longest_pack_is_as_long_as_the_hard_limit(packed: Path, encoder: PackedTaskEncoder) -> None:
+    """With `own_pack` some packs are longer than `guard` was told, and it would refuse them."""
+    assert encoder.max_token_len == 1600
+    made = copy.deepcopy(read_manifest(packed))
+    made["content"]["packing"] |= {"overlong": "own_pack", "hard_limit": 5000}
+    longer = pack_encoder.PackEncoder(made, encoder.template, pad_to="max_token_len", tokens_per_second=2)
+    assert longer.max_token_len == 5000
 
 
 def loader(source: Any, encoder: Any, num_workers: int = 0, batch_size: int = 1, **settings: Any) -> Any:

@@ -75,9 +75,9 @@ def test_a_row_longer_than_the_packs_that_were_tried_is_refused() -> None:
     model = tf.MiniMaxM3VLForCausalLM(sparse()).eval()
     members = text_members(64)
     guard(model, Encoder())
-    model(**make_batch("llama", [members], width=200).model_inputs(model))  # its padding is no part of a pack
-    with pytest.raises(MixingError, match=r"a row of 236 tokens: .* in packs of 128 tokens at most"):
-        model(**make_batch("llama", [members * 4]).model_inputs(model))
+    model(**make_batch("llama", [members], width=150).model_inputs(model))  # its padding is no part of a pack
+    with pytest.raises(MixingError, match=r"a row of 232 tokens: .* in packs of 128 tokens at most"):
+        model(**make_batch("llama", [members * 8]).model_inputs(model))
 
 
 def test_sizes_that_no_pack_reaches_stay() -> None:
