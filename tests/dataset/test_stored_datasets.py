@@ -157,6 +157,25 @@ def test_what_is_there_already_is_kept(config: Make, bucket: Bucket, tmp_path: P
     assert bucket.read("out/packed/mine.txt") == b"mine"
 
 
+def test_a_dataset_in_a_bucket_is_there_already_where_it_is_whole(
+    config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
+) -> None:
+    """Its shards were not looked for: one that was deleted, or cut, was `there already`."""
+    run = small(config, f"{bucket.address}/out", tmp_path / "cache")
+    run = replace(run, source=replace(run.source, path=str(demo[0])), model=replace(run.model, processor=str(demo[1])))
+    identity = pack(run)["identity"]
+    for name in ("packed-000001.tar", "packed-000001.tar.idx", "pack_plan.parquet"):
+        whole = bucket.read(f"out/packed/{name}")
+        bucket.put(f"out/packed/{name}", whole[:-8])
+        with pytest.raises(PackError, match=r"packed exists; output.overwrite=true replaces it"):
+            pack(run)
+        bucket.delete(f"out/packed/{name}")
+        with pytest.raises(PackError, match=r"packed exists; output.overwrite=true replaces it"):
+            pack(run)
+        bucket.put(f"out/packed/{name}", whole)
+    assert pack(run)["identity"] == identity
+
+
 def test_nothing_is_written_into_a_source_in_a_bucket(
     config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
 ) -> None:
