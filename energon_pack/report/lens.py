@@ -14,7 +14,7 @@ from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.scratch import blocks
 
 #: samples that are planned with each length, beside a plan of all; of more a seeded draw stands for all
-_MOST_TRIED = 4_000
+_MOST_TRIED = 2_000
 #: share of the tokens that may be dropped, and of packs that has to be filled
 MOST_DROPPED, FILLED = 0.01, 0.95
 _KEEPS = f"drops at most {MOST_DROPPED:.0%} of the tokens"

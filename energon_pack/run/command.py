@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from energon_pack import __version__
 from energon_pack.errors import PackError, SamplesLost
+from energon_pack.run.heavy_imports import collect_rarely
 from energon_pack.run.stores import is_address, losing_no_fault
 
 EXIT_INTERRUPTED = 130
@@ -105,6 +106,7 @@ def on_disk(text: str) -> Path:
 
 def prepare_process() -> None:
     """Have no name or message end the work in an ASCII locale, and SIGTERM interrupt it as Ctrl-C does."""
+    collect_rarely()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

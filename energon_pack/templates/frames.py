@@ -60,6 +60,17 @@ class Frames:
                 return True
         return False
 
+    def are_near(self, text: str, spans: Iterable[Range], media: Sequence[Range]) -> bool:
+        """Whether a span may hold a medium or what frames one, so that `untrained` may change it."""
+        widest = self._widest
+        for start, end in spans:
+            for first, last in media:
+                if first - widest < end and start < last + widest:
+                    return True
+            if self.are_spelled(text[start:end]):
+                return True
+        return False
+
     def untrained(self, text: str, trained: Sequence[Trained], media: Iterable[Range]) -> list[Trained]:
         """What is trained of a text, without its media and what frames them.
 
@@ -103,6 +114,11 @@ class Frames:
         """What stands before and after a medium in a question, the longest first."""
         framed = (self.in_question(kind).partition(token) for kind, token in self._media_tokens.items())
         return sorted({(before, after) for before, _, after in framed}, key=lambda pair: -len("".join(pair)))
+
+    @cached_property
+    def _widest(self) -> int:
+        """Characters of the longest text that stands before or after a medium."""
+        return max((len(text) for pair in self._around for text in pair), default=0)
 
     @cached_property
     def _tokens(self) -> AddedTokens:

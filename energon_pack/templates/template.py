@@ -144,7 +144,7 @@ class Template(Preparation):
         media: Sequence[tuple[int, int]],
     ) -> tuple[list[tuple[int, int]], list[float]]:
         """What is trained of a text, as `labels` wants it: no token that stands for a medium, or frames one."""
-        if self._trains_whole_turns and not media and not self._frames.are_spelled(text):
+        if self._trains_whole_turns and not self._frames.are_near(text, spans, media):
             return [*spans], [*weights]
         trained = [Trained(*span, weight) for span, weight in zip(spans, weights, strict=True)]
         if not self._trains_whole_turns:

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from energon_pack.run.heavy_imports import collect_rarely
+
 #: One thread a worker; the processes are the parallelism, and threads that wait for each other use the cores, too.
 ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 #: What Ray reads when it is imported, and when it starts: it prints no event of its cluster, and reports nothing.
@@ -128,7 +130,7 @@ def start_worker(life: Connection, parent: int | None) -> None:
     """A worker leaves interrupts to its parent, and lives until the parent closes its end of the pipe, or dies."""
     for interrupt in INTERRUPTS:
         signal.signal(interrupt, signal.SIG_IGN)
-
+    collect_rarely()
     atexit.register(_leave)
 
     def follow() -> None:

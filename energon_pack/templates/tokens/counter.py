@@ -88,7 +88,8 @@ class TokenCounter:
             of_text = [text[start:end] for start, end in pairwise(cut or ())]
             if "><" in text or "][" in text:
                 for i, part in enumerate(of_text):
-                    of_text[i], left_out[len(parts) + i] = self._added.without_runs(part)
+                    if "><" in part or "][" in part:
+                        of_text[i], left_out[len(parts) + i] = self._added.without_runs(part)
             parts += of_text
         counts = self._counts(parts)
         self._characters_to_engine -= sum(map(len, parts))
