@@ -106,7 +106,7 @@ class Checkout:
     def resumed(self, name: str, overrides: list[str]) -> Hashes:
         """Kill a run that has written some shards, and run it again."""
         process = self._started(name, overrides)
-        while process.poll() is None and len(list(self._out.glob(".staging/*/*.tar.idx"))) < 3:
+        while process.poll() is None and len(list(self._out.glob(".staging/**/*.tar.idx"))) < 3:
             time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
         process.communicate()

@@ -5,6 +5,7 @@ Nothing here imports torch or transformers, so that `--help` and completion answ
 
 import json
 import os
+import re
 import runpy
 import sys
 from collections.abc import Sequence
@@ -48,15 +49,13 @@ _SWEPT = "ENERGON_PACK_SWEPT"
 
 
 _MULTIRUN = ("-m", "--multirun")
-_STATUS = "--status"
+_OF_EXECUTOR = re.compile(r"\+{0,2}(executor|stage|output\.name)[.=]")  # settings that a job of Slurm has of its own
 
 
 class _Refusals:
     """The errors of a run, or of the jobs of a sweep, of which the others go on."""
 
-    def __init__(self, is_status: bool = False) -> None:
-        #: nothing is run: how far it is, is asked
-        self.is_status = is_status
+    def __init__(self) -> None:
         self._errors: list[PackError] = []
         self._process = os.getpid()
 
@@ -84,8 +83,6 @@ def _run(composed: DictConfig, refusals: _Refusals) -> None:
             raise PackError("+model takes one model; sweep over several with -m +model=A,B")
         config = to_config(composed, _options("model"))
         config.output.name = config.output.name or output_name(config, _defaults(composed), _swept(config))
-        if refusals.is_status:
-            _show_status(config)
         if sweep and (first := sweep.same_as(*_written_by(config))) is not None:
             say(f"job {HydraConfig.get().job.num}: the same as job {first}")
             return
@@ -104,9 +101,10 @@ def _run(composed: DictConfig, refusals: _Refusals) -> None:
 
 def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
     """Pack, and tell the sweep what came of it."""
-    from energon_pack.pack import pack, page_of
+    from energon_pack.pack import pack
+    from energon_pack.stages.pages import page_of
 
-    if config.executor.sbatch is not None:
+    if config.executor.kind is ExecutorKind.slurm:
         figures = _submit(config)
         if not figures:
             return
@@ -122,44 +120,32 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
 
 def _written_by(config: PackConfig) -> tuple[str, str]:
     """What a job of a sweep writes, and all of its settings that this may depend on."""
-    from energon_pack.pack import page_of
+    from energon_pack.stages.pages import page_of
 
     settings = {name: node for name, node in plain(config).items() if name not in ("executor", "measure", "cache_dir")}
     return os.path.abspath(page_of(config)), json.dumps(settings, sort_keys=True)
 
 
 def _submit(config: PackConfig) -> dict[str, Any]:
-    """Have Slurm start this command on many nodes; what it came to there."""
-    from energon_pack.config.resolve import meeting_of
-    from energon_pack.run.executors.shared.slurm import submit
+    """Have Slurm do the run; what it came to."""
+    from energon_pack.stages.chain import run_chain
 
     given = get_args_parser().parse_known_args()[0]
     options = ["--config-dir", os.path.abspath(given.config_dir)] if given.config_dir else []
     options += ["--config-name", given.config_name] if given.config_name else []
-    command = [sys.executable, "-m", "energon_pack", *options, *HydraConfig.get().overrides.task]
+    words = [word for word in HydraConfig.get().overrides.task if not _OF_EXECUTOR.match(word)]
+    command = [sys.executable, "-m", "energon_pack", *options, *words]
     command.append(f"output.name={config.output.name}")  # that of a sweep has more in it
-    meeting = meeting_of(config)
-    return submit(config.executor, meeting.folder, meeting.settings, command)
-
-
-def _show_status(config: PackConfig) -> NoReturn:
-    """Say how far the run of these settings is on its machines."""
-    from energon_pack.config.resolve import meeting_of
-    from energon_pack.run.executors.shared.status import status_lines
-
-    if config.executor.kind is not ExecutorKind.slurm:
-        raise PackError("--status tells of a run with executor=slurm")
-    lines, code = status_lines(meeting_of(config).folder)
-    print("\n".join(lines))
-    sys.exit(code)
+    if config.executor.num_workers is not None:
+        command.append(f"executor.num_workers={config.executor.num_workers}")
+    return run_chain(config, command)
 
 
 def main() -> NoReturn:
     """Entry point of `energon-pack` and of `python -m energon_pack`."""
     if len(sys.argv) > 1 and sys.argv[1] in TOOLS:
         _run_tool(sys.argv.pop(1))
-    refusals = _Refusals(_STATUS in sys.argv)
-    sys.argv[1:] = [word for word in sys.argv[1:] if word != _STATUS]
+    refusals = _Refusals()
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     def run(composed: DictConfig) -> None:
@@ -186,8 +172,6 @@ def main() -> NoReturn:
         _refuse_dashes(sys.argv[1:])
         for word in sys.argv[1:]:
             refuse_password("", word)  # Hydra writes what it was given into the folder of a sweep
-        if refusals.is_status and set(_MULTIRUN) & set(sys.argv):
-            raise PackError(f"{_STATUS} tells of one run: give the settings of one job of the sweep, without -m")
         os.environ[_SWEPT] = " ".join(_swept_keys(get_args_parser().parse_known_args()[0].overrides))
         run()
     except PackError as error:  # of a job in another process

@@ -25,7 +25,6 @@ from energon_pack.online.epochs import NO_LENGTHS, EpochPlans
 from energon_pack.online.given import MapStyle
 from energon_pack.online.prepare import ROWS, prepare
 from energon_pack.online.rows import ItemRow, Rows
-from energon_pack.pack import Planned
 from energon_pack.plan.epochs import plan_of_epoch
 from energon_pack.plan.plan import PackPlan, costs_of_packs, split_of_packs, taken
 from energon_pack.plan.report import Report
@@ -33,6 +32,7 @@ from energon_pack.plan.splits import SPLITS
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.skip import Skip
+from energon_pack.stages.planning import Planned
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, Unread, check_options
 

@@ -23,9 +23,9 @@ import pyarrow as pa
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PLAN, PlanFile, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.plan_rows import PlanRow
-from energon_pack.dataset.publish import staging_folder
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.single import singles
 from energon_pack.dataset.tar_writer import TarWriter
@@ -91,7 +91,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
         raise PackError(f"{out} lies in the packed dataset {folder}: choose another folder")
     plan.check()
     progress = Progress()
-    with staging_folder(out, "unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
+    with InFolder(out).staging("unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
         spill = _Spill(file)
         with progress.stage("read", plan.num_members(), "samples") as advance:
             for name in folder.shards:

@@ -27,8 +27,8 @@ loading reading packed_seq_params hydra_plugin
 task_encoder webdataset
 views
 report
-verify pack
-online
+verify stages
+pack online
 lazy streaming
 samplers automodel
 unpack cli adopt convert metadataset simulate inspect recipes

@@ -256,7 +256,7 @@ def test_help_names_what_there_is(tmp_path: Path) -> None:
         ("packing.overlong=", ["auto", "drop", "error", "own_pack", "split_turns", "truncate_text"]),
         ("packing.overlong=o", ["own_pack"]),
         ("output.flavor=packed_c", ["packed_captioning"]),
-        ("stage=", ["all", "lengths", "plan"]),
+        ("stage=", ["all", "lengths", "plan", "publish", "write"]),
         ("packing.max_token_len=", ["8192"]),
         ("output.overwrite=", ["false", "true"]),
         ("source.path=f", ["files/"]),

@@ -16,10 +16,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from energon_pack.dataset.in_folder import InFolder
 
 from energon_pack.config import MediaIn, OnDamaged, Overlong, PackConfig, Stage
 from energon_pack.dataset import shards
-from energon_pack.dataset.publish import publish, staging_folder
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.sources.settings import Compressed
@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_written_is_found_first(
     config: Make, tmp_path: Path, knob: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was found after hours of measuring."""
-    monkeypatch.setattr("energon_pack.pack.index_shards", lambda *_: pytest.fail("work has begun"))
+    monkeypatch.setattr("energon_pack.stages.measuring.index_shards", lambda *_: pytest.fail("work has begun"))
     closed = Path("/proc/nowhere")  # not even root writes there
     run = config(stage=stage, cache_dir=str(closed if knob == "cache_dir" else tmp_path / "cache"))
     run.output.dir = str(closed if knob == "output.dir" else tmp_path / "out")
@@ -286,7 +286,7 @@ def test_a_dataset_that_appears_meanwhile_is_kept(config: Make, monkeypatch: pyt
         output(run).mkdir()
         (output(run) / "theirs").touch()
 
-    monkeypatch.setattr("energon_pack.pack.check", slow_check)
+    monkeypatch.setattr("energon_pack.stages.publishing.check", slow_check)
     with pytest.raises(PackError, match="exists"):
         pack(run)
     assert [path.name for path in output(run).iterdir()] == ["theirs"]
@@ -297,32 +297,12 @@ def test_a_kill_between_the_two_renames_loses_nothing(config: Make) -> None:
     run = config()
     pack(run)
     before = files(output(run))
-    staging = output(run).parent / ".staging"
-    staging.mkdir()
-    os.rename(output(run), staging / "packed.old")
-    with staging_folder(output(run), "identity"):
+    staging = output(run).parent / ".staging" / "packed"
+    staging.mkdir(parents=True)
+    os.rename(output(run), staging / "killed.old")
+    with InFolder(output(run)).staging("identity"):
         assert files(output(run)) == before
-    assert not staging.exists()
-
-
-def test_nobody_publishes_what_others_write_in_the_same_folder(tmp_path: Path) -> None:
-    """Machines that meet in another cache_dir do not know of each other: a dataset would hold shards of both."""
-    final = tmp_path / "packed"
-
-    def write_late(staging: Path) -> None:
-        with staging_folder(final, "other", 1):
-            pass
-        (staging / "packed-000000.tar").touch()
-
-    with (
-        pytest.raises(PackError, match=r"another run is writing .*packed"),
-        staging_folder(final, "one", 1) as staging,
-        staging_folder(final, "other", 1),
-    ):
-        publish(staging, final, False, None, "one")
-    with pytest.raises(PackError, match=r"another run is writing .*packed"), staging_folder(final, "one", 1) as staging:
-        write_late(staging)
-    assert not final.exists()
+    assert not staging.parent.exists()
 
 
 @pytest.fixture
@@ -339,7 +319,7 @@ def stopped(config: Make, monkeypatch: pytest.MonkeyPatch) -> PackConfig:
         return written[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.dataset.write.write_shard", write)
+        patch.setattr("energon_pack.dataset.in_folder.write_shard", write)
         with pytest.raises(KeyboardInterrupt):
             pack(run)
     assert not output(run).exists()
@@ -349,7 +329,7 @@ def stopped(config: Make, monkeypatch: pytest.MonkeyPatch) -> PackConfig:
 def test_a_run_goes_on_from_the_finished_shards(stopped: PackConfig, config: Make, tmp_path: Path) -> None:
     """And comes to the same bytes as one that was not disturbed."""
     staging = output(stopped).parent / ".staging" / "packed"
-    before = {path.name: path.stat().st_ino for path in staging.glob("*.tar")}
+    before = {path.name: path.stat().st_ino for path in staging.glob("*/*.tar")}
     assert len(before) == 3
     pack(stopped)
     after = {path.name: path.stat().st_ino for path in output(stopped).glob("*.tar")}
@@ -372,11 +352,11 @@ def test_shards_that_a_disk_takes_in_are_kept_by_a_kill_alone(
 
     run = config(output__max_shard_packs=2)
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.dataset.publish.sync_file_system", sync)
+        patch.setattr("energon_pack.dataset.in_folder.sync_file_system", sync)
         with pytest.raises(type(ends)):
             pack(run)
     staging = output(run).parent / ".staging" / "packed"
-    before = {path.name: path.stat().st_mtime_ns for path in staging.glob("*.tar")}
+    before = {path.name: path.stat().st_mtime_ns for path in staging.glob("*/*.tar")}
     pack(run)
     after = {path.name: path.stat().st_mtime_ns for path in output(run).glob("*.tar")}
     assert len(before) == len(after) == 6
@@ -398,7 +378,7 @@ def test_shards_that_energon_cannot_read_are_not_kept(config: Make, monkeypatch:
 
     run = config()
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.pack.check", check)
+        patch.setattr("energon_pack.stages.publishing.check", check)
         with pytest.raises(PackError, match="can't read"):
             pack(run)
     assert not (output(run).parent / ".staging").exists()
@@ -557,9 +537,9 @@ def test_a_second_run_on_the_same_output_refuses(config: Make) -> None:
     import fcntl
 
     run = config()
-    locks = Path(run.output.dir) / ".staging"
+    locks = Path(run.output.dir) / ".staging" / "packed"
     locks.mkdir(parents=True)
-    with open(locks / "packed.lock", "w") as lock:
+    with open(locks / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(PackError, match="another run"):
             pack(run)

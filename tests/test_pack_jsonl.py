@@ -194,8 +194,7 @@ def test_what_was_mended_is_measured_again(config: Make, source: Path) -> None:
 def test_media_that_change_while_it_runs_are_noticed(
     config: Make, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from energon_pack.dataset import shards
-    from energon_pack.dataset import write as module
+    from energon_pack.dataset import in_folder, shards
 
     write = shards.write_shard
 
@@ -203,10 +202,10 @@ def test_media_that_change_while_it_runs_are_noticed(
         os.utime(source.parent / "a.jpg", ns=(1, 1))  # same size: only its time tells
         return write(job)
 
-    monkeypatch.setattr(module, "write_shard", change_then_write)
+    monkeypatch.setattr(in_folder, "write_shard", change_then_write)
     with pytest.raises(PackError, match=r"a\.jpg changed since it was measured"):
         packed(config, source, max_skipped=0.5)
-    monkeypatch.setattr(module, "write_shard", write)
+    monkeypatch.setattr(in_folder, "write_shard", write)
     assert packed(config, source, max_skipped=0.5)[0]["samples_packed"] == 2
 
 

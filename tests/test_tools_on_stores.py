@@ -35,7 +35,7 @@ Make = Callable[..., PackConfig]
 @pytest.fixture(autouse=True)
 def _no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Energon's own look at what is packed is tested elsewhere, and slow to start."""
-    monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
+    monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

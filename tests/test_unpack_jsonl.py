@@ -19,7 +19,7 @@ Make = Callable[..., PackConfig]
 @pytest.fixture(autouse=True)
 def no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Energon's own look at what is packed is tested elsewhere, and slow to start."""
-    monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
+    monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
 
 
 def run_of(make: Make, source: Path, flavor: Flavor, name: str, **settings: Any) -> PackConfig:

@@ -32,7 +32,7 @@ QWEN3 = {"enable_thinking": False, "words": ["a", {"deep": 1}]}
 @pytest.fixture(autouse=True)
 def as_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Energon's own look, tested elsewhere, is left out."""
-    monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
+    monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
 
 
 def said(question: str, answer: str, **fields: Any) -> dict[str, Any]:

@@ -1,23 +1,21 @@
 """Where a run reads and where it writes: all that a config says of places, looked at before any work."""
 
 import hashlib
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_pack.config import ExecutorKind, Format, MediaIn, PackConfig, Stage, plain
+from energon_pack.config import Format, MediaIn, PackConfig, Stage
 from energon_pack.config.naming import content_of, content_settings
-from energon_pack.dataset.finished import published_report
-from energon_pack.dataset.publish import refuse_existing, refuse_source, refuse_unwritable
+from energon_pack.dataset.destination import Destination
+from energon_pack.dataset.in_folder import InFolder, refuse_unwritable_folder
+from energon_pack.dataset.in_store import InStore, refuse_unwritable_address
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.executors import Folder
-from energon_pack.run.executors.choose import Meeting
 from energon_pack.run.files import naming_place
-from energon_pack.run.stores import energon_address, is_address, parent, tidy
+from energon_pack.run.stores import is_address, parent, tidy
 from energon_pack.run.stores.mirror import Mirror
 from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
@@ -38,23 +36,25 @@ class Places:
     source: Source
     processor: str  # folder or hub id
     cache_dir: Path
-    output_dir: Path
-    final: Path  # in `output_dir`: the dataset, once it is published
+    destination: Destination
     overwrite: bool
-    stored: str | None = None  # address of the dataset on an object store, of which `final` only stands here
     mirror: Mirror | None = None  # of a cache on an object store, of which `cache_dir` is the copy here
     #: report.json of a dataset of that name and these settings: where its source is the same, too, nothing is written
     there: dict[str, Any] | None = None
 
     @property
-    def named(self) -> str:
-        """Where the dataset is to be, as it was given."""
-        return self.stored or str(self.final)
+    def final(self) -> Path:
+        """The folder of the dataset, or the one of this machine in its place."""
+        return self.destination.final
 
     @property
-    def for_energon(self) -> str:
-        """The same as Energon names it."""
-        return energon_address(self.stored) if self.stored else str(self.final)
+    def output_dir(self) -> Path:
+        """The folder that `final` is in."""
+        return self.final.parent
+
+    def media_root(self, config: PackConfig) -> str | None:
+        """The folder of the source that packs refer to; None: they hold copies of its media."""
+        return self.source.root if config.output.media is MediaIn.reference else None
 
     @property
     def folders(self) -> list[Folder]:
@@ -72,27 +72,38 @@ def resolve(config: PackConfig) -> Places:
     Raises:
         PackError: something is not there, or is there and would be lost, or can't be written.
     """
-    final, cache_dir = final_folder(config), local_cache(config)
-    stored, cached = stored_dataset(config), _cache_address(config)
+    destination, cache_dir, cached = destination_of(config), local_cache(config), _cache_address(config)
     overwrite = config.output.overwrite or config.source.path is None  # the demo may run again and again
-    there = _equal_there(config, stored or final) if config.stage is Stage.all and not overwrite else None
-    if config.stage is Stage.all and there is None:
-        refuse_existing(stored or final, overwrite)
+    is_published = config.stage in (Stage.all, Stage.publish)
+    there = _equal_there(config, destination) if is_published and not overwrite else None
+    if is_published and there is None:
+        destination.refuse_existing(overwrite)
     source, processor = _source(config, cache_dir)
-    refuse_source(stored or final, cached or cache_dir, source)
+    destination.refuse_source(source)
+    for knob, path in (("output.dir", destination.place), ("cache_dir", cached or cache_dir)):
+        if inside := source.around(path):
+            raise PackError(f"{knob}: {path} lies in the source {inside}, which is never written to: choose another")
     knob = "cache_dir" if config.cache_dir else "output.dir"
-    refuse_unwritable(knob, cache_dir)
+    refuse_unwritable_folder(knob, cache_dir)
     if cached is not None:
-        refuse_unwritable(knob, cached)
-    if config.stage is Stage.all:
-        refuse_unwritable("output.dir", parent(stored) if stored else final.parent)
+        refuse_unwritable_address(knob, cached)
+    if is_published:
+        destination.refuse_unwritable()
+    else:
+        refuse_unwritable_folder("output.dir", destination.final.parent)  # their page lies there
     mirror = None if cached is None else Mirror(cached, cache_dir)
-    return Places(source, processor, cache_dir, final.parent, final, overwrite, stored, mirror, there)
+    return Places(source, processor, cache_dir, destination, overwrite, mirror, there)
 
 
-def _equal_there(config: PackConfig, final: Path | str) -> dict[str, Any] | None:
+def destination_of(config: PackConfig) -> Destination:
+    """Where the dataset of a run is to be; raises PackError as `final_folder`."""
+    final, address = final_folder(config), stored_dataset(config)
+    return InFolder(final) if address is None else InStore(address, final)
+
+
+def _equal_there(config: PackConfig, destination: Destination) -> dict[str, Any] | None:
     """report.json of a whole dataset with the same content settings; None: there is none."""
-    report = published_report(final)
+    report = destination.published_report()
     try:
         return report if report and content_of(report["config"]) == content_settings(config) else None
     except (KeyError, TypeError):  # of a version with other settings
@@ -111,34 +122,6 @@ def final_folder(config: PackConfig) -> Path:
     if address is not None:
         return local_cache(config) / "outputs" / _short_hash(parent(address)) / config.output.name
     return Path(config.output.dir).expanduser() / config.output.name
-
-
-def meeting_of(config: PackConfig) -> Meeting:
-    """Where machines meet that pack the same dataset.
-
-    Raises:
-        PackError: it has no name, or they would meet on an object store.
-    """
-    if config.executor.kind is ExecutorKind.slurm and (address := _cache_address(config)) is not None:
-        raise PackError(
-            f"executor=slurm with the cache on an object store ({address}): machines meet in it by files, so"
-            " cache_dir=FOLDER has to be on a file system that all of them see; output.dir may be a store"
-        )
-    final = final_folder(config).absolute()
-    told = f"{final.name}-{config.stage.value}-{_short_hash(str(final))}"
-    settings = {name: node for name, node in plain(config).items() if name != "executor"}
-    source, processor = settings["source"], config.model.processor
-    settings["source"] = {**source, **{name: _from_here(source[name]) for name in ("path", "media_root")}}
-    settings["processor"] = _from_here(processor) if processor and os.path.isdir(processor) else None  # or a hub id
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    return Meeting(local_cache(config).absolute() / "meetings" / told, digest)
-
-
-def _from_here(path: Any) -> Any:
-    """What a setting names, the same in every working folder."""
-    if isinstance(path, list):
-        return list(map(_from_here, path))
-    return os.path.abspath(os.path.expanduser(path)) if isinstance(path, str) and not is_address(path) else path
 
 
 def local_cache(config: PackConfig) -> Path:

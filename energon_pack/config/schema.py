@@ -45,6 +45,8 @@ class Stage(str, Enum):
 
     lengths = "lengths"
     plan = "plan"
+    write = "write"
+    publish = "publish"
     all = "all"
 
 
@@ -175,8 +177,11 @@ class PackConfig:
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     #: of all that is left to chance: order, splits, samples that are drawn
     seed: int = 0
-    #: lengths: measure, and try `report.lens`; plan: write no dataset; all: pack
+    #: lengths: measure, and try `report.lens`; plan: leave the plan; write: write the shards of that plan;
+    #: publish: check and publish what is written; all: pack
     stage: Stage = Stage.all
+    #: `3/16`: this process does the fourth of sixteen equal shares of stage=lengths or stage=write
+    part: str | None = None
     #: lengths of each source shard, kept for the next run; None: `<output.dir>/.cache`
     cache_dir: str | None = None
     #: share of the samples that bad data may cost before nothing is published

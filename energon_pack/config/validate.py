@@ -9,10 +9,11 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from energon_pack.config import PackConfig, plain
+from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.errors import PackError, refuse_password
 from energon_pack.plan.settings import Overlong
 from energon_pack.plan.splits import split_shares
+from energon_pack.run.part import Part
 from energon_pack.sources.draws import parse_slice
 from energon_pack.templates.settings import Think, TrainOn
 
@@ -107,6 +108,10 @@ def _check_values(config: PackConfig) -> None:
     for node in (config.media, config.model, config.labels, packing, config.source, config.output, config.executor):
         node.check()
     _check_parts(config)
+    if config.part is not None:
+        Part.parse(config.part)
+        if config.stage not in (Stage.lengths, Stage.write):
+            raise PackError(f"part={config.part}: stage={config.stage.value} has no parts; lengths and write have")
     parse_slice(config.source.slice)
     split_shares(plain(config.output.splits))
 

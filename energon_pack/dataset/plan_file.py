@@ -88,7 +88,12 @@ class ShardPlan:
     bounds: Ints  # the first pack of each shard, and the end
     splits: AnyInts  # index into SPLITS of each shard
     key_prefix: str
-    num_bytes: int  # of all shards, about
+    sizes: Ints  # of each shard, about, in bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all shards, about."""
+        return int(self.sizes.sum())
 
 
 def plan_shards(
@@ -102,7 +107,8 @@ def plan_shards(
     """
     sizes, split = pack_bytes(lengths, plan), split_of_packs(lengths.items, plan)
     bounds = shard_bounds(sizes, split, max_packs, max_bytes)
-    return ShardPlan(bounds, split[bounds[:-1]], key_prefix(lengths, plan, identity), int(sizes.sum()))
+    shard_sizes = np.add.reduceat(sizes, bounds[:-1]) if len(sizes) else sizes
+    return ShardPlan(bounds, split[bounds[:-1]], key_prefix(lengths, plan, identity), shard_sizes)
 
 
 def shard_bounds(pack_bytes: Ints, split: AnyInts, max_packs: int, max_bytes: float) -> Ints:

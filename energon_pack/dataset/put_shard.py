@@ -4,6 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -13,26 +14,39 @@ from energon_pack.run import stores
 from energon_pack.sources.tar import tar_len
 
 
-def put_shard(job: ShardJob) -> WrittenShard:
-    """As `write_shard`, to the address of the job: the shard in parts, then its index.
+def put_shard(folder: str, job: ShardJob) -> WrittenShard:
+    """As `write_shard`, to an object store: the shard in parts, then its index.
+
+    Args:
+        folder: address of the dataset.
 
     Raises:
         PackError: a source shard changed since it was measured; the store does not take it.
     """
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
-    address = f"{job.stored}/{job.path.name}"
-    num_packs = pc.count_distinct(table["pack"]).as_py()
+    address = f"{folder}/{job.path.name}"
+    num_packs = _num_packs(table)
     size = _size_there(address, num_packs)
     if size is not None:
         return written_shard(job, table, num_packs, size, was_there=True)
-    with TemporaryDirectory(prefix="energon_pack-") as folder:
-        path = Path(folder, job.path.name)
+    with TemporaryDirectory(prefix="energon_pack-") as temporary:
+        path = Path(temporary, job.path.name)
         with open(path, "wb", buffering=0) as file:
             starts = write_packs(TarWriter(file.fileno()), job, table)
         stores.put_file(address, path)
         size = path.stat().st_size
     stores.put(f"{address}.idx", starts)
     return written_shard(job, table, num_packs, size, was_there=False)
+
+
+def is_put(folder: str, job: ShardJob) -> bool:
+    """Whether `put_shard` has put a shard there."""
+    table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
+    return _size_there(f"{folder}/{job.path.name}", _num_packs(table)) is not None
+
+
+def _num_packs(table: pa.Table) -> int:
+    return int(pc.count_distinct(table["pack"]).as_py())
 
 
 def _size_there(address: str, num_packs: int) -> int | None:

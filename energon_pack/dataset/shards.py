@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.sources import Pack, Sources
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
+from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
 from energon_pack.samples.flavors.schema import FORMAT
@@ -33,6 +34,9 @@ from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import tar_len
+
+#: How the name of the file ends that says that a shard is finished.
+DONE = ".done"
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,8 @@ class ShardJob:
     split: str
     checksums: npt.NDArray[np.uint32]  # of each row of the row group: its sample as it was measured
     root: str | None = None  # of the source: packs refer to media in it; None: media are copied
-    stored: str | None = None  # address of the folder on an object store in which `put_shard` writes it
-    is_synced: bool = False  # at once; else all that was written is, at the end, by this machine
+    #: of the run, where it syncs each shard and notes so beside; None: all that was written is synced at the end
+    identity: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,11 @@ def write_shard(job: ShardJob) -> WrittenShard:
     """
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
-    was_there = _is_finished(job, table, index)
+    was_there = is_done(job.path, job.identity) or _is_finished(job, table, index)
     if not was_there:
         _write_tar(job, table, index)
+    if job.identity is not None:
+        write_whole(_done_file(job.path), _done(job.path, job.identity))
     return written_shard(job, table, index.stat().st_size // 8 - 1, job.path.stat().st_size, was_there)
 
 
@@ -93,9 +99,9 @@ def _write_tar(job: ShardJob, table: pa.Table, index: Path) -> None:
     temporary = parts / f"{job.path.name}.{uuid.uuid4().hex}"
     with open(temporary, "wb", buffering=0) as file:
         starts = write_packs(TarWriter(file.fileno()), job, table)
-    _put_in_place(temporary, job.path, job.is_synced)
+    _put_in_place(temporary, job.path, job.identity is not None)
     temporary.write_bytes(starts)
-    _put_in_place(temporary, index, job.is_synced)
+    _put_in_place(temporary, index, job.identity is not None)
 
 
 def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
@@ -106,6 +112,28 @@ def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
         finally:
             os.close(fd)
     os.replace(temporary, path)
+
+
+def is_done(shard: Path, identity: str | None) -> bool:
+    """Whether a process of the same run has written and synced a shard: it is looked at, and not read.
+
+    Args:
+        identity: of the run; None: its shards are compared with their sources.
+    """
+    try:
+        return identity is not None and _done_file(shard).read_bytes() == _done(shard, identity)
+    except FileNotFoundError:
+        return False
+
+
+def _done(shard: Path, identity: str) -> bytes:
+    """What stands beside a finished shard: the run, its size, and a checksum of its index, which names every pack."""
+    index = crc32(shard.with_suffix(".tar.idx").read_bytes())
+    return json.dumps({"identity": identity, "size": shard.stat().st_size, "index_crc32": index}).encode()
+
+
+def _done_file(shard: Path) -> Path:
+    return shard.with_suffix(f".tar{DONE}")
 
 
 def parts_folder(staging: Path) -> Path:

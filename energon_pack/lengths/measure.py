@@ -73,6 +73,46 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
     found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
     pieces = [pieces for pieces, _ in found]
     was_cached = [bool(there) or not item.num_samples for there, item in zip(pieces, indexed, strict=True)]
+    for number in _measure(indexed, cache, keys, found, method, run):
+        pieces[number], missing = cache.find(keys[number], indexed[number].num_samples)
+        assert not len(missing)
+    return list(map(MeasuredShard, indexed, pieces, was_cached))
+
+
+def measure_part(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, run: Run) -> int:
+    """Measure some samples into the cache, as `measure_shards` does with all; how many they are.
+
+    Args:
+        rows: of each shard, the samples that are wanted.
+    """
+
+    def measure_rows(method: Method) -> int:
+        cache = lengths_cache(method, run)
+        keys = [_lengths_key(item) for item in indexed]
+        found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
+        _measure(indexed, cache, keys, found, method, run, rows)
+        return sum(map(len, rows))
+
+    return without_wrong_shortcut(measure_rows, method)[0]
+
+
+def _measure(
+    indexed: list[IndexedShard],
+    cache: TableCache,
+    keys: Sequence[str],
+    found: Sequence[tuple[list[Piece], Ints]],
+    method: Method,
+    run: Run,
+    wanted: Sequence[Ints] | None = None,
+) -> list[int]:
+    """Measure what is missing, or stale, and keep it; the numbers of the shards that have something new.
+
+    Args:
+        keys: of the shards in the cache.
+        found: what the cache has of each shard, and which of its samples it lacks.
+        wanted: the samples of each shard that are measured; None: all.
+    """
+    pieces = [pieces for pieces, _ in found]
     todo = {number: missing for number, (_, missing) in enumerate(found) if len(missing)}
     stale: Stale = {}
     for number, of_pieces in stale_rows([item.shard for item in indexed], pieces, run.executor).items():
@@ -80,6 +120,8 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
         there = np.delete(np.arange(indexed[number].num_samples), missing).tolist()
         stale[number] = {there[row]: said for row, said in of_pieces.items()}
         todo[number] = np.union1d(missing, np.array([*stale[number]]))
+    if wanted is not None:
+        todo = {number: rows for number in todo if len(rows := np.intersect1d(todo[number], wanted[number]))}
     if todo and method.engine != "auto":
         try:
             load_saved(method.template_folder).counter(method.engine)
@@ -104,7 +146,8 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
                 costs.append(_cost(part))
                 yield MeasureJob(shards, part, method)
 
-    run.progress.add(cached=sum(item.num_samples for item in indexed) - num)
+    num_wanted = sum(item.num_samples for item in indexed) if wanted is None else sum(map(len, wanted))
+    run.progress.add(cached=num_wanted - num)
     with run.progress.stage("measure", num, "samples", total_cost) as advance:
         try:
             for table, num_bytes in run.executor.map(partial(counted, measure), jobs()):
@@ -113,10 +156,7 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
                 advance(table.num_rows, costs.pop(0))
         finally:
             cache.flush()
-    for number in todo:
-        pieces[number], missing = cache.find(keys[number], indexed[number].num_samples)
-        assert not len(missing)
-    return list(map(MeasuredShard, indexed, pieces, was_cached))
+    return [*todo]
 
 
 def measured_by(indexed: list[IndexedShard], method: Method, run: Run) -> tuple[list[MeasuredShard], Method]:

@@ -17,12 +17,12 @@ from energon_pack.online.given import Given, MapStyle
 from energon_pack.online.indexed import Indexed, write_index
 from energon_pack.online.prepare import in_memory
 from energon_pack.online.samples import Samples
-from energon_pack.pack import index_source, prepare_method
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
 from energon_pack.sources.draws import parse_slice
+from energon_pack.stages.measuring import index_source, prepare_method
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.template import Template
 

@@ -19,9 +19,9 @@ from energon_pack.config.naming import content_settings
 from energon_pack.config.resolve import Places, local_cache, resolve
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
+from energon_pack.dataset.in_folder import InFolder, refuse_unwritable_folder
 from energon_pack.dataset.losses import dropped, losses
 from energon_pack.dataset.plan_file import write_ledger
-from energon_pack.dataset.publish import refuse_unwritable
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lengths.measure import without_wrong_shortcut
 from energon_pack.lengths.method import Method
@@ -29,7 +29,6 @@ from energon_pack.online.given import Given, GivenRows, MapStyle
 from energon_pack.online.measure import measure_given
 from energon_pack.online.rows import write_rows
 from energon_pack.online.stored import Stored
-from energon_pack.pack import Measured, Planned, index_source, measure_source, plan_source, prepare_method
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.overlong import CUTTING
 from energon_pack.plan.splits import split_shares
@@ -39,6 +38,8 @@ from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
 from energon_pack.samples.flavors import PACKED
 from energon_pack.sources.shard import Source
+from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
+from energon_pack.stages.planning import Planned, plan_source
 from energon_pack.steps.topology import Topology
 from energon_pack.templates.folder import named_processor
 from energon_pack.templates.processor import load_saved
@@ -152,8 +153,8 @@ def in_memory(config: PackConfig) -> Places:
         if (value := getattr(config.source, name)) is not None:
             raise PackError(f"source.{name}={value}: for files; give the conversations that are wanted")
     cache = local_cache(config)
-    refuse_unwritable("cache_dir" if config.cache_dir else "output.dir", cache)
-    return Places(Source([], frozenset()), named_processor(config.model), cache, cache, cache, False)
+    refuse_unwritable_folder("cache_dir" if config.cache_dir else "output.dir", cache)
+    return Places(Source([], frozenset()), named_processor(config.model), cache, InFolder(cache), False)
 
 
 def _write(folder: Path, planned: Planned, config: PackConfig) -> None:

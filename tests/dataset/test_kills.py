@@ -69,7 +69,7 @@ def kill_and_rerun(
         if final.exists():  # the kill came too late, or while the run cleaned up
             num_whole += 1
         else:
-            num_resumed += any(output_dir.glob(".staging/packed/*.tar.idx"))
+            num_resumed += any(output_dir.glob(".staging/packed/*/*.tar.idx"))
             assert run_here(*arguments, cwd=ROOT)[0] == 0
         assert files(final) == expected
         shutil.rmtree(output_dir)
@@ -77,7 +77,7 @@ def kill_and_rerun(
 
 
 def test_a_few_kills(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    kill_and_rerun(demo, tmp_path, [(".cache/lengths/*/*", 1), (".staging/packed/*.idx", 20)], has_template=True)
+    kill_and_rerun(demo, tmp_path, [(".cache/lengths/*/*", 1), (".staging/packed/*/*.idx", 20)], has_template=True)
 
 
 @pytest.mark.slow
@@ -85,11 +85,11 @@ def test_kills_at_fifty_moments(demo: tuple[Path, Path], tmp_path: Path) -> None
     """Spread over all stages: the demo, the index, lengths, the template, the plan, shards, metadata, publishing."""
     places = [
         (".cache", 1), (".cache/demo/**", 9), (".cache/index/*", 1), (".cache/index/*/*", 1), (".cache/templates/*", 1),
-        (".cache/lengths/*/*", 1), (".cache/cuts/*/*", 1), (".staging/packed", 1), (".staging/packed/.identity", 1),
-        (".staging/packed/skipped.jsonl", 1), (".staging/packed/pack_plan.*", 1), (".staging/packed/*.tmp", 1),
-        *((".staging/packed/*.idx", number) for number in range(1, 75, 3)), (".staging/packed/.nv-meta", 1),
-        *((f".staging/packed/.nv-meta/{name}", 1) for name in ("*.yaml", "index.sqlite", "index.uuid", "energon*")),
-        (".staging/packed/report.json", 1), ("packed", 1), ("packed/report.json", 1),
+        (".cache/lengths/*/*", 1), (".cache/cuts/*/*", 1), (".staging/packed", 1), (".staging/packed/*/.identity", 1),
+        (".staging/packed/*/skipped.jsonl", 1), (".staging/packed/*/pack_plan.*", 1), (".staging/packed/*/*.tmp", 1),
+        *((".staging/packed/*/*.idx", number) for number in range(1, 75, 3)), (".staging/packed/*/.nv-meta", 1),
+        *((f".staging/packed/*/.nv-meta/{name}", 1) for name in ("*.yaml", "index.sqlite", "index.uuid", "energon*")),
+        (".staging/packed/*/report.json", 1), ("packed", 1), ("packed/report.json", 1),
     ]  # fmt: skip
     moments = (places * 2)[:50]
     kill_and_rerun(demo, tmp_path, moments)

@@ -472,10 +472,10 @@ def test_a_run_that_was_stopped_goes_on(config: Make, tmp_path: Path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.pack.publish", stop)
+        patch.setattr("energon_pack.stages.publishing.publish", stop)
         with pytest.raises(KeyboardInterrupt):
             pack(make())
-    (left,) = (tmp_path / "out" / ".staging").glob("*/packed-000000.tar")
+    (left,) = (tmp_path / "out" / ".staging").glob("*/*/packed-000000.tar")
     written = left.stat().st_ino
     again = packed(make())
     assert files(again) == whole

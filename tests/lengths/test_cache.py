@@ -281,7 +281,7 @@ def test_a_byte_that_changed_in_a_finished_shard(
     pack(config(output__name="undisturbed", output__max_shard_packs=3, packing__max_token_len=4096))
     run = config(output__max_shard_packs=3, packing__max_token_len=4096)
     pack_until_killed(run, monkeypatch)
-    shards = sorted((tmp_path / "out" / ".staging" / "packed").glob("*.tar"))
+    shards = sorted((tmp_path / "out" / ".staging" / "packed").glob("*/*.tar"))
     assert len(shards) > 2
     inodes = {path.name: path.stat().st_ino for path in shards}
     size = shards[1].stat().st_size
@@ -300,7 +300,7 @@ def test_an_index_that_was_cut_beside_a_finished_shard(
     pack(config(output__name="undisturbed"))
     run = config()
     pack_until_killed(run, monkeypatch)
-    [index] = (tmp_path / "out" / ".staging" / "packed").glob("*.idx")
+    [index] = (tmp_path / "out" / ".staging" / "packed").glob("*/*.idx")
     index.write_bytes(index.read_bytes()[:-3])
     pack(run)
     assert files(tmp_path / "out" / "packed") == files(tmp_path / "out" / "undisturbed")

@@ -1,12 +1,10 @@
 """A run asks other machines whether they see its folders, and leaves nothing there."""
 
-import json
 import os
 from pathlib import Path
 
 from energon_pack.run.executors import Folder
 from energon_pack.run.executors.admission import terms_of, why_unfit
-from energon_pack.run.executors.shared.beats import here
 
 
 def test_a_folder_is_seen_by_the_file_that_lies_in_it_meanwhile(tmp_path: Path) -> None:
@@ -16,11 +14,12 @@ def test_a_folder_is_seen_by_the_file_that_lies_in_it_meanwhile(tmp_path: Path) 
     assert os.listdir(tmp_path) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_removed_after_a_month(tmp_path: Path) -> None:
     """And nothing of a run that may be at work: its other machines would not find the folder."""
-    for name, about in (("killed", {**here(), "born": 1}), ("other", {**here(), "machine": "x"}), ("mine", here())):
-        (tmp_path / f".seen-by-all-{name}").write_text(json.dumps(about))
-    (tmp_path / ".seen-by-all-of_before").touch()
+    for name, time in (("old", 1), ("new", None)):
+        (tmp_path / f".seen-by-all-{name}").touch()
+        if time is not None:
+            os.utime(tmp_path / f".seen-by-all-{name}", (time, time))
     with terms_of([Folder("output.dir", tmp_path, True)]):
         pass
-    assert sorted(os.listdir(tmp_path)) == [".seen-by-all-mine", ".seen-by-all-of_before", ".seen-by-all-other"]
+    assert os.listdir(tmp_path) == [".seen-by-all-new"]

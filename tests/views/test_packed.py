@@ -34,7 +34,7 @@ def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempP
         demo, cache, tmp_path_factory.mktemp("out"), output__max_shard_packs=3, packing__max_token_len=4096
     )
     with pytest.MonkeyPatch.context() as patch:  # Energon's own look is tested elsewhere, and slow to start
-        patch.setattr("energon_pack.pack.check", lambda *_: None)
+        patch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
         return packed(run)
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,17 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from energon_pack import __version__
 from energon_pack.run.executors import Folder
-from energon_pack.run.executors.shared.beats import here, is_dead
-from energon_pack.run.executors.shared.folder import read_object, remove
 from energon_pack.run.user_cache import version_of
 
 #: Packages on which lengths or bytes of packs may depend.
 _PACKAGES = ("transformers", "tokenizers", "pyarrow", "pillow", "av")
 _MARK = ".seen-by-all-"  # of a file that tells who made it
+_OLD_SECONDS = 30 * 86400.0  # no run takes as long
 _APPEARS_SECONDS = 5.0  # a network file system may show a new file late
 
 
@@ -37,20 +36,25 @@ class Terms:
 
 
 @contextmanager
-def terms_of(folders: Sequence[Folder]) -> Iterator[Terms]:
-    """What a run asks of each machine, while it lasts: a file lies in the folders that it writes to."""
+def terms_of(folders: Sequence[Folder], is_kept: bool = False) -> Iterator[Terms]:
+    """What a run asks of each machine, while it lasts: a file lies in the folders that it writes to.
+
+    Args:
+        is_kept: the file stays, always the same one: other processes look for it later.
+    """
     seen = []
     with ExitStack() as stack:
         for folder in folders:
             if folder.is_written:
                 folder.path.mkdir(parents=True, exist_ok=True)
-                for left in folder.path.glob(f"{_MARK}*"):
-                    with suppress(OSError):  # another user's
-                        if is_dead(read_object(left) or {}):
-                            remove(left)
-                mark = folder.path / f"{_MARK}{uuid.uuid4().hex}"
-                stack.callback(remove, mark)
-                mark.write_text(json.dumps(here()))
+                for left in folder.path.glob(f"{_MARK}*"):  # by a run that was killed
+                    with suppress(OSError):
+                        if time.time() - left.stat().st_mtime > _OLD_SECONDS:
+                            left.unlink()
+                mark = folder.path / f"{_MARK}{'slurm' if is_kept else uuid.uuid4().hex}"
+                if not is_kept:
+                    stack.callback(mark.unlink, missing_ok=True)
+                mark.touch()
                 seen.append((folder.knob, os.fspath(mark)))
             elif folder.path.is_dir():  # not in an object store
                 with os.scandir(folder.path) as entries:
@@ -58,25 +62,10 @@ def terms_of(folders: Sequence[Folder]) -> Iterator[Terms]:
         yield Terms(packages(), os.getcwd(), tuple(seen))
 
 
-def forget(terms: Mapping[str, Any]) -> None:
-    """Remove what a run that was lost left in the folders it wrote to.
-
-    Args:
-        terms: its `Terms`, as an object.
-    """
-    for _, path in terms.get("seen", ()):
-        if os.path.basename(path).startswith(_MARK):
-            remove(Path(path))
-
-
 def why_unfit(terms: Terms) -> str | None:
     """Why this machine can't work for a run, from its name on; None: it can. Paths are then good as they are there."""
-    here = packages()
-    differ = [
-        f"{name} {here[name]} instead of {there}" for name, there in terms.packages.items() if here[name] != there
-    ]
-    if differ:
-        return f"{platform.node()} has {', '.join(differ)}: install the same packages on all machines of a run"
+    if why := why_other_packages(terms.packages):
+        return why
     with suppress(OSError):
         os.chdir(terms.cwd)
     for knob, path in terms.seen:
@@ -86,6 +75,15 @@ def why_unfit(terms: Terms) -> str | None:
                 " to name a folder that all machines share, under the same path"
             )
     return None
+
+
+def why_other_packages(expected: Mapping[str, str | None]) -> str | None:
+    """Says that this machine has other packages than a run was begun with; None: it has the same."""
+    here = packages()
+    differ = [f"{name} {here[name]} instead of {there}" for name, there in expected.items() if here[name] != there]
+    if not differ:
+        return None
+    return f"{platform.node()} has {', '.join(differ)}: install the same packages on all machines of a run"
 
 
 @cache
@@ -106,3 +104,17 @@ def _appears(path: str) -> bool:
             return False
         time.sleep(0.2)
     return True
+
+
+def _main(path: str) -> None:
+    """End a job of Slurm in its first second where its node is unfit."""
+    try:
+        terms = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise SystemExit(f"energon-pack: error: {platform.node()}: {path}: {error.strerror} (cache_dir)") from None
+    if why := why_unfit(Terms(terms["packages"], terms["cwd"], tuple(map(tuple, terms["seen"])))):
+        raise SystemExit(f"energon-pack: error: {why}")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

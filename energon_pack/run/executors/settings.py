@@ -17,32 +17,40 @@ class ExecutorKind(str, Enum):
 
 #: settings that mean nothing to the others
 _OWN = {
-    ExecutorKind.slurm: ("lost_after", "sbatch", "num_nodes", "wait", "launch"),
+    ExecutorKind.slurm: (
+        *("num_tasks", "at_once", "sbatch", "sbatch_lengths", "sbatch_plan", "sbatch_write", "sbatch_publish"),
+        *("wait", "show"),
+    ),
     ExecutorKind.ray: ("address", "num_cpus", "memory", "retries", "give_up_after"),
 }
-_OF_SBATCH = ("num_nodes", "wait")
-_SHORTEST_LOST_AFTER = 5.0  # a sign of life comes every 2 seconds
 
 
 @dataclass
 class ExecutorConfig:
     """Processes of this machine, or of others."""
 
-    #: processes of this machine · of all machines that see the same folders, by files alone · of a Ray cluster
+    #: processes of this machine · a chain of Slurm's jobs · tasks of a Ray cluster
     kind: ExecutorKind = ExecutorKind.local
     #: of each machine; None: all cores
     num_workers: int | None = None
-    #: slurm: seconds without a sign of life after which a machine is lost, and another does its work
-    lost_after: float = 60.0
-    #: slurm: options of `sbatch`, with which this command submits itself as an array, waits, and shows how far it is;
-    #: None: this process is one of those that pack
+    #: slurm: tasks of each array
+    num_tasks: int = 16
+    #: slurm: tasks of an array that run at once; None: as many as Slurm starts
+    at_once: int | None = None
+    #: slurm: options of `sbatch` for every job; None: none
     sbatch: str | None = None
-    #: slurm: tasks of that array
-    num_nodes: int | None = None
-    #: slurm: whether it waits for the end of what it submitted
+    #: slurm: more options of the tasks that measure
+    sbatch_lengths: str | None = None
+    #: slurm: more options of the job that plans, in one process
+    sbatch_plan: str | None = None
+    #: slurm: more options of the tasks that write
+    sbatch_write: str | None = None
+    #: slurm: more options of the job that publishes
+    sbatch_publish: str | None = None
+    #: slurm: whether the command waits for the end of what it submitted
     wait: bool = True
-    #: slurm: a word that is the same in all processes that were started together; None: the id of their Slurm job
-    launch: str | None = None
+    #: slurm: print the scripts, and submit nothing
+    show: bool = False
     #: ray: where the cluster is: auto, HOST:PORT or ray://HOST:PORT; None: a Ray of this machine, for the run alone
     address: str | None = None
     #: ray: CPUs of a task
@@ -59,10 +67,6 @@ class ExecutorConfig:
         for kind, names in _OWN.items():
             if kind is not self.kind:
                 self._refuse_given(names, f"is for executor={kind.value}")
-        if self.sbatch is None:
-            self._refuse_given(_OF_SBATCH, "needs executor.sbatch: nothing is submitted without it")
-        if self.lost_after < _SHORTEST_LOST_AFTER:
-            raise PackError(f"executor.lost_after={self.lost_after:g}: must be at least {_SHORTEST_LOST_AFTER:g}")
         for name in ("num_cpus", "memory", "give_up_after"):
             value = getattr(self, name)
             if value is not None and value <= 0:

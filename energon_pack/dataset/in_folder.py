@@ -1,0 +1,224 @@
+"""A dataset in a folder of a file system: a staging folder meanwhile, one rename at the end.
+
+    <output.dir>/.staging/NAME/lock           whoever holds it alone plans or publishes; those who write shards share it
+                 .staging/NAME/<identity>/        the shards of a run, and all else of its dataset
+                 .staging/NAME/<identity>.parts/  files that are not whole yet
+                 .staging/NAME/<identity>.old/    the dataset that it replaces, between two renames
+
+A run touches folders of its own identity alone, but for what others left, which it removes while it holds the lock.
+So a run whose lock was lost (a file system that has none) may lose its work, and never what another one published.
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from energon_pack.dataset.destination import Destination, PlanMissing, another_run
+from energon_pack.dataset.files import PAGE
+from energon_pack.dataset.losses import kept_ledger, page_beside
+from energon_pack.dataset.shards import DONE, ShardJob, WrittenShard, is_done, parts_folder, write_shard
+from energon_pack.errors import PackError, sized
+from energon_pack.run.files import sync_file_system, write_whole
+from energon_pack.run.stores import is_address
+from energon_pack.samples.flavors.base import Flavor
+from energon_pack.sources.shard import Source
+
+#: In a staging folder: the plan that `stage=write` reads.
+JOBS = ".jobs"
+_IDENTITY, _LOCK, _OLD = ".identity", "lock", ".old"
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # of some file systems of clusters
+
+
+class InFolder(Destination):
+    """A folder of this machine, or of a file system that several machines share."""
+
+    def __init__(self, final: Path):
+        self.final = final
+        self.named = self.for_energon = str(final)
+        self.address = None
+        self.write_shard = write_shard
+        self._folder = final.parent / ".staging" / final.name
+        self._replaced: int | None = None  # the inode of the dataset that was there when the run began
+
+    @property
+    def place(self) -> Path:
+        return self.final
+
+    def refuse_source(self, source: Source) -> None:
+        roots = {shard.media_root for shard in source.shards}
+        media = {Path(root).resolve() for root in roots if root and not is_address(root)}
+        final = self.final.resolve()
+        if around := next((folder for folder in sorted(source.beside | media) if folder.is_relative_to(final)), None):
+            raise PackError(f"the source {around} lies in {self.final}: choose another output.dir or output.name")
+
+    def refuse_unwritable(self) -> None:
+        refuse_unwritable_folder("output.dir", self.final.parent)
+
+    def is_free(self) -> bool:
+        return not self.final.exists() or (self.final.is_dir() and not any(self.final.iterdir()))
+
+    def has(self, name: str) -> bool:
+        return (self.final / name).exists()
+
+    @contextmanager
+    def staging(self, identity: str) -> Iterator[Path]:
+        try:
+            with self._locked(fcntl.LOCK_EX), self._own_folder(identity) as staging:
+                yield staging
+        finally:
+            for folder in (self._folder, self._folder.parent):
+                with suppress(OSError):  # something is left
+                    folder.rmdir()
+
+    @contextmanager
+    def _own_folder(self, identity: str) -> Iterator[Path]:
+        staging = self._folder / identity
+        self._put_back()
+        _keep_shards(staging, identity)
+        for path in self._folder.iterdir():
+            if path.name not in (staging.name, _LOCK):
+                shutil.rmtree(path, ignore_errors=True)
+        self._replaced = _inode(self.final)
+        try:
+            yield staging
+        except FileNotFoundError:
+            if staging.exists():
+                raise
+            raise another_run(self.named) from None  # that removed it: the lock was lost
+        finally:
+            if not (any(staging.glob("*.tar.idx")) or (staging / JOBS).exists()):
+                shutil.rmtree(staging, ignore_errors=True)
+            shutil.rmtree(parts_folder(staging), ignore_errors=True)
+            if not staging.exists():
+                (self._folder / _LOCK).unlink(missing_ok=True)
+
+    @contextmanager
+    def planned(self) -> Iterator[Path]:
+        staging = next(iter(self._folder.glob(f"*/{JOBS}")), self._folder).parent
+        if staging == self._folder.parent:
+            raise PlanMissing(f"no plan for {self.named}: stage=plan with the same settings makes it")
+        with self._locked(fcntl.LOCK_SH):
+            yield staging
+
+    def begin(self, staging: Path, identity: str, num_bytes: int) -> None:
+        there = sum(path.stat().st_size for path in staging.glob("*.tar"))
+        free = shutil.disk_usage(staging).free
+        if num_bytes - there > free:
+            raise PackError(
+                f"output.dir: the shards take about {sized(num_bytes - there)}, and {sized(free)} are free"
+                f" beside {staging}: nothing is written"
+            )
+
+    def has_shard(self, job: ShardJob) -> bool:
+        return is_done(job.path, job.identity)
+
+    def for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path:
+        return staging
+
+    def discard(self, staging: Path, identity: str) -> None:
+        for index in staging.glob("*.tar.idx"):
+            index.unlink()
+
+    def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
+        self.refuse_existing(overwrite)
+        try:
+            sync_file_system(staging)  # may take long: who is killed meanwhile goes on from these shards
+        except OSError:
+            (staging / _IDENTITY).unlink()  # no shard can be trusted
+            raise
+        if _identity_of(staging) != identity:
+            raise another_run(self.named)
+        for path in (staging / _IDENTITY, *staging.glob(f"*{DONE}")):
+            path.unlink()
+        old = staging.with_name(f"{staging.name}{_OLD}")
+        if self.final.exists():
+            os.rename(self.final, old)
+            if _inode(old) != self._replaced:  # it was published since this run began
+                self._put_back()
+                raise another_run(self.named)
+        try:
+            os.rename(staging, self.final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
+            self._put_back()
+            raise another_run(self.named) from None
+        shutil.rmtree(old, ignore_errors=True)
+        for path in (kept_ledger(self.final), page_beside(self.final, PAGE)):  # of a run that published nothing
+            path.unlink(missing_ok=True)
+
+    def _put_back(self) -> None:
+        """Give a dataset its name again that a run moved away, unless that name is taken."""
+        for old in self._folder.glob(f"*{_OLD}"):
+            with suppress(OSError):
+                os.rename(old, self.final)
+
+    @contextmanager
+    def _locked(self, how: int) -> Iterator[None]:
+        path = self._folder / _LOCK
+        while True:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            except FileNotFoundError:  # its last owner removed the folder
+                continue
+            try:
+                try:
+                    fcntl.flock(lock, how | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise another_run(self.named) from None
+                except OSError as error:
+                    if error.errno not in _NO_LOCKS:
+                        raise
+                if _inode(path) == os.fstat(lock).st_ino:  # else its last owner removed it meanwhile
+                    yield
+                    return
+            finally:
+                os.close(lock)
+
+
+def refuse_unwritable_folder(knob: str, folder: Path) -> None:
+    """Write a file that has no name where a folder is, or would be.
+
+    Raises:
+        PackError: that can't be done.
+    """
+    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"energon_pack")
+            file.flush()
+    except OSError as error:
+        raise PackError(f"{knob}={folder}: {there} can't be written: {error.strerror}; choose another {knob}") from None
+
+
+def _keep_shards(staging: Path, identity: str) -> None:
+    """Leave finished shards of the same run, and nothing else."""
+    if _identity_of(staging) != identity:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        write_whole(staging / _IDENTITY, identity.encode())
+    finished = {path.name.removesuffix(".idx") for path in staging.glob("*.tar.idx")}
+    kept = {_IDENTITY, *finished, *(f"{name}{end}" for name in finished for end in (".idx", DONE))}
+    for path in staging.iterdir():
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _identity_of(staging: Path) -> str | None:
+    try:
+        return (staging / _IDENTITY).read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None

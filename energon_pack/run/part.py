@@ -1,0 +1,65 @@
+"""One of several equal parts of some work, divided the same by every process: nobody deals, nobody waits."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from energon_pack.errors import PackError
+from energon_pack.run.seeded import Ints
+
+
+class Part(NamedTuple):
+    """`3/16`: the fourth of sixteen."""
+
+    number: int
+    num_parts: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Part":
+        """Read `NUMBER/PARTS`; raises PackError where it is something else."""
+        number, _, num_parts = text.partition("/")
+        if number.isdecimal() and num_parts.isdecimal() and int(number) < int(num_parts):
+            return cls(int(number), int(num_parts))
+        raise PackError(f"part={text}: must be NUMBER/PARTS, as 0/16, 1/16 … 15/16")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.num_parts}"
+
+
+class Spans:
+    """Things that lie in a row, cut into parts of equal size.
+
+        ┌── a ──┬──── b ────┬ c ┐
+        └─ 0/2 ─────┴── 1/2 ────┘
+
+    Args:
+        sizes: of each; a part is as large as its share of their sum.
+    """
+
+    def __init__(self, sizes: Sequence[int]):
+        self._ends = np.cumsum(np.array(sizes, np.int64))
+        self._sizes = np.array(sizes, np.int64)
+
+    def overlapping(self, part: Part) -> list[int]:
+        """The numbers of the things that have something in a part; one of size 0 is in one part as well."""
+        first, last = self._part_of(self._ends - self._sizes, part), self._part_of(self._ends - 1, part)
+        return np.flatnonzero((first <= part.number) & (np.maximum(first, last) >= part.number)).tolist()
+
+    def within(self, part: Part) -> list[int]:
+        """The numbers of the things whose middle is in a part: each is in exactly one."""
+        return np.flatnonzero(self._part_of(self._ends - self._sizes // 2 - 1, part) == part.number).tolist()
+
+    def rows(self, part: Part, number: int, num_rows: int) -> Ints:
+        """Which rows of a thing are in a part, where all of its rows are of one size: each is in exactly one part.
+
+        Args:
+            number: of the thing.
+        """
+        size = int(self._sizes[number])
+        places = self._ends[number] - size + (2 * np.arange(num_rows) + 1) * size // (2 * max(1, num_rows))
+        return np.flatnonzero(self._part_of(places, part) == part.number)
+
+    def _part_of(self, places: Ints, part: Part) -> Ints:
+        total = max(1, int(self._ends[-1])) if len(self._ends) else 1
+        return np.clip(places, 0, total - 1) * part.num_parts // total

@@ -1,0 +1,80 @@
+"""A run that Slurm does: which of its jobs are still to be submitted, and how far they are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from energon_pack.config import PackConfig, Stage
+from energon_pack.config.resolve import Places, local_cache, resolve
+from energon_pack.dataset.destination import Destination
+from energon_pack.errors import PackError
+from energon_pack.run.console import say
+from energon_pack.run.executors.admission import terms_of
+from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, Chain
+from energon_pack.run.stores import is_address
+from energon_pack.sources.storage import path_in
+from energon_pack.stages.writing import planned_jobs
+
+
+def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
+    """Submit what is missing of a run, and wait for it.
+
+    Args:
+        command: the user's own, without `stage` and `executor`.
+
+    Returns:
+        The figures of report.json; empty where it is not waited for.
+
+    Raises:
+        PackError: refused input; there is no Slurm, or it refuses; or a job failed.
+    """
+    if config.stage is not Stage.all:
+        raise PackError(f"executor=slurm submits all stages: stage={config.stage.value} takes executor=local")
+    if is_address(config.cache_dir or path_in(config.output.dir, ".cache")):
+        raise PackError(
+            "executor=slurm with the cache on an object store: the jobs meet in it by files, so cache_dir=FOLDER has to"
+            " be on a file system that all nodes see; output.dir may be a store"
+        )
+    places = resolve(config)
+    folder = local_cache(config).absolute() / "slurm" / places.final.name
+    folder.mkdir(parents=True, exist_ok=True)
+    chain = Chain(config.executor, folder, command, _missing(config, places))
+    if config.executor.show:
+        for stage, script in chain.scripts().items():
+            say(f"# {folder / stage}.sh\n{script}")
+        return {}
+    jobs = chain.submitted()
+    if jobs:
+        say(f"Slurm's jobs {', '.join(jobs)} do this run already")
+    else:
+        with terms_of(places.folders, is_kept=True) as terms:
+            jobs = chain.submit(terms)
+        say(f"submitted as Slurm's jobs {', '.join(jobs)}; logs in {folder}")
+    if not config.executor.wait:
+        say("the same command shows how far it is; executor.wait=false does not wait")
+        return {}
+    try:
+        chain.wait(jobs, lambda: _progress(places.destination))
+    except KeyboardInterrupt:
+        say(f"not waited for any more; it goes on. To end it: scancel {' '.join(jobs)}")
+        raise
+    say(f"packed into {places.destination.named}")
+    return places.destination.published_report() or {}
+
+
+def _missing(config: PackConfig, places: Places) -> dict[str, Sequence[int] | None]:
+    """The stages that are still to come, and the parts of each; None: it has none."""
+    all_parts = range(config.executor.num_tasks)
+    if places.there is not None:
+        return {LENGTHS: all_parts, PUBLISH: None}
+    jobs = planned_jobs(config, places.destination, len(all_parts))
+    if jobs is None:
+        return {LENGTHS: all_parts, PLAN: None, WRITE: all_parts, PUBLISH: None}
+    parts = [part for part, some in enumerate(jobs) if not all(map(places.destination.has_shard, some))]
+    return {WRITE: parts, PUBLISH: None} if parts else {PUBLISH: None}
+
+
+def _progress(destination: Destination) -> str:
+    """What the files of a run say."""
+    staging = destination.final.parent / ".staging" / destination.final.name
+    num_done, num_shards = len([*staging.glob("*/*.tar.done")]), len([*staging.glob("*/.jobs/*.tar")])
+    return f"{num_done} of {num_shards} shards written" if num_shards else "no plan yet"

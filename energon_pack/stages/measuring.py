@@ -1,0 +1,90 @@
+"""The first stage: which samples there are, and how long each of them is. Its results lie in the cache."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from energon_pack.config import OnDamaged, PackConfig, plain
+from energon_pack.config.resolve import Places
+from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples, index_shards
+from energon_pack.lengths.measure import measure_part, measured_by
+from energon_pack.lengths.method import Method, prepare
+from energon_pack.plan.items import Lengths
+from energon_pack.plan.splits import split_shares
+from energon_pack.run.context import Run
+from energon_pack.run.part import Part, Spans
+from energon_pack.run.scratch import Scratch
+from energon_pack.sources.draws import parse_slice
+from energon_pack.sources.shard import Shard
+from energon_pack.steps.cost import CostModel, cost_model
+from energon_pack.templates.folder import local_folder
+from energon_pack.templates.settings import TemplateSettings
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The samples that are drawn from the source."""
+
+    lengths: Lengths
+    num_found: int  # samples in the source, those that its settings leave out among them
+    num_repeated: int  # draws of samples that were drawn before
+
+
+def index_source(
+    config: PackConfig, places: Places, run: Run, shards: Sequence[Shard] | None = None
+) -> list[IndexedShard]:
+    """Where each sample of the source is.
+
+    Args:
+        shards: None: all of the source.
+    """
+    with run.timed("index"):
+        chosen = places.source.shards if shards is None else [*shards]
+        return index_shards(chosen, config.source.on_damaged is OnDamaged.keep, run)
+
+
+def prepare_method(config: PackConfig, places: Places, run: Run) -> tuple[Method, CostModel]:
+    """How samples are measured, and what they cost in training."""
+    with run.timed("processor"):
+        folder = local_folder(replace(config.model, processor=places.processor))  # a hub id is looked up once
+        model = replace(config.model, processor=os.fspath(folder))
+        settings = TemplateSettings(model, config.media, config.labels)
+        return prepare(settings, config.source.reading, config.measure.engine.value, run), cost_model(folder)
+
+
+def measure_source(
+    config: PackConfig, places: Places, indexed: list[IndexedShard], method: Method, run: Run
+) -> tuple[Measured, Method]:
+    """Measure the samples that are drawn; the method is another one where the shortcut was wrong."""
+    source, limit = places.source, config.source.limit
+    with run.timed("lengths"):
+        drawn = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
+        measured, method = measured_by(first_samples(drawn, limit, _num_excluded(places)), method, run)
+        flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
+        return Measured(
+            lengths=Lengths(measured, source.excluded, limit, flavor, shares, config.seed, Scratch(run.cache())),
+            num_found=sum(item.num_rows for item in indexed) + source.num_left_out,
+            num_repeated=sum(item.num_repeated for item in drawn),
+        ), method
+
+
+def measure_share(config: PackConfig, places: Places, part: Part, run: Run) -> int:
+    """Measure one part of the source into the cache; how many of its samples have their lengths there now.
+
+    The bytes of the source are cut into equal spans, the same for whoever asks, so a part reads nothing of the others.
+    """
+    shards = places.source.shards
+    spans = Spans([shard.size for shard in shards])
+    is_counted = config.source.limit is not None or parse_slice(config.source.slice) != (0, 1)
+    chosen = range(len(shards)) if is_counted else spans.overlapping(part)  # else which samples are drawn is unknown
+    indexed = index_source(config, places, run, [shards[number] for number in chosen])
+    method, _ = prepare_method(config, places, run)
+    with run.timed("lengths"):
+        drawn = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
+        first = first_samples(drawn, config.source.limit, _num_excluded(places))
+        rows = [spans.rows(part, number, item.num_samples) for number, item in zip(chosen, first, strict=False)]
+        return measure_part(first, rows, method, run)
+
+
+def _num_excluded(places: Places) -> int:
+    return sum(map(len, places.source.excluded.values()))

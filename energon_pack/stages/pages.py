@@ -1,0 +1,72 @@
+"""What a run shows: its page, the table of pack lengths, and what is wrong."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from energon_pack.config import PackConfig, Stage
+from energon_pack.config.resolve import final_folder
+from energon_pack.dataset.files import PAGE
+from energon_pack.dataset.losses import bad_data, foresee, kept_ledger, page_beside, refuse_losses
+from energon_pack.dataset.plan_file import entries_of, ledger
+from energon_pack.errors import SamplesLost, printable
+from energon_pack.plan.compare_lens import print_choices, try_lens
+from energon_pack.plan.plan import no_plan
+from energon_pack.plan.report import Report
+from energon_pack.report.remark import Remark
+from energon_pack.report.run_report import RunReport, Seen
+from energon_pack.run.console import say
+from energon_pack.run.context import Run
+from energon_pack.run.files import naming_place
+from energon_pack.stages.measuring import Measured
+
+
+def page_of(config: PackConfig) -> Path:
+    """Where a run leaves its page: in its dataset; of another stage, beside the place of one."""
+    final = final_folder(config)
+    is_published = config.stage in (Stage.all, Stage.publish)
+    return final / PAGE if is_published else page_beside(final, f"{config.stage.value}.html")
+
+
+def try_pack_lens(config: PackConfig, measured: Measured, page: RunReport, run: Run) -> dict[str, Any]:
+    """Show what each pack length would drop: the end of `stage=lengths`."""
+    with run.timed("plan"):
+        choices = try_lens(measured.lengths, config.packing, config.report.lens, page.most_positions)
+        page.add_choices(choices.lens)
+    print_choices(choices)
+    why_not = bad_data(choices, config.max_skipped)
+    skipped = ledger(measured.lengths, no_plan(measured.lengths.items), config.packing)
+    write_page(page, skipped, why_not, config)
+    foresee(why_not, page_of(config))
+    return choices.to_json()
+
+
+def write_page(page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: str | None, config: PackConfig) -> None:
+    """Write the page of a stage that publishes no dataset."""
+    path = page_of(config)
+    with naming_place("output.dir", path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _say_seen(page.write(path, skipped, failed=why_not))
+    say(f"see it: {path}")
+
+
+def leave_page(page: RunReport, why_not: str, report: Report, skipped: Path, final: Path) -> NoReturn:
+    """End a run that publishes nothing, and leave its page and its ledger beside the place of the dataset."""
+    if not report.samples_in:
+        raise SamplesLost(f"{why_not}: nothing is published")
+    kept = kept_ledger(final)
+    _say_seen(page.write(page_beside(final, PAGE), entries_of(skipped), ledger_name=kept.name, failed=why_not))
+    refuse_losses(why_not, skipped, final)
+
+
+def say_wrong(wrong: Iterable[Remark]) -> None:
+    """A line for each thing that looks wrong."""
+    for remark in wrong:
+        say(printable(f"wrong: {remark.what}: {remark.why}; {remark.knob}"))
+
+
+def _say_seen(seen: Seen) -> None:
+    """The first sample of each reason, where no dataset has a ledger of them; then what is wrong."""
+    for reason, entries in seen.examples.items():
+        say(printable(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}"))
+    say_wrong(seen.wrong)

@@ -1,0 +1,69 @@
+"""The second stage: which samples go into which pack, and which packs into which shard."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from energon_pack.config import PackConfig, Stage, plain
+from energon_pack.config.naming import shards_identity
+from energon_pack.dataset.losses import dropped, losses
+from energon_pack.dataset.plan_file import ShardPlan, plan_shards
+from energon_pack.lengths.changed_media import check_media
+from energon_pack.lengths.measure import MeasuredShard, forgetting_wrong
+from energon_pack.lengths.method import Method
+from energon_pack.plan.items import Lengths
+from energon_pack.plan.overlong import CUTTING, check_overlong, cut_overlong
+from energon_pack.plan.plan import PackPlan, check_splits, plan_packs
+from energon_pack.plan.report import Report, summarize
+from energon_pack.plan.splits import split_shares
+from energon_pack.run.context import Run
+from energon_pack.stages.measuring import Measured
+from energon_pack.steps.cost import CostModel
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Which samples go into which pack, and which packs into which shard."""
+
+    lengths: Lengths
+    plan: PackPlan
+    cost: CostModel  # of a sample
+    shards: ShardPlan
+    identity: str  # a hash of everything that the bytes of the shards depend on
+    report: Report
+
+
+def plan_source(config: PackConfig, measured: Measured, method: Method, cost: CostModel, run: Run) -> Planned:
+    """Plan packs and shards: the same for the same samples and settings."""
+    lengths, packing, output = measured.lengths, config.packing, config.output
+    with run.timed("plan"):
+        if packing.overlong in CUTTING:
+            with forgetting_wrong(lengths.shards, method, run):
+                lengths = cut_overlong(lengths, method, packing, run)
+        plan = plan_packs(lengths.items, packing, config.seed, cost, lengths.scratch)
+        check_overlong(lengths, plan, packing)
+        check_splits(lengths, plan, split_shares(plain(output.splits)))
+        run.progress.add(len(lengths.items))
+        report = summarize(lengths, plan, packing, cost, measured.num_found, measured.num_repeated)
+        by = (config.seed, config.source.slice, method.identity.fingerprint)
+        shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
+        identity = shards_identity(config, shards.key_prefix, [_state(item) for item in lengths.shards])
+    return Planned(lengths, plan, cost, shards, identity, report)
+
+
+def why_unpublished(report: Report, config: PackConfig) -> str | None:
+    """Why nothing is published; a plan that drops much is there to be looked at, and to be swept over."""
+    why = losses(report, config.max_skipped)
+    return why or (dropped(report, config.packing) if config.stage in (Stage.all, Stage.publish) else None)
+
+
+def check_media_of(planned: Planned, run: Run) -> None:
+    """Look once more at media that are files of their own; raises PackError as `check_media`."""
+    measured = planned.lengths.shards
+    check_media([item.shard for item in measured], [item.pieces for item in measured], run)
+
+
+def _state(item: MeasuredShard) -> tuple[str, int, str, str]:
+    """What tells whether a killed run read the same: a file of lengths is written anew where media changed."""
+    files = json.dumps([Path(piece.path).name for piece in item.pieces]) if item.shard.media_root else ""
+    return item.shard.path, item.shard.size, item.shard.version, files

@@ -1,0 +1,176 @@
+"""The third stage: from a plan to the shards of a dataset, pack_plan.parquet first, then a job a shard.
+
+`stage=plan` leaves the jobs in files, so that any process can write any share of the shards by `stage=write`:
+
+    <staging folder>/.jobs/about.json           the run, its packages, the shards and their sizes
+                     .jobs/packed-000000.tar    a pickled job: as much is trusted as the plan itself
+"""
+
+import json
+import pickle
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from energon_pack.config import PackConfig
+from energon_pack.config.naming import content_settings
+from energon_pack.dataset.destination import Destination, PlanMissing
+from energon_pack.dataset.files import PLAN
+from energon_pack.dataset.in_folder import JOBS
+from energon_pack.dataset.plan_file import write_plan
+from energon_pack.dataset.shards import ShardJob, WrittenShard, bytes_begun
+from energon_pack.errors import amount
+from energon_pack.lengths.method import Method
+from energon_pack.plan.splits import SPLITS
+from energon_pack.run.console import say
+from energon_pack.run.context import Run
+from energon_pack.run.executors.admission import packages, why_other_packages
+from energon_pack.run.files import write_whole
+from energon_pack.run.part import Part, Spans
+from energon_pack.sources.storage import absolute
+from energon_pack.stages.planning import Planned
+
+_ABOUT = "about.json"
+
+
+def write_plan_file(config: PackConfig, planned: Planned, staging: Path) -> None:
+    """Write pack_plan.parquet."""
+    write_plan(staging / PLAN, planned.lengths, planned.plan, planned.shards, _names(config, planned))
+
+
+def shard_jobs(
+    config: PackConfig, planned: Planned, method: Method, staging: Path, root: str | None, is_shared: bool
+) -> Iterator[ShardJob]:
+    """The jobs that make `<prefix>-000000.tar` and those after it.
+
+    Args:
+        root: of the source, where packs refer to media in it; None: media are copied.
+        is_shared: other processes write shards, too: each shard is synced, and a file beside it says so.
+    """
+    lengths, plan, shards = planned.lengths, planned.plan, planned.shards
+    sources = [item.shard for item in lengths.shards]
+    members = np.split(plan.items, plan.starts[shards.bounds[1:-1]])
+    chosen = zip(_names(config, planned), members, shards.splits.tolist(), strict=True)
+    for number, (name, items, split) in enumerate(chosen):
+        yield ShardJob(
+            path=staging / name,
+            plan=staging / PLAN,
+            row_group=number,
+            source={sources[n].name: sources[n] for n in np.unique(lengths.items.shard[items]).tolist()},
+            settings=method.read,
+            fingerprint=method.identity.fingerprint,
+            flavor=lengths.flavor,
+            split=SPLITS[split],
+            checksums=lengths.checksums[items],
+            root=root,
+            identity=planned.identity if is_shared else None,
+        )
+
+
+def _names(config: PackConfig, planned: Planned) -> list[str]:
+    return [f"{config.output.shard_prefix}-{number:06d}.tar" for number in range(len(planned.shards.splits))]
+
+
+class Amount(NamedTuple):
+    """How much is written."""
+
+    num_shards: int
+    num_packs: int
+    num_bytes: int | None  # about; None: not known
+
+
+def write_shards(
+    jobs: Iterable[ShardJob], destination: Destination, staging: Path, total: Amount, run: Run
+) -> list[WrittenShard]:
+    """Write shards; those that are finished are looked at alone.
+
+    Raises:
+        SourceChanged: a source shard is not what was measured.
+    """
+    written = []
+    begun = None if total.num_bytes is None else partial(bytes_begun, staging)
+    unit = f"packs in {amount(total.num_shards, 'shard')}"
+    with run.progress.stage("write", total.num_packs, unit, total.num_bytes, begun) as advance:
+        for shard in run.executor.map(destination.write_shard, jobs):
+            written.append(shard)
+            if not shard.was_there:
+                run.progress.add(shard.num_samples, shard.num_bytes)
+            advance(shard.num_packs, None if begun is None else shard.num_bytes, is_new=not shard.was_there)
+    return written
+
+
+def leave_jobs(config: PackConfig, planned: Planned, jobs: Iterable[ShardJob], staging: Path) -> None:
+    """Write what `stage=write` needs: a file for each shard, and one about all of them, last."""
+    folder = staging / JOBS
+    folder.mkdir(exist_ok=True)
+    names = []
+    for job in jobs:
+        names.append(job.path.name)
+        source = {name: _from_anywhere(shard) for name, shard in job.source.items()}
+        (folder / job.path.name).write_bytes(pickle.dumps(replace(job, source=source)))
+    shards = [*zip(names, np.diff(planned.shards.bounds).tolist(), planned.shards.sizes.tolist(), strict=True)]
+    about = {"identity": planned.identity, "settings": _settings(config), "packages": packages()}
+    write_whole(folder / _ABOUT, json.dumps({**about, "shards": shards}).encode())
+
+
+def _from_anywhere(shard: Any) -> Any:
+    """A source shard under a path that is good in every working folder."""
+    return replace(shard, path=absolute(shard.path))
+
+
+def planned_jobs(config: PackConfig, destination: Destination, num_parts: int) -> list[list[ShardJob]] | None:
+    """The jobs of each part of a plan that was left for these settings; None: there is none."""
+    try:
+        with destination.planned() as staging:
+            about = _read_about(config, staging)
+            spans = Spans([size for _, _, size in about["shards"]])
+            names = [name for name, *_ in about["shards"]]
+            parts = (spans.within(Part(number, num_parts)) for number in range(num_parts))
+            return [[*_read_jobs(staging, [names[n] for n in chosen])] for chosen in parts]
+    except PlanMissing:
+        return None
+
+
+def _read_about(config: PackConfig, staging: Path) -> dict[str, Any]:
+    """What `leave_jobs` wrote about all shards; raises PlanMissing where it is another plan."""
+    about: dict[str, Any] = json.loads((staging / JOBS / _ABOUT).read_bytes())
+    if about["settings"] != json.loads(json.dumps(_settings(config))):
+        raise PlanMissing(f"the plan in {staging} was made with other settings: stage=plan makes it anew")
+    if why := why_other_packages(about["packages"]):
+        raise PlanMissing(f"the plan in {staging} was made by other packages: {why}")
+    return about
+
+
+def _settings(config: PackConfig) -> dict[str, Any]:
+    """What a plan depends on: the settings, and the places of the source."""
+    paths = config.source.path if isinstance(config.source.path, list) else [config.source.path]
+    places = [absolute(path) for path in (*paths, config.source.media_root) if path is not None]
+    return {**content_settings(config), "places": places}
+
+
+def write_share(config: PackConfig, destination: Destination, part: Part, run: Run) -> dict[str, Any]:
+    """Write one part of the shards that `stage=plan` planned; the source is not looked at but for what they hold.
+
+    Raises:
+        PlanMissing: there is no plan, or it was made with other settings or by other packages.
+    """
+    with destination.planned() as staging, run.progress.timed("write"):
+        about = _read_about(config, staging)
+        names, num_packs, sizes = zip(*about["shards"], strict=True) if about["shards"] else ((), (), ())
+        chosen = Spans(sizes).within(part)
+        jobs = _read_jobs(staging, [names[n] for n in chosen])
+        total = Amount(len(chosen), sum(num_packs[n] for n in chosen), sum(sizes[n] for n in chosen))
+        written = write_shards(jobs, destination, staging, total, run)
+    say(f"{amount(len(written), 'shard')} of {len(names)} written: part {part} of the plan of {destination.named}")
+    return {"shards": len(written), "samples": sum(shard.num_samples for shard in written)}
+
+
+def _read_jobs(staging: Path, names: Iterable[str]) -> Iterator[ShardJob]:
+    """Jobs that `leave_jobs` wrote, for the place where the staging folder is now."""
+    for name in names:
+        job = pickle.loads((staging / JOBS / name).read_bytes())
+        yield replace(job, path=staging / name, plan=staging / PLAN)

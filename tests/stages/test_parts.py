@@ -1,0 +1,90 @@
+"""Stages one by one, and in parts that know nothing of each other: the bytes are those of one run."""
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_pack.config import PackConfig, Stage
+from energon_pack.dataset.destination import PlanMissing
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
+from energon_pack.run.part import Part, Spans
+from support.packed import demo_config, files
+
+
+@pytest.fixture
+def config(demo: tuple[Path, Path], tmp_path: Path) -> PackConfig:
+    made = demo_config(demo, tmp_path / "cache", tmp_path / "out")
+    return replace(made, output=replace(made.output, max_shard_packs=2, name="packed"))
+
+
+def _whole(config: PackConfig, tmp_path: Path) -> dict[str, bytes]:
+    """The files of a run that does all stages, with a cache of its own."""
+    alone = replace(config, output=replace(config.output, dir=str(tmp_path / "alone")), cache_dir=str(tmp_path / "own"))
+    pack(alone)
+    return files(tmp_path / "alone" / "packed")
+
+
+def test_stages_in_parts_come_to_the_same_bytes(config: PackConfig, tmp_path: Path) -> None:
+    """Any engine can run them: an array of Slurm, an Indexed Job, a loop of ssh. In any order, some twice."""
+    parts = [f"{number}/5" for number in range(5)] * 2
+    Random(0).shuffle(parts)
+    numbers = {part: pack(replace(config, stage=Stage.lengths, part=part))["samples"] for part in parts}
+    assert sum(numbers.values()) == pack(replace(config, stage=Stage.plan))["samples_in"]
+    written = {part: pack(replace(config, stage=Stage.write, part=part)) for part in parts}
+    assert sum(figures["shards"] for figures in written.values()) == 6
+    before = {path.name: path.stat().st_ino for path in (tmp_path / "out/.staging/packed").glob("*/*.tar")}
+    pack(replace(config, stage=Stage.publish))
+    assert files(tmp_path / "out" / "packed") == _whole(config, tmp_path)
+    assert {path.name: path.stat().st_ino for path in (tmp_path / "out/packed").glob("*.tar")} == before
+    assert not (tmp_path / "out" / ".staging").exists()
+
+
+def test_a_stage_says_what_is_missing(config: PackConfig) -> None:
+    """Nobody publishes half of a dataset, or writes the plan of other settings."""
+    with pytest.raises(PlanMissing, match="stage=plan with the same settings makes it"):
+        pack(replace(config, stage=Stage.write))
+    pack(replace(config, stage=Stage.plan))
+    with pytest.raises(PlanMissing, match="other settings"):
+        pack(replace(config, stage=Stage.write, seed=1))
+    pack(replace(config, stage=Stage.write, part="0/2"))
+    with pytest.raises(
+        PackError, match=r"3 of 6 shards are not written, as packed-000003\.tar: stage=write writes them"
+    ):
+        pack(replace(config, stage=Stage.publish))
+
+
+def test_what_was_not_measured_is_measured_by_the_plan(config: PackConfig, tmp_path: Path) -> None:
+    """An array that lost a task costs time, and no sample."""
+    pack(replace(config, stage=Stage.lengths, part="1/3"))
+    pack(replace(config, stage=Stage.plan))
+    pack(config)
+    assert files(tmp_path / "out" / "packed") == _whole(config, tmp_path)
+
+
+@given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 9))
+def test_each_thing_is_in_one_part(sizes: list[int], num_parts: int) -> None:
+    """A sample in two parts would be measured twice, one in none by nobody."""
+    spans, parts = Spans(sizes), [Part(number, num_parts) for number in range(num_parts)]
+    assert sorted(number for part in parts for number in spans.within(part)) == [*range(len(sizes))]
+    for number in range(len(sizes)):
+        rows = [spans.rows(part, number, 7).tolist() for part in parts]
+        assert sorted(row for mine in rows for row in mine) == [*range(7)]
+        assert all(number in spans.overlapping(part) for part, mine in zip(parts, rows, strict=True) if mine)
+
+
+def test_parts_are_equal_in_bytes() -> None:
+    """One file of 90 bytes and one of 10, in two parts: the first is cut at 50."""
+    spans = Spans([90, 10])
+    assert [len(spans.rows(Part(number, 2), 0, 9)) for number in range(2)] == [5, 4]
+    assert [spans.overlapping(Part(number, 2)) for number in range(2)] == [[0], [0, 1]]
+
+
+@pytest.mark.parametrize("text", ["3", "3/3", "-1/2", "a/b", "1/0"])
+def test_a_part_is_a_number_of_parts(text: str) -> None:
+    with pytest.raises(PackError, match=r"part=.*: must be NUMBER/PARTS"):
+        Part.parse(text)
