@@ -85,7 +85,8 @@ def make_sample_loader(
         flavor: a name of `samples.flavors.FLAVORS`.
         messages_key, sample_type, caption_prompt, take, tools: how unpacked samples are read, `source.*` of the
             packing.
-        source_root: where the media lie that packs of `output.media=reference` refer to; None: as docs/formats.md says.
+        source_root: where the media lie that packs of `output.media=reference` refer to; None: where
+            ENERGON_PACK_SOURCE_ROOT says, else where it was.
 
     Raises:
         ValueError: an unknown flavour, sample type, side or way of tools.

@@ -32,7 +32,13 @@ def test_a_line_that_names_a_bucket_costs_its_sample_and_asks_nobody(
     """One hostile line signed a request with the user's keys, to a place of its choosing, and ended the run."""
     bucket.put("a.png", picture(format="PNG"))
     (tmp_path / "b.png").write_bytes(picture(format="PNG"))
-    named = [f"{bucket.address}/a.png", "msc://anyone/a.png", "s3://me:word@b/a.png", "S3://b/a.png", "http://me:word@h/a.png"]
+    named = [
+        f"{bucket.address}/a.png",
+        "msc://anyone/a.png",
+        "s3://me:word@b/a.png",
+        "S3://b/a.png",
+        "http://me:word@h/a.png",
+    ]
     source = lines(tmp_path, "b.png", *named)
     bucket.proxy.fault = lambda _: 500
     bucket.seen()
