@@ -1,6 +1,5 @@
 """Whether every sample of the source is accounted for: in a pack, in the ledger, or left out by the source settings."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from energon_pack.dataset.referenced import source_root
 from energon_pack.errors import PackError, short
 from energon_pack.run.context import Run
 from energon_pack.run.json_nodes import node_of
-from energon_pack.run.stores import is_address, lies_in, losing_no_fault, tidy
+from energon_pack.run.stores import lies_in, losing_no_fault, tidy
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice

@@ -57,8 +57,9 @@ def find_lines(path: str | Sequence[str], media_root: str | None = None, remote_
         folders += entry_folders
         files += [file for folder in entry_folders for file in walk(folder, _JSONL)]
         if not files:
-            instead = but_parquet(entry_folders) or "; name *.json files by themselves or by a glob"
-            raise PackError(f"source.path={entry}: no *.jsonl there{instead}")
+            if parquet := but_parquet(entry_folders):
+                raise PackError(f"source.path={entry}: no *.jsonl there{parquet}")
+            raise PackError(f"source.path={entry}: no *.jsonl there; name *.json files by themselves or by a glob")
         for file in files:
             for item in _entries(file, media_root, remote_media):
                 real = real_path(item.path)
