@@ -11,7 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from energon_pack.dataset.manifest import TYPED, is_adopted, is_metadataset, is_packed_here, read_manifest, read_replays
+from energon_pack.dataset.manifest import (
+    TYPED,
+    is_adopted,
+    is_metadataset,
+    is_packed_here,
+    processor_folder,
+    read_manifest,
+    read_replays,
+)
 from energon_pack.dataset.referenced import LoadedMedia
 from energon_pack.errors import PackError
 from energon_pack.run.json_nodes import node_of, plain
@@ -77,7 +85,8 @@ def make_sample_loader(
         flavor: a name of `samples.flavors.FLAVORS`.
         messages_key, sample_type, caption_prompt, take, tools: how unpacked samples are read, `source.*` of the
             packing.
-        source_root: where the media lie that packs of `output.media=reference` refer to; None: as docs/formats.md says.
+        source_root: where the media lie that packs of `output.media=reference` refer to; None: where
+            ENERGON_PACK_SOURCE_ROOT says, else where it was.
 
     Raises:
         ValueError: an unknown flavour, sample type, side or way of tools.
@@ -281,7 +290,8 @@ def load_template(
 
     Args:
         dataset: folder of a packed dataset, or the YAML of a Metadataset of several.
-        processor: folder or hub id of the model's processor; by default the model's published one.
+        processor: folder or hub id of the model's processor; by default the folder that the dataset was packed with,
+            where that is here, else the model's published one.
         trust_remote_code: run code of the processor's; never taken from the dataset.
         model: as of `manifest_of`.
 
@@ -291,7 +301,7 @@ def load_template(
     """
     manifest = manifest_of(dataset, model)
     node = manifest["content"]["model"]
-    processor = processor or node["hub_id"]
+    processor = processor or (processor_folder(dataset) if model is None else None) or node["hub_id"]
     if processor is None:
         raise ValueError(f"{dataset}: model={node['name']} has no hub id: give its processor")
     content = manifest["content"]

@@ -67,7 +67,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
     Args:
         dataset: folder of the packed dataset, or the YAML of a Metadataset of several.
-        processor: folder or hub id; by default the model's published one.
+        processor: folder or hub id; by default as of `loading.load_template`.
         trust_remote_code: run code of the processor's.
         model: of packs of another tool: as in `+model=NAME` of packing, or the path of a model's YAML.
         packing_buffer_size: pack unpacked samples by the settings of `dataset`, so many at a time: `train_arguments`

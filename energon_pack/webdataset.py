@@ -66,7 +66,7 @@ def packs(
 
     Args:
         dataset: folder of the packed dataset.
-        processor: folder or hub id; by default the model's published one.
+        processor: folder or hub id; by default as of `loading.load_template`.
         trust_remote_code: run code of the processor's.
         model: of packs of another tool: as in `+model=NAME` of packing, or the path of a model's YAML.
         options: `layout`, `pad_to`, `labels` …: see `training.pack_encoder.PackEncoder`.

@@ -41,7 +41,9 @@ IMAGE_TOKEN = "<image>"  # as in megatron.core.models.multimodal.llava_model
 def add_packed_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Arguments beside Megatron's own."""
     group = parser.add_argument_group("energon_pack")
-    group.add_argument("--packed-processor", help="folder or hub id; default: the model's published one")
+    group.add_argument(
+        "--packed-processor", help="folder or hub id; default: as when it was packed, else the model's published one"
+    )
     group.add_argument("--packed-val", help="another packed dataset for validation; default: the part val")
     group.add_argument("--packed-keep-feature-tokens", action="store_true", help="for models other than LLaVAModel")
     return parser

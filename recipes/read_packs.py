@@ -25,7 +25,9 @@ def member_tokens(template: Template, member: MemberInput) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", help="folder of a packed dataset")
-    parser.add_argument("--processor", help="folder or hub id; default: the model's published one")
+    parser.add_argument(
+        "--processor", help="folder or hub id; default: as when it was packed, else the model's published one"
+    )
     parser.add_argument("--num-workers", type=int, default=0)
     arguments = parser.parse_args()
 

@@ -116,7 +116,9 @@ def fell(losses: list[float]) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path, help="folder of a packed dataset, or a Metadataset")
-    parser.add_argument("--processor", help="folder or hub id; default: the model's published one")
+    parser.add_argument(
+        "--processor", help="folder or hub id; default: as when it was packed, else the model's published one"
+    )
     parser.add_argument("--val", type=Path, help="another packed dataset for validation; default: the part val")
     parser.add_argument("--max-steps", type=int, default=30)
     parser.add_argument("--num-workers", type=int, default=0)
@@ -137,7 +139,8 @@ def main() -> None:
         if val is not None:
             loss, weight = evaluate(model, val)
             print(f"{name}: validation loss {loss / weight:.3f} over {weight:,.0f} tokens by weight")
-    print(f"packed is {speeds[0] / speeds[1]:.2f} times as fast")
+    ratio = speeds[0] / speeds[1]
+    print(f"packed is {ratio:.2f} times as fast" if ratio >= 1 else f"packed is {1 - ratio:.0%} slower")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ import torch
 from megatron.energon import SkipSample, WorkerConfig, get_loader, get_savable_loader, get_train_dataset
 from megatron.energon.errors import FatalSampleError
 
+from energon_pack import metadataset
 from energon_pack.config import Rope
-from energon_pack.dataset.manifest import read_manifest
+from energon_pack.dataset.manifest import processor_folder, read_manifest
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
+from energon_pack.loading import load_template
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training import members, pack_encoder
@@ -47,6 +49,22 @@ def packed(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="module")
 def encoder(packed: Path, demo: tuple[Path, Path]) -> PackedTaskEncoder:
     return PackedTaskEncoder(packed, str(demo[1]), tokens_per_second=2)
+
+
+def test_the_processor_of_the_packing_is_taken_where_it_is_here(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The model hub was asked for the published one, whose lengths are others, though report.json named the folder."""
+    assert load_template(packed).fingerprints == load_template(packed, str(demo[1])).fingerprints
+    blend, moved = tmp_path / "blend.yaml", tmp_path / "moved"
+    metadataset.main([str(blend), f"{packed}=1"])
+    assert processor_folder(blend) == str(demo[1])
+    shutil.copytree(packed, moved)
+    report = moved / "report.json"
+    report.write_text(report.read_text().replace(str(demo[1]), "/of/another/machine"))
+    assert processor_folder(moved) is None
+    report.write_text("[]")
+    assert processor_folder(moved) is None
 
 
 @pytest.fixture(scope="module")

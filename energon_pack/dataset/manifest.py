@@ -5,7 +5,7 @@ A dataset is a folder, or its address on an object store; several are named by t
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,31 @@ def _replay(folder: str | Path) -> "Replay | None":
     except ValueError as error:
         path = _joined(folder, f"{META_FOLDER}/{REPLAY}")
         raise ValueError(f"{path} can't be read ({error}): get it again from where the dataset is whole") from None
+
+
+def processor_folder(dataset: str | Path) -> str | None:
+    """The folder of the processor that a dataset was packed with, as report.json names it; None: it is not here.
+
+    Args:
+        dataset: as of `read_manifest`; of a Metadataset's YAML, the first folder that is here.
+    """
+    for folder in packed_datasets(dataset) if is_metadataset(dataset) else [dataset]:
+        try:
+            report = json.loads(_read(_joined(folder, REPORT)) or b"{}")
+            named = report["config"]["model"]["processor"]
+        except (ValueError, KeyError, TypeError):  # packed by an old version, or damaged: lengths do not need it
+            continue
+        if isinstance(named, str) and os.path.isdir(path := when_packed(report, named)):
+            return path
+    return None
+
+
+def when_packed(report: Mapping[str, Any], path: str) -> str:
+    """A path of report.json's config, as it was meant in the folder in which that run was started."""
+    if is_address(path):
+        return path
+    cwd = report.get("cwd")
+    return os.path.join(cwd, os.path.expanduser(path)) if isinstance(cwd, str) else path
 
 
 def is_packed_here(dataset: str | Path) -> bool:

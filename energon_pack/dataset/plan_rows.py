@@ -1,6 +1,6 @@
 """The rows of pack_plan.parquet: one a member, in the order of writing.
 
-What is written for whoever asks the file, and what this package reads of it: `docs/manifest.md` has the questions.
+What is written for whoever asks the file, and what this package reads of it.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A member of a pack as a sample of its own, in the form that docs/sources.md has for it. Pure."""
+"""A member of a pack as a sample of its own, in the form that a source has it in. Pure."""
 
 from collections.abc import Mapping
 from typing import Any

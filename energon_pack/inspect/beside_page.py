@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from energon_pack.errors import printable
+from energon_pack.errors import amount, printable
 from energon_pack.inspect.beside import Alone, Side, figures, only_in, settings
 from energon_pack.pages.html import Html, page, section, table, tag
 from energon_pack.pages.svg import histogram
@@ -27,7 +27,7 @@ def print_beside(left: Side, right: Side, to: Console) -> None:
         to.print()
     for side, other in ((left, right), (right, left)):
         alone = only_in(side, other)
-        to.print(f"only in {side.name}: {alone.number:,} sample{'s' * (alone.number != 1)}", markup=False)
+        to.print(f"only in {side.name}: {amount(alone.number, 'sample')}", markup=False)
         for name, why in alone.first[:3]:
             to.print(f"  {printable(name)}: {printable(why)}", markup=False, soft_wrap=True)
 

@@ -7,7 +7,7 @@ import argparse
 import random
 import shlex
 
-from energon_pack.errors import PackError, printable
+from energon_pack.errors import PackError, amount, printable
 from energon_pack.inspect.dataset import Opened, about, open_dataset
 from energon_pack.inspect.overrides import is_override
 from energon_pack.inspect.written import write_page
@@ -120,7 +120,7 @@ def _search(opened: Opened, given: argparse.Namespace) -> int:
         table.add_row(f"{hit.number:,}", f"#{hit.member}", hit.key, printable(hit.sample_id))
     console().print(table)
     rest = num_hits - len(hits)
-    say(f"{num_hits:,} member{'s' * (num_hits != 1)}" + (f", {rest:,} not shown (--limit N)" if rest else ""))
+    say(amount(num_hits, "member") + (f", {rest:,} not shown (--limit N)" if rest else ""))
     return 0
 
 

@@ -26,7 +26,7 @@ def pack_page(opened: Opened, found: Found, view: PackView, processor: str | Non
 
     Args:
         view: of it, with its pictures.
-        processor: with which batches are made; None: the model's published one.
+        processor: with which batches are made; None: as of `load_template`.
         how: `trust_remote_code` and `model` of `loading.pack_encoder`.
     """
     titles = ["Members", *(f"{_TITLE}: {layout}" for layout in _LAYOUTS)]

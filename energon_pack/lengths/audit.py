@@ -133,7 +133,7 @@ def remember(audit: Audit, measured: Sequence[MeasuredShard], method: Method, sh
 def _why_not(method: Method) -> str:
     """As it was noted; the folder is another one with other packages."""
     path = Path(method.template_folder, _WHY_NOT)
-    return path.read_text() if path.exists() else ""
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _known(method: Method) -> dict[str, float]:
@@ -170,7 +170,8 @@ def start(
     """
     rows, known = draw(measured, share, seed), is_known(measured, method, share)
     parts = _parts(rows) if is_dealt else [rows] if rows else []
-    jobs = [AuditJob(part, method, known, _why_not(method) if known else "") for part in parts]
+    why_not = _why_not(method) if known else ""
+    jobs = [AuditJob(part, method, known, why_not) for part in parts]
     return Auditing(measured, method, share, run.executor.start(audit, jobs[0]) if jobs else None, jobs[1:])
 
 

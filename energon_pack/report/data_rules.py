@@ -191,7 +191,12 @@ def unknown_keys(figures: Figures) -> Iterator[Remark]:
     named = (f"{clipped(key, _NAME)} ({found['samples']:,}, as {found['example']})" for key, found in keys.items())
     what = f"{len(keys)} keys of records are not known: {', '.join(islice(named, _KEYS))}{', …' * (len(keys) > _KEYS)}"
     why = "nothing reads them: what they say of media, of what is trained, or of how much, is lost"
-    yield Remark(Grade.look, what, why, "nothing where they are remarks; else the keys that docs/sources.md names")
+    yield Remark(
+        Grade.look,
+        what,
+        why,
+        "nothing where they are remarks; else a key that is read: messages, system, tools, images, videos",
+    )
 
 
 def images(figures: Figures) -> Iterator[Remark]:

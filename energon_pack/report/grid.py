@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from energon_pack.errors import amount
 from energon_pack.pages.html import Html, data_block, section, tag
 from energon_pack.pages.svg import Piece, legend, strip
 from energon_pack.plan.items import MEDIA_TYPES, Lengths
@@ -155,7 +156,7 @@ def _facts(pack: GridPack, max_token_len: int) -> str:
     num, tokens = len(pack.members), pack.tokens
     return (
         f"{pack.number:,} · {tokens / max_token_len:.1%} full · {pack.trained / max(1, tokens):.0%} trained on ·"
-        f" cost {pack.cost:.2f} · {num:,} member{'s' * (num != 1)}"
+        f" cost {pack.cost:.2f} · {amount(num, 'member')}"
     )
 
 

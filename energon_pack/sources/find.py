@@ -10,12 +10,14 @@ from pathlib import Path
 from energon_pack.errors import PackError
 from energon_pack.run.stores import is_address
 from energon_pack.sources.compressed import COMPRESSED_NAMES, compressed_error, plain_copies, plain_name
+from energon_pack.sources.other_formats import PARQUET
 from energon_pack.sources.prepared import LeftOut, Selection
 from energon_pack.sources.shard import Source, shard_of
 from energon_pack.sources.storage import expand, real_path, walk
 
 _TARS = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 _LINES = re.compile(r"\.jsonl?$")
+_PARQUET = re.compile(r"\.parquet$")
 
 
 def find_shards(path: str | Sequence[str], split: str | None = None, copies: Path | None = None) -> Source:
@@ -40,8 +42,9 @@ def find_shards(path: str | Sequence[str], split: str | None = None, copies: Pat
         folders += entry_folders
         tars = list(chain(files, *(walk(folder, _TARS) for folder in entry_folders)))
         if not tars:
-            has_lines = any(walk(folder, _LINES) for folder in entry_folders)
-            raise PackError(f"source.path={entry}: no *.tar there" + "; source=jsonl reads JSONL" * has_lines)
+            if any(walk(folder, _LINES) for folder in entry_folders):
+                raise PackError(f"source.path={entry}: no *.tar there; source=jsonl reads JSONL")
+            raise PackError(f"source.path={entry}: no *.tar there{but_parquet(entry_folders)}")
         if lines := next(filter(_LINES.search, tars), None):
             raise PackError(f"source.path={entry}: {lines} is no tar; source=jsonl reads JSONL")
         for tar in tars:
@@ -102,6 +105,11 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
             return names
         for root in unclear:
             depths[root] += 1
+
+
+def but_parquet(folders: Sequence[str]) -> str:
+    """Says that folders have Parquet, where they do."""
+    return f" but {PARQUET}" if any(walk(folder, _PARQUET) for folder in folders) else ""
 
 
 def local_folders(folders: Iterable[str]) -> frozenset[Path]:

@@ -189,7 +189,7 @@ def _hooks(
             raise MixingError(f"inputs with mask={given}, and {type(model).__name__} was shown with mask={mask}")
         if untried := sorted(name for name in media & inputs.keys() - tried if isinstance(inputs[name], Tensor)):
             raise MixingError(f"{', '.join(untried)}: not tried with this model; guard(model, encoder) tries its media")
-        if longest is not None and (length := _length_of(inputs)) > longest:
+        if longest is not None and (length := _length_of(inputs, longest)) > longest:
             raise MixingError(
                 f"a row of {length} tokens: {type(model).__name__} was shown to keep members apart in packs of"
                 f" {longest} tokens at most, the longest of the encoder's: in longer ones it mixes them"
@@ -216,9 +216,15 @@ def _hooks(
     return handles
 
 
-def _length_of(inputs: dict[str, Any]) -> int:
-    """Tokens of the longest row without its padding; at least those that positions count, of padding as well."""
-    return max(int(inputs["position_ids"].max()) + 1, *(member.end for member in members_of(inputs)), 0)
+def _length_of(inputs: dict[str, Any], longest: int) -> int:
+    """Tokens of the longest row without its padding; at least those that positions count, of padding as well.
+
+    Args:
+        longest: of rows that are no wider, members are not looked for: no member ends behind its row.
+    """
+    positions = inputs["position_ids"]
+    members = members_of(inputs) if positions.shape[-1] > longest else []
+    return max(int(positions.max()) + 1, *(member.end for member in members), 0)
 
 
 def _media_of(model: Module) -> set[str]:

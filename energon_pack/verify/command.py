@@ -20,7 +20,7 @@ from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.referenced import DatasetMedia
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.command import count, parser
 from energon_pack.run.console import console, say
@@ -254,7 +254,7 @@ def print_findings(findings: Findings, max_errors: int) -> None:
     for check, what in CHECKS.items():
         number_looked_at, number = findings.num_looked_at[check], findings.num_defects[check]
         if check in findings.num_looked_at or number:
-            result = f"{number:,} defect{'s' * (number > 1)}" if number else "ok"
+            result = amount(number, "defect") if number else "ok"
             table.add_row(check, what, f"{number_looked_at:,}", result, style="bold" if number else None)
     console().print(table)
     for note in findings.notes:

@@ -1,6 +1,5 @@
 """Whether some members of packs still have the lengths they were packed with, by the template training uses."""
 
-import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import at
 from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.manifest import processor_folder
 from energon_pack.dataset.members import sample_of
 from energon_pack.errors import short
 from energon_pack.loading import load_template
@@ -18,7 +18,7 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.template import Template
 from energon_pack.verify.shard import VerifiedShard, packs_of
-from energon_pack.verify.source import demo_of, when_packed
+from energon_pack.verify.source import demo_of
 
 _SEED = 0
 
@@ -36,7 +36,7 @@ def measured_again(
 
     Args:
         flavor: None: another tool packed them.
-        processor: folder or hub id; None: the model's published one.
+        processor: folder or hub id; None: as of `load_template`.
         model: of another tool's packs: as in `+model=NAME`.
     """
     warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like
@@ -65,9 +65,7 @@ def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
     processor: str | None = at(report, "config", "model", "processor")
     if processor is None and at(report, "config", "source", "path") is None and report:
         return demo_of(folder, report)[1]
-    if processor is not None and os.path.isdir(when_packed(report, processor)):
-        return when_packed(report, processor)
-    return processor  # a hub id, or a folder that is given by its whole path
+    return processor_folder(folder.path) or processor  # a hub id, or a folder that is no longer there
 
 
 def _differs(file: Bytes, pack: Pack, index: int, template: Template) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Whether every sample of the source is accounted for: in a pack, in the ledger, or left out by the source settings."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +9,12 @@ import numpy as np
 from energon_pack.config.resolve import cache_folder
 from energon_pack.dataset.files import at
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import REPORT
+from energon_pack.dataset.manifest import REPORT, when_packed
 from energon_pack.dataset.referenced import source_root
 from energon_pack.errors import PackError, short
 from energon_pack.run.context import Run
 from energon_pack.run.json_nodes import node_of
-from energon_pack.run.stores import is_address, lies_in, losing_no_fault, tidy
+from energon_pack.run.stores import lies_in, losing_no_fault, tidy
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
@@ -69,14 +68,6 @@ def _now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
     if not isinstance(root, str) or not lies_in(path, root):
         return path
     return tidy(path_in(source_root(folder.path), path[len(root) :].lstrip("/")))
-
-
-def when_packed(report: Mapping[str, Any], path: str) -> str:
-    """A path of report.json's config, as it was meant in the folder in which that run was started."""
-    if is_address(path):
-        return path
-    cwd = report.get("cwd")
-    return os.path.join(cwd, os.path.expanduser(path)) if isinstance(cwd, str) else path
 
 
 def demo_of(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from energon_pack.errors import amount
 from energon_pack.pages.html import Html, details, join, picture, table, tag
 from energon_pack.pages.svg import Piece, legend, strip
 from energon_pack.views.strips import pieces_of
@@ -45,12 +46,12 @@ def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24)
 
 
 def _more(number: int) -> str:
-    return f"{number:,} more member{'s' * (number != 1)}"
+    return amount(number, "more member")
 
 
 def pack_facts(view: PackView) -> str:
     """A pack in a line."""
-    members = f"{len(view.members):,} member{'s' * (len(view.members) != 1)}"
+    members = amount(len(view.members), "member")
     facts = [view.media_type, members]
     if (total := view.token_len) is not None:
         of = (
@@ -113,7 +114,7 @@ def member_block(member: MemberView, name: str, max_chars: int) -> Html:
 
 def member_facts(member: MemberView) -> str:
     """A member in a line."""
-    facts = [member.media_type, f"{len(member.turns):,} turn{'s' * (len(member.turns) != 1)}"]
+    facts = [member.media_type, amount(len(member.turns), "turn")]
     if member.token_len is not None:
         facts.append(f"{member.token_len:,} tokens")
         if member.num_visual_tokens:

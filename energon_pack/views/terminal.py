@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from energon_pack.errors import printable
+from energon_pack.errors import amount, printable
 from energon_pack.pages.svg import Piece
 from energon_pack.views.strips import member_pieces
 from energon_pack.views.view import Medium, MemberView, PackView, Span, times
@@ -70,7 +70,7 @@ def print_pack(view: PackView, to: Console, full: bool = False) -> None:
 
 def pack_facts(view: PackView) -> str:
     """A pack in a line."""
-    facts = [view.media_type, f"{len(view.members):,} member{'s' * (len(view.members) != 1)}"]
+    facts = [view.media_type, amount(len(view.members), "member")]
     total = view.token_len
     if total is not None and view.members:
         of = f" of {view.max_token_len:,}" if view.max_token_len else ""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from energon_pack.errors import PackError, refuse_password
 
-_ADDRESS = re.compile(r"(s3|gs|msc)://([^/]+)/*(.*)", re.DOTALL)
+_ADDRESS = re.compile(r"(s3|gs|msc)://([^/]+)/*(.*)", re.DOTALL | re.IGNORECASE)  # `S3://…` is `s3://…`
 
 
 class Place(NamedTuple):
@@ -27,8 +27,10 @@ def is_address(path: str | os.PathLike[str]) -> bool:
 
 
 def tidy(address: str) -> str:
-    """An address with no slash at its end."""
-    return address.rstrip("/")
+    """An address with its scheme in lower case, and no slash at its end."""
+    address = address.rstrip("/")
+    scheme, mark, path = address.partition("://")
+    return f"{scheme.lower()}{mark}{path}" if is_address(address) else address
 
 
 def parent(address: str) -> str:
@@ -40,7 +42,7 @@ def parent(address: str) -> str:
 def bucket_of(address: str) -> str:
     """The bucket or profile that an address lies in, as an address; of a path, nothing."""
     matched = _ADDRESS.fullmatch(address)
-    return f"{matched[1]}://{matched[2]}" if matched else ""
+    return f"{matched[1].lower()}://{matched[2]}" if matched else ""
 
 
 def joined(folder: str, name: str) -> str:
@@ -64,12 +66,12 @@ def place_of(address: str) -> Place:
     if matched is None:
         raise PackError(f"{address} is no address on an object store: s3://bucket/…, gs://bucket/… or msc://profile/…")
     refuse_password("", address)
-    scheme, name, key = matched.groups()
+    scheme, name, key = matched[1].lower(), matched[2], matched[3]
     if scheme == "msc":
         return Place(name, key)
     from multistorageclient import StorageClientConfig
 
-    mapped = StorageClientConfig.read_path_mapping().find_mapping(address)
+    mapped = StorageClientConfig.read_path_mapping().find_mapping(f"{scheme}{address[len(scheme) :]}")
     return Place(*mapped) if mapped else Place(f"_{scheme}-{name}", key)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.run.stores import bucket_of, is_address, joined
-from energon_pack.sources.find import local_folders, names_of
+from energon_pack.sources.find import but_parquet, local_folders, names_of
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.shard import Source, shard_of
 from energon_pack.sources.storage import absolute, expand, folder_of, is_file, open_file, real_path, walk
@@ -57,6 +57,8 @@ def find_lines(path: str | Sequence[str], media_root: str | None = None, remote_
         folders += entry_folders
         files += [file for folder in entry_folders for file in walk(folder, _JSONL)]
         if not files:
+            if parquet := but_parquet(entry_folders):
+                raise PackError(f"source.path={entry}: no *.jsonl there{parquet}")
             raise PackError(f"source.path={entry}: no *.jsonl there; name *.json files by themselves or by a glob")
         for file in files:
             for item in _entries(file, media_root, remote_media):

@@ -32,7 +32,13 @@ def test_a_line_that_names_a_bucket_costs_its_sample_and_asks_nobody(
     """One hostile line signed a request with the user's keys, to a place of its choosing, and ended the run."""
     bucket.put("a.png", picture(format="PNG"))
     (tmp_path / "b.png").write_bytes(picture(format="PNG"))
-    named = [f"{bucket.address}/a.png", "msc://anyone/a.png", "s3://me:word@b/a.png", "http://me:word@h/a.png"]
+    named = [
+        f"{bucket.address}/a.png",
+        "msc://anyone/a.png",
+        "s3://me:word@b/a.png",
+        "S3://b/a.png",
+        "http://me:word@h/a.png",
+    ]
     source = lines(tmp_path, "b.png", *named)
     bucket.proxy.fault = lambda _: 500
     bucket.seen()
@@ -40,7 +46,7 @@ def test_a_line_that_names_a_bucket_costs_its_sample_and_asks_nobody(
     assert pack(run)["samples_packed"] == 2
     assert bucket.seen().requests == []
     ledger = json_lines(tmp_path / "out" / "packed" / "skipped.jsonl")
-    assert [row["reason"] for row in ledger] == ["missing_media"] * 3 + ["unsupported_media"]
+    assert [row["reason"] for row in ledger] == ["missing_media"] * 4 + ["unsupported_media"]
     assert "source.remote_media=true reads it" in ledger[0]["detail"]
     assert "word" not in json.dumps(ledger)
 
@@ -49,12 +55,14 @@ def test_a_line_that_names_a_bucket_costs_its_sample_and_asks_nobody(
 def test_media_of_a_bucket_are_read_where_the_settings_name_it(
     config: Make, tmp_path: Path, bucket: Bucket, named: str
 ) -> None:
+    """A scheme in capitals is the same one; it was a path, and its media `unsupported_media`."""
     bucket.put("deep/a.png", picture(format="PNG"))
     more: dict[str, Any] = {"source__remote_media": True}
     if named == "source.media_root":
         more = {"source__media_root": f"{bucket.address}/other"}  # the same bucket
-    run = config(lines(tmp_path, f"{bucket.address}/deep/a.png"), source__format=Format.jsonl, **more)
-    assert pack(run)["samples_packed"] == 2
+    addresses = f"{bucket.address}/deep/a.png", f"{bucket.address}/deep/a.png".replace("s3", "S3", 1)
+    run = config(lines(tmp_path, *addresses), source__format=Format.jsonl, **more)
+    assert pack(run)["samples_packed"] == 3
 
 
 def test_a_line_on_a_store_names_no_other_bucket(config: Make, tmp_path: Path, bucket: Bucket) -> None:
