@@ -100,7 +100,7 @@ class Progress:
             console=self._console,
             auto_refresh=False,
             speed_estimate_period=_SECONDS_OF_PACE,
-            get_time=lambda: time.monotonic(),
+            get_time=time.monotonic,
         )
         self._stage: str | None = None
         self._start = 0.0

@@ -67,7 +67,7 @@ def test_a_log_of_a_short_run_has_no_progress(tmp_path: Path, cache: Path) -> No
     assert (code, errors) == (0, "")
 
 
-# ------------------------------------------------------------------------------------------------ what is left, and said
+# --------------------------------------------------------------------------------------------- what is left, and said
 
 
 def test_what_was_there_takes_no_time_from_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
