@@ -7,8 +7,7 @@
 Packs are those of a Qwen3-VL dataset; without one, the real sets beside the checkout are packed into a temporary
 folder (2b), or the demo (tiny, or where there are none). `padded` trains on the same samples a step, each a row of its
 own, padded to the longest. The first steps are left out of the rates. `--save` writes the page, and beside it
-FILE.csv: seconds, tokens, Σ len², visual tokens and loss of every step: `python -m energon_pack.simulate DIR --times
-FILE.csv` fits what a step costs to it.
+FILE.csv: seconds, tokens, Σ len², visual tokens and loss of every step.
 """
 
 import argparse

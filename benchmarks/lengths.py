@@ -43,7 +43,7 @@ from energon_pack.templates.tokens.counter import CountingError
 from energon_pack.templates.tokens.words import HOSTILE
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
-ENGINES = ("words", "fastokens", "gigatoken")
+ENGINES = ("words", "gigatoken")
 NUM_HOSTILE = 60_000
 Rows = list[tuple[str, str, str, str, str]]
 

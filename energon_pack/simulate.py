@@ -1,7 +1,7 @@
 """How long ranks would wait for each other, on any number of them: `python -m energon_pack.simulate DIR`.
 
 Replays in which order a loader reads the packs of a packed dataset, and adds up what they cost each rank in each step.
-No media byte is read: the plan says what is in each pack, the model's sizes or measured times say what that costs.
+No media byte is read: the plan says what is in each pack, and the model's sizes say what that costs.
 """
 
 import argparse
@@ -29,7 +29,6 @@ from energon_pack.run.files import META_FOLDER
 from energon_pack.run.seeded import Ints
 from energon_pack.sources.storage import is_file
 from energon_pack.steps.cost import CostModel, cost_model
-from energon_pack.steps.fit import Fit, fit, read_times
 from energon_pack.steps.spread import PackCosts, compared
 from energon_pack.steps.topology import Topology, stream, topology_of
 
@@ -61,7 +60,6 @@ class Simulation:
     #: who the packs were laid out for
     topology: Topology
     cost: CostModel
-    fit: Fit | None
     #: of rows that are padded to `max_token_len`
     padding: float
     loader: str
@@ -74,7 +72,6 @@ def simulate(
     loader: str = "plan",
     split: str = "train",
     model: Path | None = None,
-    times: Path | None = None,
 ) -> Simulation:
     """Replay a loader over the packs of a split.
 
@@ -83,18 +80,16 @@ def simulate(
         worlds: who trains; `workers` are felt with Energon's own loader alone.
         loader: of `LOADERS`.
         model: folder whose config.json says what samples cost; None: as the dataset says.
-        times: table of measured steps; None: costs are FLOPs.
 
     Raises:
-        PackError: no packed dataset, a Metadataset, a split without packs, no config.json, or no such table.
+        PackError: no packed dataset, a Metadataset, a split without packs, or no config.json.
     """
     folder = DatasetFolder(dataset)
     manifest = _manifest_of(folder)
     if model and not (model / "config.json").is_file():
         raise PackError(f"--model {model}: there is no config.json in it")
     cost = CostModel.from_json(manifest["cost"]) if "cost" in manifest and not model else cost_model(model)
-    fitted = fit(read_times(times), cost, times.name) if times else None
-    costs, tokens = _costs_of_packs(PlanFile(folder), fitted.cost if fitted else cost)
+    costs, tokens = _costs_of_packs(PlanFile(folder), cost)
     first, num = _packs_of(manifest, split, len(costs))
     costs, tokens = costs.take(np.arange(first, first + num)), tokens[first : first + num]
     planned = topology_of(manifest)
@@ -106,7 +101,7 @@ def simulate(
         found.append(Simulated(**asdict(world), **compared(costs, order, world.data_parallel, world.micro_batches)))
     places = np.maximum(tokens, int(manifest["max_token_len"])).sum()
     padding = round(1 - float(tokens.sum() / places), 4)
-    return Simulation(split, num, planned, fitted.cost if fitted else cost, fitted, padding, loader, found)
+    return Simulation(split, num, planned, cost, padding, loader, found)
 
 
 def _manifest_of(folder: DatasetFolder) -> dict[str, Any]:
@@ -155,7 +150,6 @@ def _num_images(table: pa.Table) -> Ints:
 
 def print_simulation(simulation: Simulation) -> None:
     """A row a world and order; costs are the time of an epoch relative to ranks that never wait."""
-    fitted = simulation.fit
     laid = simulation.topology
     ranks, workers = amount(laid.data_parallel, "rank"), amount(laid.workers, "worker")
     who = f"{ranks} × {workers}, {amount(laid.micro_batches, 'pack')} each in a step"
@@ -163,30 +157,26 @@ def print_simulation(simulation: Simulation) -> None:
     say(f"{amount(simulation.packs, 'pack')} of {simulation.split}, {said}")
     say(f"{simulation.loader}: {LOADERS[simulation.loader]}")
     say(f"costs: {simulation.cost.unit}; {simulation.cost.source}")
-    if fitted:
-        error = f"{fitted.error:.1%} off in the mean, {fitted.worst_error:.1%} in the worst"
-        say(f"fit: {fitted.num_steps} steps, {error}; {fitted.step:.4g} s a step beside its tokens")
     say(f"padding: {simulation.padding:.2%} of rows that are padded to max_token_len")
     table = Table(box=None, pad_edge=False, header_style="bold")
     names = ["ranks", "workers", "packs", "order", "steps", "LM", "vision", "both", "at least", "worst", "waiting"]
-    for name in [*names, "trained ±2 %", *(["epoch"] if fitted else [])]:
+    for name in [*names, "trained ±2 %"]:
         table.add_column(name, justify="left" if name == "order" else "right")
     for world in simulation.worlds:
         for name, figures in ((simulation.loader, world.in_order), ("by chance", world.by_chance)):
             size = (world.data_parallel, world.workers, world.micro_batches) if figures is world.in_order else ("",) * 3
-            table.add_row(*map(str, size), name, *_cells(figures, fitted))
+            table.add_row(*map(str, size), name, *_cells(figures))
     console().print(table)
     say("LM, vision, both: time of an epoch, 1 where no rank waits; at least: of both, in any order; worst: step")
 
 
-def _cells(figures: dict[str, Any], fitted: Fit | None) -> list[str]:
+def _cells(figures: dict[str, Any]) -> list[str]:
     both, steps = figures["both"], figures["steps"]
     if not steps:
         return ["0"]
     shown = [figures["lm"]["epoch"], figures["vision"]["epoch"], both["epoch"], both["bound"], both["worst"]]
     cells = [f"{steps:,}", *(f"{value:.3f}" for value in shown), f"{1 - 1 / both['epoch']:.1%}"]
-    cells.append(f"{1 - figures['trained']['beyond']:.0%}")
-    return [*cells, f"{figures['cost'] + steps * fitted.step:,.1f} s"] if fitted else cells
+    return [*cells, f"{1 - figures['trained']['beyond']:.0%}"]
 
 
 def _counts(text: str) -> list[int]:
@@ -215,14 +205,13 @@ def main(arguments: list[str] | None = None) -> int:
     who.add_argument("--split", choices=SPLITS, default="train", help="whose packs (default: train)")
     costs = made.add_argument_group("what packs cost")
     costs.add_argument("--model", type=Path, metavar="FOLDER", help="of a config.json (default: as when it was packed)")
-    costs.add_argument("--times", type=Path, metavar="FILE", help="CSV or JSON of measured steps: times are seconds")
     made.add_argument("--json", action="store_true", help="print all figures as JSON")
     given: argparse.Namespace = made.parse_args(arguments)
     laid = topology_of(_manifest_of(DatasetFolder(given.dataset)))
     data_parallel = given.data_parallel or [laid.data_parallel if laid != Topology() else 8]
     sizes = given.micro_batches or [laid.micro_batches]
     worlds = [Topology(*world) for world in product(data_parallel, [given.workers or laid.workers], sizes)]
-    found = simulate(given.dataset, worlds, given.loader, given.split, given.model, given.times)
+    found = simulate(given.dataset, worlds, given.loader, given.split, given.model)
     if given.json:
         print(json.dumps(asdict(found), indent=2))
     else:

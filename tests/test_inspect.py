@@ -128,9 +128,10 @@ def test_without_a_processor_the_rest_is_shown(dataset: Path, shown: Show) -> No
 
 @pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "ascii"}, {"NO_COLOR": "1", "COLUMNS": "40"}])
 def test_any_terminal_will_do(dataset: Path, tmp_path: Path, variables: dict[str, str]) -> None:
-    """A pipe, an ASCII locale: no traceback, and signs become letters; no tokenizer is imported."""
+    """A pipe, an ASCII locale: no traceback, and signs become `?`; no tokenizer is imported."""
     script = (
-        "import sys; from energon_pack.inspect.command import main; sys.argv[1:] = [sys.argv[1]]; main();"
+        "import sys; from energon_pack.inspect.command import main;"
+        "from energon_pack.run.command import prepare_process; sys.argv[1:] = [sys.argv[1]]; prepare_process(); main();"
         "print(sorted({'torch', 'transformers', 'tokenizers', 'hydra', 'pandas'} & set(sys.modules)))"
     )
     result = command("-c", script, dataset, cwd=tmp_path, **variables)

@@ -94,28 +94,6 @@ def test_a_dataset_of_before_and_other_splits(dataset: Path, tmp_path: Path) -> 
     assert (found.packs, found.cost) == (manifest["num_packs"], cost_model(None))
 
 
-def test_measured_times_make_seconds(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A millisecond a token and a second a step: an epoch takes the most tokens of each step, and its steps."""
-    rows = [
-        {"tokens": n, "len_squares": n * n, "visual_tokens": 0, "visual_squares": 0, "seconds": 1 + n * 1e-3}
-        for n in range(100, 900, 100)
-    ]
-    (tmp_path / "times.json").write_text(json.dumps(rows))
-    arguments = [str(dataset), "--data-parallel", "1", "--times", str(tmp_path / "times.json")]
-    assert main([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    world = found["worlds"][0]["in_order"]
-    table = pq.read_table(dataset / "pack_plan.parquet").to_pydict()
-    keys = sorted(set(table["pack"]))[: found["packs"]]
-    tokens = sum(n for key, n in zip(table["pack"], table["token_len"], strict=True) if key in set(keys))
-    assert found["fit"]["step"] == pytest.approx(1)
-    assert world["cost"] == pytest.approx(tokens * 1e-3, rel=1e-3)
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert f"{tokens * 1e-3 + found['packs']:,.1f} s" in printed
-    assert "fit: 8 steps, 0.0% off in the mean" in printed
-
-
 def test_a_table_a_world(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(dataset), "--data-parallel", "2,512", "--micro-batches", "1,2"]) == 0
     printed = capsys.readouterr().out
@@ -140,7 +118,6 @@ def test_what_cannot_be_simulated_is_said_in_one_line(dataset: Path, tmp_path: P
         (str(tmp_path / "blend.yaml"),): "draws from a Metadataset's datasets by chance; simulate each by its folder",
         (str(tmp_path),): "is no dataset that energon_pack packed",
         (str(dataset), "--model", str(tmp_path)): f"--model {tmp_path}: there is no config.json in it",
-        (str(dataset), "--times", str(tmp_path / "none.csv")): "No such file or directory",
     }.items():
         result = command("-m", "energon_pack.simulate", *arguments, cwd=tmp_path)
         assert (result.returncode, result.stdout) == (1, "")

@@ -56,7 +56,6 @@ class Engine(str, Enum):
     auto = "auto"
     words = "words"
     gigatoken = "gigatoken"
-    fastokens = "fastokens"
     tokenizers = "tokenizers"
 
 

@@ -13,7 +13,7 @@ from energon_pack.inspect.overrides import is_override
 from energon_pack.inspect.written import write_page
 from energon_pack.run.command import count, parser
 from energon_pack.run.console import console, say
-from energon_pack.views.terminal import print_next, print_notes, print_pack, spell_out
+from energon_pack.views.terminal import print_next, print_notes, print_pack
 
 _MOST_HITS = 20
 _MOST_THUMBNAILS = 24
@@ -30,7 +30,6 @@ _CODES = {1: "nothing is called so; or refused, in one line"}
 
 def main() -> int:
     """Entry point; the exit code."""
-    spell_out()
     given = _arguments()
     if given.source is not None:
         from energon_pack.inspect.source import show_sample  # Hydra

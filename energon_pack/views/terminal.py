@@ -1,8 +1,5 @@
-"""A pack, and a sample, in a terminal: right at any width, in a pipe, without colours and without Unicode."""
+"""A pack, and a sample, in a terminal: right at any width, in a pipe and without colours."""
 
-import codecs
-import io
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -16,27 +13,19 @@ from energon_pack.pages.svg import Piece
 from energon_pack.views.strips import member_pieces
 from energon_pack.views.view import Medium, MemberView, PackView, Span, times
 
-_LETTERS = {"text": "t", "image": "i", "video": "v", "mix": "m", "unknown": "u", "padding": "."}
-_COLOURS = {"text": "blue", "image": "yellow", "video": "green", "mix": "magenta", "unknown": "white", "padding": "dim"}
+_COLOURS = {
+    "text": "blue",
+    "image": "yellow",
+    "video": "green",
+    "mix": "magenta",
+    "unknown": "white",
+    "padding": "bright_black",
+}
 _BLOCK = "█"
 _HEIGHT = 84  # lines, where no terminal says its own
 _LEAST = 12  # members in the table, and lines of their text
 _AROUND = 20  # lines that are neither
 _TURN_LINES = 6
-#: One letter for one, so that columns stay where they are.
-_SPELLED = {"×": "x", "·": "-", "…": "~", "→": ">", "█": "#", "«": "{", "»": "}", "─": "-"}
-
-
-def spell_out() -> None:
-    """Have a terminal without Unicode show this module's signs as letters of ASCII, and all others as `?`."""
-    codecs.register_error("energon_pack", _replacement)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="energon_pack")
-
-
-def _replacement(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    return "".join(_SPELLED.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
 
 
 def print_pack(view: PackView, to: Console, full: bool = False) -> None:
@@ -95,29 +84,22 @@ def print_notes(notes: Iterable[str], to: Console) -> None:
 
 
 def print_strip(view: PackView, to: Console) -> None:
-    """The bar of a pack, as wide as the terminal, and what its colours or letters are."""
+    """The bar of a pack, as wide as the terminal, and what its colours are; nothing where there are no colours."""
     members = [member_pieces(member, "") for member in view.members]
     used = sum(piece.size for pieces in members for piece in pieces)
-    if not used:
+    if not used or not _has_colours(to):
         return
     total = max(view.max_token_len or 0, used)
     padding = [[Piece("padding", total - used, "")]] if total > used else []
     columns = list(_columns([*members, *padding], total, to.width))
-    has_colours = to.color_system is not None and not to.no_color
-    line = Text()
-    for kind, number in columns:
-        dim = " dim" if number % 2 else ""
-        if has_colours and kind != "padding":
-            line.append(_BLOCK, _COLOURS[kind] + dim)
-        else:
-            letter = _LETTERS[kind]
-            line.append(letter.upper() if number % 2 and not has_colours else letter, "dim" if has_colours else "")
-    to.print(line)
-    legend = Text()
-    for kind in dict.fromkeys(kind for kind, _ in columns):
-        is_block = has_colours and kind != "padding"
-        legend.append(f"{_BLOCK if is_block else _LETTERS[kind]} {kind}   ", _COLOURS[kind] if is_block else "dim")
-    to.print(legend if has_colours else legend.append("(every second member in capitals)"))
+    dim = (" dim" if number % 2 else "" for _, number in columns)
+    to.print(Text.assemble(*((_BLOCK, _COLOURS[kind] + shade) for (kind, _), shade in zip(columns, dim, strict=True))))
+    kinds = dict.fromkeys(kind for kind, _ in columns)
+    to.print(Text("   ").join(Text.assemble((f"{_BLOCK} {kind}", _COLOURS[kind])) for kind in kinds))
+
+
+def _has_colours(to: Console) -> bool:
+    return to.color_system is not None and not to.no_color
 
 
 def _columns(members: Sequence[Sequence[Piece]], total: float, width: int) -> Iterator[tuple[str, int]]:
@@ -203,7 +185,7 @@ def tokens_text(spans: Sequence[Span], to: Console) -> Text:
     """Tokens as text: special ones and media dim, what is trained on green, or between « and »; `×0.5` behind it is how
     much each counts, where that is not 1.
     """
-    has_colours = to.color_system is not None and not to.no_color
+    has_colours = _has_colours(to)
     text = Text()
     for weight, alike in groupby(spans, key=lambda span: span.weight):
         is_marked = weight > 0 and not has_colours

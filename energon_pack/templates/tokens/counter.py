@@ -6,8 +6,8 @@ token (an image's) is counted by its length. The reference is `tokenizers`: it i
 whole text wherever this module is not sure: characters on which Unicode tables of different age may differ, text that
 is not in NFC, and spans that begin within a word.
 
-An optional engine (gigatoken, fastokens) counts a text's parts at once; it is compared with the reference on `HOSTILE`
-before it is used. Setting one up takes as long as counting some million characters without: few texts never need it.
+gigatoken, where it is installed, counts a text's parts at once; it is compared with the reference on `HOSTILE` before it
+is used. Setting it up takes as long as counting some million characters without: few texts never need it.
 """
 
 import json
@@ -46,8 +46,8 @@ class TokenCounter:
         """Read the tokenizer and choose an engine.
 
         Args:
-            engine: `auto` (after many texts the fastest that is installed), `words`, `gigatoken`, `fastokens`, or
-                `tokenizers`, which counts nothing here.
+            engine: `auto` (after many texts gigatoken where it is installed), `words`, `gigatoken`, or `tokenizers`,
+                which counts nothing here.
 
         Raises:
             CountingError: an engine that is asked for by name is not installed, or not right for this tokenizer.
@@ -56,7 +56,7 @@ class TokenCounter:
         pattern = word_pattern(settings)
         self.engine = "tokenizers"
         if pattern is None or engine == "tokenizers":
-            if engine in _FAST:
+            if engine == "gigatoken":
                 raise CountingError(f"measure.engine={engine} is for byte-level BPE, which this tokenizer is not")
             return
         self._pattern = pattern
@@ -69,8 +69,8 @@ class TokenCounter:
         self._characters_to_engine: float = math.inf
         if engine == "auto":
             self._tokenizer, self._characters_to_engine = tokenizer, _WORTH_AN_ENGINE
-        elif engine in _FAST:
-            self.engine, self._counts = engine, _checked(engine, tokenizer)
+        elif engine == "gigatoken":
+            self.engine, self._counts = engine, _checked_gigatoken(tokenizer)
 
     def count(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[int, int] | None]:
         """Tokens of each text, and those that begin in its spans, but for a text's first; None: ask the reference.
@@ -94,7 +94,7 @@ class TokenCounter:
         counts = self._counts(parts)
         self._characters_to_engine -= sum(map(len, parts))
         if self._characters_to_engine < 0:
-            self._choose_engine()
+            self._try_gigatoken()
         for i, number in left_out.items():
             counts[i] += number
         results: list[tuple[int, int] | None] = []
@@ -109,13 +109,12 @@ class TokenCounter:
             results.append((sum(numbers), sum(numbers[1::2]) - is_first))
         return results
 
-    def _choose_engine(self) -> None:
-        """The fastest that is installed and right for this tokenizer; words where none is."""
+    def _try_gigatoken(self) -> None:
+        """Count with gigatoken where it is installed and right for this tokenizer, else go on by words."""
         self._characters_to_engine = math.inf
-        for name in _FAST:
-            with suppress(CountingError):
-                self.engine, self._counts = name, _checked(name, self._tokenizer)
-                return
+        with suppress(CountingError):
+            self._counts = _checked_gigatoken(self._tokenizer)
+            self.engine = "gigatoken"
 
     def _unsure(self, texts: Sequence[str]) -> set[int]:
         """Indices of the texts that only the reference can count."""
@@ -203,29 +202,21 @@ def _gigatoken(tokenizer: Tokenizer) -> Count:
     return lambda texts: np.diff(encode(texts, parallel=False).layout.offsets.data).tolist() if texts else []
 
 
-def _fastokens(tokenizer: Tokenizer) -> Count:
-    encode = import_module("fastokens").Tokenizer.from_json_str(tokenizer.to_str()).encode
-    return lambda texts: [len(encode(text)) for text in texts]
-
-
-_FAST = {"gigatoken": _gigatoken, "fastokens": _fastokens}  # the fastest first
-
-
-def _checked(engine: str, tokenizer: Tokenizer) -> Count:
-    """What an engine counts with.
+def _checked_gigatoken(tokenizer: Tokenizer) -> Count:
+    """gigatoken, after it counted the hostile texts as the reference does.
 
     Raises:
         CountingError: it is not installed, or not right for this tokenizer.
     """
     try:
-        count = _FAST[engine](tokenizer)
+        count = _gigatoken(tokenizer)
         wrong = _first_wrong(tokenizer, count)
     except ImportError:
-        wrong = f"it is not installed: pip install {engine}"
-    except Exception as error:  # an engine refuses what it does not cover in its own ways
+        wrong = "it is not installed: pip install gigatoken"
+    except Exception as error:  # it refuses what it does not cover in its own ways
         wrong = str(error)
     if wrong is not None:
-        raise CountingError(f"measure.engine={engine}: {wrong}")
+        raise CountingError(f"measure.engine=gigatoken: {wrong}")
     return count
 
 

@@ -21,7 +21,7 @@ from energon_pack.templates.tokens.doubts import doubtful
 from energon_pack.templates.tokens.words import HOSTILE, ascii_pattern
 from support.models import of_model
 
-ENGINES = ["words", "gigatoken", "fastokens"]
+ENGINES = ["words", "gigatoken"]
 
 words = st.sampled_from([*HOSTILE, "<|im_start|>", "<|im_end|>", "<|image_pad|>" * 7, "assistant\n", "\n", " ", "x"])
 texts = st.lists(words | st.text(max_size=12), max_size=12).map("".join)
@@ -172,13 +172,13 @@ def test_other_tokenizers_are_left_to_the_reference(tokenizer: Tokenizer) -> Non
 def test_an_engine_that_counts_otherwise_is_refused(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     from energon_pack.templates.tokens import counter as counting
 
-    monkeypatch.setitem(counting._FAST, "gigatoken", lambda tokenizer: lambda texts: list(map(len, texts)))
+    monkeypatch.setattr(counting, "_gigatoken", lambda tokenizer: lambda texts: list(map(len, texts)))
     with pytest.raises(CountingError, match="the reference"):
         TokenCounter(template._tokenizer, "gigatoken")
     monkeypatch.setattr(counting, "_WORTH_AN_ENGINE", 0)
     counter = TokenCounter(template._tokenizer, "auto")
     assert counter.count([("a b", [])]) == counter.count([("a b", [])]) == [(len(template._tokenizer.encode("a b")), 0)]
-    assert counter.engine != "gigatoken"
+    assert counter.engine == "words"
 
 
 def test_few_texts_set_no_engine_up(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_few_texts_set_no_engine_up(template: Template, monkeypatch: pytest.Monk
     from energon_pack.templates.tokens import counter as counting
 
     asked: list[int] = []
-    monkeypatch.setattr(counting, "_FAST", {"gigatoken": asked.append})
+    monkeypatch.setattr(counting, "_gigatoken", asked.append)
     monkeypatch.setattr(counting, "_WORTH_AN_ENGINE", 1_000_000)
     counter = TokenCounter(template._tokenizer, "auto")
     counter.count([("a " * 1000, [])])

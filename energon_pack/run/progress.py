@@ -1,29 +1,33 @@
-"""What a run says while it works: on a terminal one display over all its stages, in a log a line now and then.
-
-Progress ──► pace: the rate and the time left ──► lines: what is said ──► the part of a terminal that is drawn anew
-"""
+"""What a run says while it works: on a terminal rich's bars over all its stages, in a log a line now and then."""
 
 import multiprocessing
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
 from threading import Event, Thread
 from typing import Protocol
 
 import psutil
-from rich.console import Console
+from rich import progress as bars
+from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.text import Text
 
-from energon_pack.run.progress.lines import Done, Work, finished_lines, log_line, running_lines, signs_for, to_come
-from energon_pack.run.progress.pace import Mark, Pace
+from energon_pack.errors import amount
 
 _SECONDS_BEFORE_LINES = 30.0
 _MOST_SECONDS_BETWEEN_LINES = 600.0
 _DRAWN_A_SECOND = 8
-_INDENT = "  "  # below the sign of a stage
+_NAME = 9  # characters of the longest stage's name
+_SHORTEST_FOR_RATES = 0.1  # seconds: a rate over less says nothing
+_SECONDS_OF_PACE = 3600.0  # the time left is by the rate of the last hour
+_NEVER_OF_USE = 2 * 86_400.0  # seconds: a time left beyond it is counted in days
 
 
 class Advance(Protocol):
@@ -36,6 +40,41 @@ class Advance(Protocol):
             cost: of these units, where a stage was given its own; None: as many as there are.
             is_new: they were not there before: what was takes no time, and tells nothing of the rest.
         """
+
+
+@dataclass
+class Done:
+    """What a stage did in this run, and what it found done."""
+
+    samples: int = 0
+    bytes: int = 0  # read or written
+    cached: int = 0  # samples of which the cache knew all
+    skipped: Counter[str] = field(default_factory=Counter)  # samples by reason
+
+
+def _nothing_begun() -> float:
+    return 0.0
+
+
+@dataclass
+class Work:
+    """Something that a stage counts."""
+
+    name: str
+    total: int
+    unit: str
+    #: the pace, by cost: rich leaves out what came before the first result, which was starting up
+    task: bars.Task
+    #: cost of what is begun and not told of yet
+    begun: Callable[[], float] = _nothing_begun
+    done: int = 0
+    cost: float = 0.0
+
+    def counts(self) -> str:
+        """How many units are done, what is begun counted."""
+        begun, total = self.begun(), self.task.total
+        seen = int(min(1.0, (self.cost + begun) / total) * self.total) if begun and total else 0
+        return f"{max(self.done, seen):,} of {self.total:,} {self.unit}"
 
 
 class Progress:
@@ -51,7 +90,18 @@ class Progress:
         self._console = Console(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
         #: whether stages are shown on a terminal as they go
         self.is_live = not quiet and _can_draw()
-        self._signs = signs_for(self._console.encoding)
+        self._bars = bars.Progress(
+            bars.SpinnerColumn("line"),
+            f"{{task.description:<{_NAME}}}",
+            bars.BarColumn(),
+            bars.TaskProgressColumn(),
+            bars.TimeElapsedColumn(),
+            bars.TimeRemainingColumn(),
+            console=self._console,
+            auto_refresh=False,
+            speed_estimate_period=_SECONDS_OF_PACE,
+            get_time=time.monotonic,
+        )
         self._stage: str | None = None
         self._start = 0.0
         self._work: Work | None = None
@@ -95,7 +145,9 @@ class Progress:
         finally:
             self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 3)
             if self.is_live and self._stages:
-                self._keep(stage, is_done)
+                sign = ("✓ ", "green") if is_done else ("✗ ", "red")
+                said = finished_line(stage, self.seconds[stage], self.done.get(stage, Done()))
+                self._console.print(Text.assemble(sign, said))
             ended.set()
             watcher.join()
 
@@ -118,42 +170,53 @@ class Progress:
             yield _nothing
             return
         start = time.monotonic()
-        work = Work(name, total, unit, Pace(total if cost is None else cost, start))
-        work.begun = begun or work.begun
         self._next_line = start + _SECONDS_BEFORE_LINES
+        with self._shown(name), self._task(total if cost is None else cost) as task:
+            work = self._work = Work(name, total, unit, task, begun or _nothing_begun)
 
-        def advance(count: int, cost: float | None = None, is_new: bool = True) -> None:
-            self._advance(work, count, count if cost is None else cost, is_new, start)
+            def advance(count: int, cost: float | None = None, is_new: bool = True) -> None:
+                self._advance(work, count, count if cost is None else cost, is_new, start)
 
-        with self._shown(name):
-            self._work = work
             try:
                 yield advance
             finally:
                 self._work = None
 
     def _advance(self, work: Work, count: int, cost: float, is_new: bool, start: float) -> None:
-        now, done = time.monotonic(), self._done
+        now = time.monotonic()
         work.done += count
         if is_new:
             work.cost += cost
-            work.pace.note(Mark(now, work.cost, done.samples, done.bytes))
-        else:
-            work.pace.leave_out(cost)
+            self._bars.update(work.task.id, completed=work.cost)
+        elif work.task.total is not None:
+            work.task.total -= cost
         if not self.is_live and now >= self._next_line:
             self._next_line = now + min(now - start, _MOST_SECONDS_BETWEEN_LINES)
             job = f"{self._job}: " if self._job else ""
-            self._console.print(job + log_line(work, done, now), soft_wrap=True)
+            self._console.print(job + self._log_line(work, now), soft_wrap=True)
 
     @property
     def line(self) -> str:
         """How far it is, in a line."""
-        work, stage = self._work, self._stage
-        return stage or "" if work is None else log_line(work, self._done, time.monotonic())
+        return self._stage or "" if self._work is None else self._log_line(self._work, time.monotonic())
 
-    @property
-    def _done(self) -> Done:
-        return self.done.get(self._stage or "", Done())
+    def _log_line(self, work: Work, now: float) -> str:
+        left = work.task.time_remaining
+        said = [*self._counts(work, now), *([] if left is None else [_left(left)])]
+        return f"{work.name}: {', '.join(said)}"
+
+    def _counts(self, work: Work, now: float) -> list[str]:
+        done = self.done.get(self._stage or "", Done())
+        return [work.counts(), *_rates(done, now - self._start), *_cached(done), *_skipped(done)]
+
+    @contextmanager
+    def _task(self, total: float | None) -> Iterator[bars.Task]:
+        """A bar for the stage at work; without a total it only moves."""
+        number = self._bars.add_task(self._stage or "", total=total)
+        try:
+            yield next(task for task in self._bars.tasks if task.id == number)
+        finally:
+            self._bars.remove_task(number)
 
     @contextmanager
     def _shown(self, stage: str) -> Iterator[None]:
@@ -171,33 +234,25 @@ class Progress:
             vertical_overflow="crop",
         )
         try:
-            if self.is_live:
-                live.start(refresh=True)
-            yield
+            with self._task(None):
+                if self.is_live:
+                    live.start(refresh=True)
+                yield
         finally:
             live.stop()
             self._stage = None
 
-    def _drawn(self) -> Text:
+    def _drawn(self) -> Group:
         """The stage at work, and those to come."""
-        now, stage, work = time.monotonic(), self._stage or "", self._work
-        width, signs = self._console.width - 1 - len(_INDENT), self._signs  # some terminals break a line that is full
-        spinner = signs.spinner[int(now * _DRAWN_A_SECOND) % len(signs.spinner)]
-        lines = running_lines(stage, now - self._start, work, self._done, now, width, signs)
-        text = Text(no_wrap=True, overflow="crop")
-        text.append(f"{spinner} ", "cyan")
-        text.append(f"\n{_INDENT}".join(lines))
+        stage, work = self._stage or "", self._work
+        texts = []
+        if work is not None:
+            self._bars.update(work.task.id, completed=work.cost + work.begun())
+            what = "" if work.name == stage else f"{work.name}: "
+            texts.append(Text(what + "  ".join(self._counts(work, time.monotonic()))))
         if stage in self._stages and (rest := self._stages[self._stages.index(stage) + 1 :]):
-            text.append(f"\n{_INDENT}{to_come(rest, signs)}", "bright_black")
-        return text
-
-    def _keep(self, stage: str, is_done: bool) -> None:
-        """The line of a stage that stays."""
-        width, done = self._console.width - 1 - len(_INDENT), self.done.get(stage, Done())
-        text = Text()
-        text.append(*((f"{self._signs.done} ", "green") if is_done else (f"{self._signs.failed} ", "red")))
-        text.append(f"\n{_INDENT}".join(finished_lines(stage, self.seconds[stage], done, width)))
-        self._console.print(text, no_wrap=True, overflow="crop")
+            texts.append(Text(" · ".join(rest), "bright_black"))
+        return Group(self._bars.make_tasks_table(self._bars.tasks[-1:]), *(Padding(text, (0, 2)) for text in texts))
 
     def _watch(self, stage: str, ended: Event) -> None:
         this = psutil.Process(os.getpid())
@@ -212,6 +267,45 @@ class Progress:
             self.peak_rss_bytes[stage] = max(self.peak_rss_bytes.get(stage, 0), used)
             if finished:
                 return
+
+
+def finished_line(name: str, seconds: float, done: Done) -> str:
+    """What a stage came to."""
+    samples = [amount(done.samples, "sample")] if done.samples else []
+    took = f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=int(seconds)))
+    said = [f"{name:<{_NAME}}", f"{took:>8}", *samples, *_rates(done, seconds), *_cached(done), *_skipped(done)]
+    return "  ".join(said).rstrip()
+
+
+def _rates(done: Done, seconds: float) -> Iterator[str]:
+    if seconds < _SHORTEST_FOR_RATES:
+        return
+    if done.samples:
+        yield f"{_figure(done.samples / seconds)} samples/s"
+    if done.bytes:
+        yield f"{_figure(done.bytes / 1e6 / seconds)} MB/s"
+
+
+def _figure(value: float) -> str:
+    """Two digits at least."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def _cached(done: Done) -> Iterator[str]:
+    if done.cached:
+        yield f"{done.cached:,} {'' if done.samples else 'samples '}from the cache"
+
+
+def _skipped(done: Done) -> Iterator[str]:
+    if done.skipped:
+        [(reason, number)] = done.skipped.most_common(1)
+        yield f"{done.skipped.total():,} skipped ({f'{number:,} ' if len(done.skipped) > 1 else ''}{reason})"
+
+
+def _left(seconds: float) -> str:
+    if seconds > _NEVER_OF_USE:
+        return f"about {seconds / 86_400:,.0f} days left"
+    return f"about {timedelta(seconds=round(seconds))} left"
 
 
 def _nothing(count: int, cost: float | None = None, is_new: bool = True) -> None:
