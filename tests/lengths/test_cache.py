@@ -268,7 +268,7 @@ def pack_until_killed(run: PackConfig, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.pack.write_metadata", killed)
+        patch.setattr("energon_pack.stages.publishing.write_metadata", killed)
         with pytest.raises(KeyboardInterrupt):
             pack(run)
 
