@@ -23,6 +23,7 @@ from energon_pack.dataset.publish import publish, staging_folder
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.sources.settings import Compressed
+from support.marks import slow
 from support.packed import files, json_lines
 from support.running import ROOT, need_torchvision
 from support.samples import chat, picture, renamed_in_place, write_tar
@@ -588,7 +589,7 @@ def test_a_killed_run_publishes_nothing_and_leaves_no_workers(config: Make, tmp_
     assert pack(run)["samples_packed"] == 320
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
 def test_an_interrupted_run_exits_with_130(config: Make, tmp_path: Path, number: signal.Signals) -> None:
     run = config(cache_dir=None)
     process = start(run, tmp_path, "executor.num_workers=2")
@@ -614,7 +615,7 @@ class Stuck:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [slow(signal.SIGTERM), signal.SIGKILL])
 def test_a_run_ends_whatever_its_children_do(
     config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

@@ -59,6 +59,7 @@ def wait_for(is_so: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long("a cluster is started")
 def test_a_cluster_packs_the_same_bytes(
     config: Callable[..., PackConfig], settings: ExecutorConfig, tmp_path: Path
 ) -> None:
