@@ -88,6 +88,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("packed/demo*"))
 
 
+@pytest.mark.long("two whole jobs with nothing cached")
 def test_a_sweep_measures_once_into_folders_of_their_own(tmp_path: Path) -> None:
     code, _, errors = run_here("-m", "+model=qwen2_5_vl", "packing.max_token_len=2048,4096", cwd=tmp_path)
     assert code == 0, errors
@@ -234,6 +235,7 @@ def test_a_model_built_upon_another_has_a_name_of_its_own(tmp_path: Path, shared
     assert all(name.startswith("demo-qwen2_5_vl-neat-8192-") for name in names[1:])
 
 
+@pytest.mark.long("every model there is")
 def test_every_choice_of_groups_composes() -> None:
     from hydra import compose, initialize_config_dir
 

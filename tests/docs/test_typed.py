@@ -189,6 +189,7 @@ TYPED_SOON = {page for page in RUN if page.startswith("start/")} | {"README.md",
 
 
 @pytest.mark.parametrize("page", [page if page in TYPED_SOON else slow(page) for page in sorted(RUN)])
+@pytest.mark.long("a page is typed whole")
 def test_a_page_does_what_it_says_from_top_to_bottom(
     page: str, typed_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
