@@ -584,7 +584,7 @@ def test_a_killed_run_publishes_nothing_and_leaves_no_workers(config: Make, tmp_
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert not output(run).exists()
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
     assert pack(run)["samples_packed"] == 320
 
@@ -634,10 +634,10 @@ def test_a_run_ends_whatever_its_children_do(
         time.sleep(0.02)
     child = psutil.Process(int(began.read_text()))
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == (-number if number is signal.SIGKILL else 130)
     assert ("interrupted" in errors) == (number is not signal.SIGKILL)
-    assert psutil.wait_procs([child], timeout=20)[1] == []
+    assert psutil.wait_procs([child], timeout=60)[1] == []
 
 
 def test_a_compressed_source_packs_as_the_same_unpacked(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def referred(config: Make, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "format"), [slow("image_demo", "wds"), ("video_demo", "wds"), ("image_demo", "jsonl")]
 )
+@pytest.mark.long("real clips and photographs, packed twice")
 def test_real_samples_are_those_of_copies(real: Path, config: Make, name: str, format: str) -> None:
     """Photographs of up to 5,304 × 3,540 pixels, several in a chat; clips in mp4 and avi."""
     source = real / "wds" / name if format == "wds" else real / "jsonl" / f"{name}.jsonl"

@@ -141,6 +141,7 @@ def in_the_ordinary_run(table: str) -> bool:
     [pytest.param(table, marks=[pytest.mark.slow] * (not in_the_ordinary_run(table))) for table in TABLES]
     or [pytest.param("", marks=pytest.mark.skip("../shared/real is not here"))],
 )
+@pytest.mark.long("a real tokenizer is read, and real images")
 def test_ids_are_those_of_the_full_processor(real: Path, cache: Path, table: str) -> None:
     num_compared, differ = differences(real, cache, table, _FEW if table.startswith("text_") else None)
     assert differ == {}
