@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test test-slow lint docs bench pictures clean
+.PHONY: demo test test-slow test-cpu lint docs bench pictures clean
 # OMP_NUM_THREADS: tests run on all cores already, and threads that wait for one another spin
 
 demo: $(VENV)/.demo
@@ -14,6 +14,10 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow
+
+test-cpu: $(VENV)/.dev
+	rm -f test-cpu.jsonl
+	TEST_CPU=test-cpu.jsonl OMP_NUM_THREADS=1 $(RUN) -m pytest
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .

@@ -1,7 +1,10 @@
 """Fixtures that the tests share: the demo's processor and template, a config, the real data where they are."""
 
 import gc
+import importlib
+import json
 import multiprocessing
+import os
 import sys
 import tempfile
 import zlib
@@ -31,6 +34,40 @@ _num_modules = [0]
 # Shared machines pause at any time: how long an example takes is no failure.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
+
+
+#: CPU seconds that an ordinary test may take, with its child processes; a longer one says why by `@pytest.mark.long`.
+MOST_CPU_SECONDS = 3.0
+
+
+def _cpu_seconds() -> float:
+    """Of this process, and of all children that it has waited for."""
+    return sum(os.times()[:4])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imports_are_no_tests_time() -> None:
+    """Where CPU time is asked for: else whichever test comes first would pay for them."""
+    if os.environ.get("TEST_CPU"):
+        for name in ("torch", "transformers", "megatron.energon", "energon_pack.task_encoder"):
+            importlib.import_module(name)
+
+
+@pytest.fixture(autouse=True)
+def _takes_little_cpu_time(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With TEST_CPU=FILE, each test's CPU seconds are a line of the file, and one that takes too many fails.
+
+    Fixtures of a module or session are set up before this one, so no test pays for what it shares.
+    """
+    file, before = os.environ.get("TEST_CPU"), _cpu_seconds()
+    yield
+    if not file:
+        return
+    seconds = _cpu_seconds() - before
+    with open(file, "a") as lines:
+        lines.write(json.dumps({"test": request.node.nodeid, "cpu_s": round(seconds, 3)}) + "\n")
+    if seconds > MOST_CPU_SECONDS and not any(map(request.node.get_closest_marker, ("long", "slow"))):
+        pytest.fail(f"{seconds:.1f} CPU s, more than {MOST_CPU_SECONDS:g}: mark it long(WHY), or slow")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,7 @@ import pytest
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.pack import pack
 from support.html_page import check_page
-from support.running import ROOT, command, run_alone, run_here
+from support.running import ROOT, command, command_here, run_alone, run_here
 from support.samples import chat, write_tar
 
 
@@ -47,6 +47,7 @@ def test_a_refused_run_leaves_nothing(tmp_path: Path, demo: tuple[Path, Path]) -
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.long("a first run, in a process of its own")
 def test_the_demo(tmp_path: Path) -> None:
     code, out, errors = run_alone("+model=qwen2_5_vl", "measure.verify=0.002", cwd=tmp_path)
     assert (code, errors) == (0, "")
@@ -64,6 +65,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert "output.overwrite=true" in errors
 
 
+@pytest.mark.long("a locale is that of a process")
 def test_an_ascii_locale_ends_no_run(tmp_path: Path, demo: tuple[Path, Path], shared: str) -> None:
     write_tar(tmp_path / "s" / "ä.tar", {"ключ.json": chat("a", "b"), "плохо.json": b"{"})
     arguments = ["+model=qwen2_5_vl", "source.path=s", "max_skipped=1", "output.name=x"]
@@ -86,6 +88,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("packed/demo*"))
 
 
+@pytest.mark.long("two whole jobs with nothing cached")
 def test_a_sweep_measures_once_into_folders_of_their_own(tmp_path: Path) -> None:
     code, _, errors = run_here("-m", "+model=qwen2_5_vl", "packing.max_token_len=2048,4096", cwd=tmp_path)
     assert code == 0, errors
@@ -141,6 +144,7 @@ def test_an_interrupted_sweep_shows_what_is_done(tmp_path: Path, shared: str, mo
     assert swept(tmp_path / "packed") == ([0], [1])
 
 
+@pytest.mark.long("joblib's own processes")
 def test_jobs_of_a_parallel_launcher_fail_and_are_named_as_others(
     tmp_path: Path, demo: tuple[Path, Path], shared: str
 ) -> None:
@@ -173,16 +177,21 @@ def test_paths_may_hold_an_equals_sign(tmp_path: Path, demo: tuple[Path, Path], 
 
 def test_a_sweep_over_processors_gives_each_a_folder(tmp_path: Path, demo: tuple[Path, Path], shared: str) -> None:
     shutil.copytree(demo[1], tmp_path / "other")
-    code, _, errors = run_here("-m", "+model=qwen2_5_vl", f"model.processor={demo[1]},other", shared, cwd=tmp_path)
+    processors = f"model.processor={demo[1]},other"
+    code, _, errors = run_here("-m", "+model=qwen2_5_vl", processors, "stage=plan", shared, cwd=tmp_path)
     assert code == 0, errors
-    names = [path.name for path in (tmp_path / "packed").iterdir() if not path.name.startswith(".")]
-    assert len(names) == 2
+    assert len(planned(tmp_path)) == 2
+
+
+def planned(folder: Path) -> list[str]:
+    """Names of the datasets that runs with stage=plan would write."""
+    return sorted(path.name.removesuffix(".plan.html") for path in (folder / "packed").glob("*.plan.html"))
 
 
 def test_other_settings_get_a_name_of_their_own(tmp_path: Path, shared: str) -> None:
     for setting in ("output.max_shard_packs=5", "model.processor_kwargs.max_pixels=200704", "packing=thd"):
-        run_here("+model=qwen2_5_vl", setting, shared, cwd=tmp_path)
-    names = sorted(path.name for path in (tmp_path / "packed").iterdir() if not path.name.startswith("."))
+        run_here("+model=qwen2_5_vl", setting, "stage=plan", shared, cwd=tmp_path)
+    names = planned(tmp_path)
     assert len(names) == 3
     assert all(name.startswith("demo-qwen2_5_vl-neat-8192-") for name in names[:2])
     assert names[2] == "demo-qwen2_5_vl-thd-8192"
@@ -219,13 +228,14 @@ def test_a_model_built_upon_another_has_a_name_of_its_own(tmp_path: Path, shared
     for name, pixels in (("small", 200704), ("smaller", 100352)):
         (tmp_path / "conf" / "model" / f"{name}.yaml").write_text(f"{base}max_pixels: {pixels}\n")
     for model in ("same", "small", "smaller"):
-        assert run_here("--config-dir", "conf", f"+model={model}", shared, cwd=tmp_path)[0] == 0
-    names = sorted(path.name for path in (tmp_path / "packed").iterdir() if not path.name.startswith("."))
+        assert run_here("--config-dir", "conf", f"+model={model}", "stage=plan", shared, cwd=tmp_path)[0] == 0
+    names = planned(tmp_path)
     assert names[0] == "demo-qwen2_5_vl-neat-8192"
     assert len(names) == 3
     assert all(name.startswith("demo-qwen2_5_vl-neat-8192-") for name in names[1:])
 
 
+@pytest.mark.long("every model there is")
 def test_every_choice_of_groups_composes() -> None:
     from hydra import compose, initialize_config_dir
 
@@ -264,28 +274,26 @@ def test_help_names_what_there_is(tmp_path: Path) -> None:
         ("output.dir=", ["packed"]),
     ],
 )
-def test_completion_offers_every_value(tmp_path: Path, line: str, offered: list[str]) -> None:
+def test_completion_offers_every_value(
+    tmp_path: Path, line: str, offered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Hydra alone offers the value that a field has already, and no file without a dot or a slash before it."""
     (tmp_path / "files").mkdir()
-    result = command(
-        "-m",
-        "energon_pack",
-        "-sc",
-        "query=bash",
-        cwd=tmp_path,
-        COMP_LINE=f"energon-pack +model=qwen2_5_vl {line}",
-        COMP_POINT="100",
-    )
-    assert result.stdout.split() == [f"{line.partition('=')[0]}={value}" for value in offered], result.stderr
+    offers = completed(f"energon-pack +model=qwen2_5_vl {line}", tmp_path, monkeypatch)
+    assert offers == [f"{line.partition('=')[0]}={value}" for value in offered]
 
 
-def test_completion_offers_models_with_their_plus_sign(tmp_path: Path) -> None:
+def completed(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a shell offers for a line that is half typed."""
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", "100")
+    return command_here("energon_pack", "-sc", "query=bash", cwd=folder).stdout.split()
+
+
+def test_completion_offers_models_with_their_plus_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`model=` is refused, and +model= was not offered."""
-    offered = {}
-    for line in ("energon-pack ", "energon-pack +model=qwen2_5_vl ", "energon-pack +model=qwen2"):
-        result = command("-m", "energon_pack", "-sc", "query=bash", cwd=tmp_path, COMP_LINE=line, COMP_POINT="100")
-        offered[line] = result.stdout.split()
-    first, second, third = offered.values()
+    lines = ("energon-pack ", "energon-pack +model=qwen2_5_vl ", "energon-pack +model=qwen2")
+    first, second, third = (completed(line, tmp_path, monkeypatch) for line in lines)
     assert {"+model=", "packing=", "packing.", "stage="} <= {*first}
     assert {"+model=", "model="}.isdisjoint(second)
     assert third == ["+model=qwen2_5_omni", "+model=qwen2_5_vl", "+model=qwen2_vl"]
@@ -321,6 +329,7 @@ sys.meta_path.insert(0, Log())
 """
 
 
+@pytest.mark.long("two runs are looked at from outside")
 def test_a_small_set_is_packed_by_two_processes(tmp_path: Path, demo: tuple[Path, Path]) -> None:
     """Torch takes seconds to import: the lengths, the verification and the look through Energon share one process."""
     (tmp_path / "sitecustomize.py").write_text(_LOG_IMPORTS)

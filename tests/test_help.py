@@ -70,6 +70,7 @@ def test_a_tool_is_a_word_of_the_command_line(tmp_path: Path) -> None:
     assert errors.startswith("energon_pack.verify: ")
 
 
+@pytest.mark.long("every tool's own example is typed")
 def test_examples_work(tmp_path: Path, cache: Path) -> None:
     assert run_here("+model=qwen2_5_vl", f"cache_dir={cache}", cwd=tmp_path)[0] == 0
     on_the_demo = [(tool, line) for tool in TOOLS for line in examples(tool, tmp_path) if DEMO in line]

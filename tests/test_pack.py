@@ -23,6 +23,7 @@ from energon_pack.dataset import shards
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.sources.settings import Compressed
+from support.marks import slow
 from support.packed import files, json_lines
 from support.running import ROOT, need_torchvision
 from support.samples import chat, picture, renamed_in_place, write_tar
@@ -563,12 +564,12 @@ def test_a_killed_run_publishes_nothing_and_leaves_no_workers(config: Make, tmp_
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert not output(run).exists()
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
     assert pack(run)["samples_packed"] == 320
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
 def test_an_interrupted_run_exits_with_130(config: Make, tmp_path: Path, number: signal.Signals) -> None:
     run = config(cache_dir=None)
     process = start(run, tmp_path, "executor.num_workers=2")
@@ -594,7 +595,7 @@ class Stuck:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [slow(signal.SIGTERM), signal.SIGKILL])
 def test_a_run_ends_whatever_its_children_do(
     config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
@@ -613,10 +614,10 @@ def test_a_run_ends_whatever_its_children_do(
         time.sleep(0.02)
     child = psutil.Process(int(began.read_text()))
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == (-number if number is signal.SIGKILL else 130)
     assert ("interrupted" in errors) == (number is not signal.SIGKILL)
-    assert psutil.wait_procs([child], timeout=20)[1] == []
+    assert psutil.wait_procs([child], timeout=60)[1] == []
 
 
 def test_a_compressed_source_packs_as_the_same_unpacked(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:

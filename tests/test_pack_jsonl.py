@@ -16,6 +16,7 @@ import pytest
 from energon_pack.config import Format, PackConfig
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
+from support.marks import slow
 from support.packed import files, json_lines, train
 from support.running import REAL
 from support.samples import picture
@@ -275,7 +276,7 @@ def test_what_is_drawn_does_not_depend_on_the_cache(config: Make, tmp_path: Path
 # -------------------------------------------------------------------------------------------------- the real sets
 
 
-@pytest.mark.parametrize("name", ["image_demo", "image_mathv", "text_alpaca", "text_toolcall"])
+@pytest.mark.parametrize("name", [slow("image_demo"), "image_mathv", slow("text_alpaca"), "text_toolcall"])
 def test_real_lengths_are_those_of_the_tables_and_of_the_tars(real: Path, cache: Path, config: Make, name: str) -> None:
     run: dict[str, Any] = {"source__media_root": str(real / "data" / name)} if (real / "data" / name).exists() else {}
     run |= {"model__processor": str(real / "processors" / "qwen2_5_vl"), "model__factor": 28}

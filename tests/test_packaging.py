@@ -102,6 +102,7 @@ def test_a_wheel_brings_the_recipes(python: Path, tmp_path: Path) -> None:
     assert "usage: read_packs.py" in run(python, "recipes/read_packs.py", "--help", cwd=tmp_path)
 
 
+@pytest.mark.long("the wheel in an environment of its own")
 def test_every_module_of_the_wheel_is_imported(python: Path, tmp_path: Path) -> None:
     """`verify` and `unpack` ended in ModuleNotFoundError where the wheel lacked a package."""
     paths = [path.relative_to(ROOT).with_suffix("") for path in sorted(PACKAGE.rglob("*.py"))]
@@ -135,6 +136,7 @@ def check_runs(python: Path, folder: Path) -> None:
     assert plugins.count("EnergonPackSearchPath") == 1  # found, and found once
 
 
+@pytest.mark.long("commands of an installed wheel, each a process")
 def test_a_wheel_runs_from_any_folder(python: Path, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()

@@ -27,6 +27,7 @@ from energon_pack.loading import Journal, train_arguments
 from energon_pack.reading import PacksInOrder
 from energon_pack.steps.topology import Topology
 from energon_pack.task_encoder import PackedTaskEncoder
+from support.marks import slow
 from support.packed import demo_config
 from support.packed import packed as pack_of
 
@@ -57,10 +58,6 @@ class Skipping(PackedTaskEncoder):
         if sample.__key__ in self.skipped:
             raise SkipSample
         return super().encode_sample(sample)
-
-
-def slow(*values: Any) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +168,7 @@ def without_skipping(encoder: Skipping) -> Skipping:
     return whole
 
 
-@pytest.mark.parametrize(("skips", "workers"), [(True, 2), (False, 0), slow(False, 2), slow(True, 0)])
+@pytest.mark.parametrize(("skips", "workers"), [(True, 2), slow(False, 0), slow(False, 2), slow(True, 0)])
 @pytest.mark.parametrize(
     "kills", [(3, 5, 2), slow((1, 1, 1)), slow((6, 2, 4)), slow((2, 9, 3)), slow((7, 0, 5)), slow((4, 11, 1))]
 )
@@ -207,7 +204,7 @@ def test_what_was_consumed_is_kept(laid_out: tuple[Path, Any, Any]) -> None:
     assert journal.own.packs == 0
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [slow(0), 2])
 def test_energons_own_state_and_that_of_one_rank_go_on_in_the_same_world(
     laid_out: tuple[Path, Any, Any], workers: int
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 from energon_pack.config import OnDamaged, Overlong, PackConfig
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
+from support.marks import slow
 from support.packed import files, json_lines, train
 from support.running import need_torchvision
 from support.samples import structure, write_tar
@@ -31,6 +32,7 @@ SETS = {
     "image_mathv": 292,
     "image_probe": 57,
 }
+SOON = [name if name != "text_sharegpt_zh" else slow(name) for name in SETS]
 #: samples without any answer: text_sharegpt_zh_000780 is one user turn
 NO_ANSWER = {"text_sharegpt_zh": 1}
 
@@ -66,9 +68,7 @@ def truth(real: Path, name: str) -> dict[str, dict[str, Any]]:
     return {f"{row['shard']}/{row['key']}": row for row in rows}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "text_sharegpt_zh")) for name in SETS]
-)
+@pytest.mark.parametrize("name", [slow(name) if name in ("text_sharegpt_zh", "text_alpaca") else name for name in SETS])
 def test_every_length_is_the_full_processors(real: Path, packed: Callable[[str], Path], name: str) -> None:
     expected = {sample_id: row["token_len"] for sample_id, row in truth(real, name).items()}
     folder = packed(name)
@@ -81,7 +81,7 @@ def test_every_length_is_the_full_processors(real: Path, packed: Callable[[str],
     assert len(found) == SETS[name] - NO_ANSWER.get(name, 0)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", SOON)
 def test_what_is_valid_is_packed(packed: Callable[[str], Path], name: str) -> None:
     report = json.loads((packed(name) / "report.json").read_text())
     assert report["samples_in"] == SETS[name] == report["samples_packed"] + report["samples_skipped"]
@@ -90,7 +90,7 @@ def test_what_is_valid_is_packed(packed: Callable[[str], Path], name: str) -> No
     assert report["samples_packed"] == SETS[name] - NO_ANSWER.get(name, 0) - overlong
 
 
-@pytest.mark.parametrize("name", [name for name in SETS if name.startswith("text")])
+@pytest.mark.parametrize("name", ["text_alpaca", "text_toolcall", slow("text_sharegpt_zh")])
 def test_text_is_packed_at_the_lower_bound(packed: Callable[[str], Path], name: str) -> None:
     report = json.loads((packed(name) / "report.json").read_text())
     assert report["packs"] == report["packs_lower_bound"] == -(-report["tokens"] // 4096)
@@ -133,6 +133,7 @@ def test_energon_yields_every_pack_and_every_image_opens(packed: Callable[[str],
             image.convert("RGB")
 
 
+@pytest.mark.slow
 def test_the_same_bytes_with_two_workers(
     real: Path, packed: Callable[[str], Path], config: Make, tmp_path: Path
 ) -> None:
@@ -185,7 +186,7 @@ def pack_bad(real: Path, config: Make, name: str) -> tuple[dict[str, int], dict[
 
 
 @pytest.mark.parametrize(
-    "name", ["03_wrong_extension", "04_odd_but_decodable", "06_decompression_bomb_and_extreme_size"]
+    "name", [slow("03_wrong_extension"), "04_odd_but_decodable", slow("06_decompression_bomb_and_extreme_size")]
 )
 def test_odd_images_have_their_true_length_or_a_reason(real: Path, config: Make, name: str) -> None:
     lengths, reasons = pack_bad(real, config, f"{name}.tar")
@@ -233,7 +234,7 @@ def test_damaged_and_compressed_tars_stop_the_run_by_name(real: Path, config: Ma
         pack(config(real / "bad" / f"{name}.tar"))
 
 
-@pytest.mark.parametrize("number", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [30_000, slow(1_000_000)])
 def test_a_million_turns(config: Make, tmp_path: Path, number: int) -> None:
     """No bad input hangs a run: one conversation of a million turns is one overlong sample."""
     turns = [{"role": ("user", "assistant")[i % 2], "content": "x"} for i in range(number)]

@@ -40,6 +40,7 @@ from energon_pack.pack import pack
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch, total_weight
 from energon_pack.webdataset import packs
+from support.marks import slow
 from support.packed import demo_config
 from support.packed import packed as pack_of
 from support.running import ROOT
@@ -166,7 +167,7 @@ def test_validation_is_the_part_val_or_another_dataset_or_none(
     assert {str(row) for row in ids(iter(given), 99)} == val
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", [slow("ddp"), "fsdp"])
 def test_one_process_of_the_data_parallel_recipe_goes_on_where_it_was(
     packed: Path, demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str], parallel: str
 ) -> None:
@@ -570,7 +571,7 @@ def broadcast(batch: dict[str, Any]) -> None:
     assert int(batch["cu_lengths"].max()) == batch["tokens"].shape[1]
 
 
-@pytest.mark.parametrize("saved", ["mp_rank_00", "mp_rank_00_001", "mp_rank_00_000_001"])
+@pytest.mark.parametrize("saved", ["mp_rank_00", slow("mp_rank_00_001"), slow("mp_rank_00_000_001")])
 def test_megatron_lm_gets_packs_and_goes_on_where_it_was(megatron: Any, tmp_path: Path, saved: str) -> None:
     """Megatron-LM's megatron/training/checkpointing.py (`maybe_save_dataloader_state`, `get_checkpoint_name`) names the
     folder after ranks of the model; with expert parallelism, the saver and who looks may have different ones.
@@ -721,7 +722,7 @@ def test_an_image_is_one_token_with_its_tiles() -> None:
         one_token_per_image(PackedBatch(batch), 9, 5)
 
 
-@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("same", [slow(False), True])
 def test_llavas_own_code_finds_the_images_of_a_real_pack(
     real: Path, config: Callable[..., PackConfig], tmp_path: Path, same: bool
 ) -> None:

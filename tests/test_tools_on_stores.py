@@ -23,6 +23,7 @@ from energon_pack.verify import Options, verify
 from energon_pack.verify import shard as verify_shard
 from support.corruptions import CORRUPTIONS
 from support.damage import found, lines, packed_to_damage
+from support.marks import slow
 from support.packed import files, packed
 from support.peers import NAMES, write_llava_onevision, write_loongforge
 from support.running import command_here
@@ -86,8 +87,9 @@ def test_a_tool_says_of_an_address_what_it_says_of_a_folder(
 @pytest.mark.parametrize(
     "name",
     [
-        "a bit of an image, by its pixels", "no index", "a truncated shard", "a missing shard", "a pack twice",
-        "broken JSON", "a replay that was cut short", "a stray file", "no report", "a packed sample in the ledger",
+        "a bit of an image, by its pixels", "a truncated shard", "a replay that was cut short", "a stray file",
+        *map(slow, ["no index", "a missing shard", "a pack twice", "broken JSON", "no report"]),
+        slow("a packed sample in the ledger"),
     ],
 )  # fmt: skip
 def test_a_damage_is_found_in_a_bucket_as_on_disk(name: str, dataset: Path, bucket: Bucket, tmp_path: Path) -> None:

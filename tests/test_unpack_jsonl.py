@@ -10,6 +10,7 @@ import pytest
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
+from support.marks import first_of
 from support.packed import lengths, packed, samples
 from support.samples import chat, npy, picture, write_source, write_tar
 
@@ -29,7 +30,7 @@ def run_of(make: Make, source: Path, flavor: Flavor, name: str, **settings: Any)
     return run
 
 
-@pytest.mark.parametrize("flavor", Flavor)
+@pytest.mark.parametrize("flavor", first_of(Flavor))
 def test_lines_packed_unpacked_packed(config: Make, tmp_path: Path, flavor: Flavor) -> None:
     """Paths are no names in a tar, times are put in once, samples drawn twice are two; nothing has another length."""
     source = write_source(tmp_path / "source")

@@ -22,6 +22,7 @@ from energon_pack.training.pack_encoder import BadPack
 from energon_pack.webdataset import Packs, packs, urls
 from support.batches import same
 from support.damage import read_shard, write_shard
+from support.marks import first_of
 from support.packed import demo_config, train
 from support.packed import packed as pack_of
 from support.peers import NAMES, write_llava_onevision, write_loongforge
@@ -34,7 +35,7 @@ def _torchvision() -> None:
     need_torchvision()
 
 
-@pytest.fixture(scope="module", params=list(Flavor))
+@pytest.fixture(scope="module", params=first_of(Flavor))
 def packed(
     request: pytest.FixtureRequest, demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:

@@ -20,6 +20,7 @@ from energon_pack.training.pack_encoder import BadPack, Pack
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
 from support.damage import read_shard, write_shard
+from support.marks import first_of
 from support.packed import packed, prepare, samples, train, typed
 from support.running import command_here, need_torchvision
 from support.samples import picture, write_tar
@@ -73,7 +74,7 @@ def options_by_key(folder: Path) -> dict[str, SampleOptions]:
     return found
 
 
-@pytest.mark.parametrize("flavor", Flavor)
+@pytest.mark.parametrize("flavor", first_of(Flavor))
 def test_what_a_sample_asks_for_comes_through_energon(config: Make, source: Path, flavor: Flavor) -> None:
     """`weight` and `chat_template_kwargs` are what they were in the source; lost, a sample trains as any other.
 

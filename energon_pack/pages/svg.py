@@ -223,7 +223,7 @@ class _Scale:
 
 def _ticks(least: float, most: float, least_step: float = 0.0) -> list[float]:
     """Round values that span a range."""
-    span = (most - least) or abs(most) or 1.0
+    span = max((most - least) or abs(most) or 1.0, 1e-300)  # of less there is no tenth
     power = 10.0 ** math.floor(math.log10(span / _TICKS))
     step = next(power * by for by in (1, 2, 2.5, 5, 10) if span / (power * by) <= _TICKS + 0.5)
     step = max(step, least_step)

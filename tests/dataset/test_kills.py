@@ -76,6 +76,7 @@ def kill_and_rerun(
     print(f"{len(moments)} kills: {num_whole} after the end, {num_resumed} went on from finished shards")
 
 
+@pytest.mark.long("runs that are killed, and those that go on")
 def test_a_few_kills(demo: tuple[Path, Path], tmp_path: Path) -> None:
     kill_and_rerun(demo, tmp_path, [(".cache/lengths/*/*", 1), (".staging/packed/*/*.idx", 20)], has_template=True)
 

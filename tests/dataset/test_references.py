@@ -32,6 +32,7 @@ from energon_pack.sources.referenced import SourceMedia
 from energon_pack.unpack import unpack
 from support.batches import same
 from support.damage import change, found, lines, read_shard
+from support.marks import slow
 from support.packed import demo_config, files, packed, samples, train
 from support.running import ROOT, command_here, need_torchvision
 from support.samples import chat, npy, picture, video, write_source, write_tar
@@ -116,7 +117,7 @@ SOURCES: dict[str, Callable[[Make, Path], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=SOURCES)
+@pytest.fixture(scope="module", params=[slow(name) if "captioning" in name else name for name in SOURCES])
 def both(
     request: pytest.FixtureRequest, demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
@@ -135,7 +136,10 @@ def referred(config: Make, tmp_path: Path) -> Path:
     return packed(config(write_tars(tmp_path / "source"), output__media=MediaIn.reference, **settings))
 
 
-@pytest.mark.parametrize(("name", "format"), [("image_demo", "wds"), ("video_demo", "wds"), ("image_demo", "jsonl")])
+@pytest.mark.parametrize(
+    ("name", "format"), [slow("image_demo", "wds"), ("video_demo", "wds"), ("image_demo", "jsonl")]
+)
+@pytest.mark.long("real clips and photographs, packed twice")
 def test_real_samples_are_those_of_copies(real: Path, config: Make, name: str, format: str) -> None:
     """Photographs of up to 5,304 × 3,540 pixels, several in a chat; clips in mp4 and avi."""
     source = real / "wds" / name if format == "wds" else real / "jsonl" / f"{name}.jsonl"

@@ -36,6 +36,7 @@ def dataset(typed_demo: Path) -> Path:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "| to | write |" in PAGES[page] and page != "tools.md"])
+@pytest.mark.long("every setting of a page is composed")
 def test_every_setting_of_a_table_is_one(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each composes and is valid: with a value where only a key stands there, with its key where only a value does."""
     values = {"NAME=VALUE": "do_resize=true", "module:Class": "support.peer_classes:TheirChatMix"}

@@ -4,6 +4,8 @@ A page is run from top to bottom in a folder where the demo was packed. What fol
 it prints. Paths that a reader replaces by his own (/data, /models) are put there: the demo's processor and samples.
 """
 
+import ast
+import importlib
 import os
 import re
 import runpy
@@ -19,6 +21,7 @@ import pytest
 
 from energon_pack.config import ExecutorConfig
 from energon_pack.run.command import TOOLS
+from support.marks import slow
 from support.pages import BLOCKS, PAGES, Block, code, commands, prose
 from support.peers import write_llava_onevision
 from support.running import ROOT, as_a_program, command, command_here, exit_code, need_torchvision
@@ -181,9 +184,12 @@ class Reader:
 
 
 RUN = {page for page in PAGES if any(b.page == page and b.language in ("python", "sh") for b in BLOCKS)}
+#: What a new user types first; all other pages are typed in `make test-slow`.
+TYPED_SOON = {page for page in RUN if page.startswith("start/")} | {"README.md", "packing.md", "tools.md"}
 
 
-@pytest.mark.parametrize("page", sorted(RUN))
+@pytest.mark.parametrize("page", [page if page in TYPED_SOON else slow(page) for page in sorted(RUN)])
+@pytest.mark.long("a page is typed whole")
 def test_a_page_does_what_it_says_from_top_to_bottom(
     page: str, typed_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +202,18 @@ def test_a_page_does_what_it_says_from_top_to_bottom(
             reader.read(block)
 
 
+@pytest.mark.parametrize("page", sorted(RUN))
+def test_snippets_import_what_there_is(page: str) -> None:
+    """On the pages that are typed in `make test-slow` alone, a name that is gone is seen at once, too."""
+    for block in BLOCKS:
+        if block.page != page or block.language != "python":
+            continue
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "energon_pack":
+                module = importlib.import_module(str(node.module))
+                assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+
+
 def test_what_is_not_run_is_there() -> None:
     """An extra, a target of the Makefile, a script with these options, a test."""
     lines = {line for block in BLOCKS if block.language == "sh" for line in commands(block.text)} | set(INLINE)
@@ -204,6 +222,7 @@ def test_what_is_not_run_is_there() -> None:
             assert not re.match(pattern, line) or is_there(line), line
 
 
+@pytest.mark.slow
 def test_the_first_snippet_runs_as_a_user_starts_it(typed_demo: Path) -> None:
     """In a process that has imported nothing."""
     need_torchvision()
@@ -243,7 +262,13 @@ INLINE = sorted(
 )
 
 
-@pytest.mark.parametrize("line", [line for line in INLINE if not is_not_run(line)])
+#: the first command of each tool
+FIRST = {" ".join(line.split()[:3]): line for line in reversed(INLINE) if not is_not_run(line)}
+
+
+@pytest.mark.parametrize(
+    "line", [line if line in FIRST.values() else slow(line) for line in INLINE if not is_not_run(line)]
+)
 def test_a_command_in_the_text_runs(line: str, typed_demo: Path, tmp_path: Path) -> None:
     """With what stands there in capitals put in."""
     reader = Reader(tmp_path, typed_demo)

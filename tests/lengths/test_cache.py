@@ -18,6 +18,7 @@ from energon_pack.errors import PackError
 from energon_pack.lengths import worker as measuring
 from energon_pack.pack import pack
 from energon_pack.sources.demo import make_demo
+from support.marks import slow
 from support.packed import files
 from support.running import ROOT, run_here
 from support.samples import chat, picture, write_tar
@@ -81,7 +82,7 @@ def test_the_lengths_of_a_shard_do_not_depend_on_its_neighbours(config: Make, tm
 # -------------------------------------------------------------------------------------------------------- damage
 
 
-@pytest.mark.parametrize("share", [0.0, 0.6])
+@pytest.mark.parametrize("share", [slow(0.0), 0.6])
 def test_a_cut_file_of_the_cache_is_measured_again(config: Make, tmp_path: Path, share: float) -> None:
     """Whichever it is: index, lengths, cuts, the template. A full disk or a power cut leaves such files."""
     cache = tmp_path / "cache"
@@ -145,13 +146,14 @@ def test_slices_that_were_measured_are_kept(
     assert measured_rows == [10] * 10  # each sample once: three slices in the first run, seven in the second
 
 
+@pytest.mark.long("an interrupt is of a process, and the run after it goes on")
 def test_ctrl_c_while_one_file_is_measured(
     demo: tuple[Path, Path], config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real interrupt of a real run: exit 130, and what it says is true."""
     pack(config(stage=Stage.plan, cache_dir=str(tmp_path / "out" / ".cache")))  # the template: it takes seconds there
     shutil.rmtree(tmp_path / "out" / ".cache" / "lengths")
-    num = 6_000
+    num = 3_000
     json_lines(tmp_path / "s" / "x.jsonl", num)
     script = (  # it is interrupted while it waits: on a busy machine it would be done before
         "import signal, time; from energon_pack.lengths import measure, table_cache;"
@@ -273,7 +275,7 @@ def pack_until_killed(run: PackConfig, monkeypatch: pytest.MonkeyPatch) -> None:
             pack(run)
 
 
-@pytest.mark.parametrize("place", [0, 600, 0.3, 0.6, 0.9, -1])
+@pytest.mark.parametrize("place", [0, slow(600), slow(0.3), 0.6, slow(0.9), slow(-1)])
 def test_a_byte_that_changed_in_a_finished_shard(
     config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: float
 ) -> None:

@@ -15,6 +15,7 @@ from support.elsewhere import Elsewhere
 from support.packed import files
 
 
+@pytest.mark.long("two whole runs with nothing cached")
 def test_an_executor_of_another_kind_packs_the_same_bytes(
     config: Callable[..., PackConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

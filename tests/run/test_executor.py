@@ -176,7 +176,7 @@ if __name__ == "__main__":
     worker = psutil.Process(_wait_for(began))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    assert psutil.wait_procs([worker], timeout=20)[1] == []
+    assert psutil.wait_procs([worker], timeout=60)[1] == []
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -248,7 +248,7 @@ def test_a_worker_killed_while_a_result_is_used_is_that_error(tmp_path: Path) ->
         pids = executor.map(_pid, range(100))
         victim = psutil.Process(next(pids))
         victim.kill()
-        psutil.wait_procs([victim], timeout=10)
+        psutil.wait_procs([victim], timeout=60)
         time.sleep(0.5)  # for the pool to see it
         with pytest.raises(PackError, match=r"executor\.num_workers"):
             list(pids)

@@ -45,6 +45,7 @@ def read_to_its_end(terminal: int) -> str:
     return seen.decode()
 
 
+@pytest.mark.long("two whole runs on a terminal")
 def test_every_stage_is_shown_on_a_terminal(tmp_path: Path) -> None:
     """Seconds of nothing look like a run that hangs; and a line of each stage stays, once."""
     seen = on_a_terminal(*RUN, cwd=tmp_path)

@@ -59,6 +59,7 @@ def wait_for(is_so: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long("a cluster is started")
 def test_a_cluster_packs_the_same_bytes(
     config: Callable[..., PackConfig], settings: ExecutorConfig, tmp_path: Path
 ) -> None:
@@ -240,7 +241,7 @@ def test_an_interrupted_run_exits_with_130_and_ends_its_own_ray(
     assert process.returncode == 130, said
     assert "interrupted" in said
     assert "Traceback" not in said
-    assert psutil.wait_procs(children, timeout=20)[1] == []
+    assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
 @pytest.mark.parametrize(("end", "is_said"), [("os._exit(1)", True), ("sys.exit(1)", False), ("1 / 0", False)])

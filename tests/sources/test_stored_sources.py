@@ -24,6 +24,7 @@ from energon_pack.run.stores.client import objects_of
 from energon_pack.sources import blockwise, reader
 from energon_pack.sources.open_files import OpenFiles
 from energon_pack.sources.storage import open_file, read_ahead, state_of
+from support.marks import slow
 from support.packed import files
 from support.samples import chat, noise, picture, write_tar
 from support.stores import Bucket
@@ -50,7 +51,7 @@ def test_a_demo_in_a_bucket_is_packed_as_from_disk(
     assert seen.counts["bytes read"] < 1.01 * size + 10_000
 
 
-@pytest.mark.parametrize("most", [32 << 20, 1 << 20, 1])
+@pytest.mark.parametrize("most", [32 << 20, slow(1 << 20), slow(1)])
 def test_a_source_that_is_larger_than_what_is_kept_is_packed_the_same(
     config: Make, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:

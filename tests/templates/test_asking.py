@@ -47,7 +47,7 @@ def test_two_threads_may_ask_one_processor() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(written, 3)
-        assert processor.begun.wait(10)
+        assert processor.begun.wait(60)
         second = pool.submit(written, 5)
         assert (first.result(), second.result()) == (["xxx"], ["xxxxx"])
     assert processor.tokenizer is str.split

@@ -35,6 +35,7 @@ def compare(*arguments: str | Path, cwd: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long("training in a process that forks workers")
 def test_energon_reads_the_same_batches_from_a_bucket(
     config: Make, demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -49,6 +50,7 @@ def test_energon_reads_the_same_batches_from_a_bucket(
     assert manifest_of(address) == manifest_of(f"{bucket.address}/out/packed") == manifest_of(local)
 
 
+@pytest.mark.slow
 def test_each_worker_has_a_connection_of_its_own(bucket: Bucket, tmp_path: Path) -> None:
     """With that of the process they were forked from, workers get each other's bytes: packs that are cut, or wrong."""
     for name in "abc":
@@ -79,12 +81,19 @@ def test_a_blend_may_name_datasets_in_buckets(
 
 
 def test_packs_are_made_of_a_source_in_a_bucket_while_they_are_loaded(
-    config: Make, demo: tuple[Path, Path], cache: Path, bucket: Bucket, tmp_path: Path
+    config: Make, demo: tuple[Path, Path], bucket: Bucket
 ) -> None:
-    """By workers that are forked, too: the threads of a client are not in them."""
     source = bucket.put_folder(demo[0], "data")
     stored, local = (LazyPackedDataset(config(path, packing__max_token_len=LEN)) for path in (source, demo[0]))
     equal(lazy_batches(stored, 0), lazy_batches(local, 0))
+
+
+@pytest.mark.slow
+def test_forked_workers_make_packs_of_a_source_in_a_bucket(
+    demo: tuple[Path, Path], cache: Path, bucket: Bucket, tmp_path: Path
+) -> None:
+    """The threads of a client are not in them."""
+    source = bucket.put_folder(demo[0], "data")
     about = json.dumps([str(demo[1]), str(cache), str(tmp_path / "out"), LEN])
     compare("lazy", source, demo[0], about, cwd=tmp_path)
 

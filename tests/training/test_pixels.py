@@ -19,6 +19,7 @@ from energon_pack.training.calls import Calls
 from energon_pack.training.joining import Join, JoinError
 from energon_pack.training.members import MemberEncoder
 from energon_pack.training.rope import Rope
+from support.marks import slow
 from support.models import of_model
 from support.running import need_torchvision
 from support.samples import picture, video
@@ -167,7 +168,7 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "internvl3_hf", slow("llava_onevision_qwen2_hf")])
 def test_members_of_several_packs_are_joined_as_one_call_would(real: Path, name: str) -> None:
     """A batch of two packs is joined from two calls: it ended the training where the second had more tiles."""
     need_torchvision()

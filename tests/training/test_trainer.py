@@ -142,6 +142,7 @@ def samples(dataset: Path, processor: Path, num_ranks: int, steps: int, accumula
     return found
 
 
+@pytest.mark.slow
 def test_the_recipe_starts_in_a_process_of_its_own(tmp_path: Path) -> None:
     """It asks for transformers.Trainer first of all, which a CUDA build of torchvision beside a CPU torch stopped."""
     result = command(ROOT / "recipes" / "train_trainer.py", "--help", cwd=tmp_path)

@@ -22,6 +22,7 @@ from energon_pack.samples.media.probe import Media
 from energon_pack.task_encoder import inputs_of
 from energon_pack.templates.sample import Sample
 from energon_pack.verify import Options, verify
+from support.marks import slow
 from support.packed import demo_config, json_lines, train
 from support.samples import chat, picture, write_tar
 
@@ -149,10 +150,10 @@ def test_the_recipe_reads_it(
 @pytest.mark.parametrize(
     ("name", "num_skipped"),
     [
-        ("image_demo", 1),
+        slow("image_demo", 1),
         ("image_mathv", 0),
         ("text_toolcall", 312),
-        pytest.param("text_alpaca", 144, marks=pytest.mark.slow),
+        slow("text_alpaca", 144),
     ],
 )
 def test_real_sets(real: Path, config: Make, name: str, num_skipped: int) -> None:
