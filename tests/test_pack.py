@@ -24,7 +24,7 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.sources.settings import Compressed
 from support.packed import files, json_lines
-from support.running import ROOT, need_torchvision
+from support.running import PIPELINE, ROOT, need_torchvision
 from support.samples import chat, picture, renamed_in_place, write_tar
 
 Make = Callable[..., PackConfig]
@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_written_is_found_first(
     config: Make, tmp_path: Path, knob: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was found after hours of measuring."""
-    monkeypatch.setattr("energon_pack.pack.index_shards", lambda *_: pytest.fail("work has begun"))
+    monkeypatch.setattr(PIPELINE, "index_shards", lambda *_: pytest.fail("work has begun"))
     closed = Path("/proc/nowhere")  # not even root writes there
     run = config(stage=stage, cache_dir=str(closed if knob == "cache_dir" else tmp_path / "cache"))
     run.output.dir = str(closed if knob == "output.dir" else tmp_path / "out")
@@ -286,7 +286,7 @@ def test_a_dataset_that_appears_meanwhile_is_kept(config: Make, monkeypatch: pyt
         output(run).mkdir()
         (output(run) / "theirs").touch()
 
-    monkeypatch.setattr("energon_pack.pack.check", slow_check)
+    monkeypatch.setattr(PIPELINE, "check", slow_check)
     with pytest.raises(PackError, match="exists"):
         pack(run)
     assert [path.name for path in output(run).iterdir()] == ["theirs"]
@@ -398,7 +398,7 @@ def test_shards_that_energon_cannot_read_are_not_kept(config: Make, monkeypatch:
 
     run = config()
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.pack.check", check)
+        patch.setattr(PIPELINE, "check", check)
         with pytest.raises(PackError, match="can't read"):
             pack(run)
     assert not (output(run).parent / ".staging").exists()

@@ -25,7 +25,7 @@ from support.corruptions import CORRUPTIONS
 from support.damage import found, lines, packed_to_damage
 from support.packed import files, packed
 from support.peers import NAMES, write_llava_onevision, write_loongforge
-from support.running import command_here
+from support.running import PIPELINE, command_here
 from support.samples import chat, noise, write_source, write_tar
 from support.stores import Bucket, Request
 
@@ -35,7 +35,7 @@ Make = Callable[..., PackConfig]
 @pytest.fixture(autouse=True)
 def _no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Energon's own look at what is packed is tested elsewhere, and slow to start."""
-    monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
+    monkeypatch.setattr(PIPELINE, "check", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
 from support.packed import files, lengths, packed, samples
-from support.running import ROOT, command, command_here
+from support.running import PIPELINE, ROOT, command, command_here
 from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
@@ -35,7 +35,7 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 @pytest.fixture(autouse=True)
 def no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Energon's own look at what is packed is tested elsewhere, and slow to start."""
-    monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
+    monkeypatch.setattr(PIPELINE, "check", lambda *_: None)
 
 
 @pytest.fixture

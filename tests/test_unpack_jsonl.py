@@ -11,6 +11,7 @@ from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
 from support.packed import lengths, packed, samples
+from support.running import PIPELINE
 from support.samples import chat, npy, picture, write_source, write_tar
 
 Make = Callable[..., PackConfig]
@@ -19,7 +20,7 @@ Make = Callable[..., PackConfig]
 @pytest.fixture(autouse=True)
 def no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Energon's own look at what is packed is tested elsewhere, and slow to start."""
-    monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
+    monkeypatch.setattr(PIPELINE, "check", lambda *_: None)
 
 
 def run_of(make: Make, source: Path, flavor: Flavor, name: str, **settings: Any) -> PackConfig:

@@ -21,7 +21,7 @@ from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
 from support.damage import read_shard, write_shard
 from support.packed import packed, prepare, samples, train, typed
-from support.running import command_here, need_torchvision
+from support.running import PIPELINE, command_here, need_torchvision
 from support.samples import picture, write_tar
 from support.weighted import turns
 
@@ -32,7 +32,7 @@ QWEN3 = {"enable_thinking": False, "words": ["a", {"deep": 1}]}
 @pytest.fixture(autouse=True)
 def as_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Energon's own look, tested elsewhere, is left out."""
-    monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
+    monkeypatch.setattr(PIPELINE, "check", lambda *_: None)
 
 
 def said(question: str, answer: str, **fields: Any) -> dict[str, Any]:

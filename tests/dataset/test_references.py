@@ -33,7 +33,7 @@ from energon_pack.unpack import unpack
 from support.batches import same
 from support.damage import change, found, lines, read_shard
 from support.packed import demo_config, files, packed, samples, train
-from support.running import ROOT, command_here, need_torchvision
+from support.running import PIPELINE, ROOT, command_here, need_torchvision
 from support.samples import chat, npy, picture, video, write_source, write_tar
 from support.stores import Bucket
 
@@ -472,7 +472,7 @@ def test_a_run_that_was_stopped_goes_on(config: Make, tmp_path: Path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.pack.publish", stop)
+        patch.setattr(PIPELINE, "publish", stop)
         with pytest.raises(KeyboardInterrupt):
             pack(make())
     (left,) = (tmp_path / "out" / ".staging").glob("*/packed-000000.tar")

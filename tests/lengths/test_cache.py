@@ -19,7 +19,7 @@ from energon_pack.lengths import worker as measuring
 from energon_pack.pack import pack
 from energon_pack.sources.demo import make_demo
 from support.packed import files
-from support.running import ROOT, run_here
+from support.running import PIPELINE, ROOT, run_here
 from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
@@ -268,7 +268,7 @@ def pack_until_killed(run: PackConfig, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("energon_pack.pack.write_metadata", killed)
+        patch.setattr(PIPELINE, "write_metadata", killed)
         with pytest.raises(KeyboardInterrupt):
             pack(run)
 

@@ -25,6 +25,7 @@ from energon_pack.sources import blockwise, reader
 from energon_pack.sources.open_files import OpenFiles
 from energon_pack.sources.storage import open_file, read_ahead, state_of
 from support.packed import files
+from support.running import PIPELINE
 from support.samples import chat, noise, picture, write_tar
 from support.stores import Bucket
 
@@ -267,7 +268,7 @@ def test_an_object_that_changed_is_noticed(
         monkeypatch.setattr(blockwise, "BLOCKS", Blocks())
         return 0
 
-    monkeypatch.setattr("energon_pack.pack.refuse_little_space", change)
+    monkeypatch.setattr(PIPELINE, "refuse_little_space", change)
     with pytest.raises(PackError, match="changed"):
         pack(run)
     monkeypatch.undo()
@@ -287,7 +288,7 @@ def test_an_object_that_goes_meanwhile_is_named(
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nothing is kept there
         return 0
 
-    monkeypatch.setattr("energon_pack.pack.refuse_little_space", remove)
+    monkeypatch.setattr(PIPELINE, "refuse_little_space", remove)
     with pytest.raises(PackError, match=r"data/x\.tar changed while it was read"):
         pack(run)
 

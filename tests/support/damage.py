@@ -19,6 +19,7 @@ from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.verify import Options, verify
 from energon_pack.verify.findings import Findings
+from support.running import PIPELINE
 from support.samples import chat, picture, write_tar
 
 Members = list[tuple[str, bytes]]
@@ -47,7 +48,7 @@ def packed_to_damage(demo: tuple[Path, Path], cache: Path, folder: Path) -> Path
     run.packing.max_token_len, run.packing.overlong = 512, Overlong.split_turns
     run.executor.num_workers, run.measure.verify = 1, 0.0
     with pytest.MonkeyPatch.context() as patch:  # Energon's own look is tested elsewhere, and slow to start
-        patch.setattr("energon_pack.pack.check", lambda *_: None)
+        patch.setattr(PIPELINE, "check", lambda *_: None)
         figures = pack(run)
     assert figures["samples_cut"] == 1
     assert set(figures["skipped_by_reason"]) == {"duplicate_key", "invalid_json", "overlong"}

@@ -19,6 +19,7 @@ from energon_pack.pack import pack
 from energon_pack.verify import Options, verify
 from energon_pack.verify.findings import CHECKS
 from support.damage import Members, change_file, found, grown, lines, read_shard, set_at, write_shard
+from support.running import PIPELINE
 from support.samples import npy, picture, write_source
 
 
@@ -43,7 +44,7 @@ def both(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("verify")
     write_source(folder / "source")
     with pytest.MonkeyPatch.context() as patch:  # Energon's own look is tested elsewhere, and slow to start
-        patch.setattr("energon_pack.pack.check", lambda *_: None)
+        patch.setattr(PIPELINE, "check", lambda *_: None)
         return {flavor: pack_as(flavor, folder, demo[1], cache) for flavor in Flavor}
 
 
@@ -87,7 +88,7 @@ def test_relative_paths_are_those_of_the_run(
     config: Callable[..., PackConfig], demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of source, media and processor: else verify compares from one folder only, and does not say which."""
-    monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
+    monkeypatch.setattr(PIPELINE, "check", lambda *_: None)
     (tmp_path / "project" / "media").mkdir(parents=True)
     (tmp_path / "project" / "media" / "a.jpg").write_bytes(picture(56, 56))
     line = {"images": ["a.jpg"], "prompts": ["<image>?"], "captions": ["yes"]}
@@ -108,7 +109,7 @@ def test_relative_paths_are_those_of_the_run(
 
 def test_images_of_an_lmdb(config: Callable[..., PackConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lmdb = pytest.importorskip("lmdb")
-    monkeypatch.setattr("energon_pack.pack.check", lambda *_: None)
+    monkeypatch.setattr(PIPELINE, "check", lambda *_: None)
 
     def put(name: str, data: bytes) -> None:
         with lmdb.open(str(tmp_path / name), subdir=False) as database, database.begin(write=True) as transaction:
@@ -157,7 +158,7 @@ def test_slices_are_accounted_for(demo: tuple[Path, Path], cache: Path, packed: 
         run.source.slice = f"{number}/4"
         run.executor.num_workers, run.measure.verify = 1, 0.0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("energon_pack.pack.check", lambda *_: None)
+            patch.setattr(PIPELINE, "check", lambda *_: None)
             pack(run)
         out[number] = tmp_path / str(number)
         assert lines(found(out[number], source=[])) == ""

@@ -24,6 +24,7 @@ from energon_pack.views.packed import Place, pack_view
 from energon_pack.views.thumbnails import thumbnail
 from energon_pack.views.view import PackView, Span
 from support.packed import demo_config, packed
+from support.running import PIPELINE
 from support.samples import picture, video, write_tar
 
 
@@ -34,7 +35,7 @@ def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempP
         demo, cache, tmp_path_factory.mktemp("out"), output__max_shard_packs=3, packing__max_token_len=4096
     )
     with pytest.MonkeyPatch.context() as patch:  # Energon's own look is tested elsewhere, and slow to start
-        patch.setattr("energon_pack.pack.check", lambda *_: None)
+        patch.setattr(PIPELINE, "check", lambda *_: None)
         return packed(run)
 
 

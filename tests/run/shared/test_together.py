@@ -25,7 +25,7 @@ from energon_pack.run.executors.shared.terms import Term, claim_term, latest_ter
 from energon_pack.run.executors.shared.together import Together
 from energon_pack.run.progress import Progress
 from support.nodes import hurry
-from support.running import run_here
+from support.running import PIPELINE, run_here
 
 ABOUT = {"settings": "s", "version": __version__}
 Figures = dict[str, Any]
@@ -298,7 +298,7 @@ def test_one_that_was_away_may_publish_while_another_begins(
         (tmp_path / "soon").rename(tmp_path / "packed")
         return staging_folder(*arguments)
 
-    monkeypatch.setattr("energon_pack.pack.staging_folder", appears)
+    monkeypatch.setattr(PIPELINE, "staging_folder", appears)
     code, _, errors = packs()
     assert code == 0, errors
     assert not (tmp_path / ".staging").exists()
