@@ -1,4 +1,4 @@
-"""The one door: what `from energon_pack import …` gives, that it stays as it is, and that nothing else is told to users.
+"""The one door: what `from energon_pack import …` gives stays as it is, and users are told of nothing else.
 
 After a change that is meant: `PYTHONPATH=.:tests python tests/test_door.py` writes tests/public_api.json anew.
 """
@@ -43,9 +43,7 @@ def described(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def public() -> dict[str, str]:
-    return {
-        key: text for name in energon_pack.__all__ for key, text in described(name, getattr(energon_pack, name))
-    }
+    return {key: text for name in energon_pack.__all__ for key, text in described(name, getattr(energon_pack, name))}
 
 
 def test_the_public_api_is_the_one_that_was_promised() -> None:
@@ -67,15 +65,15 @@ def test_type_checkers_see_the_same_names() -> None:
     """A name that is only imported when asked for is none to mypy, or in an editor."""
     tree = ast.parse((ROOT / "energon_pack" / "__init__.py").read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    told = {
-        alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
+    told = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert told == {name: f"energon_pack.{home}" for name, home in energon_pack._HOME_OF.items()}
 
 
 def test_a_function_and_the_file_of_its_name() -> None:
     """`import energon_pack.pack` by any other module would make `energon_pack.pack` a module, and a run fail."""
-    script = "import energon_pack.pack, energon_pack; from energon_pack import pack; print(pack.__name__, callable(pack))"
+    script = (
+        "import energon_pack.pack, energon_pack; from energon_pack import pack; print(pack.__name__, callable(pack))"
+    )
     assert command("-c", script, cwd=ROOT).stdout == "pack True\n"
 
 

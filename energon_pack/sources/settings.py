@@ -5,6 +5,7 @@ from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
+from energon_pack.samples.mapping import with_hash
 from energon_pack.samples.settings import ReadSettings
 
 
@@ -51,6 +52,11 @@ class SourceConfig(ReadSettings):
     limit: int | None = None
     #: `i/n`: every n-th sample from the i-th on; None: all
     slice: str | None = None
+
+    def __post_init__(self) -> None:
+        """Name the map with a hash of its file: all that is kept of this config then depends on it."""
+        if self.map is not None:
+            self.map = with_hash(self.map)
 
     @property
     def reading(self) -> ReadSettings:

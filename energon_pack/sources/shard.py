@@ -16,6 +16,7 @@ import pyarrow as pa
 from energon_pack.errors import PackError
 from energon_pack.run.stores import bucket_of, is_address, lies_in
 from energon_pack.samples.listed import listed_parts, media_parts
+from energon_pack.samples.mapping import mapped
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
@@ -162,7 +163,7 @@ class JsonlShard(_File):
         return self.is_same_object if is_address(self.path) else lines.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        return parse_line(load_json(raw), self.lines, settings)
+        return parse_line(mapped(load_json(raw), settings), self.lines, settings)
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
         names = record.listed_media or []

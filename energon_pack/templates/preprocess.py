@@ -5,7 +5,6 @@ the two agree without a pixel decoded while packing. A name with a colon, `my_pa
 someone else's: it is made with the `media` node and the model's `factor`, and has the methods below.
 """
 
-import importlib
 import math
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
@@ -14,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.errors import PackError
+from energon_pack.run.by_name import load_named
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.media.settings import MediumSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -101,13 +101,9 @@ def _given(**settings: Any) -> dict[str, Any]:
 def _make(kind: str, name: str, media: MediaConfig, factor: int, known: Mapping[str, Any]) -> Any:
     make = known.get(name, name)
     if isinstance(make, str):
-        module, colon, attribute = name.partition(":")
-        if not colon:
+        if ":" not in name:
             raise PackError(f"media.{kind}={name} is unknown; there are: {', '.join(known)}, or module:Class")
-        try:
-            make = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError, TypeError) as error:
-            raise PackError(f"media.{kind}={name}: {error}") from None
+        make = load_named(f"media.{kind}", name)
     try:
         return None if make is None else make(media, factor)
     except PackError:
