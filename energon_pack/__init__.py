@@ -17,13 +17,13 @@ __version__ = "0.1.0"
 #: by module: the public names that it defines
 _HOMES = {
     "automodel": "PackRows check_automodel",
-    "config": "PackConfig",
     "config.compose": "compose_config",
+    "config.schema": "PackConfig",
     "dataset.manifest": "read_manifest",
     "errors": "PackError SamplesLost",
     "flavors": "MultiMixQASample PackedCaptioningSample PackedMultiMixQASample",
     "lazy": "LazyPackedDataset",
-    "loading": "cookers load_template make_part_filter make_sample_loader options_of pack_encoder train_arguments",
+    "loading": "cookers load_template make_part_filter make_sample_loader pack_encoder train_arguments",
     "online.ranks": "ranks_here",
     "pack": "pack",
     "packed_seq_params": "packed_seq_params",
@@ -31,6 +31,7 @@ _HOMES = {
     "samplers": "LengthGroupedSampler PackSampler",
     "samples.flavors.base": "MemberInput",
     "samples.media.probe": "Media",
+    "samples.options": "options_of",
     "steps.journal": "Consumed Journal",
     "streaming": "StreamingPackedDataset",
     "task_encoder": "EncodedPack PackedTaskEncoder inputs_of",
@@ -38,7 +39,8 @@ _HOMES = {
     "templates.template": "Template",
     "templates.torchvision_shim": "prepare_torchvision",
     "training.batch": "PackedBatch total_weight touch_vision weighted_loss",
-    "training.guards": "Guard MixingError check_inputs guard",
+    "training.guards": "Guard guard",
+    "training.inputs": "MixingError check_inputs",
     "training.members": "sample_of",
     "training.pack_encoder": "PackEncoder",
     "webdataset": "Packs packs shard_urls",
@@ -50,8 +52,8 @@ __all__ = sorted(_HOME_OF)
 if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compares them
     from energon_pack.automodel import PackRows as PackRows
     from energon_pack.automodel import check_automodel as check_automodel
-    from energon_pack.config import PackConfig as PackConfig
     from energon_pack.config.compose import compose_config as compose_config
+    from energon_pack.config.schema import PackConfig as PackConfig
     from energon_pack.dataset.manifest import read_manifest as read_manifest
     from energon_pack.errors import PackError as PackError
     from energon_pack.errors import SamplesLost as SamplesLost
@@ -63,7 +65,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.loading import load_template as load_template
     from energon_pack.loading import make_part_filter as make_part_filter
     from energon_pack.loading import make_sample_loader as make_sample_loader
-    from energon_pack.loading import options_of as options_of
     from energon_pack.loading import pack_encoder as pack_encoder
     from energon_pack.loading import train_arguments as train_arguments
     from energon_pack.online.ranks import ranks_here as ranks_here
@@ -76,6 +77,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.samplers import PackSampler as PackSampler
     from energon_pack.samples.flavors.base import MemberInput as MemberInput
     from energon_pack.samples.media.probe import Media as Media
+    from energon_pack.samples.options import options_of as options_of
     from energon_pack.steps.journal import Consumed as Consumed
     from energon_pack.steps.journal import Journal as Journal
     from energon_pack.streaming import StreamingPackedDataset as StreamingPackedDataset
@@ -90,9 +92,9 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.training.batch import touch_vision as touch_vision
     from energon_pack.training.batch import weighted_loss as weighted_loss
     from energon_pack.training.guards import Guard as Guard
-    from energon_pack.training.guards import MixingError as MixingError
-    from energon_pack.training.guards import check_inputs as check_inputs
     from energon_pack.training.guards import guard as guard
+    from energon_pack.training.inputs import MixingError as MixingError
+    from energon_pack.training.inputs import check_inputs as check_inputs
     from energon_pack.training.members import sample_of as sample_of
     from energon_pack.training.pack_encoder import PackEncoder as PackEncoder
     from energon_pack.webdataset import Packs as Packs

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import energon_pack
-from support.pages import BLOCKS
+from support.pages import BLOCKS, PAGES
 from support.running import ROOT, command
 
 API = ROOT / "tests" / "public_api.json"
@@ -57,6 +57,8 @@ def test_the_public_api_is_the_one_that_was_promised() -> None:
 def test_every_public_name_says_what_it_is() -> None:
     assert [name for name in energon_pack.__all__ if not getattr(energon_pack, name).__doc__] == []
     assert set(energon_pack.__all__) <= set(dir(energon_pack))
+    homes = {name: f"energon_pack.{home}" for name, home in energon_pack._HOME_OF.items()}
+    assert {name: getattr(energon_pack, name).__module__ for name in homes} == homes  # where its page is read
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = energon_pack.nothing
 
@@ -94,6 +96,12 @@ def test_users_are_told_of_the_door_alone() -> None:
     names = {name.strip() for both in asked for name in "".join(both).split(",")} - {""}
     assert len(names) > 20
     assert names <= set(energon_pack.__all__)
+
+
+def test_the_page_of_public_names_has_each_once() -> None:
+    """A name that is not there is found by nobody."""
+    listed = " ".join(re.findall(r"^::: (.+)$", PAGES["api.md"], re.MULTILINE)).split()
+    assert sorted(listed) == energon_pack.__all__
 
 
 if __name__ == "__main__":
