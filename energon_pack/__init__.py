@@ -32,6 +32,7 @@ _HOMES = {
     "samples.flavors.base": "MemberInput",
     "samples.media.probe": "Media",
     "samples.options": "options_of",
+    "sources.shard": "JsonlShard",
     "steps.journal": "Consumed Journal",
     "streaming": "StreamingPackedDataset",
     "task_encoder": "EncodedPack PackedTaskEncoder inputs_of",
@@ -78,6 +79,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.samples.flavors.base import MemberInput as MemberInput
     from energon_pack.samples.media.probe import Media as Media
     from energon_pack.samples.options import options_of as options_of
+    from energon_pack.sources.shard import JsonlShard as JsonlShard
     from energon_pack.steps.journal import Consumed as Consumed
     from energon_pack.steps.journal import Journal as Journal
     from energon_pack.streaming import StreamingPackedDataset as StreamingPackedDataset

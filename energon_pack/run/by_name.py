@@ -1,4 +1,4 @@
-"""Code of somebody else, by its name in a setting: `module:attribute`."""
+"""Code of somebody else, by its name in a setting: `module:attribute`, or what an installed package adds."""
 
 import os
 import sys
@@ -27,3 +27,24 @@ def load_named(setting: str, name: str) -> Any:
         return getattr(import_module(module), attribute)
     except Exception as error:  # importing code of somebody else may fail in any way
         raise PackError(f"{setting}={name}: {one_line(error)}") from None
+
+
+def entry_point(group: str, setting: str, name: str) -> Any:
+    """What an installed package adds under a name; None: none does.
+
+    Args:
+        group: `sources` for the entry points of `energon_pack.sources`.
+        setting: the key that has the name, for the error.
+
+    Raises:
+        PackError: importing it fails.
+    """
+    from importlib.metadata import entry_points  # only where a name is none of ours: it looks at every package
+
+    point = next(iter(entry_points(group=f"energon_pack.{group}", name=name)), None)
+    if point is None:
+        return None
+    try:
+        return point.load()
+    except Exception as error:  # importing code of somebody else may fail in any way
+        raise PackError(f"{setting}={name} ({point.value}): {one_line(error)}") from None
