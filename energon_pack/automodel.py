@@ -9,7 +9,7 @@
 
 `validation_dataset` and `validation_dataloader` are written alike. A section `packed_sequence` would pack the packs.
 Batches have the keys of Automodel's own packs; labels are shifted within each member. What keeps members apart is for
-the built model to say, which no data loader sees: `check(recipe)` asks it.
+the built model to say, which no data loader sees: `check_automodel(recipe)` asks it.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from energon_pack.lazy import LazyPackedDataset
 from energon_pack.training.automodel_batch import MASKS, media, neat, thd
 from energon_pack.training.pack_encoder import Pack, refuse_weights
 
-__all__ = ["PackRows", "check", "collate", "dataset"]
+__all__ = ["PackRows", "check_automodel", "collate", "dataset"]
 
 
 def dataset(
@@ -144,7 +144,7 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
     return {**text, **media(batch, dataset.pixels, len(rows))}
 
 
-def check(recipe: Any) -> None:
+def check_automodel(recipe: Any) -> None:
     """Ask the model that Automodel has built whether it keeps the members of these packs apart.
 
     Args:

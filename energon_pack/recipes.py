@@ -14,7 +14,7 @@ from energon_pack.run.console import say
 
 _PACKAGE = Path(__file__).parent
 _RECIPES, _CONSTRAINTS = "recipes", "constraints.txt"
-_EXTENSIONS = (".py", ".yaml", ".txt")  # and no caches of Python's
+_EXTENSIONS = (".py", ".yaml", ".toml", ".txt")  # and no caches of Python's
 
 
 def shipped() -> Path:

@@ -1,7 +1,7 @@
 """Packed shards read with `webdataset` alone: the packs and batches that the task encoder makes, without Energon.
 
     encoded = packs("packed/…", layout="neat")
-    shards = wds.WebDataset(urls("packed/…"), shardshuffle=100, nodesplitter=wds.split_by_node)
+    shards = wds.WebDataset(shard_urls("packed/…"), shardshuffle=100, nodesplitter=wds.split_by_node)
     loader = DataLoader(shards.compose(encoded), batch_size=2, collate_fn=encoded.collate, num_workers=2)
 
 Who reads which shard, shuffling, `resampled` and caches are webdataset's own. Unshuffled, the packs of a shard come in
@@ -27,12 +27,12 @@ from energon_pack.sources.prepared import Prepared, read_prepared
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import Pack, PackEncoder
 
-__all__ = ["Packs", "packs", "urls"]
+__all__ = ["Packs", "packs", "shard_urls"]
 
 _log = logging.getLogger(__name__)
 
 
-def urls(dataset: str | Path, split: str = "train") -> list[str]:
+def shard_urls(dataset: str | Path, split: str = "train") -> list[str]:
     """The shards of a part of a packed dataset, in the order of the plan: what `wds.WebDataset` takes.
 
     Args:

@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any
 from megatron.energon import WorkerConfig
 from packed_data import Endless, train_loader, val_loader
 
-from energon_pack.dataset.manifest import read_manifest
-from energon_pack.task_encoder import PackedTaskEncoder
+from energon_pack import PackedTaskEncoder, read_manifest
 
 if TYPE_CHECKING:
     DatasetProvider: Any = object

@@ -31,9 +31,7 @@ from megatron.energon import WorkerConfig, stateless
 from megatron.energon.errors import FatalSampleError
 from packed_data import Endless, parts, saved_states, train_loader, val_loader
 
-from energon_pack.dataset.manifest import read_manifest
-from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder
-from energon_pack.training.batch import PackedBatch
+from energon_pack import EncodedPack, PackedBatch, PackedTaskEncoder, read_manifest
 
 IMAGE_TOKEN = "<image>"  # as in megatron.core.models.multimodal.llava_model
 

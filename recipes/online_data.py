@@ -7,10 +7,7 @@ from typing import Any
 from packed_data import Endless
 from torch.utils.data import DataLoader
 
-from energon_pack.lazy import LazyPackedDataset
-from energon_pack.online.ranks import ranks_here
-from energon_pack.samplers import PackSampler
-from energon_pack.streaming import StreamingPackedDataset
+from energon_pack import LazyPackedDataset, PackSampler, StreamingPackedDataset, ranks_here
 
 # torchdata's loader calls what torch no longer wants: nothing that its user could change.
 warnings.filterwarnings("ignore", "'set_vital' is deprecated")

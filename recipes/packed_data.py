@@ -9,7 +9,7 @@ import torch
 import yaml
 from megatron.energon import WorkerConfig, get_loader, get_savable_loader, get_train_dataset, get_val_dataset
 
-from energon_pack.loading import Journal, train_arguments
+from energon_pack import Journal, train_arguments
 
 # Energon's loader asks for pinned memory whatever the machine; without an accelerator there is nothing to pin for.
 warnings.filterwarnings("ignore", "'pin_memory' argument is set as true but no accelerator")

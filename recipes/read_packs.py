@@ -10,16 +10,12 @@ import argparse
 
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
-from energon_pack.loading import load_template
-from energon_pack.samples.flavors.base import MemberInput
-from energon_pack.task_encoder import inputs_of
-from energon_pack.templates.template import Template
-from energon_pack.training.members import seen
+from energon_pack import MemberInput, Template, inputs_of, load_template, sample_of
 
 
 def member_tokens(template: Template, member: MemberInput) -> list[int]:
     """Token ids of one member of a pack of any flavour, the placeholders of its media expanded."""
-    return template.encode(seen(member)).ids
+    return template.encode(sample_of(member)).ids
 
 
 def main() -> None:

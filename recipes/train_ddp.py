@@ -45,10 +45,16 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from train_tiny import evaluate, tiny_model
 
-from energon_pack.loading import Consumed, Journal
-from energon_pack.task_encoder import PackedTaskEncoder
-from energon_pack.training.batch import PackedBatch, total_weight, touch_vision, weighted_loss
-from energon_pack.training.guards import guard
+from energon_pack import (
+    Consumed,
+    Journal,
+    PackedBatch,
+    PackedTaskEncoder,
+    guard,
+    total_weight,
+    touch_vision,
+    weighted_loss,
+)
 
 #: a checkpoint is of whole tensors: it can be read without as many ranks
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -19,11 +19,16 @@ import torch
 from megatron.energon import WorkerConfig, stateless
 from packed_data import train_loader, val_loader
 
-from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder
-from energon_pack.templates.torchvision_shim import prepare_torchvision
-from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
-from energon_pack.training.guards import guard
-from energon_pack.training.pack_encoder import PackEncoder
+from energon_pack import (
+    EncodedPack,
+    PackedBatch,
+    PackedTaskEncoder,
+    PackEncoder,
+    guard,
+    prepare_torchvision,
+    total_weight,
+    weighted_loss,
+)
 
 
 class Unpacked(PackedTaskEncoder):

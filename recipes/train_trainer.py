@@ -29,13 +29,18 @@ from online_data import LazyLoader, StreamLoader
 from packed_data import TrainLoader, saved_states, train_loader, val_loader
 from train_tiny import evaluate, tiny_model
 
-from energon_pack.lazy import LazyPackedDataset
-from energon_pack.streaming import StreamingPackedDataset
-from energon_pack.task_encoder import PackedTaskEncoder
-from energon_pack.templates.torchvision_shim import prepare_torchvision
-from energon_pack.training.batch import PackedBatch, total_weight, touch_vision, weighted_loss
-from energon_pack.training.guards import guard
-from energon_pack.training.pack_encoder import PackEncoder
+from energon_pack import (
+    LazyPackedDataset,
+    PackedBatch,
+    PackedTaskEncoder,
+    PackEncoder,
+    StreamingPackedDataset,
+    guard,
+    prepare_torchvision,
+    total_weight,
+    touch_vision,
+    weighted_loss,
+)
 
 Loader = TrainLoader | LazyLoader | StreamLoader
 prepare_torchvision()  # a CUDA build of it beside a CPU build of torch stops the import of the Trainer

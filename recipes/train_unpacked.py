@@ -16,10 +16,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from train_tiny import fell, tiny_model, train
 
-from energon_pack.lazy import LazyPackedDataset
-from energon_pack.samplers import LengthGroupedSampler, PackSampler
-from energon_pack.training.batch import PackedBatch
-from energon_pack.training.guards import guard
+from energon_pack import LazyPackedDataset, LengthGroupedSampler, PackedBatch, PackSampler, guard
 
 
 def endless(loader: DataLoader[Any]) -> Iterator[PackedBatch]:

@@ -27,9 +27,7 @@ from torch.utils.data import DataLoader
 from train_ddp import backward
 from train_tiny import evaluate, fell, tiny_model
 
-from energon_pack.training.batch import PackedBatch
-from energon_pack.training.guards import guard
-from energon_pack.webdataset import Packs, packs, urls
+from energon_pack import PackedBatch, Packs, guard, packs, shard_urls
 
 
 def batches(
@@ -41,14 +39,14 @@ def batches(
         shuffle: packs that wait in a worker to be drawn from: before they are encoded, when they are small.
     """
     by_seed = {"detshuffle": True, "seed": seed}  # `shardshuffle` alone has the same order in each epoch
-    shards = wds.WebDataset(urls(dataset), shardshuffle=100, nodesplitter=wds.split_by_node, **by_seed)
+    shards = wds.WebDataset(shard_urls(dataset), shardshuffle=100, nodesplitter=wds.split_by_node, **by_seed)
     stream = shards.compose(wds.detshuffle(shuffle, seed=seed), encoded).repeat()
     return iter(DataLoader(stream, batch_size, collate_fn=encoded.collate, num_workers=num_workers))
 
 
 def val_batches(dataset: Path, encoded: Packs) -> DataLoader[PackedBatch]:
     """The part `val`, once through; all of it for whoever asks."""
-    shards = wds.WebDataset(urls(dataset, "val"), shardshuffle=False, nodesplitter=None, workersplitter=None)
+    shards = wds.WebDataset(shard_urls(dataset, "val"), shardshuffle=False, nodesplitter=None, workersplitter=None)
     return DataLoader(shards.compose(encoded), 1, collate_fn=encoded.collate)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.automodel import PackRows, check, check_rows
+from energon_pack.automodel import PackRows, check_automodel, check_rows
 from energon_pack.errors import PackError
 
 
@@ -84,13 +84,13 @@ def test_a_model_in_which_members_would_see_each_other_is_refused(
     sizes = SimpleNamespace(cp_size=1, pp_size=1)
     recipe = SimpleNamespace(model_parts=[model], dataloader=loader, val_dataloader=None, mesh_context=sizes)
     if said is None:
-        check(recipe)
+        check_automodel(recipe)
     else:
         with pytest.raises(PackError, match=said):
-            check(recipe)
+            check_automodel(recipe)
     sizes.cp_size = 2
     with pytest.raises(PackError, match="cp_size=2: packs were not tried with it; set 1"):
-        check(recipe)
+        check_automodel(recipe)
 
 
 def test_an_automodel_that_patches_transformers_is_refused(theirs: Any) -> None:

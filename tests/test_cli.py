@@ -14,7 +14,7 @@ import pytest
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.pack import pack
 from support.html_page import check_page
-from support.running import ROOT, command, command_here, run_alone, run_here
+from support.running import PIPELINE, ROOT, command, command_here, run_alone, run_here
 from support.samples import chat, write_tar
 
 
@@ -137,7 +137,7 @@ def test_an_interrupted_sweep_shows_what_is_done(tmp_path: Path, shared: str, mo
             raise KeyboardInterrupt
         return pack(config)
 
-    monkeypatch.setattr("energon_pack.pack.pack", pack_once)
+    monkeypatch.setattr(PIPELINE, "pack", pack_once)
     code, _, errors = run_here("-m", "+model=qwen2_5_vl", shared, "stage=plan", "seed=1,2,3", cwd=tmp_path)
     assert code == 130
     assert "interrupted" in errors

@@ -13,7 +13,9 @@ def test_they_are_those_of_the_checkout(tmp_path: Path, capsys: pytest.CaptureFi
     """All that git has of them, and no more."""
     assert main([str(tmp_path)]) == 0
     assert f"written: {tmp_path / 'recipes'}, {tmp_path / 'constraints.txt'}" in capsys.readouterr().out
-    kept = {path.relative_to(ROOT) for path in (ROOT / "recipes").rglob("*") if path.suffix in (".py", ".yaml")}
+    kept = {
+        path.relative_to(ROOT) for path in (ROOT / "recipes").rglob("*") if path.suffix in (".py", ".yaml", ".toml")
+    }
     assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")} == kept | {Path("constraints.txt")}
     assert main([str(tmp_path)]) == 0
     assert capsys.readouterr().out == "all of them are there\n"

@@ -19,7 +19,7 @@ from energon_pack.errors import PackError
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import BadPack
-from energon_pack.webdataset import Packs, packs, urls
+from energon_pack.webdataset import Packs, packs, shard_urls
 from support.batches import same
 from support.damage import read_shard, write_shard
 from support.marks import first_of
@@ -55,7 +55,7 @@ def read(dataset: Path, encoded: Packs, split: str = "train", batch_size: int = 
     """A plain loader of a part of a dataset, unshuffled."""
     given = {"shardshuffle": False, "nodesplitter": wds.split_by_node}
     loader = {name: settings.pop(name) for name in ("num_workers", "multiprocessing_context") if name in settings}
-    stages = wds.WebDataset(urls(dataset, split), **(given | settings)).compose(encoded)
+    stages = wds.WebDataset(shard_urls(dataset, split), **(given | settings)).compose(encoded)
     return DataLoader(stages, batch_size=batch_size, collate_fn=encoded.collate, **loader)
 
 
@@ -111,7 +111,7 @@ def test_packs_come_in_the_order_of_the_plan(packed: Path, encoded: Packs) -> No
 def test_shuffled_resampled_and_batched_by_webdataset(packed: Path, encoded: Packs) -> None:
     """Its own stages and its own loader take packs as any samples."""
     keys = [batch["__key__"][0] for batch in read(packed, encoded)]
-    shards = wds.WebDataset(urls(packed), shardshuffle=9, seed=1, detshuffle=True).shuffle(5, seed=3)
+    shards = wds.WebDataset(shard_urls(packed), shardshuffle=9, seed=1, detshuffle=True).shuffle(5, seed=3)
     loader = wds.WebLoader(shards.compose(encoded).batched(2, collation_fn=encoded.collate), batch_size=None)
     pairs = list(loader)
     shuffled = [key for batch in pairs for key in batch["__key__"]]
@@ -119,7 +119,9 @@ def test_shuffled_resampled_and_batched_by_webdataset(packed: Path, encoded: Pac
     assert sorted(shuffled) == keys
     assert pairs[0]["input_ids"].shape[0] == 2
     endless = (
-        wds.WebDataset(urls(packed), resampled=True, shardshuffle=False).compose(encoded).with_epoch(3 * len(keys))
+        wds.WebDataset(shard_urls(packed), resampled=True, shardshuffle=False)
+        .compose(encoded)
+        .with_epoch(3 * len(keys))
     )
     drawn = [pack.key for pack in endless]
     assert len(drawn) == 3 * len(keys) > len(set(drawn))
@@ -158,7 +160,7 @@ def test_packs_of_other_tools_are_read_with_a_model(demo: tuple[Path, Path], tmp
 
 def test_a_pack_that_is_not_as_it_was_packed_ends_the_training(packed: Path, encoded: Packs, tmp_path: Path) -> None:
     """Whatever handlers the pipeline has: a pack that is left out in silence is missed by nobody."""
-    shard = Path(urls(packed)[0])
+    shard = Path(shard_urls(packed)[0])
     members = read_shard(shard)
     value = json.loads(members[0][1])
     value["_meta"]["token_lens"][0] += 1
@@ -181,7 +183,7 @@ def test_a_pack_that_is_not_as_it_was_packed_ends_the_training(packed: Path, enc
 def test_a_damaged_member_is_dropped_where_that_was_asked_for(
     packed: Path, demo: tuple[Path, Path], encoded: Packs, tmp_path: Path
 ) -> None:
-    members = next(members for url in urls(packed) if has_images(members := read_shard(Path(url))))
+    members = next(members for url in shard_urls(packed) if has_images(members := read_shard(Path(url))))
     bad = next(name for name, _ in members if name.endswith(".jpg"))
     other = write_tar(tmp_path / "other.tar", [(name, b"\xff\xd8" if name == bad else data) for name, data in members])
     source = wds.WebDataset([str(other)], shardshuffle=False)
@@ -196,14 +198,14 @@ def test_a_shard_that_was_cut_between_packs_is_named(
 ) -> None:
     """For a tar that is read as a stream its end is where it was cut."""
     shutil.copytree(packed, tmp_path / "cut")
-    shard = Path(urls(tmp_path / "cut")[-1])
+    shard = Path(shard_urls(tmp_path / "cut")[-1])
     with tarfile.open(shard) as tar:
         second = [member.offset for member in tar if member.name.endswith(".json")][1]
     shard.write_bytes(shard.read_bytes()[:second])
-    whole = list(wds.WebDataset(urls(packed), shardshuffle=3).compose(encoded))
+    whole = list(wds.WebDataset(shard_urls(packed), shardshuffle=3).compose(encoded))
     assert "packs" not in caplog.text
     cut = packs(tmp_path / "cut", str(demo[1]))
-    assert len(list(wds.WebDataset(urls(tmp_path / "cut"), shardshuffle=3).compose(cut))) == len(whole) - 1
+    assert len(list(wds.WebDataset(shard_urls(tmp_path / "cut"), shardshuffle=3).compose(cut))) == len(whole) - 1
     assert f"1 packs of {shard.name} came, which has 2" in caplog.text
 
 
@@ -220,22 +222,22 @@ def test_more_workers_than_shards_is_said_with_what_to_turn(
     one = {"nodesplitter": wds.split_by_node, "shardshuffle": False}
     said = r"rank 1 of 2\. webdataset deals whole shards, so 2 are needed: set num_workers lower"
     with pytest.raises(PackError, match=said):
-        list(wds.WebDataset(urls(packed)[:1], **one).compose(encoded))
-    assert list(wds.WebDataset(urls(packed)[:1], empty_check=False, **one).compose(encoded)) == []
+        list(wds.WebDataset(shard_urls(packed)[:1], **one).compose(encoded))
+    assert list(wds.WebDataset(shard_urls(packed)[:1], empty_check=False, **one).compose(encoded)) == []
     assert "rank 1 of 2" in caplog.text
     with pytest.raises(ValueError, match="explicit nodesplitter"):  # webdataset's own
-        list(wds.WebDataset(urls(packed), shardshuffle=False).compose(encoded))
+        list(wds.WebDataset(shard_urls(packed), shardshuffle=False).compose(encoded))
 
 
 def test_a_part_that_is_not_there_is_refused(packed: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
     for split, said in (("val", r"split=val: .* no shard in it: output.splits.val"), ("nope", "split=nope: .* train")):
         with pytest.raises(PackError, match=said):
-            urls(packed, split)
+            shard_urls(packed, split)
     with pytest.raises(PackError, match=r"no \.nv-meta/split\.yaml"):
-        urls(tmp_path)
+        shard_urls(tmp_path)
     blend = tmp_path / "blend.yaml"
     blend.write_text("splits: {}")
-    for refused in (urls, packs):
+    for refused in (shard_urls, packs):
         with pytest.raises(PackError, match=r"blend.yaml is a file: .* wds.RandomMix"):
             refused(blend)
 
@@ -249,13 +251,18 @@ def test_what_split_yaml_excludes_is_not_read(
     keys = [batch["__key__"][0] for batch in read(packed, encoded)]
     try:
         content = yaml.safe_load(before)
-        first, second = ([name.partition(".")[0] for name, _ in read_shard(Path(url))] for url in urls(packed)[:2])
+        first, second = (
+            [name.partition(".")[0] for name, _ in read_shard(Path(url))] for url in shard_urls(packed)[:2]
+        )
         content["exclude"] = ["packed-000000.tar", f"packed-000001.tar/{second[-1]}"]
         split.write_text(yaml.safe_dump(content))
         left = set(of_energon(packed, PackedTaskEncoder(packed, str(demo[1]))))
         assert set(by_key(read(packed, packs(packed, str(demo[1]))))) == left == set(keys) - {*first, second[-1]}
         encoder = packs(packed, str(demo[1]))
-        for named in (os.path.relpath(urls(packed)[0]), f"file:{urls(packed)[0]}"):  # however the shard is named
+        for named in (
+            os.path.relpath(shard_urls(packed)[0]),
+            f"file:{shard_urls(packed)[0]}",
+        ):  # however the shard is named
             shard = wds.WebDataset([named], shardshuffle=False)
             assert [pack.key for pack in shard.compose(encoder)] == [*dict.fromkeys(second)][:-1]
     finally:

@@ -32,6 +32,8 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     nodes["plan"] = {"seed": values["seed"]}
     if nodes["packing"]["overlong"] == Overlong.auto.value:  # the bytes are those of drop
         nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
+    if nodes["source"].get("map") is None:  # datasets that were packed before there were maps stay what they are
+        nodes["source"] = {key: value for key, value in nodes["source"].items() if key != "map"}
     return {
         node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
         for node, items in nodes.items()
@@ -62,7 +64,7 @@ def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, st
         f"{node}.{key}": value
         for node, items in ours.items()
         for key, value in items.items()
-        if value != theirs[node][key] and f"{node}.{key}" not in _IN_NAME
+        if value != theirs[node].get(key) and f"{node}.{key}" not in _IN_NAME
     }
     changed |= swept
     if changed:

@@ -20,7 +20,7 @@ from energon_pack.run.stores.mirror import Mirror
 from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.find import find_shards
-from energon_pack.sources.jsonl.find import find_lines
+from energon_pack.sources.jsonl.find import find_lines, kind_of_lines
 from energon_pack.sources.settings import Compressed, SourceConfig
 from energon_pack.sources.shard import Source
 from energon_pack.sources.storage import path_in
@@ -152,7 +152,7 @@ def _short_hash(text: str) -> str:
 def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
     """The files of the source, and the folder or hub id of the processor."""
     path = config.source.path
-    if path is None and config.source.format is Format.jsonl:
+    if path is None and config.source.format == Format.jsonl:
         raise PackError(
             "source=jsonl needs source.path: a *.jsonl file, a folder, a glob, a meta file, or a list of these"
         )
@@ -171,8 +171,8 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
 
 def source_of(settings: SourceConfig, path: str | Sequence[str], copies: Path | None = None) -> Source:
     """The files of a source at some place, as the settings have them read; as `find_lines`, `find_shards`."""
-    if settings.format is Format.jsonl:
-        return find_lines(path, settings.media_root, settings.remote_media)
+    if kind := kind_of_lines(settings.format):
+        return find_lines(path, settings.media_root, settings.remote_media, kind)
     return find_shards(path, settings.split, copies)
 
 

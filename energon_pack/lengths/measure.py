@@ -10,7 +10,7 @@ gone on from there, in the middle of a file too.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -299,7 +299,7 @@ def lengths_cache(method: Method, run: Run) -> TableCache:
     versions = LENGTHS_VERSION, reader.INDEX_VERSION, FORM_NAMES
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKED else []
     chosen = [*asked, *(template.kinds or [])]  # what the settings in the fingerprint do not say
-    how = key_of(template.fingerprint, template.labels, asdict(method.read), *versions, *chosen)
+    how = key_of(template.fingerprint, template.labels, method.read.identity, *versions, *chosen)
     return TableCache(run.cache("lengths", how))
 
 

@@ -47,7 +47,7 @@ class Begun:
     @property
     def fingerprint(self) -> str:
         """What tells packs from others that the same draws would make: lengths and limits."""
-        depends = [self.template.fingerprint, plain(self.config.packing), plain(self.config.source.reading)]
+        depends = [self.template.fingerprint, plain(self.config.packing), self.config.source.reading.identity]
         return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -149,7 +149,7 @@ def in_memory(config: PackConfig) -> Places:
     Raises:
         PackError: a setting that draws from files; the cache can't be written.
     """
-    for name in ("slice", "split"):
+    for name in ("slice", "split", "map"):
         if (value := getattr(config.source, name)) is not None:
             raise PackError(f"source.{name}={value}: for files; give the conversations that are wanted")
     cache = local_cache(config)

@@ -18,7 +18,7 @@ from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
-from energon_pack.training.members import seen
+from energon_pack.training.members import sample_of
 
 _log = logging.getLogger(__name__)
 _ROUNDS = 10  # buffers in which a sample may wait for its like
@@ -72,7 +72,7 @@ class Measuring:
             PackError: as `leave_out`.
         """
         try:
-            (measured,) = self.measure([seen(member)])
+            (measured,) = self.measure([sample_of(member)])
         except (Skip, OSError, ValueError) as error:  # a medium that is missing or damaged
             measured = error if isinstance(error, Skip) else Skip(Reason.UNREADABLE_MEDIA, one_line(error))
         if isinstance(measured, Measured):

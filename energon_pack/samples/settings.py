@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
+
+from energon_pack.run.json_nodes import plain
 
 
 class SampleType(str, Enum):
@@ -59,6 +62,13 @@ class ReadSettings:
     control_tokens: ControlTokens = ControlTokens.keep
     #: a video that is listed as the files of its frames: one video of them, or so many images
     frames: Frames = Frames.video
+    #: module:function of your own that changes each record, or leaves it out, before it is read; None: as it is
+    map: str | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What lengths depend on, as JSON; a map only where there is one: what was measured without is still good."""
+        return {name: value for name, value in plain(self).items() if name != "map" or value is not None}
 
 
 #: of conversations that packs store: an answer alone was no document where it was read

@@ -29,11 +29,15 @@ class Reason(str, Enum):
     OVER_CAP = "over_cap"
     NOT_IN_FLAVOR = "not_in_flavor"
     NOT_CHOSEN = "not_chosen"
+    LEFT_OUT_BY_MAP = "left_out_by_map"
+    MAP_ERROR = "map_error"
 
     @property
     def is_policy(self) -> bool:
         """A choice of the settings, not a fault of the data: does not count against `max_skipped`."""
-        return self in (Reason.OVERLONG, Reason.OVER_CAP, Reason.NOT_IN_FLAVOR, Reason.NOT_CHOSEN)
+        return self in (
+            Reason.OVERLONG, Reason.OVER_CAP, Reason.NOT_IN_FLAVOR, Reason.NOT_CHOSEN, Reason.LEFT_OUT_BY_MAP
+        )  # fmt: skip
 
 
 class Skip(Exception):

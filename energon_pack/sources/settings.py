@@ -5,6 +5,8 @@ from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
+from energon_pack.run.by_name import entry_point
+from energon_pack.samples.mapping import with_hash
 from energon_pack.samples.settings import ReadSettings
 
 
@@ -33,8 +35,8 @@ class OnDamaged(str, Enum):
 class SourceConfig(ReadSettings):
     """Where samples come from, which of them are taken, and how each is read."""
 
-    #: uncompressed WebDataset tars, or SFT JSONL with media beside it
-    format: Format = Format.wds
+    #: wds: uncompressed WebDataset tars; jsonl: SFT JSONL with media beside it; or what an installed package adds
+    format: str = Format.wds.value
     #: a folder, a file, a glob, or a list of these; None: the built-in demo
     path: Any = None
     #: what paths of media are relative to; None: the folder of the JSONL, or what its meta file says
@@ -52,13 +54,21 @@ class SourceConfig(ReadSettings):
     #: `i/n`: every n-th sample from the i-th on; None: all
     slice: str | None = None
 
+    def __post_init__(self) -> None:
+        """Name the map with a hash of its file: all that is kept of this config then depends on it."""
+        if self.map is not None:
+            self.map = with_hash(self.map)
+
     @property
     def reading(self) -> ReadSettings:
         """How samples are read, wherever they are: what lengths are kept by."""
         return ReadSettings(**{field.name: getattr(self, field.name) for field in fields(ReadSettings)})
 
     def check(self) -> None:
-        """Raises PackError where the path is no path."""
+        """Raises PackError where the path is no path, or nothing reads such a format."""
+        if self.format not in list(Format) and entry_point("sources", "source.format", self.format) is None:
+            there = ", ".join(each.value for each in Format)
+            raise PackError(f"source.format={self.format}: there are {there}, and what installed packages add")
         entries = self.path if isinstance(self.path, list) else [self.path]
         if self.path is not None and not (entries and all(isinstance(entry, str) and entry for entry in entries)):
             raise PackError(f"source.path={self.path!r}: a folder, a file, a glob, or a list of these")

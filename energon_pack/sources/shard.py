@@ -4,6 +4,7 @@ Shard ──index──► a row a sample ──record──► Record ──med
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ import pyarrow as pa
 from energon_pack.errors import PackError
 from energon_pack.run.stores import bucket_of, is_address, lies_in
 from energon_pack.samples.listed import listed_parts, media_parts
+from energon_pack.samples.mapping import mapped
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
@@ -140,12 +142,18 @@ class JsonlShard(_File):
     """A file of JSON samples, their media files of their own; its methods are those of a tar."""
 
     mark = ":"
+    #: which files of a folder are such
+    names: ClassVar[re.Pattern[str]] = re.compile(r"\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
+    #: of a class of somebody else: raise it when `value` reads the same bytes otherwise
+    value_version: ClassVar[int] = 0
 
     lines: Lines
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return *super().identity[:-1], asdict(self.lines)
+        kind = type(self)
+        own = () if kind is JsonlShard else (kind.__module__, kind.__qualname__, kind.value_version)
+        return *super().identity[:-1], asdict(self.lines), *own
 
     @property
     def media_root(self) -> str:
@@ -162,7 +170,11 @@ class JsonlShard(_File):
         return self.is_same_object if is_address(self.path) else lines.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        return parse_line(load_json(raw), self.lines, settings)
+        return parse_line(mapped(self.value(raw), settings), self.lines, settings)
+
+    def value(self, raw: bytes) -> Any:
+        """The JSON value of a line, from its bytes; raises Skip."""
+        return load_json(raw)
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
         names = record.listed_media or []
@@ -194,8 +206,8 @@ class JsonlShard(_File):
 Shard = TarShard | JsonlShard
 
 
-def shard_of(name: str, path: str, lines: Lines | None = None) -> Shard:
-    """A file as it is now: a tar, or one that is read as lines.
+def shard_of(name: str, path: str, lines: Lines | None = None, kind: type[JsonlShard] = JsonlShard) -> Shard:
+    """A file as it is now: a tar, or one that is read as lines of a kind.
 
     Raises:
         PackError: it is not a regular file, or its name can't stand in the ledger.
@@ -210,7 +222,7 @@ def shard_of(name: str, path: str, lines: Lines | None = None) -> Shard:
             f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
         ) from None
     path = absolute(path)
-    return TarShard(name, path, *state) if lines is None else JsonlShard(name, path, *state, lines)
+    return TarShard(name, path, *state) if lines is None else kind(name, path, *state, lines)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.samples.documents import document_of
+from energon_pack.samples.mapping import mapped
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
@@ -234,11 +235,15 @@ def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) ->
         Skip: as `parse_record`, and `missing_json` for a text that is no caption.
     """
     if part == "json":
-        return parse_record(load_json(raw), settings)
+        return parse_record(mapped(load_json(raw), settings), settings)
     is_document = settings.sample_type is SampleType.document
     if not is_document and (not has_media or settings.sample_type not in (SampleType.auto, SampleType.captioning)):
         raise Skip(Reason.MISSING_JSON, "only a txt")
     try:
-        return Record(document_of(raw.decode())) if is_document else caption_record(raw.decode(), settings)
+        text = raw.decode()
     except UnicodeDecodeError as error:
         raise Skip(Reason.BAD_MESSAGE, f"the txt is not UTF-8: {error}") from None
+    if settings.map is not None:
+        key = settings.messages_key or "text" if is_document else "caption"
+        return parse_record(mapped({key: text}, settings), settings)
+    return Record(document_of(text)) if is_document else caption_record(text, settings)

@@ -2,10 +2,10 @@
 
 Each has a geometry, which measuring applies to sizes alone, and does the same to pixels, which training applies; so
 the two agree without a pixel decoded while packing. A name with a colon, `my_package.crops:Faces`, is a class of
-someone else's: it is made with the `media` node and the model's `factor`, and has the methods below.
+someone else's: it is made with the `media` node and the model's `factor`, and has the methods below. So is one that an
+installed package has among its entry points `energon_pack.media`.
 """
 
-import importlib
 import math
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.errors import PackError
+from energon_pack.run.by_name import entry_point, load_named
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.media.settings import MediumSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -101,13 +102,10 @@ def _given(**settings: Any) -> dict[str, Any]:
 def _make(kind: str, name: str, media: MediaConfig, factor: int, known: Mapping[str, Any]) -> Any:
     make = known.get(name, name)
     if isinstance(make, str):
-        module, colon, attribute = name.partition(":")
-        if not colon:
-            raise PackError(f"media.{kind}={name} is unknown; there are: {', '.join(known)}, or module:Class")
-        try:
-            make = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError, TypeError) as error:
-            raise PackError(f"media.{kind}={name}: {error}") from None
+        setting = f"media.{kind}"
+        make = load_named(setting, name) if ":" in name else entry_point("media", setting, name)
+        if make is None:
+            raise PackError(f"{setting}={name} is unknown; there are: {', '.join(known)}, or module:Class")
     try:
         return None if make is None else make(media, factor)
     except PackError:

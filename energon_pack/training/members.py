@@ -188,7 +188,7 @@ class MemberEncoder:
         template = self._template
         for image in member.images:
             image.load()
-        sample = seen(member)
+        sample = sample_of(member)
         waiting = {"image": iter(member.images), "video": iter(member.videos)}
         own = [next(waiting[medium.kind]) for medium in sample.media]
         rendered = template.render(sample)
@@ -246,7 +246,7 @@ class MemberEncoder:
         return self._pixels([Given([image], [], ["image"])])
 
 
-def seen(member: MemberInput) -> Sample:
+def sample_of(member: MemberInput) -> Sample:
     """A member as a template renders it; of media that are not decoded yet, by their headers.
 
     Raises:

@@ -8,7 +8,7 @@ defect never hides another: all that can be looked at is, whatever else is damag
 import argparse
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,15 @@ from energon_pack.verify.foreign import verify_foreign
 from energon_pack.verify.lengths import measured_again, packed_with
 from energon_pack.verify.packs import samples_of
 from energon_pack.verify.shard import VerifiedShard, VerifyJob, packs_of, verify_shards
-from energon_pack.verify.source import SourceSamples, drawn_of, find_source, read_settings, source_samples, unaccounted
+from energon_pack.verify.source import (
+    SourceSamples,
+    drawn_of,
+    find_source,
+    read_settings,
+    source_samples,
+    trusted_map,
+    unaccounted,
+)
 from energon_pack.verify.videos import is_read_as_bytes
 
 
@@ -49,6 +57,7 @@ class Options:
     decode: bool = False  # pixels, too
     source: list[str] | None = None  # compare with the source, at these paths; none of them: where it was when packed
     media_root: str | None = None  # where the media of a JSONL source are now; None: as when it was packed
+    map: str | None = None  # the step that may run on the records of the source: what `source.map` named
     lengths: int = 0  # measure so many members again
     model: str | None = None  # probe this class of models, or the one of this folder
     packs_as: str | None = None  # of another tool's packs, for `lengths`: a model as in `+model=NAME`
@@ -174,6 +183,9 @@ def _jobs(stated: Stated, source: Source | None, options: Options) -> Iterator[V
     by_name = None if source is None else {shard.name: shard for shard in source.shards}
     is_reference = at(stated.manifest, "content", "output", "media") == MediaIn.reference
     root = source.root if source is not None and is_reference else None
+    read = read_settings(stated.manifest)
+    if source is not None:
+        read = replace(read, map=trusted_map(stated.manifest, options.map))
     media = DatasetMedia(stated.folder.path, root, whole=options.decode or source is not None)
     for name in stated.folder.shards:
         yield VerifyJob(
@@ -186,7 +198,7 @@ def _jobs(stated: Stated, source: Source | None, options: Options) -> Iterator[V
             decode=options.decode,
             is_read_as_bytes=as_bytes,
             source=by_name,
-            read=read_settings(stated.manifest),
+            read=read,
             media=media,
             shares=shares,
             seed=seed,
@@ -291,6 +303,7 @@ def _arguments() -> argparse.Namespace:
     more.add_argument("--decode", action="store_true", help="decode every image and video, these by Energon, too")
     more.add_argument("--source", nargs="*", metavar="PATH", help="compare with the source, at PATH if it has moved")
     more.add_argument("--media-root", metavar="FOLDER", help="where media of a JSONL source are now")
+    more.add_argument("--map", metavar="MODULE:FUNCTION", help="with --source: run the step that source.map named")
     more.add_argument("--lengths", type=count, default=0, metavar="N", help="measure N random members again")
     more.add_argument(
         "--model",

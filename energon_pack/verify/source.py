@@ -15,11 +15,12 @@ from energon_pack.errors import PackError, short
 from energon_pack.run.context import Run
 from energon_pack.run.json_nodes import node_of
 from energon_pack.run.stores import lies_in, losing_no_fault, tidy
+from energon_pack.samples.mapping import with_hash
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
 from energon_pack.sources.find import find_shards
-from energon_pack.sources.jsonl.find import find_lines
+from energon_pack.sources.jsonl.find import find_lines, kind_of_lines
 from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.storage import folder_of, path_in
 from energon_pack.verify.findings import Hashes, hashes, joined, named
@@ -55,8 +56,8 @@ def find_source(
     if media_root is None and isinstance(root, str):
         media_root = when_packed(report, root) if given else _now(folder, report, root)
     try:
-        if settings.get("format") == "jsonl":
-            return find_lines(path, media_root, settings.get("remote_media") is True)
+        if kind := kind_of_lines(str(settings.get("format", "wds"))):
+            return find_lines(path, media_root, settings.get("remote_media") is True, kind)
         return find_shards(path, split if isinstance(split, str) else None)
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None
@@ -78,13 +79,31 @@ def demo_of(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]
 
 
 def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
-    """How samples were read."""
+    """How samples were read, without `source.map`: code is not run because a dataset names it."""
     node = at(manifest, "content", "source")
     values = node.items() if isinstance(node, dict) else ()
     try:
-        return node_of(ReadSettings, {name: value for name, value in values if isinstance(value, str)})
+        return node_of(ReadSettings, {key: value for key, value in values if isinstance(value, str) and key != "map"})
     except ValueError:  # damaged
         return ReadSettings()
+
+
+def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
+    """The `source.map` that samples were read with, for `ReadSettings`; None: there was none.
+
+    Args:
+        trusted: the step that the caller lets run, as `module:function`.
+
+    Raises:
+        PackError: the caller names none or another one, or the file of this one has changed.
+    """
+    name = at(manifest, "content", "source", "map")
+    step = name.partition("#")[0] if isinstance(name, str) else None
+    if step == trusted:
+        return with_hash(name) if isinstance(name, str) else None
+    if trusted is None:
+        raise PackError(f"the dataset was packed with source.map={step}: --map {step} runs that code for --source")
+    raise PackError(f"--map {trusted}: the dataset was packed with source.map={step}")
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@
     python recipes/automodel/finetune.py recipes/automodel/qwen3_vl_4b.yaml --look
 
 What is of energon_pack stands in the YAML (`dataset`, `validation_dataset` and their `collate_fn`), so `automodel
-finetune` runs it as well. What it lacks there is `check`: it asks the model that was built whether these batches keep
-their members apart in it, as no data loader can.
+finetune` runs it as well. What it lacks there is `check_automodel`: it asks the model that was built whether these
+batches keep their members apart in it, as no data loader can.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from energon_pack.automodel import check
+from energon_pack import check_automodel
 
 
 def look(config: Any) -> None:
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     recipe = FinetuneRecipeForVLM(config)
     recipe.setup()
-    check(recipe)
+    check_automodel(recipe)
     recipe.run_train_validation_loop()
 
 

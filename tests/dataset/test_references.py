@@ -189,14 +189,14 @@ def test_batches_are_those_of_copies(both: tuple[Path, Path], demo: tuple[Path, 
     from torch.utils.data import DataLoader
 
     from energon_pack.task_encoder import PackedTaskEncoder
-    from energon_pack.webdataset import packs, urls
+    from energon_pack.webdataset import packs, shard_urls
 
     of_energon, of_webdataset = [], []
     for folder in both:
         encoder = PackedTaskEncoder(folder, str(demo[1]), tokens_per_second=2)
         of_energon.append([encoder.batch([pack]) for pack in train(folder, encoder=encoder)])
         encoded = packs(folder, str(demo[1]), tokens_per_second=2)
-        shards = wds.WebDataset(urls(folder), shardshuffle=False, nodesplitter=wds.split_by_node).compose(encoded)
+        shards = wds.WebDataset(shard_urls(folder), shardshuffle=False, nodesplitter=wds.split_by_node).compose(encoded)
         of_webdataset.append(list(DataLoader(shards, batch_size=1, collate_fn=encoded.collate)))
     for copied, referred in (of_energon, of_webdataset):
         assert len(copied) == len(referred) > 1

@@ -40,6 +40,7 @@ def dataset(typed_demo: Path) -> Path:
 def test_every_setting_of_a_table_is_one(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each composes and is valid: with a value where only a key stands there, with its key where only a value does."""
     values = {"NAME=VALUE": "do_resize=true", "module:Class": "support.peer_classes:TheirChatMix"}
+    values["module:function"] = "support.samples:chat"
     settings: list[list[str]] = []
     for row in table(page, "to | write"):
         key, has_value = "", False

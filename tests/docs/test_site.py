@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 
+import energon_pack
 from support.pages import DOCS, PAGES, prose
 from support.running import ROOT, command
 
@@ -69,6 +70,13 @@ def test_every_link_of_the_site_leads_to_a_page_and_an_anchor(site: dict[Path, P
             assert target not in site or unquote(parts.fragment) in site[target].anchors, f"{path.name}: {link}"
             asked += 1
     assert asked > 1000
+
+
+def test_public_names_have_their_docstrings(site: dict[Path, Page]) -> None:
+    """The page is made from them while the site is built: a name without an entry could not be linked to."""
+    (path,) = (path for path in site if path.name == "api.html")
+    assert {*energon_pack.__all__, "Journal.add"} <= site[path].anchors
+    assert ":::" not in path.read_text()
 
 
 def test_a_browser_fetches_nothing_from_elsewhere(site: dict[Path, Page]) -> None:

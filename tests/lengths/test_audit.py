@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import energon_pack.pack
 from energon_pack.config import PackConfig
 from energon_pack.lengths.audit import (
     Audit,
@@ -41,7 +40,7 @@ from energon_pack.templates.processor import prepare_template
 from energon_pack.templates.sample import Tokens
 from energon_pack.templates.template import Template
 from support.models import of_model
-from support.running import REAL, need_torchvision
+from support.running import PIPELINE, REAL, need_torchvision
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +92,7 @@ def test_lengths_that_are_wrong_are_forgotten(
     running: Future[Audit] = Future()
     running.set_result(Audit(0, 0, "", "x has 2 tokens in the full processor, 1 as measured"))
     with monkeypatch.context() as patch:
-        patch.setattr(energon_pack.pack, "start", lambda shards, method, *_: Auditing(shards, method, 0.01, running))
+        patch.setattr(PIPELINE, "start", lambda shards, method, *_: Auditing(shards, method, 0.01, running))
         with pytest.raises(LengthsWrong):
             pack(run)
     assert pack(run)["cache"] == {"shards_reused": 0, "shards_measured": 3}

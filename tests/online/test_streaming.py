@@ -15,7 +15,7 @@ from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.streaming import StreamingPackedDataset
 from energon_pack.templates.sample import Sample
-from energon_pack.training.members import seen
+from energon_pack.training.members import sample_of
 from support.alone import demo_model
 from support.packed import demo_config, json_lines, lengths, packed
 from support.running import need_torchvision
@@ -37,7 +37,7 @@ class Conversations:
     def look(self, i: int) -> Sample:
         if i in self.bad:
             raise Skip(Reason.UNREADABLE_MEDIA, "torn")
-        return seen(self.member(i))
+        return sample_of(self.member(i))
 
     def member(self, i: int) -> MemberInput:
         images = [LazyImage(picture(28 * (2 + i % 5), 56), f"{i}.png")] if self.with_images and i % 3 == 0 else []

@@ -11,6 +11,7 @@ import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
@@ -21,6 +22,8 @@ from energon_pack.templates.torchvision_shim import prepare_torchvision
 #: The checkout, and the real processors and samples beside it.
 ROOT = Path(__file__).resolve().parents[2]
 REAL = ROOT.parent / "shared" / "real"
+#: energon_pack/pack.py, whose names a test may patch: `energon_pack.pack` is the function
+PIPELINE = import_module("energon_pack.pack")
 
 
 def need_torchvision() -> None:

@@ -17,7 +17,7 @@ from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.replay import Replay, record
 from energon_pack.templates.sample import Sample
-from energon_pack.training.members import seen
+from energon_pack.training.members import sample_of
 from energon_pack.unpack import unpack
 from support.alone import demo_model, members_of
 from support.packed import demo_config, json_lines, packed, train
@@ -131,7 +131,7 @@ def test_other_versions_measure_them_as_they_are(dataset: Path, demo: tuple[Path
     template = load_template(dataset, str(demo[1]))
     from energon_pack.task_encoder import inputs_of
 
-    samples: list[Sample] = [seen(member) for pack in train(dataset) for member in inputs_of(pack)]
+    samples: list[Sample] = [sample_of(member) for pack in train(dataset) for member in inputs_of(pack)]
     kept = Replay.from_bytes(record(template, samples).to_bytes())
     compared = kept.compare(template)
     assert (compared.num_kept, compared.difference, compared.other_ids) == (len(LINES), "", "")

@@ -6,19 +6,19 @@ dataset_info.json and Automodel's are.
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from energon_pack.errors import PackError
+from energon_pack.run.by_name import entry_point
 from energon_pack.run.stores import bucket_of, is_address, joined
 from energon_pack.sources.find import but_parquet, local_folders, names_of
 from energon_pack.sources.jsonl.dialects import Lines
-from energon_pack.sources.shard import Source, shard_of
+from energon_pack.sources.settings import Format
+from energon_pack.sources.shard import JsonlShard, Source, shard_of
 from energon_pack.sources.storage import absolute, expand, folder_of, is_file, open_file, real_path, walk
 
-_JSONL = re.compile(r"\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
 _LARGEST_META = 16 << 20
 _ALPACA = {
     "prompt": "instruction",
@@ -35,8 +35,28 @@ class _Entry:
     lines: Lines
 
 
-def find_lines(path: str | Sequence[str], media_root: str | None = None, remote_media: bool = False) -> Source:
-    """The JSONL files of a source.
+def kind_of_lines(format: str) -> type[JsonlShard] | None:
+    """What reads the lines of a source of this format; None: it is tars.
+
+    Raises:
+        PackError: there is no such format, or what an installed package adds reads no lines.
+    """
+    if format in (Format.wds, Format.jsonl):
+        return JsonlShard if format == Format.jsonl else None
+    kind = entry_point("sources", "source.format", format)
+    if not (isinstance(kind, type) and issubclass(kind, JsonlShard)):
+        there = "there is none of that name" if kind is None else f"{kind} is no class that derives from JsonlShard"
+        raise PackError(f"source.format={format}: {there}; wds and jsonl are always there")
+    return kind
+
+
+def find_lines(
+    path: str | Sequence[str],
+    media_root: str | None = None,
+    remote_media: bool = False,
+    kind: type[JsonlShard] = JsonlShard,
+) -> Source:
+    """The JSONL files of a source, or those of another kind of lines.
 
     Args:
         path: a folder (searched recursively for *.jsonl), a file, a glob, a meta file, or a list of these.
@@ -55,18 +75,19 @@ def find_lines(path: str | Sequence[str], media_root: str | None = None, remote_
         root, entry_folders, files = expand(os.path.expanduser(entry))
         roots.append(root)
         folders += entry_folders
-        files += [file for folder in entry_folders for file in walk(folder, _JSONL)]
+        files += [file for folder in entry_folders for file in walk(folder, kind.names)]
         if not files:
             if parquet := but_parquet(entry_folders):
                 raise PackError(f"source.path={entry}: no *.jsonl there{parquet}")
-            raise PackError(f"source.path={entry}: no *.jsonl there; name *.json files by themselves or by a glob")
+            names = "*.jsonl" if kind is JsonlShard else f"file called {kind.names.pattern}"
+            raise PackError(f"source.path={entry}: no {names} there; name *.json files by themselves or by a glob")
         for file in files:
             for item in _entries(file, media_root, remote_media):
                 real = real_path(item.path)
                 if found.setdefault(real, item).lines != item.lines:
                     raise PackError(f"source.path={path}: {item.path} is there twice, to be read in two ways")
-    names = names_of(roots, [item.path for item in found.values()])
-    shards = [shard_of(name, item.path, item.lines) for name, item in zip(names, found.values(), strict=True)]
+    called = names_of(roots, [item.path for item in found.values()])
+    shards = [shard_of(name, item.path, item.lines, kind) for name, item in zip(called, found.values(), strict=True)]
     return Source(
         shards=sorted(shards, key=lambda shard: shard.name),
         folders=local_folders(folders),

@@ -1,0 +1,50 @@
+"""Code of somebody else, by its name in a setting: `module:attribute`, or what an installed package adds."""
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+from energon_pack.errors import PackError, one_line
+
+
+def load_named(setting: str, name: str) -> Any:
+    """Import what a setting names: from an installed package, or from a file in the current folder.
+
+    Args:
+        setting: its key, for the error.
+        name: `module:attribute`.
+
+    Raises:
+        PackError: there is no such module or attribute, or importing it fails.
+    """
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise PackError(f"{setting}={name}: code is named module:attribute, as my_steps:shorten for my_steps.py here")
+    if not {"", os.getcwd()} & {*sys.path}:  # `python -m` has it there, a console script has not
+        sys.path.append(os.getcwd())
+    try:
+        return getattr(import_module(module), attribute)
+    except Exception as error:  # importing code of somebody else may fail in any way
+        raise PackError(f"{setting}={name}: {one_line(error)}") from None
+
+
+def entry_point(group: str, setting: str, name: str) -> Any:
+    """What an installed package adds under a name; None: none does.
+
+    Args:
+        group: `sources` for the entry points of `energon_pack.sources`.
+        setting: the key that has the name, for the error.
+
+    Raises:
+        PackError: importing it fails.
+    """
+    from importlib.metadata import entry_points  # only where a name is none of ours: it looks at every package
+
+    point = next(iter(entry_points(group=f"energon_pack.{group}", name=name)), None)
+    if point is None:
+        return None
+    try:
+        return point.load()
+    except Exception as error:  # importing code of somebody else may fail in any way
+        raise PackError(f"{setting}={name} ({point.value}): {one_line(error)}") from None

@@ -1,0 +1,89 @@
+"""A user's own step on each record, before anything reads it: `source.map=module:function`.
+
+    JSON object ──map──► JSON object, or None: the sample is left out
+
+The step is named with a hash of its file wherever a result of it is kept (`tidy:shorten#3f2a91c0d4e5`): lengths, packs
+and reports of another version of the file are told apart, and every process runs the same code.
+"""
+
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from energon_pack.errors import PackError, one_line
+from energon_pack.run.by_name import load_named
+from energon_pack.samples.raw_json import parse_json
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Reason, Skip
+
+_SETTING, _MARK = "source.map", "#"
+Step = Callable[[dict[str, Any]], Any]
+
+
+def with_hash(name: str) -> str:
+    """The name of a step with the hash of its file: `module:function#hash`.
+
+    Raises:
+        PackError: there is no such function, or the name has the hash of another version.
+    """
+    step = name.partition(_MARK)[0]
+    named = f"{step}{_MARK}{_load(step)[1]}"
+    if _MARK in name and name != named:
+        raise PackError(f"{_SETTING}={name}: the file of {step} has changed since (now {named})")
+    return named
+
+
+def mapped(value: Any, settings: ReadSettings) -> Any:
+    """The JSON of a sample after the step that the settings name; the same JSON where they name none.
+
+    A list at the root is given to the step as an object with the one key `messages`.
+
+    Raises:
+        Skip: `left_out_by_map`, `map_error`, and as `parse_json` of what the step returned.
+        PackError: there is no such step, or it is another version of it.
+    """
+    if settings.map is None:
+        return value
+    if isinstance(value, list):
+        value = {settings.messages_key or "messages": value}
+    if not isinstance(value, dict):
+        return value  # which is refused for what it is
+    step, name = _step(settings.map), settings.map.partition(_MARK)[0]
+    try:
+        record = step(value)
+    except Exception as error:  # of somebody else's code
+        raise Skip(Reason.MAP_ERROR, f"{name} raised {type(error).__name__}: {error}") from None
+    if record is None:
+        raise Skip(Reason.LEFT_OUT_BY_MAP, f"{name} returned None")
+    if not isinstance(record, dict):
+        raise Skip(Reason.MAP_ERROR, f"{name} returned a {type(record).__name__}, not a record or None")
+    try:
+        text = json.dumps(record)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Skip(Reason.MAP_ERROR, f"{name} returned what JSON can't hold: {error}") from None
+    return parse_json(text)
+
+
+@lru_cache
+def _step(name: str) -> Step:
+    with_hash(name)
+    return _load(name.partition(_MARK)[0])[0]
+
+
+@lru_cache
+def _load(name: str) -> tuple[Step, str]:
+    """A function, and a hash of the files that hold it: of the module that is named, and of the one that defines it."""
+    step = load_named(_SETTING, name)
+    if not callable(step):
+        raise PackError(f"{_SETTING}={name} is a {type(step).__name__}, not a function")
+    modules = {name.partition(":")[0], inspect.unwrap(step).__module__}
+    try:
+        data = [Path(str(sys.modules[module].__file__)).read_bytes() for module in sorted(modules)]
+    except (OSError, AttributeError, KeyError) as error:
+        raise PackError(f"{_SETTING}={name} has no source to read ({one_line(error)}): put it into a file") from None
+    return step, hashlib.sha256(b"\0".join(data)).hexdigest()[:12]

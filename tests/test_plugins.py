@@ -1,0 +1,68 @@
+"""Packages that add a source, or a step for media, by an entry point: the examples of recipes/plugins, installed."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from energon_pack.errors import PackError
+from energon_pack.run.by_name import entry_point
+from energon_pack.sources.settings import SourceConfig
+from support.packed import samples
+from support.running import ROOT, command, run
+from support.samples import picture
+
+PLUGINS = ROOT / "recipes" / "plugins"
+
+
+def installed(name: str, folder: Path) -> str:
+    """The folder into which an example was installed as any package is, and the checkout, as PYTHONPATH."""
+    target = folder / "site"
+    options = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet", "--target", target)
+    run(sys.executable, "-m", "pip", "install", *options, PLUGINS / name, cwd=folder)
+    return f"{target}:{ROOT}"
+
+
+def test_a_source_of_another_package(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Found by its name, in a process that has it installed; verify --source reads it again."""
+    path = installed("tsv_source", tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.tsv").write_text("what is it?\ta cat\ta.png\nand this?\ta dog\n")
+    (tmp_path / "in/a.png").write_bytes(picture(56, 56, "PNG"))
+    own = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", "output.dir=out", "output.name=packed"]
+    source = ["source=jsonl", "source.format=tsv", "source.path=in"]
+    result = command("-m", "energon_pack", *own, *source, "executor.num_workers=1", cwd=tmp_path, PYTHONPATH=path)
+    assert result.returncode == 0, result.stderr
+    packs = [json.loads(parts["json"]) for parts in samples(tmp_path / "out/packed").values()]
+    assert {m["messages"][0]["content"] for p in packs for m in p["messages"]} == {"<image>what is it?", "and this?"}
+    assert sorted(name for pack in packs for name in pack["_meta"]["sample_ids"]) == ["a.tsv:1", "a.tsv:2"]
+    verify = ("-m", "energon_pack.verify", "out/packed", "--source", "--num-workers", "1")
+    verified = command(*verify, cwd=tmp_path, PYTHONPATH=path)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+@pytest.mark.slow
+def test_media_of_another_package(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Its `size` is what lengths are of: a square of a wide image has fewer tokens."""
+    path = installed("square_media", tmp_path)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompts": ["<image>"], "captions": ["x"], "images": ["a.png"]}))
+    (tmp_path / "a.png").write_bytes(picture(560, 56, "PNG"))
+    tokens = {}
+    for name in ("default", "square"):
+        own = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", "source=jsonl", "source.path=a.jsonl", "stage=plan"]
+        result = command("-m", "energon_pack", *own, f"media.image={name}", cwd=tmp_path, PYTHONPATH=path)
+        assert result.returncode == 0, result.stderr
+        _, figures = result.stdout.split("fill  tokens\n")
+        tokens[name] = int(figures.splitlines()[0].split()[-1])
+    assert tokens["default"] - tokens["square"] == 20 * 2 - 2 * 2  # tokens of 28 × 28 pixels
+
+
+def test_a_name_that_no_package_has_is_refused() -> None:
+    """With the names that there are; and what is ours is never looked up, for that reads every package's metadata."""
+    assert entry_point("sources", "source.format", "nothing") is None
+    with pytest.raises(PackError, match=r"^source\.format=parquet: there are wds, jsonl, and what installed"):
+        SourceConfig(format="parquet").check()
+    script = "import sys; from energon_pack.sources.settings import SourceConfig; SourceConfig().check()"
+    loaded = command("-S", "-c", f"{script}; print('importlib.metadata' in sys.modules)", cwd=ROOT)
+    assert loaded.stdout in ("False\n", ""), loaded.stderr
