@@ -157,9 +157,9 @@ def test_a_log_says_the_time_left_when_it_is_known(monkeypatch: pytest.MonkeyPat
             log.add(100, 6_000_000, skipped={"bad_message": 1})
             advance(100)
     assert file.getvalue().splitlines() == [
-        "job 1 seed=1: measure: 200 of 10,000 samples, 3.3 samples/s, 0.20 MB/s, 2 skipped (bad_message),"
+        "job 1 seed=1: measure: 200 of 10,000 samples, 3.3 samples/s, 0.2 MB/s, 2 skipped (bad_message),"
         " about 1:05:20 left",
-        "job 1 seed=1: measure: 400 of 10,000 samples, 3.3 samples/s, 0.20 MB/s, 4 skipped (bad_message),"
+        "job 1 seed=1: measure: 400 of 10,000 samples, 3.3 samples/s, 0.2 MB/s, 4 skipped (bad_message),"
         " about 0:53:20 left",
     ]
 

@@ -6,8 +6,8 @@ token (an image's) is counted by its length. The reference is `tokenizers`: it i
 whole text wherever this module is not sure: characters on which Unicode tables of different age may differ, text that
 is not in NFC, and spans that begin within a word.
 
-gigatoken, where it is installed, counts a text's parts at once; it is compared with the reference on `HOSTILE` before it
-is used. Setting it up takes as long as counting some million characters without: few texts never need it.
+gigatoken, where it is installed, counts a text's parts at once; it is compared with the reference on `HOSTILE` before
+it is used. Setting it up takes as long as counting some million characters without: few texts never need it.
 """
 
 import json
