@@ -9,7 +9,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point
 from energon_pack.sources.settings import SourceConfig
-from support.packed import samples
+from support.packed import json_lines, samples
 from support.running import ROOT, command, run
 from support.samples import picture
 
@@ -28,15 +28,17 @@ def test_a_source_of_another_package(demo: tuple[Path, Path], tmp_path: Path) ->
     """Found by its name, in a process that has it installed; verify --source reads it again."""
     path = installed("tsv_source", tmp_path)
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.tsv").write_text("what is it?\ta cat\ta.png\nand this?\ta dog\n")
+    (tmp_path / "in/a.tsv").write_text("what is it?\ta cat\ta.png\nand this?\ta dog\nno tab\n")
     (tmp_path / "in/a.png").write_bytes(picture(56, 56, "PNG"))
-    own = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", "output.dir=out", "output.name=packed"]
+    own = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", "output.dir=out", "output.name=packed", "max_skipped=0.5"]
     source = ["source=jsonl", "source.format=tsv", "source.path=in"]
     result = command("-m", "energon_pack", *own, *source, "executor.num_workers=1", cwd=tmp_path, PYTHONPATH=path)
     assert result.returncode == 0, result.stderr
     packs = [json.loads(parts["json"]) for parts in samples(tmp_path / "out/packed").values()]
     assert {m["messages"][0]["content"] for p in packs for m in p["messages"]} == {"<image>what is it?", "and this?"}
     assert sorted(name for pack in packs for name in pack["_meta"]["sample_ids"]) == ["a.tsv:1", "a.tsv:2"]
+    (left_out,) = json_lines(tmp_path / "out/packed/skipped.jsonl")
+    assert (left_out["sample_id"], left_out["reason"]) == ("a.tsv:3", "invalid_json")
     verify = ("-m", "energon_pack.verify", "out/packed", "--source", "--num-workers", "1")
     verified = command(*verify, cwd=tmp_path, PYTHONPATH=path)
     assert verified.returncode == 0, verified.stdout + verified.stderr

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, one_line
 from energon_pack.run.stores import bucket_of, is_address, lies_in
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.mapping import mapped
@@ -170,10 +170,16 @@ class JsonlShard(_File):
         return self.is_same_object if is_address(self.path) else lines.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        return parse_line(mapped(self.value(raw), settings), self.lines, settings)
+        try:
+            value = self.value(raw)
+        except Skip:
+            raise
+        except Exception as error:  # of somebody else's class
+            raise Skip(Reason.INVALID_JSON, f"{type(self).__name__} can't read it: {one_line(error)}") from None
+        return parse_line(mapped(value, settings), self.lines, settings)
 
     def value(self, raw: bytes) -> Any:
-        """The JSON value of a line, from its bytes; raises Skip."""
+        """The JSON value of a line, from its bytes; an error costs the sample: `invalid_json`."""
         return load_json(raw)
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:

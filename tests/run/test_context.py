@@ -13,6 +13,7 @@ from energon_pack.run.executors import Executor
 from energon_pack.run.progress import Progress
 from support.elsewhere import Elsewhere
 from support.packed import files
+from support.running import PIPELINE
 
 
 @pytest.mark.long("two whole runs with nothing cached")
@@ -29,7 +30,7 @@ def test_an_executor_of_another_kind_packs_the_same_bytes(
     local = config(**settings, cache_dir=str(tmp_path / "cache"))
     pack(local)
     elsewhere = Elsewhere()
-    monkeypatch.setattr("energon_pack.pack.executor_of", lambda *_: elsewhere)
+    monkeypatch.setattr(PIPELINE, "executor_of", lambda *_: elsewhere)
     remote = config(**settings, cache_dir=str(tmp_path / "other"), output__dir=str(tmp_path / "other" / "out"))
     pack(remote)
     assert files(Path(remote.output.dir) / "packed") == files(Path(local.output.dir) / "packed")
