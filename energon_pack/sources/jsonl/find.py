@@ -77,16 +77,11 @@ def find_lines(
         folders += entry_folders
         files += [file for folder in entry_folders for file in walk(folder, kind.names)]
         if not files:
-<<<<<<< HEAD
-            if parquet := but_parquet(entry_folders):
-                raise PackError(f"source.path={entry}: no *.jsonl there{parquet}")
-            names = "*.jsonl" if kind is JsonlShard else f"file called {kind.names.pattern}"
-            raise PackError(f"source.path={entry}: no {names} there; name *.json files by themselves or by a glob")
-=======
             if kind is not JsonlShard:
                 raise PackError(f"source.path={entry}: no file there is called {kind.names.pattern}")
+            if parquet := but_parquet(entry_folders):
+                raise PackError(f"source.path={entry}: no *.jsonl there{parquet}")
             raise PackError(f"source.path={entry}: no *.jsonl there; name *.json files by themselves or by a glob")
->>>>>>> door
         for file in files:
             for item in _entries(file, media_root, remote_media):
                 real = real_path(item.path)
