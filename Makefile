@@ -1,6 +1,7 @@
 # make demo: install and pack the built-in demo · make test: install and run the tests · make docs: the site, into site/
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= auto
 RUN = $(VENV)/bin/python
 
 .PHONY: demo test test-slow test-cpu lint docs bench pictures clean
@@ -10,7 +11,7 @@ demo: $(VENV)/.demo
 	$(RUN) -m energon_pack +model=qwen2_5_vl
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow

@@ -58,6 +58,7 @@ def _takes_little_cpu_time(request: pytest.FixtureRequest) -> Iterator[None]:
     """With TEST_CPU=FILE, each test's CPU seconds are a line of the file, and one that takes too many fails.
 
     Fixtures of a module or session are set up before this one, so no test pays for what it shares.
+    To be judged on a machine that does nothing else: beside others, the same work takes twice the CPU seconds.
     """
     file, before = os.environ.get("TEST_CPU"), _cpu_seconds()
     yield

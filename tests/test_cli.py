@@ -154,10 +154,11 @@ def test_jobs_of_a_parallel_launcher_fail_and_are_named_as_others(
     for folder in ("a/wds", "b/wds"):
         shutil.copytree(demo[0], tmp_path / folder)
     arguments = [f"model.processor={demo[1]}", "source.path=/nope,a/wds,b/wds", "executor.num_workers=2", shared]
+    arguments.append("stage=plan")
     code, _, errors = run_alone("-m", "+model=qwen2_5_vl", *arguments, "hydra/launcher=joblib", cwd=tmp_path)
     assert code == 1
     assert "energon-pack: error: source.path=/nope: no such folder or file" in errors
-    names = sorted(path.name for path in (tmp_path / "packed").iterdir() if not path.name.startswith("."))
+    names = planned(tmp_path)
     assert len(names) == 2
     assert all(name.startswith("wds-qwen2_5_vl-neat-8192-") for name in names)
     assert swept(tmp_path / "packed") == ([1, 2], [0])
