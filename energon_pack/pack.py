@@ -7,6 +7,7 @@ dataset appears under its name at the end, whole. `stage=` runs one of them alon
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from energon_pack.config import ExecutorKind, PackConfig, Stage
@@ -30,10 +31,8 @@ from energon_pack.run.executors.choose import executor_of
 from energon_pack.run.files import META_FOLDER, naming_place, write_whole
 from energon_pack.run.part import Part
 from energon_pack.run.progress import Progress
-from energon_pack.stages import publishing, writing
-from energon_pack.stages.measuring import index_source, measure_share, measure_source, prepare_method
-from energon_pack.stages.pages import leave_page, page_of, try_pack_lens, write_page
-from energon_pack.stages.planning import Planned, plan_source, why_unpublished
+from energon_pack.stages import measuring, pages, planning, publishing, writing
+from energon_pack.stages.planning import Planned
 
 _BEFORE_WRITING = "index", "processor", "lengths", "plan"
 _WHOLE = (*_BEFORE_WRITING, "write", "verify", "check", "report", "publish")
@@ -67,25 +66,25 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         run = replace(run, cache_dir=places.cache_dir, mirror=places.mirror)
         if part is None:
             return _pack(config, places, run)
-        number = measure_share(config, places, part, run)
+        number = measuring.measure_share(config, places, part, run)
         say(f"the lengths of {amount(number, 'sample')} are in {places.cache_dir}: part {part} of the source")
         return {"samples": number}
 
 
 def _pack(config: PackConfig, places: Places, run: Run) -> dict[str, Any]:
-    indexed = index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
-    method, cost = prepare_method(config, places, run)
+    indexed = measuring.index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
+    method, cost = measuring.prepare_method(config, places, run)
     for line in method.lines(config.model.template):
         say(line)
     given, config = config, replace(config, model=replace(config.model, template=method.choice.template))
-    measured, method = measure_source(config, places, indexed, method, run)
+    measured, method = measuring.measure_source(config, places, indexed, method, run)
     page = RunReport(given, places.processor, measured.lengths, measured.num_repeated, method, run)
     if config.stage is Stage.lengths:
-        return try_pack_lens(config, measured, page, run)
-    planned = plan_source(config, measured, method, cost, run)
+        return pages.try_pack_lens(config, measured, page, run)
+    planned = planning.plan_source(config, measured, method, cost, run)
     print_plan(planned.report)
     page.add_plan(planned.lengths, planned.plan, planned.report, cost)
-    why_not = why_unpublished(planned.report, config)
+    why_not = planning.why_unpublished(planned.report, config)
     if places.there is not None:
         refuse_another(places.there, planned.identity, places.destination.named)
         if why_not is None:
@@ -99,18 +98,17 @@ def _leave_plan(
     config: PackConfig, places: Places, planned: Planned, page: RunReport, method: Method, run: Run
 ) -> dict[str, Any]:
     """End a run with its plan: its page, and what `stage=write` needs."""
-    why_not = why_unpublished(planned.report, config)
-    write_page(page, ledger(planned.lengths, planned.plan, config.packing), why_not, config)
-    if why_not is None:
-        destination, root = places.destination, places.media_root(config)
+    why_not = planning.why_unpublished(planned.report, config)
+    pages.write_page(page, ledger(planned.lengths, planned.plan, config.packing), why_not, config)
+    destination, root = places.destination, places.media_root(config)
+    if why_not is None and (places.overwrite or destination.is_free()):  # else nothing could be published
         with naming_place("output.dir", places.output_dir), destination.staging(planned.identity) as staging:
-            destination.begin(staging, planned.identity, 0 if root else planned.shards.num_bytes)
+            destination.begin(staging, planned.identity, 0)
             writing.write_plan_file(config, planned, staging)
-            writing.leave_jobs(
-                config, planned, writing.shard_jobs(config, planned, method, staging, root, True), staging
-            )
+            jobs = writing.shard_jobs(config, planned, method, staging, root, is_shared=True)
+            writing.leave_jobs(config, planned, jobs, staging)
     print_stages(run.progress)
-    foresee(why_not, page_of(config))
+    foresee(why_not, pages.page_of(config))
     return planned.report.to_json()
 
 
@@ -125,24 +123,22 @@ def _write(
         forgetting_wrong(lengths.shards, method, run),
     ):
         write_ledger(staging / LEDGER, lengths, planned.plan, config.packing)
-        if why_not := why_unpublished(planned.report, config):
-            leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
+        if why_not := planning.why_unpublished(planned.report, config):
+            pages.leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
         destination.begin(staging, planned.identity, 0 if root else planned.shards.num_bytes)
         is_shared = config.stage is Stage.publish or config.executor.kind is not ExecutorKind.local
+        jobs = partial(writing.shard_jobs, config, planned, method, staging, root, is_shared)
         writing.write_plan_file(config, planned, staging)
         if config.stage is Stage.publish:
-            jobs = writing.shard_jobs(config, planned, method, staging, root, is_shared)
-            publishing.refuse_unwritten(jobs, destination)
+            publishing.refuse_unwritten(jobs(), destination)
         replaying = start_replay(lengths, planned.plan, method, config.seed, run)
         auditing = start(lengths.shards, method, config.measure.verify, config.seed, run, is_shared)
         run.executor.start(get_ready, None)  # the imports of the check, while packs are written
         with run.progress.timed("write"):
             check_unchanged(lengths.shards, run)
-            total = writing.Amount(
-                len(planned.shards.sizes), planned.plan.num_packs, None if root else planned.shards.num_bytes
-            )
-            jobs = writing.shard_jobs(config, planned, method, staging, root, is_shared)
-            written = writing.write_shards(jobs, destination, staging, total, run)
+            num_bytes = None if root else planned.shards.num_bytes  # without media, packs are small
+            total = writing.Amount(len(planned.shards.sizes), planned.plan.num_packs, num_bytes)
+            written = writing.write_shards(jobs(), destination, staging, total, run)
             publishing.write_beside(config, planned, method, written, staging)
         with run.progress.timed("verify"):
             audit = finish(auditing, run)

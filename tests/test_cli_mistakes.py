@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.running import PIPELINE, run_alone, run_here
+from support.running import run_alone, run_here
 
 MISTAKES: list[tuple[list[str], list[str]]] = [
     ([], ["+model=NAME", "qwen2_5_vl"]),
@@ -112,7 +112,7 @@ def test_what_needs_no_data_is_told_before_any_is_read(
     def never(*_: object) -> None:
         raise AssertionError("it began to work")
 
-    monkeypatch.setattr(PIPELINE, "index_source", never)
+    monkeypatch.setattr("energon_pack.stages.measuring.index_source", never)
     assert run_here("+model=qwen2_5_vl", *settings, cwd=tmp_path)[0] == 1
 
 
