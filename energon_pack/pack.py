@@ -104,7 +104,7 @@ def _leave_plan(
     if why_not is None:
         destination, root = places.destination, places.media_root(config)
         with naming_place("output.dir", places.output_dir), destination.staging(planned.identity) as staging:
-            destination.begin(staging, planned.identity, 0 if root else planned.shards.num_bytes)
+            destination.begin(staging, planned.identity, 0 if root else planned.shards.num_bytes, places.overwrite)
             writing.write_plan_file(config, planned, staging)
             writing.leave_jobs(
                 config, planned, writing.shard_jobs(config, planned, method, staging, root, True), staging
@@ -127,7 +127,7 @@ def _write(
         write_ledger(staging / LEDGER, lengths, planned.plan, config.packing)
         if why_not := why_unpublished(planned.report, config):
             leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
-        destination.begin(staging, planned.identity, 0 if root else planned.shards.num_bytes)
+        destination.begin(staging, planned.identity, 0 if root else planned.shards.num_bytes, places.overwrite)
         is_shared = config.stage is Stage.publish or config.executor.kind is not ExecutorKind.local
         writing.write_plan_file(config, planned, staging)
         if config.stage is Stage.publish:
