@@ -82,19 +82,19 @@ class InFolder(Destination):
     @contextmanager
     def _own_folder(self, identity: str) -> Iterator[Path]:
         staging = self._folder / f"{identity}.{uuid.uuid4().hex[:8]}"
-        self._put_back()
-        for left in sorted(self._folder.glob(f"{identity}.*")):
-            if _identity_of(left) == identity and not staging.exists():
-                with suppress(FileNotFoundError):  # another run was faster
-                    os.rename(left, staging)
-        if _identity_of(staging) != identity:  # nobody left one, or it was about to be published
-            _remove(staging)
-        _keep_shards(staging, identity)
-        for path in self._folder.iterdir():
-            if path.name not in (staging.name, _LOCK) and path.suffix != _OLD:
-                _remove(path)
-        self._replaced = _inode(self.final)
         try:
+            self._put_back()
+            for left in sorted(self._folder.glob(f"{identity}.*")):
+                if _identity_of(left) == identity and not staging.exists():
+                    with suppress(FileNotFoundError):  # another run was faster
+                        os.rename(left, staging)
+            if _identity_of(staging) != identity:  # nobody left one, or it was about to be published
+                _remove(staging)
+            _keep_shards(staging, identity)
+            for path in self._folder.iterdir():
+                if path.name not in (staging.name, _LOCK) and path.suffix != _OLD:
+                    _remove(path)
+            self._replaced = _inode(self.final)
             yield staging
         except FileNotFoundError:
             if staging.exists():
