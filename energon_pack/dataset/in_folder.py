@@ -190,8 +190,8 @@ class InFolder(Destination):
     def _locked(self, how: int) -> Iterator[None]:
         path = self._folder / _LOCK
         while True:
-            self._folder.mkdir(parents=True, exist_ok=True)
             try:
+                self._folder.mkdir(parents=True, exist_ok=True)
                 lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             except FileNotFoundError:  # its last owner removed the folder
                 continue

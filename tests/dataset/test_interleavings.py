@@ -247,9 +247,7 @@ class Store(Objects):
         return Found(len(data), md5(data).hexdigest())
 
     def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
-        self._begin(
-            "look" if key.endswith("/identity") else "read", "look", "find"
-        )  # with the one before, see `client`
+        self._begin("look" if key.endswith("/identity") else "read", "look", "find")  # one look
         data = self._data(key)
         return memoryview(data[start:end]), md5(data).hexdigest()
 
@@ -352,8 +350,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def cases(*quick: str) -> list[Any]:
-    """Each case with one change of turns where it is quick, and with three."""
-    slow = [pytest.param(name, 3, marks=pytest.mark.slow) for name in CASES]
+    """Each case with one change of turns where it is quick, and with two."""
+    slow = [pytest.param(name, 2, marks=pytest.mark.slow) for name in CASES]
     return [*((name, 1) for name in quick), *slow]
 
 

@@ -113,7 +113,7 @@ class World(ABC):
 
 
 def every_order(make: Callable[[], World], most_switches: int) -> int:
-    """Take the steps of the runs of a world in every order, with a stop at any of them; how many states were judged.
+    """Take the steps of two runs in every order, and stop one for ever at any step; how many ends were judged.
 
     States that were seen before are not gone on from: what follows is the same.
 
