@@ -103,7 +103,7 @@ def _leave_plan(
     destination, root = places.destination, places.media_root(config)
     if why_not is None and (places.overwrite or destination.is_free()):  # else nothing could be published
         with naming_place("output.dir", places.output_dir), destination.staging(planned.identity) as staging:
-            destination.begin(staging, planned.identity, 0)
+            destination.begin(staging, planned.identity, 0, places.overwrite)
             writing.write_plan_file(config, planned, staging)
             jobs = writing.shard_jobs(config, planned, method, staging, root, is_shared=True)
             writing.leave_jobs(config, planned, jobs, staging)
@@ -125,7 +125,7 @@ def _write(
         write_ledger(staging / LEDGER, lengths, planned.plan, config.packing)
         if why_not := planning.why_unpublished(planned.report, config):
             pages.leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
-        destination.begin(staging, planned.identity, 0 if root else planned.shards.num_bytes)
+        destination.begin(staging, planned.identity, 0 if root else planned.shards.num_bytes, places.overwrite)
         is_shared = config.stage is Stage.publish or config.executor.kind is not ExecutorKind.local
         jobs = partial(writing.shard_jobs, config, planned, method, staging, root, is_shared)
         writing.write_plan_file(config, planned, staging)

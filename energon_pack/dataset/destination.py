@@ -11,6 +11,7 @@ from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.stores import StoreError
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
 
@@ -102,11 +103,12 @@ class Destination(ABC):
         """
 
     @abstractmethod
-    def begin(self, staging: Path, identity: str, num_bytes: int) -> None:
+    def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
         """Make room for the shards.
 
         Args:
             num_bytes: of all of them, about; 0: not known.
+            overwrite: a dataset that is there may go now, and shards of a run of another identity.
 
         Raises:
             PackError: there is less room, or another run writes there.
@@ -122,7 +124,7 @@ class Destination(ABC):
 
     @abstractmethod
     def discard(self, staging: Path, identity: str) -> None:
-        """Leave no shard for the next run to go on from."""
+        """Leave no shard for the next run to go on from; raises PackError where another run writes them meanwhile."""
 
     @abstractmethod
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
@@ -134,10 +136,12 @@ class Destination(ABC):
 
     @contextmanager
     def discarding(self, staging: Path, identity: str) -> Iterator[None]:
-        """Discard the shards where an error says that they are wrong."""
+        """Discard the shards where an error says that they are wrong; a store that does not answer says nothing."""
         try:
             yield
-        except BaseException:
+        except StoreError:
+            raise
+        except Exception:
             self.discard(staging, identity)
             raise
 

@@ -1,12 +1,14 @@
 """A dataset in a folder of a file system: a staging folder meanwhile, one rename at the end.
 
     <output.dir>/.staging/NAME/lock           whoever holds it alone plans or publishes; those who write shards share it
-                 .staging/NAME/<identity>/        the shards of a run, and all else of its dataset
-                 .staging/NAME/<identity>.parts/  files that are not whole yet
-                 .staging/NAME/<identity>.old/    the dataset that it replaces, between two renames
+                 .staging/NAME/<identity>.<run>/        the shards of a run, and all else of its dataset
+                 .staging/NAME/<identity>.<run>.parts/  files that are not whole yet
+                 .staging/NAME/<inode>.old/             the dataset that makes way for the folder of this inode
+                 .staging/NAME/<any>.gone/              what is being removed
 
-A run touches folders of its own identity alone, but for what others left, which it removes while it holds the lock.
-So a run whose lock was lost (a file system that has none) may lose its work, and never what another one published.
+A run takes over the folder that another left by a rename, and removes one by a rename, too: whoever works in it still
+finds nothing, and ends. So a run whose lock was lost (a file system that has none) may lose its work, and never what
+another one published.
 """
 
 import errno
@@ -14,6 +16,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,7 +33,8 @@ from energon_pack.sources.shard import Source
 
 #: In a staging folder: the plan that `stage=write` reads.
 JOBS = ".jobs"
-_IDENTITY, _LOCK, _OLD = ".identity", "lock", ".old"
+_IDENTITY, _LOCK, _OLD, _GONE = ".identity", "lock", ".old", ".gone"
+_TAKEN = {errno.ENOTEMPTY, errno.EEXIST}  # of a rename to a name that another has
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # of some file systems of clusters
 
 
@@ -77,35 +81,41 @@ class InFolder(Destination):
 
     @contextmanager
     def _own_folder(self, identity: str) -> Iterator[Path]:
-        staging = self._folder / identity
-        self._put_back()
-        _keep_shards(staging, identity)
-        for path in self._folder.iterdir():
-            if path.name not in (staging.name, _LOCK):
-                shutil.rmtree(path, ignore_errors=True)
-        self._replaced = _inode(self.final)
+        staging = self._folder / f"{identity}.{uuid.uuid4().hex[:8]}"
         try:
+            self._put_back()
+            for left in sorted(self._folder.glob(f"{identity}.*")):
+                if _identity_of(left) == identity and not staging.exists():
+                    with suppress(FileNotFoundError):  # another run was faster
+                        os.rename(left, staging)
+            if _identity_of(staging) != identity:  # nobody left one, or it was about to be published
+                _remove(staging)
+            _keep_shards(staging, identity)
+            for path in self._folder.iterdir():
+                if path.name not in (staging.name, _LOCK) and path.suffix != _OLD:
+                    _remove(path)
+            self._replaced = _inode(self.final)
             yield staging
         except FileNotFoundError:
             if staging.exists():
                 raise
-            raise another_run(self.named) from None  # that removed it: the lock was lost
+            raise another_run(self.named) from None  # that took it over or removed it: the lock was lost
         finally:
             if not (any(staging.glob("*.tar.idx")) or (staging / JOBS).exists()):
-                shutil.rmtree(staging, ignore_errors=True)
-            shutil.rmtree(parts_folder(staging), ignore_errors=True)
+                _remove(staging)
+            _remove(parts_folder(staging))
             if not staging.exists():
                 (self._folder / _LOCK).unlink(missing_ok=True)
 
     @contextmanager
     def planned(self) -> Iterator[Path]:
-        staging = next(iter(self._folder.glob(f"*/{JOBS}")), self._folder).parent
-        if staging == self._folder.parent:
+        left = [jobs.parent for jobs in self._folder.glob(f"*/{JOBS}") if jobs.parent.suffix != _GONE]
+        if not left:
             raise PlanMissing(f"no plan for {self.named}: stage=plan with the same settings makes it")
         with self._locked(fcntl.LOCK_SH):
-            yield staging
+            yield left[0]
 
-    def begin(self, staging: Path, identity: str, num_bytes: int) -> None:
+    def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
         there = sum(path.stat().st_size for path in staging.glob("*.tar"))
         free = shutil.disk_usage(staging).free
         if num_bytes - there > free:
@@ -135,35 +145,53 @@ class InFolder(Destination):
             raise another_run(self.named)
         for path in (staging / _IDENTITY, *staging.glob(f"*{DONE}")):
             path.unlink()
-        old = staging.with_name(f"{staging.name}{_OLD}")
-        if self.final.exists():
-            os.rename(self.final, old)
-            if _inode(old) != self._replaced:  # it was published since this run began
-                self._put_back()
-                raise another_run(self.named)
+        old = self._folder / f"{_inode(staging)}{_OLD}"
+        self._move_away(old)
         try:
             os.rename(staging, self.final)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                raise
             self._put_back()
+            if error.errno not in (*_TAKEN, errno.ENOENT):
+                raise
             raise another_run(self.named) from None
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
         for path in (kept_ledger(self.final), page_beside(self.final, PAGE)):  # of a run that published nothing
             path.unlink(missing_ok=True)
 
+    def _move_away(self, old: Path) -> None:
+        """Free the name of the dataset; raises PackError where it is not the one that was there when the run began."""
+        there = _inode(self.final)
+        if there is None:
+            return
+        if there == self._replaced:
+            with suppress(FileNotFoundError):
+                os.rename(self.final, old)
+            if _inode(old) in (there, None):
+                return
+            self._put_back()
+        raise another_run(self.named)
+
     def _put_back(self) -> None:
-        """Give a dataset its name again that a run moved away, unless that name is taken."""
-        for old in self._folder.glob(f"*{_OLD}"):
-            with suppress(OSError):
-                os.rename(old, self.final)
+        """Give a dataset its name again that was to make way; remove one that has made way."""
+        moved = [*self._folder.glob(f"*{_OLD}")]
+        published = {str(_inode(path)) for path in (self.final, *moved)}
+        for old in moved:
+            try:
+                if old.stem not in published:
+                    os.rename(old, self.final)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno not in _TAKEN:
+                    raise
+            _remove(old)
 
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:
         path = self._folder / _LOCK
         while True:
-            self._folder.mkdir(parents=True, exist_ok=True)
             try:
+                self._folder.mkdir(parents=True, exist_ok=True)
                 lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             except FileNotFoundError:  # its last owner removed the folder
                 continue
@@ -197,11 +225,18 @@ def refuse_unwritable_folder(knob: str, folder: Path) -> None:
         raise PackError(f"{knob}={folder}: {there} can't be written: {error.strerror}; choose another {knob}") from None
 
 
+def _remove(path: Path) -> None:
+    """Remove a folder in which another run may be at work, or which it may rename: first it goes out of its reach."""
+    gone = path.with_name(f"{uuid.uuid4().hex}{_GONE}")
+    with suppress(FileNotFoundError):
+        os.rename(path, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
 def _keep_shards(staging: Path, identity: str) -> None:
     """Leave finished shards of the same run, and nothing else."""
-    if _identity_of(staging) != identity:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
+    if not staging.exists():
+        staging.mkdir(parents=True)
         write_whole(staging / _IDENTITY, identity.encode())
     finished = {path.name.removesuffix(".idx") for path in staging.glob("*.tar.idx")}
     kept = {_IDENTITY, *finished, *(f"{name}{end}" for name in finished for end in (".idx", DONE))}

@@ -1,9 +1,12 @@
 """A dataset on an object store, which knows no rename: it appears as its metadata do, and these come last.
 
-PREFIX/.staging/NAME/identity     whose shards are being written; goes when the dataset is published
+PREFIX/.staging/NAME/identity     the marker: which run writes the shards; goes when the dataset is published
 PREFIX/.staging/NAME/.nv-meta/    metadata that names the shards where they are, for the check through Energon
 PREFIX/NAME/packed-000000.tar     each shard as it is written, its .tar.idx after it
 PREFIX/NAME/.nv-meta/             after all others, and dataset.yaml last of all: before it, nobody reads a dataset
+
+A run removes, discards and publishes only while the marker is its own (`marker.py`). A run of the same identity goes
+on from the shards that are there; one of another identity needs output.overwrite=true where it finds some.
 """
 
 import tempfile
@@ -13,10 +16,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from energon_pack.dataset.destination import Destination, another_run
+from energon_pack.dataset.destination import Destination
 from energon_pack.dataset.energon import write_energon
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.marker import Marker, Note, State
 from energon_pack.dataset.put_shard import is_put, put_shard
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError
@@ -26,8 +30,8 @@ from energon_pack.run.stores import energon_address, lies_in, parent
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
 
-_CLEARING = b"objects of another run are being removed"
-_DATASET = "dataset.yaml"
+#: What makes it a dataset: goes first and comes last.
+_DATASET, _MANIFEST = f"{META_FOLDER}/dataset.yaml", f"{META_FOLDER}/{MANIFEST}"
 
 
 class InStore(Destination):
@@ -38,14 +42,16 @@ class InStore(Destination):
         final: a folder of this machine in its place: its staging folder holds everything but the shards.
     """
 
+    _note: Note  # that this run wrote last, since `begin`
+
     def __init__(self, address: str, final: Path):
         self.final = final
         self.named = address
         self.for_energon = energon_address(address)
         self.address = address
-        self.write_shard = partial(put_shard, address)
+        self.write_shard = partial(put_shard, address, None)
         self._here = InFolder(final)
-        self._staging = f"{parent(address)}/.staging/{address.rpartition('/')[2]}"
+        self._marker = Marker(address)
 
     @property
     def place(self) -> str:
@@ -59,7 +65,8 @@ class InStore(Destination):
         refuse_unwritable_address("output.dir", parent(self.named))
 
     def is_free(self) -> bool:
-        return not self._names() or self._marker() is not None  # what a killed run left is no dataset
+        names = self._names()
+        return not names or (_DATASET not in names and self._marker.read()[0] is not None)  # a run left it there
 
     def has(self, name: str) -> bool:
         return name in self._names()
@@ -70,11 +77,29 @@ class InStore(Destination):
     def planned(self) -> AbstractContextManager[Path]:
         return self._here.planned()
 
-    def begin(self, staging: Path, identity: str, num_bytes: int) -> None:
-        if self._marker() != identity.encode():  # a dataset that is replaced goes now
-            stores.put(self._marker_address, _CLEARING)
-            self._clear()
-            stores.put(self._marker_address, identity.encode())
+    def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
+        note, version = self._marker.read()
+        self.refuse_existing(overwrite)
+        is_continued = note is not None and note.trusts(identity) and not self.has(_DATASET)
+        if note is not None and not (is_continued or overwrite) and note.state is not State.discarded:
+            self._refuse_shards()
+        mine = self._marker.win(Note.new(identity, State.writing if is_continued else State.discarded), version)
+        if not overwrite and self.has(_DATASET):  # it was published between the look and the win
+            self._marker.leave(mine)
+            self.refuse_existing(overwrite)
+        if not is_continued:  # a dataset that is replaced goes now
+            self._clear(mine)
+            mine = self._marker.move(mine, State.writing)
+        self._note = mine
+        self.write_shard = partial(put_shard, self.named, identity)
+
+    def _refuse_shards(self) -> None:
+        """Keep the shards of a run of another identity, which may be at work."""
+        if any(name.endswith(".tar.idx") for name in self._names()):
+            raise PackError(
+                f"{self.named} has shards of another run, which is at work or was stopped: output.overwrite=true"
+                " removes them, output.name=NAME writes beside them"
+            )
 
     def has_shard(self, job: ShardJob) -> bool:
         return is_put(self.named, job)
@@ -85,45 +110,36 @@ class InStore(Destination):
             named = [replace(shard, name=f"{where}/{shard.name}") for shard in shards]
             write_energon(Path(temporary), named, flavor, "typed")
             for path in sorted(Path(temporary, META_FOLDER).iterdir()):
-                stores.put(f"{self._staging}/{META_FOLDER}/{path.name}", path.read_bytes())
-        return self._staging
+                self._marker.refuse_lost(self._note)
+                stores.put(f"{self._marker.folder}/{META_FOLDER}/{path.name}", path.read_bytes())
+        return self._marker.folder
 
     def discard(self, staging: Path, identity: str) -> None:
-        stores.delete(f"{self.named}/{name}" for name in self._names() if name.endswith(".tar.idx"))
+        self._note = self._marker.move(self._note, State.discarded)  # the next run removes them
 
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
-        if self._marker() != identity.encode():
-            raise another_run(self.named)
+        mine = self._marker.move(self._note, State.publishing)
         files = {path.relative_to(staging).as_posix(): path for path in staging.rglob("*") if path.is_file()}
-        last = [f"{META_FOLDER}/{name}" for name in (MANIFEST, _DATASET)]
+        last = (_MANIFEST, _DATASET)
         for name in sorted(
             files, key=lambda name: (name in last, name == last[-1], name.startswith(META_FOLDER), name)
         ):
             if name.rpartition("/")[2] != ".identity":
+                self._marker.refuse_lost(mine)
                 stores.put_file(f"{self.named}/{name}", files[name])
-        stores.delete(stores.entries(self._staging))
+        self._marker.leave(mine)
 
-    def _clear(self) -> None:
+    def _clear(self, mine: Note) -> None:
         """Remove what is there, first what makes it a dataset: nobody may read half of one."""
         names = self._names()
-        first = [name for name in (f"{META_FOLDER}/{_DATASET}", f"{META_FOLDER}/{MANIFEST}") if name in names]
-        for name in first:
-            stores.delete([f"{self.named}/{name}"])
-        stores.delete(f"{self.named}/{name}" for name in names if name not in first)
+        first = [name for name in (_DATASET, _MANIFEST) if name in names]
+        rest = [name for name in names if name not in first]
+        for some in [*([name] for name in first), rest]:
+            self._marker.refuse_lost(mine)
+            stores.delete(f"{self.named}/{name}" for name in some)
 
     def _names(self) -> list[str]:
         return [name[len(self.named) + 1 :] for name in stores.entries(self.named)]
-
-    def _marker(self) -> bytes | None:
-        """Of which run the shards there are; None: of none that is not published."""
-        try:
-            return stores.read_whole(self._marker_address)
-        except FileNotFoundError:
-            return None
-
-    @property
-    def _marker_address(self) -> str:
-        return f"{self._staging}/identity"
 
 
 def refuse_unwritable_address(knob: str, address: str) -> None:

@@ -8,24 +8,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from energon_pack.dataset.marker import Marker
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_packs, written_shard
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.run import stores
 from energon_pack.sources.tar import tar_len
 
 
-def put_shard(folder: str, job: ShardJob) -> WrittenShard:
+def put_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenShard:
     """As `write_shard`, to an object store: the shard in parts, then its index.
+
+    The marker is looked at before each of the two. A process that is stopped between a look and the end of the
+    request after it may still put that one object when it goes on, in the place of another run's.
 
     Args:
         folder: address of the dataset.
+        identity: of the run; None: that of the job.
 
     Raises:
-        PackError: a source shard changed since it was measured; the store does not take it.
+        PackError: a source shard changed since it was measured; the store does not take it; a run of another identity
+            is at work there, or none.
     """
+    marker = Marker(folder)
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     address = f"{folder}/{job.path.name}"
     num_packs = _num_packs(table)
+    marker.refuse_other(identity or job.identity)
     size = _size_there(address, num_packs)
     if size is not None:
         return written_shard(job, table, num_packs, size, was_there=True)
@@ -33,14 +41,19 @@ def put_shard(folder: str, job: ShardJob) -> WrittenShard:
         path = Path(temporary, job.path.name)
         with open(path, "wb", buffering=0) as file:
             starts = write_packs(TarWriter(file.fileno()), job, table)
+        marker.refuse_other(identity or job.identity)
         stores.put_file(address, path)
         size = path.stat().st_size
+    marker.refuse_other(identity or job.identity)
     stores.put(f"{address}.idx", starts)
     return written_shard(job, table, num_packs, size, was_there=False)
 
 
 def is_put(folder: str, job: ShardJob) -> bool:
-    """Whether `put_shard` has put a shard there."""
+    """Whether `put_shard` has put a shard there that a run of the same identity may trust."""
+    note, _ = Marker(folder).read()
+    if note is None or job.identity is None or not note.trusts(job.identity):
+        return False
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     return _size_there(f"{folder}/{job.path.name}", _num_packs(table)) is not None
 

@@ -15,5 +15,5 @@ def test_little_room_is_said_in_units_that_show_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=8e6))
     (tmp_path / "packed-000000.tar").write_bytes(bytes(1_000_000))
     with pytest.raises(PackError, match=r"the shards take about 13\.1 MB, and 8\.0 MB are free beside"):
-        InFolder(tmp_path / "packed").begin(tmp_path, "identity", 14_060_000)
+        InFolder(tmp_path / "packed").begin(tmp_path, "identity", 14_060_000, overwrite=False)
     assert [sized(number) for number in (12, 3_400, 2.5e9)] == ["12 bytes", "3.4 kB", "2.5 GB"]

@@ -18,8 +18,10 @@ from energon_pack.run.stores.client import (
     meet,
     put,
     put_file,
+    put_if,
     read,
     read_whole,
+    read_with_version,
 )
 from energon_pack.run.stores.requests import COUNTS, StoreError, losing_no_fault
 
@@ -41,7 +43,9 @@ __all__ = [
     "place_of",
     "put",
     "put_file",
+    "put_if",
     "read",
     "read_whole",
+    "read_with_version",
     "tidy",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import boto3
 import obstore
-from obstore.exceptions import BaseError, GenericError
+from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, PreconditionError
 from obstore.store import S3Store
 
 from energon_pack.run.stores import requests
@@ -24,6 +24,7 @@ KNOWN = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _REDIRECT = 301, "redirect without LOCATION"  # which it tells without its status
+_CONFLICT = 409  # another write of the same object is under way
 
 
 class ObstoreObjects(Objects):
@@ -91,6 +92,21 @@ class ObstoreObjects(Objects):
         with _named():
             obstore.put(self._store, key, data, use_multipart=False)
 
+    def put_if(self, key: str, data: bytes, version: str | None) -> bool:
+        mode: Any = "create" if version is None else {"e_tag": f'"{version}"'}
+        with _named():
+            try:
+                obstore.put(self._store, key, data, use_multipart=False, mode=mode)
+            except (AlreadyExistsError, PreconditionError) as error:
+                if _status_of(error) == _CONFLICT:
+                    raise
+                return False
+            except GenericError as error:
+                if _status_of(error) != requests.UNKNOWN_REQUEST:
+                    raise
+                return super().put_if(key, data, version)
+        return True
+
     def put_file(self, key: str, path: Path) -> None:
         with _named():
             obstore.put(self._in_parts, key, path, chunk_size=PART_BYTES, max_concurrency=4)
@@ -124,11 +140,16 @@ def _named() -> Iterator[None]:
         raise
     except (BaseError, OSError) as error:
         text = str(error)
-        status, code = _STATUS.search(text), _CODE.search(text)
+        status, code = _status_of(error), _CODE.search(text)
         moved = _REDIRECT[0] if _REDIRECT[1] in text else None
         if status is None and moved is None and not isinstance(error, GenericError | OSError):
             raise Refused(said(error)) from None
-        raise fault_of(error, int(status[1]) if status else moved, code and code[1]) from None
+        raise fault_of(error, moved if status is None else status, code and code[1]) from None
+
+
+def _status_of(error: Exception) -> int | None:
+    status = _STATUS.search(str(error))
+    return int(status[1]) if status else None
 
 
 def _found(meta: Any) -> Found:

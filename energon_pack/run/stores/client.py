@@ -60,6 +60,19 @@ class Objects(ABC):
     def put(self, key: str, data: bytes) -> None:
         """Write an object; it is there whole, or as it was."""
 
+    def put_if(self, key: str, data: bytes, version: str | None) -> bool:
+        """Write an object where it is still of a version, or not there at all, and say whether that was so.
+
+        A store that knows no conditional write is asked first: what comes between the two requests is overwritten.
+        """
+        try:
+            now = self.find(key).version
+        except FileNotFoundError:
+            now = None
+        if now == version:
+            self.put(key, data)
+        return now == version
+
     @abstractmethod
     def put_file(self, key: str, path: Path) -> None:
         """The same from a file, a large one in parts."""
@@ -101,6 +114,15 @@ def read_whole(address: str) -> bytes:
     return bytes(read(address, 0, found.size)[0]) if found.size else b""
 
 
+def read_with_version(address: str) -> tuple[bytes, str]:
+    """All of an object, and its version, which `put_if` takes."""
+    while True:  # until nobody writes it between the two requests
+        found = find(address)
+        data, version = read(address, 0, found.size)
+        if version in (None, found.version):
+            return bytes(data), found.version
+
+
 def entries(folder: str) -> dict[str, Found]:
     """Addresses of all objects in a folder and in the folders in it, in the order of their names."""
     objects, key = _of(folder)
@@ -115,6 +137,24 @@ def put(address: str, data: bytes) -> None:
     objects, key = _of(address)
     tried("PUT", address, lambda: objects.put(key, data))
     COUNTS["bytes written"] += len(data)
+
+
+def put_if(address: str, data: bytes, version: str | None) -> bool:
+    """Write a small object unless somebody else wrote it meanwhile; whether it was written.
+
+    Args:
+        data: bytes that nobody else writes: where the answer to a request was lost, they tell whether it was done.
+        version: of the object as it was read; None: there was none.
+    """
+    objects, key = _of(address)
+    is_put = tried("PUT", address, lambda: objects.put_if(key, data, version))
+    COUNTS["bytes written"] += len(data)
+    if is_put:
+        return True
+    try:
+        return read_whole(address) == data
+    except FileNotFoundError:
+        return False
 
 
 def put_file(address: str, path: Path) -> None:

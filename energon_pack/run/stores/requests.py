@@ -33,7 +33,9 @@ COUNTS: Counter[str] = Counter()
 _PASSING = frozenset(("ExpiredToken", "ExpiredTokenException", "RequestTimeout", "OperationAborted"))
 #: Too late, beside another change, too often.
 _PASSING_STATUS = frozenset((408, 409, 429))
-_BAD_REQUEST, _NO_SUCH_REQUEST = 400, 501
+_BAD_REQUEST = 400
+#: What a store answers to a kind of request that it does not know.
+UNKNOWN_REQUEST = 501
 _faults: list["StoreError"] = []
 
 
@@ -107,12 +109,7 @@ def fault_of(error: Exception, status: int | None, code: str | None = None) -> T
         code: what the store calls the fault, `NoSuchBucket` for one; None: it does not say.
     """
     text = said(error) + (f" ({code})" if code and code not in said(error) else "")
-    if (
-        status is None
-        or code in _PASSING
-        or status in _PASSING_STATUS
-        or (status >= 500 and status != _NO_SUCH_REQUEST)
-    ):
+    if status is None or code in _PASSING or status in _PASSING_STATUS or (status >= 500 and status != UNKNOWN_REQUEST):
         return Transient(text)
     if status == _BAD_REQUEST and code is None:  # as HEAD is answered, which has no body, where keys have expired
         return Transient(text)

@@ -1,0 +1,99 @@
+"""A small object beside a dataset on an object store that says which run writes it.
+
+PREFIX/.staging/NAME/identity     {"identity": …, "run": …, "state": …}
+
+A run that changes the dataset wins a conditional write of the marker first, and looks at it before each request that
+follows. What is left: a run that was stopped between such a look and its request may still send that one request when
+it goes on. Shards that it puts then are the same bytes where the other run has its identity.
+"""
+
+import json
+import uuid
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+
+from energon_pack.dataset.destination import another_run
+from energon_pack.run import stores
+from energon_pack.run.stores import parent
+
+
+class State(str, Enum):
+    """How far a run has come."""
+
+    writing = "writing"
+    #: Shards that are there are of another run, or wrong.
+    discarded = "discarded"
+    publishing = "publishing"
+
+
+@dataclass(frozen=True)
+class Note:
+    """The content of a marker; each run writes each of its notes once, and no two runs write the same."""
+
+    identity: str  # hash of everything that the bytes of the shards depend on
+    run: str
+    state: State
+
+    @classmethod
+    def new(cls, identity: str, state: State) -> "Note":
+        """The first note of a run."""
+        return cls(identity, uuid.uuid4().hex, state)
+
+    def trusts(self, identity: str) -> bool:
+        """Whether the shards that are there are those of a run of this identity."""
+        return self.identity == identity and self.state is not State.discarded
+
+
+class Marker:
+    """The marker of one dataset.
+
+    Args:
+        dataset: its address.
+    """
+
+    def __init__(self, dataset: str):
+        self._dataset = dataset
+        self.folder = f"{parent(dataset)}/.staging/{dataset.rpartition('/')[2]}"
+        self._address = f"{self.folder}/identity"
+
+    def read(self) -> tuple[Note | None, str | None]:
+        """The note, and its version for `win`; None: no run is at work or was stopped."""
+        try:
+            data, version = stores.read_with_version(self._address)
+        except FileNotFoundError:
+            return None, None
+        try:
+            fields = json.loads(data)
+            return Note(fields["identity"], fields["run"], State(fields["state"])), version
+        except (ValueError, KeyError, TypeError):  # of another version of this package
+            return Note("", "", State.discarded), version
+
+    def win(self, note: Note, version: str | None) -> Note:
+        """Write a note in the place of the one that was read; raises PackError where another run was faster."""
+        if not stores.put_if(self._address, json.dumps(asdict(note)).encode(), version):
+            raise another_run(self._dataset)
+        return note
+
+    def move(self, note: Note, state: State) -> Note:
+        """Win the next state of a run; raises PackError where another run took its place."""
+        now, version = self.read()
+        if now != note:
+            raise another_run(self._dataset)
+        return self.win(replace(note, state=state), version)
+
+    def refuse_lost(self, note: Note) -> None:
+        """Raises PackError where another run took the place of the one that wrote this note."""
+        if self.read()[0] != note:
+            raise another_run(self._dataset)
+
+    def refuse_other(self, identity: str | None) -> None:
+        """Raises PackError where no run of this identity is at work, or its shards were discarded."""
+        note, _ = self.read()
+        if note is None or identity is None or not note.trusts(identity):
+            raise another_run(self._dataset)
+
+    def leave(self, note: Note) -> None:
+        """Remove the marker and all beside it, unless the next run is at work already."""
+        names = stores.entries(self.folder)
+        if self.read()[0] == note:
+            stores.delete(names)
