@@ -106,9 +106,9 @@ def _leave_plan(
         with naming_place("output.dir", places.output_dir), destination.staging(planned.identity) as staging:
             destination.begin(staging, planned.identity, 0 if root else planned.shards.num_bytes)
             writing.write_plan_file(config, planned, staging)
-            writing.leave_jobs(
-                config, planned, writing.shard_jobs(config, planned, method, staging, root, True), staging
-            )
+            jobs = writing.shard_jobs(config, planned, method, staging, root, True)
+            never = why_unpublished(planned.report, replace(config, stage=Stage.publish))
+            writing.leave_jobs(config, places.source, planned, jobs, staging, never)
     print_stages(run.progress)
     foresee(why_not, page_of(config))
     return planned.report.to_json()

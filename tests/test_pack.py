@@ -16,10 +16,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from energon_pack.dataset.in_folder import InFolder
 
 from energon_pack.config import MediaIn, OnDamaged, Overlong, PackConfig, Stage
 from energon_pack.dataset import shards
+from energon_pack.dataset.in_folder import InFolder
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.sources.settings import Compressed
