@@ -130,14 +130,17 @@ def _submit(config: PackConfig) -> dict[str, Any]:
     """Have Slurm do the run; what it came to."""
     from energon_pack.stages.chain import run_chain
 
-    given = get_args_parser().parse_known_args()[0]
-    options = ["--config-dir", os.path.abspath(given.config_dir)] if given.config_dir else []
-    options += ["--config-name", given.config_name] if given.config_name else []
-    words = [word for word in HydraConfig.get().overrides.task if not _OF_EXECUTOR.match(word)]
-    command = [sys.executable, "-m", "energon_pack", *options, *words]
+    options = get_args_parser().parse_known_args()[0]
+    command = [sys.executable, "-m", "energon_pack"]
+    for name in ("config_path", "config_dir", "config_name"):
+        if value := getattr(options, name):
+            command += [f"--{name.replace('_', '-')}", value]
+    overrides = HydraConfig.get().overrides
+    command += [word for word in overrides.hydra if word.lstrip("+").startswith("hydra.searchpath=")]
+    command += [word for word in overrides.task if not _OF_EXECUTOR.match(word)]
     command.append(f"output.name={config.output.name}")  # that of a sweep has more in it
-    if config.executor.num_workers is not None:
-        command.append(f"executor.num_workers={config.executor.num_workers}")
+    for name, value in config.executor.of_a_task().items():
+        command.append(f"executor.{name}={getattr(value, 'value', json.dumps(value))}")
     return run_chain(config, command)
 
 

@@ -17,6 +17,12 @@ from energon_pack.run.part import Part
 from energon_pack.sources.draws import parse_slice
 from energon_pack.templates.settings import Think, TrainOn
 
+#: Settings that went, and what is there instead.
+_GONE = {
+    "executor.num_nodes": "it is executor.num_tasks now, of which several run on a node",
+    "executor.lost_after": "Slurm itself starts the task of a lost node again",
+    "executor.launch": "start stages with part=NUMBER/PARTS instead",
+}
 _GUESSES = 3  # of a name that is not spelled like any
 
 
@@ -45,6 +51,8 @@ def to_config(composed: DictConfig, models: list[str]) -> PackConfig:
 
 def nearest_key(key: str) -> str:
     """What a user may have meant by a key that does not exist."""
+    if key in _GONE:
+        return _GONE[key]
     node, _, name = key.rpartition(".")
     schema: Any = PackConfig
     steps = node.split(".") if node else []

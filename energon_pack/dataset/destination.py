@@ -63,8 +63,9 @@ class Destination(ABC):
         if self.is_free():
             return
         if not overwrite:
-            other = "output.overwrite=true replaces it, output.name=NAME writes beside it"
-            raise PackError(f"{self.named} exists; {other}")
+            raise PackError(
+                f"{self.named} exists; output.overwrite=true replaces it, output.name=NAME writes beside it"
+            )
         if not self.has(f"{META_FOLDER}/{MANIFEST}"):
             raise PackError(
                 f"{self.named} is not a packed dataset, output.overwrite does not replace it: choose another name"

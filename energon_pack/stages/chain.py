@@ -1,5 +1,7 @@
 """A run that Slurm does: which of its jobs are still to be submitted, and how far they are."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from energon_pack.run.executors.admission import terms_of
 from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, Chain
 from energon_pack.run.stores import is_address
 from energon_pack.sources.storage import path_in
-from energon_pack.stages.writing import planned_jobs
+from energon_pack.stages.writing import plan_settings, planned_jobs
 
 
 def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
@@ -35,29 +37,31 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
             " be on a file system that all nodes see; output.dir may be a store"
         )
     places = resolve(config)
-    folder = local_cache(config).absolute() / "slurm" / places.final.name
-    folder.mkdir(parents=True, exist_ok=True)
-    chain = Chain(config.executor, folder, command, _missing(config, places))
+    name = f"{places.final.name}-{hashlib.sha256(str(places.destination.place).encode()).hexdigest()[:8]}"
+    folder = local_cache(config).absolute() / "slurm" / name
+    chain = Chain(config.executor, folder, command)
     if config.executor.show:
-        for stage, script in chain.scripts().items():
+        for stage, script in chain.scripts(_missing(config, places)).items():
             say(f"# {folder / stage}.sh\n{script}")
         return {}
-    jobs = chain.submitted()
-    if jobs:
-        say(f"Slurm's jobs {', '.join(jobs)} do this run already")
+    run_settings = json.dumps(plan_settings(config), sort_keys=True)
+    if jobs := chain.submitted(run_settings):
+        say(f"Slurm's jobs {', '.join(jobs.values())} do this run already; logs in {folder}")
     else:
-        with terms_of(places.folders, is_kept=True) as terms:
-            jobs = chain.submit(terms)
-        say(f"submitted as Slurm's jobs {', '.join(jobs)}; logs in {folder}")
+        stages = _missing(config, places)
+        folder.mkdir(parents=True, exist_ok=True)
+        with terms_of(places.folders, kept_as=name) as terms:
+            jobs = chain.submit(stages, terms, run_settings)
+        say(f"submitted as Slurm's jobs {', '.join(jobs.values())}; logs in {folder}")
     if not config.executor.wait:
-        say("the same command shows how far it is; executor.wait=false does not wait")
+        say("not waited for: the same command without executor.wait=false shows how far they are")
         return {}
     try:
         chain.wait(jobs, lambda: _progress(places.destination))
     except KeyboardInterrupt:
-        say(f"not waited for any more; it goes on. To end it: scancel {' '.join(jobs)}")
+        say(f"not waited for any more; the jobs go on. To end them: scancel {' '.join(jobs.values())}")
         raise
-    say(f"packed into {places.destination.named}")
+    say(f"{'there already:' if places.there is not None else 'packed into'} {places.destination.named}")
     return places.destination.published_report() or {}
 
 
@@ -66,7 +70,7 @@ def _missing(config: PackConfig, places: Places) -> dict[str, Sequence[int] | No
     all_parts = range(config.executor.num_tasks)
     if places.there is not None:
         return {LENGTHS: all_parts, PUBLISH: None}
-    jobs = planned_jobs(config, places.destination, len(all_parts))
+    jobs = planned_jobs(config, places.source, places.destination, len(all_parts))
     if jobs is None:
         return {LENGTHS: all_parts, PLAN: None, WRITE: all_parts, PUBLISH: None}
     parts = [part for part, some in enumerate(jobs) if not all(map(places.destination.has_shard, some))]

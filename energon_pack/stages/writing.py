@@ -6,6 +6,7 @@
                      .jobs/packed-000000.tar    a pickled job: as much is trusted as the plan itself
 """
 
+import hashlib
 import json
 import pickle
 from collections.abc import Iterable, Iterator
@@ -16,11 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_pack.config import PackConfig
+from energon_pack.config import PackConfig, Stage
 from energon_pack.config.naming import content_settings
 from energon_pack.dataset.destination import Destination, PlanMissing
 from energon_pack.dataset.files import PLAN
 from energon_pack.dataset.in_folder import JOBS
+from energon_pack.dataset.losses import foresee
 from energon_pack.dataset.plan_file import write_plan
 from energon_pack.dataset.shards import ShardJob, WrittenShard, bytes_begun
 from energon_pack.errors import amount
@@ -31,7 +33,10 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.admission import packages, why_other_packages
 from energon_pack.run.files import write_whole
 from energon_pack.run.part import Part, Spans
+from energon_pack.sources.reader import SourceChanged
+from energon_pack.sources.shard import Source
 from energon_pack.sources.storage import absolute
+from energon_pack.stages.pages import page_of
 from energon_pack.stages.planning import Planned
 
 _ABOUT = "about.json"
@@ -103,18 +108,37 @@ def write_shards(
     return written
 
 
-def leave_jobs(config: PackConfig, planned: Planned, jobs: Iterable[ShardJob], staging: Path) -> None:
-    """Write what `stage=write` needs: a file for each shard, and one about all of them, last."""
+def leave_jobs(
+    config: PackConfig, source: Source, planned: Planned, jobs: Iterable[ShardJob], staging: Path, why_not: str | None
+) -> None:
+    """Write what `stage=write` needs: a file for each shard, and one about all of them, last.
+
+    Args:
+        why_not: why nobody would publish them; None: they may be written.
+    """
     folder = staging / JOBS
     folder.mkdir(exist_ok=True)
     names = []
     for job in jobs:
         names.append(job.path.name)
-        source = {name: _from_anywhere(shard) for name, shard in job.source.items()}
-        (folder / job.path.name).write_bytes(pickle.dumps(replace(job, source=source)))
+        from_anywhere = {name: _from_anywhere(shard) for name, shard in job.source.items()}
+        (folder / job.path.name).write_bytes(pickle.dumps(replace(job, source=from_anywhere)))
     shards = [*zip(names, np.diff(planned.shards.bounds).tolist(), planned.shards.sizes.tolist(), strict=True)]
-    about = {"identity": planned.identity, "settings": _settings(config), "packages": packages()}
-    write_whole(folder / _ABOUT, json.dumps({**about, "shards": shards}).encode())
+    about = {
+        "identity": planned.identity,
+        "settings": plan_settings(config),
+        "packages": packages(),
+        "source": _state(source),
+        "why_not": why_not,
+        "shards": shards,
+    }
+    write_whole(folder / _ABOUT, json.dumps(about).encode())
+
+
+def _state(source: Source) -> str:
+    """Changes when a file of the source does."""
+    files = sorted((absolute(shard.path), shard.size, shard.version) for shard in source.shards)
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def _from_anywhere(shard: Any) -> Any:
@@ -122,11 +146,15 @@ def _from_anywhere(shard: Any) -> Any:
     return replace(shard, path=absolute(shard.path))
 
 
-def planned_jobs(config: PackConfig, destination: Destination, num_parts: int) -> list[list[ShardJob]] | None:
-    """The jobs of each part of a plan that was left for these settings; None: there is none."""
+def planned_jobs(
+    config: PackConfig, source: Source, destination: Destination, num_parts: int
+) -> list[list[ShardJob]] | None:
+    """The jobs of each part of a plan that was left for these settings and this source; None: there is none."""
     try:
         with destination.planned() as staging:
             about = _read_about(config, staging)
+            if about["source"] != _state(source):
+                return None
             spans = Spans([size for _, _, size in about["shards"]])
             names = [name for name, *_ in about["shards"]]
             parts = (spans.within(Part(number, num_parts)) for number in range(num_parts))
@@ -136,16 +164,20 @@ def planned_jobs(config: PackConfig, destination: Destination, num_parts: int) -
 
 
 def _read_about(config: PackConfig, staging: Path) -> dict[str, Any]:
-    """What `leave_jobs` wrote about all shards; raises PlanMissing where it is another plan."""
-    about: dict[str, Any] = json.loads((staging / JOBS / _ABOUT).read_bytes())
-    if about["settings"] != json.loads(json.dumps(_settings(config))):
+    """What `leave_jobs` wrote about all shards; raises as `write_share`."""
+    try:
+        about: dict[str, Any] = json.loads((staging / JOBS / _ABOUT).read_bytes())
+    except FileNotFoundError:  # its process was killed
+        raise PlanMissing(f"the plan in {staging} is not whole: stage=plan makes it anew") from None
+    if about["settings"] != json.loads(json.dumps(plan_settings(config))):
         raise PlanMissing(f"the plan in {staging} was made with other settings: stage=plan makes it anew")
     if why := why_other_packages(about["packages"]):
         raise PlanMissing(f"the plan in {staging} was made by other packages: {why}")
+    foresee(about["why_not"], page_of(replace(config, stage=Stage.plan)))
     return about
 
 
-def _settings(config: PackConfig) -> dict[str, Any]:
+def plan_settings(config: PackConfig) -> dict[str, Any]:
     """What a plan depends on: the settings, and the places of the source."""
     paths = config.source.path if isinstance(config.source.path, list) else [config.source.path]
     places = [absolute(path) for path in (*paths, config.source.media_root) if path is not None]
@@ -157,6 +189,8 @@ def write_share(config: PackConfig, destination: Destination, part: Part, run: R
 
     Raises:
         PlanMissing: there is no plan, or it was made with other settings or by other packages.
+        SamplesLost: it leaves out more than may be published.
+        SourceChanged: the source is not what was measured; the plan is then of no use, and goes.
     """
     with destination.planned() as staging, run.progress.timed("write"):
         about = _read_about(config, staging)
@@ -164,7 +198,11 @@ def write_share(config: PackConfig, destination: Destination, part: Part, run: R
         chosen = Spans(sizes).within(part)
         jobs = _read_jobs(staging, [names[n] for n in chosen])
         total = Amount(len(chosen), sum(num_packs[n] for n in chosen), sum(sizes[n] for n in chosen))
-        written = write_shards(jobs, destination, staging, total, run)
+        try:
+            written = write_shards(jobs, destination, staging, total, run)
+        except SourceChanged:
+            (staging / JOBS / _ABOUT).unlink(missing_ok=True)
+            raise
     say(f"{amount(len(written), 'shard')} of {len(names)} written: part {part} of the plan of {destination.named}")
     return {"shards": len(written), "samples": sum(shard.num_samples for shard in written)}
 

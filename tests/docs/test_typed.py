@@ -26,7 +26,6 @@ from support.pages import BLOCKS, PAGES, Block, code, commands, prose
 from support.peers import write_llava_onevision
 from support.running import ROOT, as_a_program, command, command_here, exit_code, need_torchvision
 from support.samples import chat
-from support.slurm import slurm_stand_in
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -87,7 +86,7 @@ NOT_RUN: dict[str, tuple[str, Callable[[str], bool]]] = {
     r"python benchmarks/": ("it takes minutes", _a_script),
     r"energon-pack .*s3://": ("there is no such bucket; tests/dataset/test_stored_datasets.py has one", _of_a_model),
     r"python -m energon_pack[.].*s3://": ("there is no such bucket; tests/test_tools_on_stores.py has one", _a_tool),
-    r"srun ": ("there is no Slurm; tests/run/shared/test_slurm.py starts one where it is installed", _on_nodes),
+    r"energon-pack .*executor=slurm": ("there is no Slurm; tests/stages/test_chain.py has a stand-in", _on_nodes),
     r"energon-pack .*executor[.]address=": ("there is no Ray cluster; tests/run/test_ray.py starts one", _on_nodes),
     r"pytest ": ("these are tests themselves", _tests),
 }
@@ -190,12 +189,9 @@ TYPED_SOON = {page for page in RUN if page.startswith("start/")} | {"README.md",
 
 @pytest.mark.parametrize("page", [page if page in TYPED_SOON else slow(page) for page in sorted(RUN)])
 @pytest.mark.long("a page is typed whole")
-def test_a_page_does_what_it_says_from_top_to_bottom(
-    page: str, typed_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_does_what_it_says_from_top_to_bottom(page: str, typed_demo: Path, tmp_path: Path) -> None:
     """One snippet looped for ever, one lacked its imports, one command had a setting that is none."""
     need_torchvision()
-    slurm_stand_in(monkeypatch, tmp_path)
     reader = Reader(tmp_path, typed_demo)
     for block in BLOCKS:
         if block.page == page:

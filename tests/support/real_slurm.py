@@ -81,6 +81,13 @@ class RealSlurm:
     def start_node(self, name: str) -> None:
         self._start("slurmd", "-D", "-N", name, "-f", str(self.conf), log=name)
 
+    def restart_controller(self) -> None:
+        """It is killed, is away for a while, and goes on from what it has on disk."""
+        self._daemons["slurmctld"].kill()
+        self._daemons["slurmctld"].wait()
+        time.sleep(3)
+        self._start("slurmctld", "-D", "-i", "-f", str(self.conf))
+
     def kill_node(self, name: str) -> None:
         """The daemon of a node and all that runs on it, as when it loses power."""
         self._daemons[name].kill()

@@ -1,4 +1,4 @@
-"""Slurm's commands on a machine that has none: stand-ins that start the tasks of an array as processes."""
+"""Slurm's commands on a machine that has none: stand-ins that run jobs as processes of this machine."""
 
 import os
 from pathlib import Path
@@ -11,9 +11,8 @@ from support.running import ROOT
 def slurm_stand_in(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """Have `sbatch` and `squeue` be the stand-ins.
 
-    They take the options that energon_pack gives them, set the variables that a task of Slurm's sees
-    (SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID), and answer as Slurm 22.05 does: a number, a line a task, "Invalid job id
-    specified".
+    They take the scripts that energon_pack gives them, do what their options say of arrays, logs and dependencies,
+    and answer as Slurm 22.05 does: a number, a line a job.
 
     Args:
         folder: where they keep what they started.

@@ -36,11 +36,11 @@ class Terms:
 
 
 @contextmanager
-def terms_of(folders: Sequence[Folder], is_kept: bool = False) -> Iterator[Terms]:
+def terms_of(folders: Sequence[Folder], kept_as: str | None = None) -> Iterator[Terms]:
     """What a run asks of each machine, while it lasts: a file lies in the folders that it writes to.
 
     Args:
-        is_kept: the file stays, always the same one: other processes look for it later.
+        kept_as: the file stays under this name, for processes that look for it later; `forget` removes it.
     """
     seen = []
     with ExitStack() as stack:
@@ -51,8 +51,8 @@ def terms_of(folders: Sequence[Folder], is_kept: bool = False) -> Iterator[Terms
                     with suppress(OSError):
                         if time.time() - left.stat().st_mtime > _OLD_SECONDS:
                             left.unlink()
-                mark = folder.path / f"{_MARK}{'slurm' if is_kept else uuid.uuid4().hex}"
-                if not is_kept:
+                mark = folder.path / f"{_MARK}{kept_as or uuid.uuid4().hex}"
+                if kept_as is None:
                     stack.callback(mark.unlink, missing_ok=True)
                 mark.touch()
                 seen.append((folder.knob, os.fspath(mark)))
@@ -106,15 +106,25 @@ def _appears(path: str) -> bool:
     return True
 
 
-def _main(path: str) -> None:
-    """End a job of Slurm in its first second where its node is unfit."""
+def forget(terms: Terms) -> None:
+    """Remove the files that `terms_of` left in folders; nobody looks for them any more."""
+    for _, path in terms.seen:
+        if os.path.basename(path).startswith(_MARK):
+            Path(path).unlink(missing_ok=True)
+
+
+def _main(path: str, *options: str) -> None:
+    """End a job of Slurm in its first second where its node is unfit; with `--end`, the run is over."""
     try:
-        terms = json.loads(Path(path).read_bytes())
+        about = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise SystemExit(f"energon-pack: error: {platform.node()}: {path}: {error.strerror} (cache_dir)") from None
-    if why := why_unfit(Terms(terms["packages"], terms["cwd"], tuple(map(tuple, terms["seen"])))):
+    terms = Terms(about["packages"], about["cwd"], tuple(map(tuple, about["seen"])))
+    if options == ("--end",):
+        forget(terms)
+    elif why := why_unfit(terms):
         raise SystemExit(f"energon-pack: error: {why}")
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    _main(*sys.argv[1:])

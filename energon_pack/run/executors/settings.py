@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from energon_pack.errors import PackError
 
@@ -71,6 +72,16 @@ class ExecutorConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise PackError(f"executor.{name}={value:g}: must be more than 0")
+
+    def of_a_task(self) -> dict[str, Any]:
+        """What a task of Slurm's is given, for it works on its own machine.
+
+        Settings of Slurm's are set back: a config of the user's own may have them, and a task refuses them.
+        """
+        default = ExecutorConfig()
+        own = {name: getattr(default, name) for name in ("kind", *_OWN[ExecutorKind.slurm])}
+        set_back = {name: value for name, value in own.items() if value != getattr(self, name)}
+        return set_back if self.num_workers is None else {**set_back, "num_workers": self.num_workers}
 
     def _refuse_given(self, names: Iterable[str], why: str) -> None:
         """Raises PackError where one is not as it is by default."""

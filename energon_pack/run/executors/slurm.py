@@ -7,6 +7,8 @@ that are whole or not there, so one that is done twice or begun again changes no
 """
 
 import json
+import os
+import re
 import shlex
 import subprocess
 import time
@@ -14,15 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from energon_pack.errors import PackError, amount
+from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import Terms
 from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.run.files import write_whole
 
 LENGTHS, PLAN, WRITE, PUBLISH = "lengths", "plan", "write", "publish"
-_LOOK_SECONDS, _LINE_SECONDS = 5.0, 60.0
-_ERROR = "energon-pack: error: "
+#: Stages in order, with the parts of each; None: it has none.
+Stages = Mapping[str, Sequence[int] | None]
+
+_LOOK_SECONDS, _LINE_SECONDS, _APPEARS_SECONDS = 5.0, 60.0, 10.0
+_ERROR = re.compile(r"(?:energon-pack|slurmstepd[\w.-]*): error: (.*)")
+_END = "energon-pack: exit code "  # the last line of a task's log, unless the task was killed with its script
 
 
 @dataclass(frozen=True)
@@ -31,109 +37,145 @@ class Chain:
 
     Attributes:
         folder: where their scripts and logs lie; all nodes see it.
-        command: the user's, without its stage.
-        stages: those that are still to come, in order, and the parts of each; None: it has none.
+        command: the user's, without its stage; the first word is the Python.
     """
 
     settings: ExecutorConfig
     folder: Path
     command: Sequence[str]
-    stages: Mapping[str, Sequence[int] | None]
 
-    def scripts(self) -> dict[str, str]:
+    def scripts(self, stages: Stages) -> dict[str, str]:
         """The script of each stage, in order."""
-        scripts = {}
-        at_once = f"%{self.settings.at_once}" if self.settings.at_once else ""
-        for stage, parts in self.stages.items():
-            log = self.folder / f"{stage}{'' if parts is None else '-%a'}.log"
-            options = [f"--job-name=energon-pack-{stage}", "--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append"]
-            options += [f"--output={log}", "--kill-on-invalid-dep=yes"]
-            options += [] if parts is None else [f"--array={_ranges(parts)}{at_once}"]
-            for given in (self.settings.sbatch, getattr(self.settings, f"sbatch_{stage}")):
-                options += shlex.split(given or "")
-            words = [*self.command, f"stage={stage}", "executor=local"]
-            part = "" if parts is None else f" part=$SLURM_ARRAY_TASK_ID/{self.settings.num_tasks}"
-            look = shlex.join([self.command[0], "-m", "energon_pack.run.executors.admission", str(self.terms_file)])
-            done = "" if stage != PUBLISH else f" && touch {shlex.quote(str(self.done_file))}"
-            lines = ["#!/bin/sh", *(f"#SBATCH {shlex.quote(option)}" for option in options)]
-            scripts[stage] = "\n".join([*lines, f"{look} && {shlex.join(words)}{part}{done}", ""])
-        return scripts
+        return {stage: self._script(stage, parts) for stage, parts in stages.items()}
+
+    def _script(self, stage: str, parts: Sequence[int] | None) -> str:
+        log = self.folder / f"{stage}{'' if parts is None else '-%a'}.log"
+        options = [f"--job-name=energon-pack-{stage}", "--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append"]
+        options += [f"--output={log}", "--kill-on-invalid-dep=yes"]
+        if parts is not None:
+            options.append(f"--array={_ranges(parts)}{f'%{self.settings.at_once}' if self.settings.at_once else ''}")
+        for more in (self.settings.sbatch, getattr(self.settings, f"sbatch_{stage}")):
+            options += shlex.split(more or "")
+        look = shlex.join([self.command[0], "-m", "energon_pack.run.executors.admission", str(self._terms_file)])
+        work = shlex.join([*self.command, f"stage={stage}"])
+        steps = [f"cd {shlex.quote(os.getcwd())}", look]
+        steps.append(work if parts is None else f"{work} part=$SLURM_ARRAY_TASK_ID/{self.settings.num_tasks}")
+        if stage == PUBLISH:
+            steps += [f"{look} --end", f"touch {shlex.quote(str(self._done_file))}"]
+        lines = ["#!/bin/sh", *(f"#SBATCH {shlex.quote(option)}" for option in options), " &&\n".join(steps)]
+        return "\n".join([*lines, "code=$?", f'echo "{_END}$code on $(hostname)"', "exit $code", ""])
 
     @property
-    def terms_file(self) -> Path:
+    def _terms_file(self) -> Path:
         """What a node must have, and must see."""
         return self.folder / "terms.json"
 
     @property
-    def done_file(self) -> Path:
+    def _done_file(self) -> Path:
         """Is there when the last job has published the dataset."""
         return self.folder / "published"
 
-    def submit(self, terms: Terms) -> list[str]:
-        """Submit the jobs, each after the one before it has ended well; their numbers.
+    @property
+    def _jobs_file(self) -> Path:
+        """The numbers of the jobs, and the settings of their run."""
+        return self.folder / "jobs.json"
+
+    def submit(self, stages: Stages, terms: Terms, run_settings: str) -> dict[str, str]:
+        """Submit a job for each stage, to begin when the one before it has ended well.
+
+        Args:
+            run_settings: everything that the dataset depends on.
+
+        Returns:
+            The number of the job of each stage.
 
         Raises:
             PackError: there is no Slurm, or it refuses.
         """
-        write_whole(self.terms_file, json.dumps(asdict(terms)).encode())
-        self.done_file.unlink(missing_ok=True)
-        jobs: list[str] = []
-        for stage, script in self.scripts().items():
-            path = self.folder / f"{stage}.sh"
-            write_whole(path, script.encode())
-            after = [f"--dependency=afterok:{jobs[-1]}"] if jobs else []
-            done = _slurm("sbatch", "--parsable", *after, str(path))
-            if done.returncode:
-                if jobs:
-                    _slurm("scancel", *jobs)
-                raise PackError(f"executor.sbatch: {' '.join(done.stderr.split())[:300]}")
-            jobs.append(done.stdout.strip().partition(";")[0])  # the name of the cluster may follow
-        write_whole(self.folder / "jobs.json", json.dumps(jobs).encode())
+        for old in (self._done_file, *self.folder.glob("*.log"), *self.folder.glob("*.sh")):
+            old.unlink(missing_ok=True)
+        write_whole(self._terms_file, json.dumps(asdict(terms)).encode())
+        jobs: dict[str, str] = {}
+        try:
+            for stage, script in self.scripts(stages).items():
+                path = self.folder / f"{stage}.sh"
+                write_whole(path, script.encode())
+                after = [f"--dependency=afterok:{[*jobs.values()][-1]}"] if jobs else []
+                done = _slurm("sbatch", "--parsable", *after, str(path))
+                if done.returncode:
+                    raise PackError(f"executor.sbatch: {' '.join(done.stderr.split())[:300]}")
+                jobs[stage] = done.stdout.strip().partition(";")[0]  # the name of the cluster may follow
+            write_whole(self._jobs_file, json.dumps({"settings": run_settings, "jobs": jobs}).encode())
+        except BaseException:
+            if jobs:
+                _slurm("scancel", *jobs.values())
+            raise
         return jobs
 
-    def submitted(self) -> list[str]:
-        """The numbers of the jobs of this run that wait or work now."""
-        try:
-            jobs = json.loads((self.folder / "jobs.json").read_bytes())
-        except FileNotFoundError:
-            return []
-        return jobs if not _is_over(jobs) else []
+    def submitted(self, run_settings: str) -> dict[str, str]:
+        """The jobs that do this run already: some of them wait or work now. Empty: there are none.
 
-    def wait(self, jobs: Sequence[str], progress: Callable[[], str]) -> None:
+        Raises:
+            PackError: jobs with other settings are at work on the same dataset.
+        """
+        try:
+            about = json.loads(self._jobs_file.read_bytes())
+        except FileNotFoundError:
+            return {}
+        jobs: dict[str, str] = about["jobs"]
+        if _tasks(jobs) == {}:
+            return {}
+        if about["settings"] != run_settings:
+            raise PackError(
+                f"Slurm's jobs {', '.join(jobs.values())} pack there with other settings: wait for them, end them by"
+                f" scancel {' '.join(jobs.values())}, or choose another output.name"
+            )
+        return jobs
+
+    def wait(self, jobs: Mapping[str, str], progress: Callable[[], str]) -> None:
         """Wait for the end of the jobs, and say how far they are.
 
         Args:
             progress: what the files say.
 
         Raises:
-            PackError: they ended, and the dataset is not published; with the error of the first task that has one.
+            PackError: they ended, and the dataset is not published; with the error of the first task that failed.
         """
-        said, last = time.monotonic(), ""
-        while not _is_over(jobs):
-            line = f"Slurm: {_states(jobs)}; {progress()}"
-            if line != last and (not last or time.monotonic() - said > _LINE_SECONDS):
+        printed, last = -_LINE_SECONDS, ""
+        while (tasks := _tasks(jobs)) != {}:
+            line = f"Slurm: {_line(tasks)}; {progress()}" if tasks else "Slurm does not answer"
+            if line != last and time.monotonic() - printed >= _LINE_SECONDS:
                 say(line)
-                said, last = time.monotonic(), line
+                printed, last = time.monotonic(), line
             time.sleep(_LOOK_SECONDS)
-        if not self._appears(self.done_file):
-            raise PackError(f"{self._error() or 'no task says why'} (logs in {self.folder}); the same command goes on")
-
-    @staticmethod
-    def _appears(path: Path) -> bool:
-        """A network file system may show a new file late."""
-        end = time.monotonic() + _LOOK_SECONDS
-        while not path.exists() and time.monotonic() < end:
+        end = time.monotonic() + _APPEARS_SECONDS  # a network file system may show a new file late
+        while not self._done_file.exists():
+            if time.monotonic() > end:
+                raise self._failure()
             time.sleep(0.2)
-        return path.exists()
 
-    def _error(self) -> str | None:
-        """The last error of the first log that has one, in the order of the stages."""
+    def _failure(self) -> PackError:
+        """The error of the first task that failed: of the earliest stage, the one whose log ended first."""
         for stage in (LENGTHS, PLAN, WRITE, PUBLISH):
-            for log in sorted(self.folder.glob(f"{stage}*.log")):
-                lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(_ERROR)]
-                if lines:
-                    return f"{log.stem}: {lines[-1].removeprefix(_ERROR)}"
-        return None
+            for log in sorted(self.folder.glob(f"{stage}*.log"), key=lambda path: (path.stat().st_mtime, path.name)):
+                code, why = _end_of(log)
+                if code != 0:
+                    kind = SamplesLost if code == SamplesLost.exit_code else PackError
+                    return kind(f"{why} ({log}); the same command goes on from what is there")
+        return PackError(
+            f"Slurm ended the jobs before they began (scancel? logs in {self.folder}); the same command goes on"
+        )
+
+
+def _end_of(log: Path) -> tuple[int | None, str]:
+    """The exit code of a task, None where it was killed with its script, and the line that says why."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    code = None
+    if lines and lines[-1].startswith(_END):
+        code = int(lines.pop().removeprefix(_END).split()[0])
+    errors = [found[1] for found in map(_ERROR.match, lines) if found]
+    why = errors[-1] if errors else lines[-1] if lines else "it said nothing"
+    return code, why if errors or code is None else f"{why} (exit code {code})"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -147,21 +189,21 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
-def _states(jobs: Sequence[str]) -> str:
-    """How many tasks are in which state."""
-    done = _slurm("squeue", "--noheader", "--array", "--format=%T", "--jobs", ",".join(jobs))
-    states = done.stdout.split()
-    counts = {state: states.count(state) for state in sorted(set(states))}
-    return ", ".join(f"{amount(number, 'task')} {state.lower()}" for state, number in counts.items()) or "no task left"
+def _tasks(jobs: Mapping[str, str]) -> dict[str, list[str]] | None:
+    """The states of the tasks of each stage that wait or work; None: Slurm does not answer."""
+    done = _slurm("squeue", "--me", "--noheader", "--array", "--format=%F %T")
+    if done.returncode:
+        return None
+    rows = [line.split() for line in done.stdout.splitlines()]
+    states = {stage: [state for number, state in rows if number == job] for stage, job in jobs.items()}
+    return {stage: some for stage, some in states.items() if some}
 
 
-def _is_over(jobs: Sequence[str]) -> bool:
-    """Whether no task waits or runs; False where Slurm does not answer, too."""
-    for job in jobs:  # one that is forgotten is an error of the whole question
-        done = _slurm("squeue", "--noheader", "--jobs", job)
-        if done.stdout.strip() or (done.returncode and "Invalid job id" not in done.stderr):
-            return False
-    return True
+def _line(tasks: Mapping[str, Sequence[str]]) -> str:
+    """`write: 3 running, 9 pending; then publish`."""
+    stage, *later = tasks
+    counts = (f"{tasks[stage].count(state)} {state.lower()}" for state in sorted(set(tasks[stage]), reverse=True))
+    return f"{stage}: {', '.join(counts)}{'; then ' if later else ''}{', '.join(later)}"
 
 
 def _slurm(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":

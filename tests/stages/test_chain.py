@@ -1,0 +1,118 @@
+"""A run that Slurm does: what is submitted, what the waiting command says, and what the same command does again."""
+
+from pathlib import Path
+
+import pytest
+
+from energon_pack.errors import PackError
+from energon_pack.run.executors.admission import Terms
+from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
+from energon_pack.run.executors.slurm import LENGTHS, PUBLISH, WRITE, Chain
+from support.packed import files
+from support.running import ROOT, run_here
+from support.slurm import slurm_stand_in
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jobs").mkdir()
+    slurm_stand_in(monkeypatch, tmp_path / "jobs")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("_LOOK_SECONDS", "_APPEARS_SECONDS"):
+        monkeypatch.setattr(f"energon_pack.run.executors.slurm.{name}", 0.2)
+
+
+def _chain(folder: Path, python: str = "python", **settings: object) -> Chain:
+    return Chain(ExecutorConfig(ExecutorKind.slurm, **settings), folder, [python, "-m", "energon_pack"])  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_chain_packs_the_same_bytes(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Users of a cluster have one command, as those of a laptop: its exit code says whether there is a dataset."""
+    common = ("+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", "output.name=packed")
+    submitted = (*common, "output.dir=nodes", "executor=slurm", "executor.num_tasks=2")
+    assert run_here(*common, "output.dir=local", cwd=tmp_path)[0] == 0
+    code, said, _ = run_here(*submitted, "executor.show=true", cwd=tmp_path)
+    assert (code, said.count("#SBATCH --array=0-1\n"), [*(tmp_path / "jobs").iterdir()]) == (0, 2, [])
+    assert run_here(*submitted, "executor.wait=false", cwd=tmp_path)[0] == 0
+    code, said, errors = run_here(*submitted, cwd=tmp_path)
+    assert code == 0, said + errors
+    assert "Slurm's jobs 1, 2, 3, 4 do this run already" in said
+    assert files(tmp_path / "nodes" / "packed") == files(tmp_path / "local" / "packed")
+    assert {path.name for path in (tmp_path / "nodes").iterdir()} == {"packed", "packed.plan.html", ".cache"}
+
+
+@pytest.mark.usefixtures("slurm")
+def test_the_first_task_that_fails_ends_the_command(tmp_path: Path) -> None:
+    """Losing samples with exit code 0 is what peers do; a later stage then says only that it has no plan."""
+    (tmp_path / "bad.tar").write_bytes(b"no tar" * 1000)
+    settings = ("executor=slurm", "executor.num_tasks=1", "executor.at_once=1")
+    code, _, errors = run_here("+model=qwen2_5_vl", "source.path=bad.tar", *settings, cwd=tmp_path)
+    assert code == 1
+    assert "bad.tar is not a tar file" in errors
+    assert "/lengths-0.log)" in errors
+
+
+@pytest.mark.usefixtures("slurm")
+def test_jobs_of_other_settings_are_not_joined(tmp_path: Path) -> None:
+    """The command would end well, and the dataset would be another one."""
+    sleep = tmp_path / "sleep"
+    sleep.write_text("#!/bin/sh\nexec sleep 1\n")
+    sleep.chmod(0o755)
+    chain = _chain(tmp_path, str(sleep))
+    jobs = chain.submit({PUBLISH: None}, Terms({}, "/", ()), "these")
+    assert chain.submitted("these") == jobs == {PUBLISH: "1"}
+    with pytest.raises(PackError, match=r"jobs 1 pack there with other settings.*scancel 1"):
+        chain.submitted("those")
+    chain.wait(jobs, str)
+    assert chain.submitted("those") == {}
+
+
+def test_an_array_has_the_parts_that_are_missing(tmp_path: Path) -> None:
+    """What is written is not written again, and options of one stage are its own."""
+    chain = _chain(tmp_path, at_once=2, sbatch="--time=1:00:00", sbatch_write="--comment='a b'")
+    scripts = chain.scripts({LENGTHS: range(16), WRITE: [0, 2, 3, 4, 9], PUBLISH: None})
+    options = {stage: script.splitlines() for stage, script in scripts.items()}
+    assert "#SBATCH --array=0-15%2" in options[LENGTHS]
+    assert "#SBATCH --array=0,2-4,9%2" in options[WRITE]
+    assert "--array" not in scripts[PUBLISH]
+    assert all("#SBATCH --time=1:00:00" in lines for lines in options.values())
+    assert ["#SBATCH '--comment=a b'" in lines for lines in options.values()] == [False, True, False]
+    assert "python -m energon_pack stage=write part=$SLURM_ARRAY_TASK_ID/16" in options[WRITE]
+
+
+def test_what_is_slurms_is_set_back_for_a_task() -> None:
+    """A config of the user's own has it in every task, which works on its own machine and refuses it."""
+    settings = ExecutorConfig(ExecutorKind.slurm, num_workers=3, sbatch="--exclusive", wait=False)
+    task = settings.of_a_task()
+    assert task == {"kind": ExecutorKind.local, "num_workers": 3, "sbatch": None, "wait": True}
+    ExecutorConfig(**task).check()
+
+
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [
+        ("energon-pack: error: disk full\nenergon-pack: exit code 1 on n1\n", "disk full ("),
+        ("Killed\nenergon-pack: exit code 137 on n1\n", r"Killed (exit code 137) ("),
+        ("slurmstepd-n1: error: *** JOB 5 ON n1 CANCELLED ***\n", "*** JOB 5 ON n1 CANCELLED *** ("),
+        ("energon-pack: error: before\nenergon-pack: exit code 0 on n2\n", "before they began"),
+    ],
+)
+def test_why_a_task_failed_is_read_from_its_log(tmp_path: Path, log: str, error: str) -> None:
+    """One that was requeued and then ended well has not failed."""
+    (tmp_path / "write-3.log").write_text(log)
+    assert error in str(_chain(tmp_path)._failure())
+
+
+@pytest.mark.usefixtures("slurm")
+def test_what_can_not_be_submitted_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm's own words name the option; no job is left behind."""
+    for name, text in (("sbatch", "echo sbatch: error: invalid partition: x >&2; exit 1"), ("squeue", "exit 0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PackError, match=r"executor\.sbatch: sbatch: error: invalid partition: x"):
+        _chain(tmp_path).submit({PUBLISH: None}, Terms({}, "/", ()), "")
+    (tmp_path / "sbatch").unlink()
+    with pytest.raises(PackError, match="there is no sbatch here"):
+        _chain(tmp_path).submit({PUBLISH: None}, Terms({}, "/", ()), "")

@@ -1,0 +1,149 @@
+"""Slurm itself, as a distribution has it: faults of tasks, nodes and its controller, and the same bytes."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.packed import files
+from support.real_slurm import RealSlurm, real_slurm
+from support.running import ROOT, run_here, start_alone
+from support.texts import write_texts
+
+pytestmark = pytest.mark.slow
+SETTINGS = ("output.name=packed", "output.max_shard_packs=40", "packing.max_token_len=4096", "measure.verify=0")
+SHARED = ("executor=slurm", "executor.num_workers=1", "executor.num_tasks=8")
+
+
+@pytest.fixture
+def slurm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealSlurm]:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with real_slurm(tmp_path_factory.mktemp("slurm"), monkeypatch) as slurm:
+        yield slurm
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory, demo: tuple[Path, Path]) -> tuple[str, ...]:
+    source = write_texts(tmp_path_factory.mktemp("texts"), 16, 1000, 120)
+    return ("+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={source}", *SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, command: tuple[str, ...]) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("local")
+    code, _, errors = run_here(*command, f"output.dir={folder}", cwd=ROOT)
+    assert code == 0, errors
+    return files(folder / "packed")
+
+
+class Runs:
+    """The same command again and again, until the dataset is there."""
+
+    def __init__(self, slurm: RealSlurm, command: tuple[str, ...], folder: Path):
+        self.slurm, self.folder = slurm, folder
+        self._command = (*command, *SHARED, f"output.dir={folder / 'out'}")
+        self.num_faults = 0
+
+    def run(self, stage: str, fault: Callable[[], None], *settings: str) -> tuple[int, str]:
+        """Wait until a task of a stage works, do harm, and wait for the end; exit code and what was printed."""
+        run = start_alone(*self._command, *settings, cwd=self.folder)
+        self.until(lambda: self.tasks(stage), run)
+        time.sleep(1.0 if stage in ("lengths", "write") else 0.4)  # planning and publishing take seconds
+        fault()
+        self.num_faults += 1
+        said, errors = run.communicate(timeout=300)
+        print(stage, fault.__name__, run.returncode, said, errors)
+        self.until(lambda: not self.slurm.say("squeue", "-h"))
+        return run.returncode, said + errors
+
+    def tasks(self, stage: str) -> list[tuple[str, str]]:
+        """The number and the node of each task of a stage that runs."""
+        lines = self.slurm.say("squeue", "-h", "-t", "R", "-n", f"energon-pack-{stage}", "-o", "%i %N").splitlines()
+        return [(line.split()[0], line.split()[1]) for line in lines]
+
+    @staticmethod
+    def until(is_so: Callable[[], object], run: "subprocess.Popen[str] | None" = None) -> None:
+        end = time.monotonic() + 200
+        while not is_so():
+            if (run and run.poll() is not None) or time.monotonic() > end:
+                raise AssertionError("".join(run.communicate()) if run else "never")
+            time.sleep(0.1)
+
+    def check(self, expected: dict[str, bytes]) -> None:
+        assert files(self.folder / "out" / "packed") == expected
+        left = {path.name for path in (self.folder / "out").iterdir()}
+        assert left <= {"packed", "packed.plan.html", ".cache"}
+        assert not [*self.folder.rglob(".seen-by-all-*")]
+
+
+@pytest.fixture
+def runs(slurm: RealSlurm, command: tuple[str, ...], tmp_path: Path) -> Runs:
+    return Runs(slurm, command, tmp_path)
+
+
+def _kill(runs: Runs, stage: str, whole_node: bool = False) -> str:
+    """End what runs on the node of the first task; the name of the node."""
+    _, node = runs.tasks(stage)[0]
+    if whole_node:
+        runs.slurm.kill_node(node)
+    else:
+        for process in runs.slurm.processes(node):
+            with suppress(psutil.Error):
+                if "energon_pack" in process.cmdline():
+                    process.kill()
+    return node
+
+
+def test_faults_that_end_the_chain_and_the_same_command_goes_on(runs: Runs, expected: dict[str, bytes]) -> None:
+    """Tasks that are cancelled or killed, at each stage, twice each: the command says which log, and goes on."""
+
+    def cancel() -> None:
+        assert runs.slurm.say("scancel", runs.tasks(stage)[0][0]) == ""
+
+    def kill() -> None:
+        _kill(runs, stage)
+
+    for stage in ("lengths", "plan", "write", "publish"):
+        for fault in (cancel, kill):
+            if stage == "plan":
+                shutil.rmtree(runs.folder / "out" / ".staging", ignore_errors=True)  # it may have left the plan
+            code, said = runs.run(stage, fault)
+            assert code == 1, said
+            assert f"/{stage}" in said.splitlines()[-1]
+            assert ".log)" in said.splitlines()[-1]
+    # what was written before is not written again
+    code, said = runs.run("publish", lambda: None)
+    assert code == 0
+    runs.check(expected)
+    assert runs.num_faults == 9
+
+
+def test_faults_that_slurm_mends(runs: Runs, expected: dict[str, bytes]) -> None:
+    """A task is requeued, a node loses power, the controller is started again: the command waits on, and ends well."""
+
+    def requeue() -> None:
+        assert runs.slurm.say("scontrol", "requeue", runs.tasks(stage)[0][0]) == ""
+
+    def lose_power() -> None:
+        node = _kill(runs, stage, whole_node=True)
+        time.sleep(3)
+        runs.slurm.start_node(node)
+
+    def restart_controller() -> None:
+        runs.slurm.restart_controller()
+
+    for fault in (requeue, lose_power, restart_controller):
+        for stage in ("lengths", "plan", "write", "publish"):
+            code, said = runs.run(stage, fault)
+            assert code == 0, f"{fault.__name__} at {stage}: {said}"
+            runs.check(expected)
+            if stage in ("lengths", "publish") or fault is restart_controller:
+                shutil.rmtree(runs.folder / "out")
+            else:
+                shutil.rmtree(runs.folder / "out" / "packed")
+    assert runs.num_faults == 12
