@@ -115,7 +115,7 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
         with in_one_piece(job := _job()):
             figures = pack(config, job)
     if sweep:
-        sweep.done(page_of(config), figures)
+        sweep.done(page_of(config), figures, config.packing.max_dropped_tokens)
 
 
 def _written_by(config: PackConfig) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import Form, Member
 from energon_pack.training.layout import neat as neat_layout
 from energon_pack.training.layout import thd as thd_layout
+from support.automodel import pack_overrides
 from support.running import ROOT, command, run
 
 RECIPES = ROOT / "recipes" / "automodel"
@@ -125,19 +127,7 @@ def test_media_and_how_many_there_are() -> None:
 @pytest.fixture
 def overrides(demo: tuple[Path, Path], cache: Path) -> Overrides:
     """What a YAML has in `pack`, for the demo."""
-
-    def make(*more: str) -> list[str]:
-        common = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", f"cache_dir={cache}"]
-        common += [
-            "source.limit=60",
-            "packing.max_token_len=800",
-            "packing.overlong=drop",
-            "executor.num_workers=1",
-            "measure.verify=0",
-        ]
-        return [*common, *more]
-
-    return make
+    return partial(pack_overrides, *demo, cache)
 
 
 @pytest.mark.parametrize("mask", ADDED)

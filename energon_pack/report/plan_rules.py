@@ -34,7 +34,7 @@ def smaller_media(figures: Figures) -> list[str]:
 
 
 def overlong(figures: Figures) -> Iterator[Remark]:
-    """Samples that are longer than a pack."""
+    """Samples that are longer than a pack; dropping them by name is a decision, and no fault."""
     loss, tokens = figures.loss, figures.source.tokens
     if loss and loss.overlong and loss.overlong_tokens > MOST_DROPPED * tokens:
         what = f"{short(loss.overlong_tokens)} tokens ({percent(loss.overlong_tokens, tokens)}) are dropped"
@@ -47,7 +47,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
         most = loss.overlong_tokens > _MANY_DROPPED * tokens or loss.overlong > figures.source.samples / 2
         most = most or loss.is_too_much
         yield Remark(
-            Grade.wrong if most else Grade.look,
+            Grade.wrong if most and not loss.is_meant else Grade.look,
             f"{what}: {amount(loss.overlong, 'sample')} {'is' if loss.overlong == 1 else 'are'} longer than"
             f" {figures.max_token_len:,}",
             f"training never sees what is longer than a pack; by tokens it is mostly of {loss.overlong_medium} samples",

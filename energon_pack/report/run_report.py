@@ -57,11 +57,11 @@ class RunReport:
         self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
         #: tokens of a sample for which the model has positions; None: not known
         self.most_positions = most_positions(folder_of(method.template_folder))
-        self._choices: list[Choice] = []
-        self._tries: Future[list[Choice]] | None = None
+        #: what pack lengths come to; a future: of some samples, tried beside the run
+        self._choices: Sequence[Choice] | Future[list[Choice]] = []
         if config.stage is not Stage.lengths:
             job = job_of(lengths, config.packing, config.report.lens, self.most_positions)
-            self._tries = run.executor.start(try_some, job)
+            self._choices = run.executor.start(try_some, job)
         self._method = method
         self._packs: dict[int, str] = {}
         self._grid: PackGrid | None = None
@@ -70,7 +70,7 @@ class RunReport:
 
     def add_choices(self, choices: Sequence[Choice]) -> None:
         """What each pack length comes to, of a run that ends with that: planned with all samples."""
-        self._choices = [*choices]
+        self._choices = choices
 
     def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel) -> None:
         """What became of the samples."""
@@ -134,9 +134,9 @@ class RunReport:
         )
 
     def _what_lens_come_to(self, num_samples: int) -> Tries:
-        if self._tries is None:
-            return Tries(self._choices, num_samples, num_samples)
-        return Tries(self._run.executor.result(self._tries), num_tried(num_samples), num_samples)
+        if isinstance(self._choices, Future):
+            return Tries(self._run.executor.result(self._choices), num_tried(num_samples), num_samples)
+        return Tries([*self._choices], num_samples, num_samples)
 
     def _pictures_of_left_out(self) -> list[Medium]:
         if not self._left_out:

@@ -27,6 +27,7 @@ class Row:
     samples: int  # that went in
     dropped: int
     dropped_tokens_share: float
+    max_dropped_tokens: float  # `packing.max_dropped_tokens`, whatever `packing.overlong` is
     packs: int
     fill: float
     tokens: int  # in packs
@@ -37,6 +38,11 @@ class Row:
     time: float | None = None  # of an epoch, relative to the shortest
     time_of_token: float | None = None  # in packs, relative to the shortest
     same_as: int | None = None  # an earlier job that came to the same figures
+
+    @property
+    def may_be_best(self) -> bool:
+        """Whether it packed something, and dropped no more than it may."""
+        return self.packs > 0 and self.dropped_tokens_share <= self.max_dropped_tokens
 
 
 @dataclass(frozen=True)
@@ -59,13 +65,20 @@ class Sweep:
 
     @property
     def best(self) -> Row | None:
-        """The job that `BEST` takes."""
-        keeping = [row for row in self.rows if row.packs and row.dropped_tokens_share <= MOST_DROPPED]
+        """The job that `BEST` takes; None: each packed nothing, or dropped more than it may."""
+        rows = [row for row in self.rows if row.may_be_best]
+        keeping = [row for row in rows if row.dropped_tokens_share <= MOST_DROPPED]
         if not keeping:
-            packed = [row for row in self.rows if row.packs]
-            return min(packed, key=lambda row: row.dropped_tokens_share, default=None)
+            return min(rows, key=lambda row: row.dropped_tokens_share, default=None)
         least = min(row.time_of_token or 1.0 for row in keeping)
         return max((row for row in keeping if (row.time_of_token or 1.0) <= _NEAR * least), key=lambda row: row.fill)
+
+    @property
+    def why_no_best(self) -> str:
+        """For a sweep without a best job."""
+        if not any(row.packs for row in self.rows):
+            return "none packed anything"
+        return "each drops more of the tokens than its packing.max_dropped_tokens"
 
     def best_of(self) -> dict[str, int]:
         """By column the number of the job that is alone the best of those that are packed."""
@@ -85,7 +98,8 @@ class Sweep:
 
 BEST = (
     f"of the jobs that drop at most {MOST_DROPPED:.0%} of the tokens, those whose time a token is within 1% of the"
-    " least, and of these the fullest; where none drops so little, the one that drops least"
+    " least, and of these the fullest; where none drops so little, the one that drops least, if that is at most its"
+    " packing.max_dropped_tokens"
 )
 
 
@@ -117,9 +131,9 @@ def _same(row: Row, figures: Mapping[str, Any], first: dict[str, int]) -> Row:
 
 
 def _row(job: Mapping[str, Any], settings: dict[str, str]) -> Row:
-    figures, number, page = job["figures"], job["number"], job["page"]
+    figures, number, page, may_drop = job["figures"], job["number"], job["page"], job["max_dropped_tokens"]
     if "lens" in figures:
-        return _of_lengths(figures, number, settings, page)
+        return _of_lengths(figures, number, settings, page, may_drop)
     out = figures["tokens_left_out"]
     flops, steps = figures["flops"], figures.get("steps")
     waiting = steps["in_order"]["both"]["epoch"] if steps and steps["in_order"]["steps"] else 1.0
@@ -131,6 +145,7 @@ def _row(job: Mapping[str, Any], settings: dict[str, str]) -> Row:
         samples=figures["samples_in"],
         dropped=figures["samples_skipped"],
         dropped_tokens_share=out / max(1, out + figures["tokens"]),
+        max_dropped_tokens=may_drop,
         packs=figures["packs"],
         fill=figures["fill"],
         tokens=figures["tokens"],
@@ -141,7 +156,7 @@ def _row(job: Mapping[str, Any], settings: dict[str, str]) -> Row:
     )
 
 
-def _of_lengths(figures: Mapping[str, Any], number: int, settings: dict[str, str], page: str) -> Row:
+def _of_lengths(figures: Mapping[str, Any], number: int, settings: dict[str, str], page: str, may_drop: float) -> Row:
     """Of `stage=lengths`: the length that is recommended."""
     choices = [Choice(**choice) for choice in figures["lens"]]
     found = recommended(choices)
@@ -154,6 +169,7 @@ def _of_lengths(figures: Mapping[str, Any], number: int, settings: dict[str, str
         samples=figures["samples_in"],
         dropped=best.dropped + figures["samples_in"] - figures["samples_measured"],
         dropped_tokens_share=best.dropped_tokens_share,
+        max_dropped_tokens=may_drop,
         packs=best.packs,
         fill=best.fill,
         tokens=round(figures["tokens"] * (1 - best.dropped_tokens_share)),

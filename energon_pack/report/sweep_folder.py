@@ -94,9 +94,14 @@ class SweepJob:
         self._leave()
         return int(first["number"])
 
-    def done(self, page: Path, figures: Mapping[str, Any]) -> None:
-        """It ended well."""
+    def done(self, page: Path, figures: Mapping[str, Any], max_dropped_tokens: float) -> None:
+        """It ended well.
+
+        Args:
+            max_dropped_tokens: `packing.max_dropped_tokens`.
+        """
         self._about |= {"error": None, "page": os.path.abspath(page), "figures": figures}
+        self._about["max_dropped_tokens"] = max_dropped_tokens
         self._leave()
 
     def failed(self, error: PackError) -> None:

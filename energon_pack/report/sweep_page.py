@@ -64,7 +64,7 @@ def sweep_html(sweep: Sweep, folder: Path) -> str:
     best, names = sweep.best, _names(sweep.keys)
     done, failed = len(sweep.rows), len(sweep.failed)
     said = f"{amount(done, 'job')} done" + (f", {failed} failed" if failed else "")
-    verdict = tag("p", "No job packed anything.", class_="verdict")
+    verdict = tag("p", f"No job is the best: {sweep.why_no_best}.", class_="verdict")
     if best:
         named = (
             ", ".join(f"{key}={clipped(value, _VALUE)}" for key, value in best.settings.items()) or f"job {best.number}"
@@ -163,5 +163,6 @@ def _print(sweep: Sweep) -> None:
         shown.add_row(f"{row.number}{mark}", *values, *cells)
     if sweep.rows:
         print_table(shown)
+        say(f"★: {BEST}" if best else f"no ★: {sweep.why_no_best}")
     for job in sweep.failed:
         say(f"job {job.number} failed: {job.error}")

@@ -44,6 +44,10 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         figures(loss=Loss(300, 600_000, "video", 0)),
         ("wrong", "600k tokens (60%) are dropped: 300 samples are longer than 8,192"),
     ),
+    "overlong samples that are dropped by name": (
+        figures(loss=Loss(300, 600_000, "video", 0, is_meant=True)),
+        ("look", "600k tokens (60%) are dropped: 300 samples are longer than 8,192"),
+    ),
     "a limit": (
         figures(loss=Loss(0, 0, "text", 12)), ("look", "12 of 1,000 samples (1.20%) break a limit of packing.max_…"),
     ),

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.report.sweep import sweep_of
+from energon_pack.report.sweep import BEST, sweep_of
 from energon_pack.report.sweep_folder import SweepFolder, SweepJob
 from energon_pack.report.sweep_page import end_sweep, sweep_html
 from support.html_page import check_page
@@ -28,12 +28,14 @@ def outcome(
     }  # fmt: skip
 
 
-def leave(folder: Path, number: int, overrides: list[str], left: dict[str, Any] | PackError | None) -> None:
+def leave(
+    folder: Path, number: int, overrides: list[str], left: dict[str, Any] | PackError | None, may_drop: float = 0.1
+) -> None:
     job = SweepJob(folder, number, ["+model=qwen2_5_vl", *overrides])
     if isinstance(left, PackError):
         job.failed(left)
     elif left:
-        job.done(folder.parent / f"run {number}" / "report.html", left)
+        job.done(folder.parent / f"run {number}" / "report.html", left, may_drop)
 
 
 def test_the_best_keeps_the_tokens_then_is_quick_then_full(tmp_path: Path) -> None:
@@ -50,12 +52,27 @@ def test_the_best_keeps_the_tokens_then_is_quick_then_full(tmp_path: Path) -> No
     assert sweep.best_of() == {"fill": 3, "time_of_token": 0}
 
 
-def test_where_all_drop_much_the_least_is_best(tmp_path: Path) -> None:
-    for number, left_out in enumerate((500, 100, 300)):
-        leave(tmp_path, number, [f"seed={number}"], outcome(left_out=left_out))
-    best = sweep_of(tmp_path).best
-    assert best is not None
-    assert best.number == 1
+@pytest.mark.parametrize(
+    ("left_out", "may_drop", "best"),
+    [
+        ((500, 100, 300), 0.1, 1),  # 33 %, 9 %, 23 %
+        ((500, 300), 0.1, None),
+        ((500, 300), 0.25, 1),
+        ((5,), 0.0, None),
+    ],
+)
+def test_no_job_that_drops_more_than_it_may_is_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], left_out: tuple[int, ...], may_drop: float, best: int | None
+) -> None:
+    """A job that dropped 47 % was marked ★, for the others dropped more; and nothing said what ★ is."""
+    for number, tokens in enumerate(left_out):
+        leave(tmp_path, number, [f"seed={number}", "packing.overlong=drop"], outcome(left_out=tokens), may_drop)
+    end_sweep(tmp_path)
+    page, out = check_page((tmp_path / "sweep.html").read_text()), capsys.readouterr().out
+    assert json.loads((tmp_path / "sweep.json").read_text())["best"] == best
+    none = "each drops more of the tokens than its packing.max_dropped_tokens"
+    assert (f"no ★: {none}\n" in out, f"No job is the best: {none}." in page) == (best is None, best is None)
+    assert (f"{best}★" in out, f"★: {BEST}\n" in out) == (best is not None, best is not None)
 
 
 def test_an_epoch_takes_as_long_as_ranks_wait(tmp_path: Path) -> None:
@@ -96,7 +113,7 @@ def test_links_lead_to_the_pages(tmp_path: Path) -> None:
     folder = tmp_path / ".runs" / "sweep"
     leave(folder, 0, ["seed=0"], outcome())
     assert 'href="../run%200/report.html"' in sweep_html(sweep_of(folder), folder)
-    SweepJob(folder, 1, ["seed=1"]).done(tmp_path / os.fsdecode(b"caf\xe9 #1%"), outcome())
+    SweepJob(folder, 1, ["seed=1"]).done(tmp_path / os.fsdecode(b"caf\xe9 #1%"), outcome(), 0.1)
     assert 'href="../../caf%E9%20%231%25"' in sweep_html(sweep_of(folder), folder), "any name that a folder can have"
 
 

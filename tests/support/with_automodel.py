@@ -20,6 +20,7 @@ from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.training.members import Encoded
 from energon_pack.training.pack_encoder import Pack
 from support.alone import losses_alone
+from support.automodel import pack_overrides
 from support.running import ROOT
 from support.tiny import tf
 
@@ -43,15 +44,7 @@ def _places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def pack(demo: tuple[Path, Path], cache: Path) -> list[str]:
-    common = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", f"cache_dir={cache}"]
-    common += [
-        "source.limit=60",
-        "packing.max_token_len=800",
-        "packing.overlong=drop",
-        "executor.num_workers=1",
-        "measure.verify=0",
-    ]
-    return [*common, "packing.group_by=none", "output.splits.val=0.2"]
+    return pack_overrides(*demo, cache, "packing.group_by=none", "output.splits.val=0.2")
 
 
 # ------------------------------------------------------------------------------------------------- collate functions

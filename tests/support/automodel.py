@@ -1,0 +1,19 @@
+"""What a YAML of NeMo Automodel has in `pack`, for the demo."""
+
+from pathlib import Path
+
+
+def pack_overrides(source: Path, processor: Path, cache: Path, *more: str) -> list[str]:
+    """Overrides of a small plan in this process; `more` of them come last."""
+    return [
+        "+model=qwen2_5_vl",
+        f"model.processor={processor}",
+        f"source.path={source}",
+        f"cache_dir={cache}",
+        "source.limit=60",
+        "packing.max_token_len=800",
+        "packing.overlong=drop",
+        "executor.num_workers=1",
+        "measure.verify=0",
+        *more,
+    ]
