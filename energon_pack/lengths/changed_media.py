@@ -20,9 +20,8 @@ _MAY_BE_MENDED = {reason.value for reason in (Reason.MISSING_MEDIA, Reason.UNREA
 _JOB_ROWS = 50_000
 
 _Job = tuple[dict[int, Shard], Chunk]  # the shards of a chunk by their numbers
-_Found = list[
-    tuple[int, str, str | None]
-]  # row of the chunk; medium that changed, or reason to be left out; old message
+#: For each stale row of a chunk: its number, the changed medium or the reason to be left out, the old message.
+_Found = list[tuple[int, str, str | None]]
 #: Rows to measure again, ascending, by the number of their shard; a sample that was left out keeps its old message.
 Stale = dict[int, dict[int, str | None]]
 

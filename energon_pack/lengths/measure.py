@@ -40,10 +40,8 @@ from energon_pack.templates.tokens.counter import CountingError
 
 _SLICE = 2000  # samples per job: so few that one shard keeps all cores busy
 _LITTLE = 10_000_000  # see `_cost`: one process is done with it before others have started
-_MOST_SLICES, _LARGEST_SLICE = (
-    20_000,
-    20_000,
-)  # samples per job of a very large source: one process deals jobs to a thousand machines
+#: jobs, and samples per job, of a very large source: one process deals jobs to a thousand machines
+_MOST_SLICES, _LARGEST_SLICE = 20_000, 20_000
 #: the time for a sample beside its text, and for a medium, in bytes of text that take as long
 _SAMPLE_COST, _IMAGE_COST, _VIDEO_COST = 1000, 2000, 80_000
 _COSTS = ("record_size", "parts")  # the columns that the decision needs

@@ -87,9 +87,7 @@ class _Waiting:
 def measure(job: MeasureJob) -> pa.Table:
     """Measure a slice of samples into a table of `LENGTHS_SCHEMA`; runs in a worker."""
     template = load_saved(job.method.template_folder)
-    warnings.filterwarnings(
-        "ignore", module="PIL"
-    )  # Pillow's, of odd EXIF and the like; a file that can't be opened is in the ledger
+    warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
     warnings.filterwarnings("ignore", category=ShortcutWarning)  # the run itself says it
     with Reader() as reader, losing_no_fault():
         return lengths_table(measured(_read_all(reader, job), template, job.method))
