@@ -1,11 +1,11 @@
-"""A draw of the samples goes through transformers' full processor: decoded, resized, tokenized.
+"""Compares the lengths of some samples with transformers' full processor, which decodes, resizes and tokenizes them.
 
-Samples whose lengths come from the cache are drawn too: the source may have changed, and not its size and time. Where
-the full processor has agreed with these very lengths before, they are measured again, without it: it takes seconds to
-import, and would say the same.
+The samples are drawn at random, also from those whose lengths come from the cache: a source may have changed while its
+size and time stayed the same. If the full processor agreed with these very lengths before, the audit measures the
+samples again without it: importing it takes seconds, and it would give the same lengths.
 
-It runs in a process of its own while the packs are written; a single difference stops the run before anything is
-published. Without torchvision, which most full processors need, samples of text alone are checked.
+The audit runs in its own process while the packs are written. A single difference stops the run before anything is
+published. Most full processors need torchvision; without it, only samples of text are checked.
 """
 
 import json
@@ -43,43 +43,43 @@ from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 _KNOWN = "known.json"
-_WHY_NOT = "not_asked.txt"  # why the full processor can't be asked about media with these packages
-_JOB_SAMPLES = 2000  # half a minute in the full processor
+_WHY_NOT = "not_asked.txt"  # the reason why the installed packages do not let the full processor read media
+_JOB_SAMPLES = 2000  # the full processor takes about half a minute for them
 
-#: Rows of a chunk of lengths, and the shards of the chunk by number.
+#: Drawn rows of a chunk of lengths, and the shards of that chunk by their numbers.
 _Drawn = tuple[dict[int, Shard], Chunk, list[int]]
 
 
 @dataclass(frozen=True)
 class AuditJob:
-    """Samples to be checked."""
+    """The samples that one worker checks."""
 
     rows: list[_Drawn]
     method: Method
-    #: the full processor has agreed with these lengths: they are measured again
+    #: True: the full processor agreed with these lengths before, so they are only measured again
     is_known: bool = False
-    #: of these, why it could not be asked about media; empty: it could
+    #: the reason why the full processor could not read their media; empty: it could
     why_not: str = ""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What came of it."""
+    """The result of an audit."""
 
     num_checked: int
     num_unchecked: int
-    #: why some could not be checked
+    #: the reasons why some samples could not be checked
     note: str = ""
-    #: of the first sample that differs: which, and both lengths
+    #: the first sample that differs: its id and both lengths
     difference: str = ""
-    #: the full processor was not asked again
+    #: True: the full processor was not run again
     is_known: bool = False
-    #: samples with a medium that can't be decoded, though its file begins and ends well; and what is said of the first
+    #: samples with a medium that can't be decoded though its file begins and ends well, and the error of the first one
     num_undecodable: int = 0
     undecodable: str = ""
 
     def lines(self) -> list[str]:
-        """What to say of it at the end of a run."""
+        """Return the lines that a run prints about its audit at the end."""
         lines = []
         if self.num_checked:
             how = "measured again (the full processor agreed before)" if self.is_known else "in the full processor"
@@ -95,7 +95,7 @@ class Audit:
 
 
 def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Drawn]:
-    """Rows of samples that have a length: `share` of them, at least one, the same for the same seed."""
+    """Draw a `share` of the rows that have a length, at least one; the same seed draws the same rows."""
     chunks = list(in_chunks(enumerate(item.pieces for item in measured))) if share else []
     ends = np.cumsum([chunk.read(["reason"])["reason"].null_count for chunk in chunks])
     number = math.ceil(ends[-1] * share) if chunks else 0
@@ -111,18 +111,18 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Dr
 
 
 def _good(chunk: Chunk) -> Ints:
-    """The rows of samples that have a length."""
+    """Return the rows whose samples have a length."""
     return np.flatnonzero(chunk.read(["reason"])["reason"].is_null().to_numpy())
 
 
 def is_known(measured: Sequence[MeasuredShard], method: Method, share: float) -> bool:
-    """Whether the full processor has agreed with as large a share of just these lengths."""
+    """Tell whether the full processor agreed before with at least this share of exactly these lengths."""
     known = _known(method)
     return all(known.get(name, 0.0) >= share for name in _files(measured))
 
 
 def remember(audit: Audit, measured: Sequence[MeasuredShard], method: Method, share: float) -> None:
-    """Note that the full processor agreed, and why it could not be asked about media: a sweep asks once."""
+    """Note that the full processor agreed, or why it could not read media, so that a sweep runs it only once."""
     if (audit.num_checked or audit.num_unchecked) and not audit.num_undecodable and not audit.is_known:
         known = _known(method) | dict.fromkeys(_files(measured), share)
         if audit.num_unchecked:
@@ -131,13 +131,13 @@ def remember(audit: Audit, measured: Sequence[MeasuredShard], method: Method, sh
 
 
 def _why_not(method: Method) -> str:
-    """As it was noted; the folder is another one with other packages."""
+    """Return the noted reason why media could not be read; other packages have another folder of notes."""
     path = Path(method.template_folder, _WHY_NOT)
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _known(method: Method) -> dict[str, float]:
-    """Files of lengths, which are named by their bytes, and the share of them that was compared."""
+    """Return the files of lengths (named by a hash of their bytes) and the share of each that was compared."""
     try:
         values = json.loads(Path(method.template_folder, _KNOWN).read_bytes())
     except (OSError, ValueError):
@@ -151,7 +151,7 @@ def _files(measured: Sequence[MeasuredShard]) -> list[str]:
 
 @dataclass(frozen=True)
 class Auditing:
-    """An audit at work, and which share of which lengths it is of."""
+    """A running audit, with the lengths it checks and the share of them."""
 
     measured: Sequence[MeasuredShard]
     method: Method
@@ -163,10 +163,11 @@ class Auditing:
 def start(
     measured: Sequence[MeasuredShard], method: Method, share: float, seed: int, run: Run, is_dealt: bool = False
 ) -> Auditing:
-    """Begin the audit of a share of the samples beside the run.
+    """Start to audit a share of the samples while the run goes on.
 
     Args:
-        is_dealt: what is more than one process does in a while is dealt to all workers at the end; else it does all.
+        is_dealt: True: one process checks what it can in reasonable time, and the rest is dealt to all workers at the
+            end. False: the one process checks all.
     """
     rows, known = draw(measured, share, seed), is_known(measured, method, share)
     parts = _parts(rows) if is_dealt else [rows] if rows else []
@@ -176,7 +177,7 @@ def start(
 
 
 def _parts(rows: Sequence[_Drawn]) -> list[list[_Drawn]]:
-    """As many at a time as a job checks."""
+    """Split the rows into the parts that one job checks at a time."""
     parts: list[list[_Drawn]] = []
     num = _JOB_SAMPLES
     for drawn in rows:
@@ -189,7 +190,7 @@ def _parts(rows: Sequence[_Drawn]) -> list[list[_Drawn]]:
 
 
 def finish(auditing: Auditing, run: Run) -> Audit:
-    """Wait for the audit, and have the next run know what came of it.
+    """Wait for the audit and note its result for the next run.
 
     Raises:
         LengthsWrong: a length differs.
@@ -219,7 +220,7 @@ def finish(auditing: Auditing, run: Run) -> Audit:
 
 
 def audit(job: AuditJob) -> Audit:
-    """Check the samples of a job; runs in a process of its own."""
+    """Check the samples of a job; runs in its own process."""
     template = load_saved(job.method.template_folder)
     processor, note = (None, job.why_not) if job.is_known else _full_processor(template)
     num_checked = num_unchecked = 0
@@ -248,7 +249,7 @@ def audit(job: AuditJob) -> Audit:
 
 
 def _full_processor(template: Template) -> tuple[Any, str]:
-    """The processor, or its tokenizer and why."""
+    """Return the full processor and "", or only its tokenizer and the reason why the processor can't be loaded."""
     settings = template.spec.processor
     with importing():
         prepare_torchvision()
@@ -264,7 +265,7 @@ def _full_processor(template: Template) -> tuple[Any, str]:
 
 
 def what_is_missing(error: ImportError) -> str:
-    """The package that a full processor asks for, in a few words."""
+    """Name the package that a full processor lacks, in a few words."""
     text = " ".join(str(error).split())
     if name := re.search(r"requires the (\w+) library", text):
         return f"the full processor needs {name[1].lower()} (pip install {name[1].lower()})"
@@ -274,7 +275,7 @@ def what_is_missing(error: ImportError) -> str:
 def _full_len(
     processor: Any, template: Template, reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings
 ) -> int | str:
-    """Tokens of one sample, as the full processor makes them; what it says where it refuses the sample."""
+    """Return the number of tokens that the full processor makes of one sample, or its error if it refuses it."""
     try:
         sample = read_again(reader, shard, row, settings)
         if processor is None:
@@ -284,19 +285,19 @@ def _full_len(
         raise
     except Skip as skip:
         return f"no ({skip})"
-    except Exception as error:  # what the processor refuses was measured: that is a difference
+    except Exception as error:  # the processor refuses a sample that was measured: that is a difference
         return f"no ({one_line(error, 160)})"
 
 
 def _processor_len(processor: Any, template: Template, sample: ReadSample, data: list[bytes]) -> int:
-    """Tokens of one sample in the full processor.
+    """Count the tokens that the full processor makes of one sample.
 
     Args:
         data: the bytes of each medium.
 
     Raises:
         UndecodableError: one of them can't be decoded.
-        Exception: whatever the processor makes of them.
+        Exception: any error of the processor.
     """
     try:
         opened = [open_image(d) if m.kind == "image" else d for d, m in zip(data, sample.media, strict=True)]

@@ -1,4 +1,4 @@
-"""Whether media that are files of their own are still what was measured: their size and version tell."""
+"""Finds media in separate files that changed since they were measured, by the size and version of each file."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -19,17 +19,18 @@ from energon_pack.sources.storage import State
 _MAY_BE_MENDED = {reason.value for reason in (Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)}
 _JOB_ROWS = 50_000
 
-_Job = tuple[dict[int, Shard], Chunk]  # the shards of a chunk by number
-_Found = list[tuple[int, str, str | None]]  # of the rows of a chunk, which, the medium that changed or why it is out
-#: Rows to be measured again by the number of their shard, ascending; of those that were left out, with what was said.
+_Job = tuple[dict[int, Shard], Chunk]  # the shards of a chunk by their numbers
+#: For each stale row of a chunk: its number, the changed medium or the reason to be left out, the old message.
+_Found = list[tuple[int, str, str | None]]
+#: Rows to measure again, ascending, by the number of their shard; a sample that was left out keeps its old message.
 Stale = dict[int, dict[int, str | None]]
 
 
 def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], executor: Executor) -> Stale:
-    """Samples to be measured again: a medium changed, or could not be read then.
+    """Find the samples to measure again: one of their media changed, or could not be read before.
 
     Args:
-        pieces: of each shard, where its lengths are, from its first row on.
+        pieces: for each shard, the pieces of files that hold its lengths, from its first row on.
     """
     stale: Stale = {}
     chunks = list(_chunks(shards, pieces))
@@ -44,11 +45,13 @@ def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], execu
 
 
 def is_news(table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> npt.NDArray[np.bool_]:
-    """Which rows say something else than what is kept of them: were others written anew, each run would be another.
+    """Tell which rows differ from what the cache has for them.
+
+    Only these are written again: rewriting equal rows would give every run another identity.
 
     Args:
         table: rows of lengths.
-        numbers, rows: of each its shard, and its number in that.
+        numbers, rows: for each row, the number of its shard and its row number in that shard.
     """
     if not stale:
         return np.ones(table.num_rows, np.bool_)
@@ -62,7 +65,7 @@ def _said(reason: str | None, detail: str | None) -> str | None:
 
 
 def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], run: Run) -> None:
-    """Compare the media of samples that were measured with what is there now.
+    """Compare the media of measured samples with the files that are there now.
 
     Raises:
         PackError: one changed.
@@ -90,10 +93,10 @@ def _job(shards: Sequence[Shard], chunk: Chunk) -> _Job:
 
 
 def _stale(job: _Job) -> _Found:
-    """Rows of a chunk with a medium that changed, or with a reason to be left out that may hold no longer."""
+    """Find the rows of a chunk with a changed medium, or with a reason to be left out that may no longer hold."""
     shards, chunk = job
     table = chunk.read(["reason", "detail", "files"])
-    states: dict[str, State | None] = {}  # by path
+    states: dict[str, State | None] = {}  # path → size and version
     found: _Found = []
     columns = (table[name].to_pylist() for name in ("reason", "detail", "files"))
     for row, (number, reason, detail, files) in enumerate(zip(chunk.numbers_of_rows.tolist(), *columns, strict=True)):

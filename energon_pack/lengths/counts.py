@@ -1,4 +1,4 @@
-"""What is counted of a sample beside its tokens: measuring, cutting and packing while loading ask here."""
+"""Counts of a sample beside its tokens. Measuring, cutting and packing while loading all use these functions."""
 
 from collections.abc import Sequence
 from itertools import repeat
@@ -7,19 +7,19 @@ from energon_pack.templates.sample import Rendered
 
 
 def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
-    """What `caps` are about beside tokens, by column.
+    """Count everything but tokens that `caps` may limit, by the name of its column.
 
     Args:
-        kinds: of its media.
+        kinds: `image` or `video` for each medium.
     """
     return {"num_visual_tokens": rendered.num_visual_tokens, "num_images": kinds.count("image")}
 
 
 def weighted_spans(rendered: Rendered, factor: float) -> list[tuple[int, int]]:
-    """The supervised characters that count other than 1 in the loss.
+    """Return the spans of supervised characters whose weight in the loss is not 1.
 
     Args:
-        factor: of the sample.
+        factor: the weight of the whole sample.
     """
     pairs = zip(rendered.spans, rendered.weights or repeat(1.0), strict=False)
     return [span for span, weight in pairs if weight * factor != 1]

@@ -1,4 +1,4 @@
-"""Where each sample of a shard is, kept in the cache, and which of them are drawn."""
+"""Indexes where each sample of a shard lies, keeps the index in the cache, and draws samples from it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,22 +20,22 @@ from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import NO_TAR
 
-_JOB_SHARDS, _JOB_BYTES = 256, 64 << 20  # shards of a job that reads headers
+_JOB_SHARDS, _JOB_BYTES = 256, 64 << 20  # shards in one job that reads headers
 _INDEX_ROWS = 50_000  # of a file
 
 
 @dataclass(frozen=True)
 class IndexedShard:
-    """A shard, where its rows of `wds.INDEX_SCHEMA` are, and what of it is drawn."""
+    """A shard, the file with its rows of `wds.INDEX_SCHEMA`, and the rows that are drawn."""
 
     shard: Shard
     key: str  # in the cache
     pieces: list[Piece]
     num_rows: int
-    #: of the whole shard: what `Shard.is_unchanged` asks for
+    #: the digests of the whole shard that `Shard.is_unchanged` compares
     about: dict[str, str]
-    rows: Ints | None = None  # ascending, some several times; None: all
-    copies: Ints | None = None  # of each of them how often it was drawn before, in this slice or in another
+    rows: Ints | None = None  # ascending; a sample drawn twice stands twice; None: all
+    copies: Ints | None = None  # for each row, how often it was drawn before, in this slice or in another
     how_drawn: tuple[float | str, ...] = ()  # what `rows` depend on
 
     @property
@@ -84,7 +84,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[Inde
 
 
 def _damage_error(path: str, offset: int, what: str, num_others: int) -> PackError:
-    """The first damage of all, named for what it is."""
+    """Return the error that names the first damage and its kind."""
     others = f" (and {num_others:,} more like it)" if num_others else ""
     if what.startswith(NO_TAR):
         return PackError(f"{path} is {what}{others}; source.on_damaged=keep leaves it out")
@@ -92,10 +92,10 @@ def _damage_error(path: str, offset: int, what: str, num_others: int) -> PackErr
 
 
 def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: int) -> list[IndexedShard]:
-    """Which samples are drawn, by the `sample_ratio` of each shard and by the slice of the whole that is asked for.
+    """Draw samples by the `sample_ratio` of each shard, and keep those of the wanted slice.
 
     Args:
-        slice_of: number and how many: every n-th sample, from there on.
+        slice_of: (i, n): every n-th sample, starting with the i-th.
     """
     number, num_slices = slice_of
     drawn = []
@@ -116,7 +116,7 @@ def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: i
 
 
 def first_samples(indexed: list[IndexedShard], limit: int | None, num_excluded: int) -> list[IndexedShard]:
-    """The shards that hold the first `limit` samples, of which `num_excluded` may not count."""
+    """Return the shards that hold the first `limit` samples, and enough more to replace `num_excluded` of them."""
     if limit is None:
         return indexed
     before = accumulate((item.num_samples for item in indexed), initial=0)
@@ -124,7 +124,7 @@ def first_samples(indexed: list[IndexedShard], limit: int | None, num_excluded: 
 
 
 def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int, list[Path]]:
-    """Index shards into files of the cache: their number, their size, the files; runs in a worker."""
+    """Index shards into files of the cache; return the number of shards, their bytes, the files; runs in a worker."""
     folder, number, shards, keys = job
     tables: list[pa.Table] = []
     records: list[Record] = []
@@ -165,7 +165,7 @@ def _indexed(cache: TableCache, shard: Shard, key: str) -> IndexedShard | None:
 
 
 def batches(numbers: Sequence[int], shards: Sequence[Shard]) -> Iterator[list[int]]:
-    """Some shards a job: many small ones, or a large one."""
+    """Group shards into jobs: many small shards, or one large shard."""
     batch: list[int] = []
     num_bytes = 0
     for number in numbers:

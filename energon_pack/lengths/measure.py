@@ -1,10 +1,10 @@
-"""Exact token lengths of all samples, kept in the cache by source shard.
+"""Measures the exact token length of each sample and keeps it in the cache, by source shard.
 
     shard ──index──► index/ ──measure, in slices──► lengths/<model and settings>/
 
-The key of a shard is all its rows depend on: its identity, and for lengths what is drawn of it. `packing.*` is not in
-it, so a sweep over packing settings measures once. A slice is kept when it is measured: a run that is interrupted is
-gone on from there, in the middle of a file too.
+The key of a shard is a hash of everything its rows depend on: its identity and, for lengths, the rows that are drawn.
+`packing.*` is not in it, so a sweep over packing settings measures once. Each slice is kept as soon as it is measured:
+the next run continues there after an interruption, even in the middle of a file.
 """
 
 from collections import Counter
@@ -38,23 +38,24 @@ from energon_pack.templates.families import ASKED
 from energon_pack.templates.processor import load_saved, without_shortcut
 from energon_pack.templates.tokens.counter import CountingError
 
-_SLICE = 2000  # samples a job: small enough that one shard uses all cores
-_LITTLE = 10_000_000  # costs of all samples, as below: one process has measured them before others have started
-_MOST_SLICES, _LARGEST_SLICE = 20_000, 20_000  # of very many samples: one process deals jobs to a thousand machines
-#: what a sample takes beside its text, and what its media take: as long as so many bytes of text
+_SLICE = 2000  # samples per job: so few that one shard keeps all cores busy
+_LITTLE = 10_000_000  # see `_cost`: one process is done with it before others have started
+#: jobs, and samples per job, of a very large source: one process deals jobs to a thousand machines
+_MOST_SLICES, _LARGEST_SLICE = 20_000, 20_000
+#: the time for a sample beside its text, and for a medium, in bytes of text that take as long
 _SAMPLE_COST, _IMAGE_COST, _VIDEO_COST = 1000, 2000, 80_000
-_COSTS = ("record_size", "parts")  # the columns that tell
+_COSTS = ("record_size", "parts")  # the columns that the decision needs
 Lengths = TypeVar("Lengths")
 _IS_VIDEO = rf"(?i)\.({'|'.join(VIDEO_NAMES)})$"
 
 
 @dataclass(frozen=True)
 class MeasuredShard:
-    """A shard, and where its rows of `LENGTHS_SCHEMA` are."""
+    """A shard, and the pieces of files with its rows of `LENGTHS_SCHEMA`."""
 
     indexed: IndexedShard
     pieces: list[Piece]
-    was_cached: bool  # some of it, or all
+    was_cached: bool  # all of the shard or a part
 
     @property
     def shard(self) -> Shard:
@@ -62,7 +63,7 @@ class MeasuredShard:
 
 
 def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> list[MeasuredShard]:
-    """Measure every sample that is not in the cache yet, or whose media are no longer what was measured.
+    """Measure every sample that is not in the cache yet, or whose media changed since it was measured.
 
     Raises:
         PackError: `measure.engine` can't be used.
@@ -80,10 +81,10 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
 
 
 def measure_part(indexed: list[IndexedShard], rows: Sequence[Ints], method: Method, run: Run) -> int:
-    """Measure some samples into the cache, as `measure_shards` does with all; how many they are.
+    """Measure some samples into the cache, as `measure_shards` does with all; return how many they are.
 
     Args:
-        rows: of each shard, the samples that are wanted.
+        rows: for each shard, the rows of the samples to measure.
     """
 
     def measure_rows(method: Method) -> int:
@@ -105,12 +106,12 @@ def _measure(
     run: Run,
     wanted: Sequence[Ints] | None = None,
 ) -> list[int]:
-    """Measure what is missing, or stale, and keep it; the numbers of the shards that have something new.
+    """Measure missing and stale samples and keep them; return the numbers of the shards that have new rows.
 
     Args:
-        keys: of the shards in the cache.
-        found: what the cache has of each shard, and which of its samples it lacks.
-        wanted: the samples of each shard that are measured; None: all.
+        keys: the cache keys of the shards.
+        found: for each shard, the pieces that the cache has and the rows it lacks.
+        wanted: for each shard, the rows to measure; None: all.
     """
     pieces = [pieces for pieces, _ in found]
     todo = {number: missing for number, (_, missing) in enumerate(found) if len(missing)}
@@ -128,8 +129,8 @@ def _measure(
         except CountingError as error:
             raise PackError(str(error)) from None
 
-    slices: list[tuple[Ints, Ints]] = []  # at work: of each sample the number of its shard, and its own in that
-    costs: list[int] = []  # of these
+    slices: list[tuple[Ints, Ints]] = []  # running jobs: for each sample, its shard's number and its row there
+    costs: list[int] = []  # of these jobs
 
     num = sum(map(len, todo.values()))
     total_cost = _total_cost(indexed, todo)
@@ -141,7 +142,7 @@ def _measure(
                 here = slice(start, start + size)
                 slices.append((numbers[here], rows[here]))
                 shards = [indexed[number].shard for number in numbers[here].tolist()]
-                # A slice would be sent with all the rows that it was cut from.
+                # Arrow sends a slice together with all the rows that it was cut from.
                 part = samples.take(np.arange(start, start + len(shards))).combine_chunks()
                 costs.append(_cost(part))
                 yield MeasureJob(shards, part, method)
@@ -160,15 +161,15 @@ def _measure(
 
 
 def measured_by(indexed: list[IndexedShard], method: Method, run: Run) -> tuple[list[MeasuredShard], Method]:
-    """As `measure_shards`, and the method that all are measured by in the end: see `without_wrong_shortcut`."""
+    """Do `measure_shards`; return also the method that measured all in the end: see `without_wrong_shortcut`."""
     return without_wrong_shortcut(lambda method: measure_shards(indexed, method, run), method)
 
 
 def without_wrong_shortcut(measure: Callable[[Method], Lengths], method: Method) -> tuple[Lengths, Method]:
-    """What is measured, and by which method: one without the shortcut where a chat template looks at texts after all.
+    """Measure, and again without the shortcut if a chat template turns out to look at texts; return lengths and method.
 
     Args:
-        measure: measures all; whatever was measured with the shortcut is measured anew.
+        measure: measures all samples; on the second call, those that were measured with the shortcut are measured anew.
     """
     try:
         return measure(method), method
@@ -179,9 +180,9 @@ def without_wrong_shortcut(measure: Callable[[Method], Lengths], method: Method)
 
 
 def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[tuple[Ints, Ints, pa.Table]]:
-    """The samples to measure, many at a time: of each the number of its shard, its own in that, and its index row.
+    """Yield the samples to measure, many at a time: the numbers of their shards, their rows there, their index rows.
 
-    `@2` is added to the key of one that is drawn a second time.
+    A sample that is drawn a second time has `@2` at the end of its key.
     """
     for chunk, places, rows in _places(indexed, todo):
         table = chunk.read().take(pa.array(places))
@@ -192,7 +193,7 @@ def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator
 
 
 def _places(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[tuple[Chunk, Ints, list[Ints]]]:
-    """Where the samples to measure are in the index: rows of a chunk, and of each of its pieces the samples."""
+    """Yield the places in the index of the samples to measure: a chunk, its rows, and the samples of each piece."""
     of_index = {n: rows if (drawn := indexed[n].rows) is None else drawn[rows] for n, rows in todo.items()}
     for chunk in in_chunks((number, indexed[number].pieces) for number in todo):
         places, rows = [], []
@@ -211,7 +212,7 @@ def _total_cost(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> int:
 
 
 def _cost(samples: pa.Table) -> int:
-    """About how long measuring takes, as so many bytes of text; of a JSONL file, media are not known yet."""
+    """Estimate how long measuring takes, in bytes of text; the media of a JSONL file are not known yet."""
     names = pc.struct_field(pc.list_flatten(samples["parts"]), "name")
     num_videos = pc.sum(pc.match_substring_regex(names, _IS_VIDEO)).as_py() or 0
     text = pc.sum(samples["record_size"]).as_py() or 0
@@ -224,11 +225,11 @@ def _copies(item: IndexedShard, rows: Ints) -> Ints:
 
 
 def add_news(cache: TableCache, keys: Sequence[str], table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> None:
-    """Keep rows of lengths, but those that say what is kept of them already.
+    """Keep rows of lengths, except those that equal what the cache has for them.
 
     Args:
-        keys: of the shards, by number.
-        numbers, rows: of each row its shard, and its number in that.
+        keys: the cache keys of the shards, by number.
+        numbers, rows: for each row, the number of its shard and its row number in that shard.
     """
     is_new = is_news(table, numbers, rows, stale)
     if is_new.any():
@@ -236,7 +237,7 @@ def add_news(cache: TableCache, keys: Sequence[str], table: pa.Table, numbers: I
 
 
 def _records(keys: Sequence[str], numbers: Ints, rows: Ints) -> list[Record]:
-    """Whose the rows of a slice are, by shard and by runs of its rows."""
+    """Assign the rows of a slice to their shards: one record for each run of consecutive rows."""
     is_first = np.concatenate(([True], (np.diff(numbers) != 0) | (np.diff(rows) != 1)))
     starts = np.flatnonzero(is_first)
     sizes = np.diff([*starts, len(rows)])
@@ -247,12 +248,12 @@ def _records(keys: Sequence[str], numbers: Ints, rows: Ints) -> list[Record]:
 
 
 class LengthsWrong(PackError):
-    """The full processor makes another length of a sample: none can be trusted."""
+    """The full processor gives another length for a sample: no length can be trusted."""
 
 
 @contextmanager
 def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run) -> Iterator[None]:
-    """Have the next run measure anew what turns out to be wrong: a shard that changed, or all of these."""
+    """Make the next run measure wrong lengths anew: those of a shard that changed, or all of these shards."""
     try:
         yield
     except (reader.SourceChanged, LengthsWrong) as error:
@@ -265,10 +266,10 @@ def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run
 
 
 def check_unchanged(measured: Sequence[MeasuredShard], run: Run) -> None:
-    """Compare the headers of shards that were not read in this run with those they were measured with.
+    """Compare the headers of shards that this run did not read with the headers they were measured with.
 
     Raises:
-        SourceChanged: a shard was written anew, with size and time as before.
+        SourceChanged: a shard was written anew with the same size and time.
     """
     cached = [item.indexed for item in measured if item.was_cached]
     jobs = (
@@ -284,7 +285,7 @@ def check_unchanged(measured: Sequence[MeasuredShard], run: Run) -> None:
 
 
 def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, int, Shard | None]:
-    """How many are unchanged, their size, and the one after them."""
+    """Return the number of unchanged shards before the first changed one, their bytes, and that changed shard."""
     size = 0
     for number, (shard, about) in enumerate(job):
         if not shard.is_unchanged(about):
@@ -294,11 +295,11 @@ def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, int, S
 
 
 def lengths_cache(method: Method, run: Run) -> TableCache:
-    """Where lengths by this method are kept."""
+    """Open the cache that holds the lengths by this method."""
     template = method.identity
     versions = LENGTHS_VERSION, reader.INDEX_VERSION, FORM_NAMES
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKED else []
-    chosen = [*asked, *(template.kinds or [])]  # what the settings in the fingerprint do not say
+    chosen = [*asked, *(template.kinds or [])]  # not among the settings in the fingerprint
     how = key_of(template.fingerprint, template.labels, method.read.identity, *versions, *chosen)
     return TableCache(run.cache("lengths", how))
 

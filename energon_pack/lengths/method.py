@@ -1,4 +1,4 @@
-"""How samples are measured."""
+"""The method that measures samples: template, token counter and settings."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -13,27 +13,27 @@ from energon_pack.templates.settings import TemplateSettings
 
 @dataclass(frozen=True)
 class Method:
-    """All that lengths depend on beside the samples: one travels with every job that measures, cuts or audits."""
+    """Everything lengths depend on beside the samples. Every job that measures, cuts or audits carries one."""
 
-    template_folder: str  # in the cache: `load_saved` takes the template from it
+    template_folder: str  # a folder in the cache, from which `load_saved` reads the template
     read: ReadSettings
-    engine: str = "auto"  # what counts tokens
+    engine: str = "auto"  # the engine that counts tokens
 
     @property
     def identity(self) -> Identity:
-        """The fingerprints of its template."""
+        """Return the fingerprints of its template."""
         return identity_of(self.template_folder)
 
     @property
     def choice(self) -> Choice:
-        """Whose rules count the media, and what they were compared with."""
+        """Return whose rules count the media, and which rules they were compared with."""
         return choice_of(self.template_folder)
 
     def lines(self, asked: str) -> list[str]:
-        """What to say of it before samples are measured.
+        """Return the lines that a run prints about the template before it measures samples.
 
         Args:
-            asked: `model.template` of the config.
+            asked: the setting `model.template`.
         """
         date = date_of(self.template_folder)
         said = [] if date is None else [f"the chat template writes a date: {date} (model.date)"]
@@ -41,13 +41,13 @@ class Method:
 
 
 def prepare(settings: TemplateSettings, read: ReadSettings, engine: str, run: Run) -> Method:
-    """Have the template of a model in the cache, built by a process beside, which imports transformers.
+    """Put the template of a model into the cache; another process builds it, because only that imports transformers.
 
     Args:
-        settings: with the folder of its processor: a hub id would be looked up here and there.
+        settings: they name the folder of the processor. A hub id would be looked up in both processes.
 
     Raises:
-        PackError: no such processor, or one that the model's family can't use.
+        PackError: there is no such processor, or the model's family can't use it.
     """
     folder = saved_template(settings, run.cache())
     if folder is None:

@@ -1,4 +1,4 @@
-"""The columns of the lengths: what is kept of each sample that was measured."""
+"""The columns of the table of lengths, which has a row for each measured sample."""
 
 import pyarrow as pa
 
@@ -13,7 +13,7 @@ _PART_TYPE = pa.list_(
             ("offset", pa.int64()),
             ("size", pa.int64()),
             ("kind", pa.string()),  # image | video
-            ("extension", pa.string()),  # of the content
+            ("extension", pa.string()),  # the extension of the content
         ]
     )
 )
@@ -26,26 +26,26 @@ LENGTHS_SCHEMA = pa.schema(
         ("record_offset", pa.int64()),
         ("record_size", pa.int64()),
         ("parts", _PART_TYPE),  # the media, in the order of their placeholders
-        ("positions", wds.PART_TYPE),  # the .npy of its images, where they are members of its tar
-        ("files", _FILES_TYPE),  # that it is made of beside its shard, to see whether they change; null: none can be
+        ("positions", wds.PART_TYPE),  # the .npy files of its images, if they are members of its tar
+        ("files", _FILES_TYPE),  # its files beside the shard, to see whether they change; null: it can have none
         ("media_type", pa.string()),
         ("token_len", pa.int32()),
         ("num_supervised", pa.int32()),
         ("num_visual_tokens", pa.int32()),
         ("num_images", pa.int32()),
-        ("num_bytes", pa.int64()),  # of its JSON and media, as members of a tar
+        ("num_bytes", pa.int64()),  # bytes of its JSON and media as members of a tar
         ("num_control_tokens", pa.int32()),
         ("placeholders_put_in", pa.bool_()),
-        ("placeholders_as_text", pa.bool_()),  # placeholders, but no media
+        ("placeholders_as_text", pa.bool_()),  # it has placeholders, but no media
         ("media_unread", pa.bool_()),  # a field names an image or a video, but no medium was read
-        ("assistant_first", pa.bool_()),  # nobody asks before the first answer
-        ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what of it has no place in packs of a flavour; null: all has one
-        ("num_weighted", pa.int32()),  # trained tokens that count other than 1 in the loss
-        ("tools_left_out", pa.bool_()),  # the chat template writes nothing of its tools
-        ("unknown_keys", pa.list_(pa.string())),  # of its JSON: `samples.keys.unknown_keys`; null: none
-        ("reasoning_left_out", pa.bool_()),  # the chat template writes nothing of its reasoning
-        ("checksum", pa.uint32()),  # of its JSON and the ends of its media: `reader.checksum`
-        ("reason", pa.string()),  # null: measured
+        ("assistant_first", pa.bool_()),  # no question stands before the first answer
+        ("does_not_fit", _DOES_NOT_FIT_TYPE),  # for each flavour, content that such packs can't hold; null: none
+        ("num_weighted", pa.int32()),  # trained tokens whose weight in the loss is not 1
+        ("tools_left_out", pa.bool_()),  # the chat template leaves its tools out
+        ("unknown_keys", pa.list_(pa.string())),  # unknown keys of its JSON (`samples.keys.unknown_keys`); null: none
+        ("reasoning_left_out", pa.bool_()),  # the chat template leaves its reasoning out
+        ("checksum", pa.uint32()),  # hash of its JSON and the ends of its media: `reader.checksum`
+        ("reason", pa.string()),  # null: it was measured
         ("detail", pa.large_string()),
         ("cut", CUT_TYPE),  # null: a whole sample
     ]

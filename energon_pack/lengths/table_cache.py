@@ -1,11 +1,11 @@
-"""Tables kept in a folder under keys, many small ones to a file, so that what thousands say is read in a few calls.
+"""Keeps tables in a folder under keys, many small ones in a file, so that a few calls read thousands of them.
 
-    keys ──add──► <hash of its bytes>.parquet: rows of many keys, and in its metadata which are whose
+    keys ──add──► <hash of its bytes>.parquet: rows of many keys; its metadata says which rows belong to which key
     keys ──find──► pieces of files ──in_chunks──► rows in the order of the keys, some hundred thousand at a time
 
-A file never changes: rows of a later one take the place of those an earlier one has of the same key. Rows of a key may
-come one after another, so what is finished is kept whenever a run ends. A file whose bytes are not those of its name
-was cut or damaged: it goes, and its rows are missing again.
+A file never changes: rows in a later file replace rows of the same key in an earlier file. The rows of a key may come
+in several files, so finished rows are kept whenever a run ends. A file whose hash is not its name was cut or damaged:
+it is removed, and its rows are missing again.
 """
 
 import hashlib
@@ -25,16 +25,16 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import digest_of, write_whole
 from energon_pack.run.seeded import Ints
 
-_FILE_ROWS = 50_000  # read whole, whichever of its rows are wanted
+_FILE_ROWS = 50_000  # a file is read whole, whichever of its rows are wanted
 _FILE_RECORDS = 10_000
-_FILE_SECONDS = 10.0  # of work that a kill may cost
+_FILE_SECONDS = 10.0  # seconds of work that a kill may cost
 _CHUNK_ROWS = 200_000
 _FORGOTTEN = -1
 _NONE = np.zeros(0, np.int64)
 
 
 class Piece(NamedTuple):
-    """Rows of a file, one after another."""
+    """Consecutive rows of a file."""
 
     path: str
     first: int
@@ -42,11 +42,11 @@ class Piece(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Whose the next rows of a file are."""
+    """The key that the next rows of a file belong to."""
 
     key: str
-    start: int  # the first of them among the rows of the key
-    num_rows: int  # _FORGOTTEN: no rows, and none that older files have
+    start: int  # number of the first of them among the rows of the key
+    num_rows: int  # _FORGOTTEN: no rows here, and the rows in older files do not count
     note: dict[str, str] | None = None
 
 
@@ -54,12 +54,12 @@ _Kept = tuple[str, int, int, int, dict[str, str] | None]  # file, row of the fil
 
 
 class _Whole(dict[str, bool]):
-    """Of each file whether its bytes are those of its name, looked at once; one that was damaged goes."""
+    """Whether the hash of each file is its name; each file is checked once, and a damaged one is removed."""
 
     def __missing__(self, path: str) -> bool:
         try:
             self[path] = is_whole = digest_of(Path(path)) == Path(path).stem
-        except FileNotFoundError:  # another run looked at it first
+        except FileNotFoundError:  # another run removed it first
             self[path] = is_whole = False
         if not is_whole:
             Path(path).unlink(missing_ok=True)
@@ -71,7 +71,7 @@ class TableCache:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        #: of the files that are written now: above those of all that is there
+        #: number of the files that are written now: higher than the numbers of all files that are there
         self.number = 0
         self._kept: dict[str, list[_Kept]] = {}
         self._whole = _Whole()
@@ -83,7 +83,7 @@ class TableCache:
             self._take_in(path, number, records)
 
     def find(self, key: str, num_rows: int) -> tuple[list[Piece], Ints]:
-        """Where the rows of a key are, and the numbers of those that are nowhere."""
+        """Return the pieces that hold the rows of a key, and the numbers of the rows that no file has."""
         kept = self._whole_files(key)
         if len(kept) == 1 and kept[0][3] == num_rows:
             return [Piece(*kept[0][:2], num_rows)], _NONE
@@ -99,12 +99,12 @@ class TableCache:
         return pieces, np.flatnonzero(owner < 0)
 
     def note(self, key: str) -> dict[str, str] | None:
-        """What was noted with the last rows of a key."""
+        """Return the note that came with the last rows of a key."""
         kept = self._kept.get(key)
         return kept[-1][4] if kept else None
 
     def add(self, table: pa.Table, records: Iterable[Record]) -> None:
-        """Keep rows, those of the first record first; they are written now or when more have come."""
+        """Keep rows in the order of their records; they are written now, or when more have come."""
         self._waiting.append(table)
         self._records += records
         num_rows = sum(table.num_rows for table in self._waiting)
@@ -113,7 +113,7 @@ class TableCache:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the rows that wait."""
         if self._waiting:
             waiting, records = pa.concat_tables(self._waiting), self._records
             self._waiting, self._records = [], []
@@ -121,13 +121,13 @@ class TableCache:
         self._last = time.monotonic()
 
     def take_in(self, path: Path) -> None:
-        """Count a file in that `write_tables` wrote."""
+        """Add a file that `write_tables` wrote to this cache."""
         described = _describe(path)
         assert described is not None
         self._take_in(path, *described)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Have nothing of these keys, in any run to come."""
+        """Forget the rows of these keys, also for all later runs."""
         self.flush()
         records = [Record(key, 0, _FORGOTTEN) for key in keys]
         self.take_in(write_tables(self.folder, self.number, pa.table({"key": pa.array([], pa.string())}), records))
@@ -152,10 +152,10 @@ class TableCache:
 
 
 def write_tables(folder: Path, number: int, table: pa.Table, records: Sequence[Record]) -> Path:
-    """One file of a cache, whole.
+    """Write one file of a cache.
 
     Args:
-        number: what it has takes the place of what files of lower numbers have.
+        number: its rows replace rows of the same key in files with lower numbers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     about = {"number": str(number), "records": json.dumps(records)}
@@ -168,11 +168,11 @@ def write_tables(folder: Path, number: int, table: pa.Table, records: Sequence[R
 
 
 def _describe(path: Path) -> tuple[int, list[Any]] | None:
-    """Number and records of a file; one that can't be read is removed."""
+    """Read the number and the records of a file; a file that can't be read is removed."""
     try:
         about = pq.read_metadata(path).metadata
         return int(about[b"number"]), json.loads(about[b"records"])
-    except FileNotFoundError:  # another run found it damaged
+    except FileNotFoundError:  # another run found it damaged and removed it
         return None
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
         path.unlink(missing_ok=True)
@@ -187,15 +187,15 @@ class Chunk:
     """Pieces that are read together."""
 
     pieces: list[Piece]
-    numbers: list[int]  # of each piece, whose it is
-    starts: list[int]  # of each piece, the number of its first row among the rows of that
+    numbers: list[int]  # for each piece, the number of its owner
+    starts: list[int]  # for each piece, the number of its first row among its owner's rows
 
     @property
     def num_rows(self) -> int:
         return sum(piece.num_rows for piece in self.pieces)
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Its rows.
+        """Read the rows of the chunk.
 
         Raises:
             PackError: a file of the cache was removed or damaged meanwhile.
@@ -211,12 +211,12 @@ class Chunk:
 
     @property
     def numbers_of_rows(self) -> Ints:
-        """Of each row, whose it is."""
+        """Return the number of each row's owner."""
         return np.repeat(np.array(self.numbers, np.int64), self._sizes)
 
     @property
     def rows(self) -> Ints:
-        """Of each row, its number among the rows of that."""
+        """Return the number of each row among its owner's rows."""
         return _ranges(self.starts, self._sizes)
 
     @property
@@ -225,10 +225,10 @@ class Chunk:
 
 
 def in_chunks(kept: Iterable[tuple[int, Sequence[Piece]]], max_rows: int = _CHUNK_ROWS) -> Iterator[Chunk]:
-    """The rows of all these, in their order, as many at a time as memory may hold: at most `max_rows`, or one piece.
+    """Group pieces into chunks that fit into memory, in their order: at most `max_rows` rows each, or one piece.
 
     Args:
-        kept: numbers, and what is read of each.
+        kept: pairs of an owner's number and the pieces to read for it.
     """
     chunk, num_rows = Chunk([], [], []), 0
     for number, pieces in kept:
@@ -256,12 +256,12 @@ def _read(path: str, columns: Sequence[str] | None) -> pa.Table:
 
 
 def _ranges(starts: Sequence[int], sizes: Sequence[int]) -> Ints:
-    """`starts[0]`, `starts[0] + 1` … so many as its size says, then those of the next."""
+    """Join ranges: `sizes[0]` numbers from `starts[0]` on, then `sizes[1]` numbers from `starts[1]` on …"""
     counts = np.array(sizes, np.int64)
     before = np.cumsum(counts) - counts
     return np.repeat(np.array(starts, np.int64) - before, counts) + np.arange(counts.sum())
 
 
 def key_of(*identity: Any) -> str:
-    """A key, of all that what is kept under it depends on."""
+    """Hash everything a cache entry depends on."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]

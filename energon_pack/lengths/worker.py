@@ -1,4 +1,4 @@
-"""Measuring a slice of samples in a worker: JSON, headers of media, chat template, counts."""
+"""Measures a slice of samples in a worker: reads JSON and headers of media, renders the chat template, counts."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -33,13 +33,13 @@ from energon_pack.templates.processor import load_saved
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 
-_FORESEEN = 64  # samples
-_BATCH = 512  # texts tokenized at once
+_FORESEEN = 64  # samples: their media are told to the template at once
+_BATCH = 512  # texts that are tokenized at once
 _BATCH_CHARACTERS = 4_000_000
-#: of samples that were never seen whole: no text, though no name tells a medium (a key of an LMDB, a URL)
+#: reasons of samples whose media were not all read: no name may tell a medium (LMDB key, URL), yet they are no text
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
-#: Raised when measuring the same sample gives other columns or values.
+#: Raise this number when measuring the same sample gives other columns or values.
 LENGTHS_VERSION = 14
 
 
@@ -47,8 +47,8 @@ LENGTHS_VERSION = 14
 class MeasureJob:
     """A slice of the index, and how it is measured."""
 
-    shards: list[Shard]  # of each sample
-    samples: pa.Table  # of `wds.INDEX_SCHEMA`
+    shards: list[Shard]  # the shard of each sample
+    samples: pa.Table  # rows of `wds.INDEX_SCHEMA`
     method: Method
 
 
@@ -56,7 +56,7 @@ class MeasureJob:
 class LengthsRow(MeasuredRow):
     """One sample, or a part of one that was cut: a row of `LENGTHS_SCHEMA`."""
 
-    media_type: str | None = None  # None: can't be told
+    media_type: str | None = None  # None: unknown
     files: list[dict[str, Any]] | None = None
     num_images: int = 0
     num_bytes: int = 0
@@ -77,36 +77,36 @@ class LengthsRow(MeasuredRow):
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A sample whose tokens are to be counted."""
+    """A sample whose tokens are still to be counted."""
 
     row: LengthsRow
     rendered: Rendered
-    weighted: list[tuple[int, int]]  # supervised characters that count other than 1
+    weighted: list[tuple[int, int]]  # spans of supervised characters whose weight is not 1
 
 
 def measure(job: MeasureJob) -> pa.Table:
-    """Lengths of a slice of samples, as a table of `LENGTHS_SCHEMA`; runs in a worker."""
+    """Measure a slice of samples into a table of `LENGTHS_SCHEMA`; runs in a worker."""
     template = load_saved(job.method.template_folder)
-    warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like; what can't be opened is in the ledger
-    warnings.filterwarnings("ignore", category=ShortcutWarning)  # the run says it
+    warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
+    warnings.filterwarnings("ignore", category=ShortcutWarning)  # the run itself says it
     with Reader() as reader, losing_no_fault():
         return lengths_table(measured(_read_all(reader, job), template, job.method))
 
 
 class ShortcutWrong(PackError):
-    """The chat template looks at texts that it was taken to copy: all is to be measured without the shortcut."""
+    """The chat template looks at texts that it was believed to copy: measure everything without the shortcut."""
 
 
 def measured(
     samples: Iterator[tuple[LengthsRow, ReadSample | None]], template: Template, method: Method
 ) -> list[LengthsRow]:
-    """The rows of samples, with what is counted of each.
+    """Yield the rows of samples with their counts.
 
     Args:
-        samples: each with its row before anything is counted; None where the row says why it is left out.
+        samples: pairs of a row without counts and its sample; None where the row says why the sample is left out.
 
     Raises:
-        ShortcutWrong: some that were measured before have other lengths.
+        ShortcutWrong: some samples have other lengths than they were measured with before.
     """
     rows: list[LengthsRow] = []
     waiting: list[_Waiting] = []
@@ -128,7 +128,7 @@ def measured(
 
 
 def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
-    """Samples of a job, each with its row before anything is counted; None where the row says why it is left out."""
+    """Read the samples of a job: each row without counts, and its sample; None if the row says why it is left out."""
     for index_row, shard in zip(rows_of(job.samples, IndexRow), job.shards, strict=True):
         place = index_row.key, index_row.record_part, index_row.record_offset, index_row.record_size
         row = LengthsRow(*place, [], [], None, 0, 0, 0, reason=index_row.reason, detail=index_row.detail)
@@ -149,7 +149,7 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
         row.parts = sample.parts
         row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
         note(row, sample)
-        if not sample.media and not row.media_unread:  # a part that is one, under a name of no medium
+        if not sample.media and not row.media_unread:  # a part that is a medium although its name does not say so
             parts_left = (part for part in index_row.parts if part.name != row.record_part)
             row.media_unread = any(_is_medium(reader, shard, part) for part in parts_left)
         row.checksum = reader.checksum(shard, sample.raw, sample.parts)
@@ -158,7 +158,7 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
 
 
 def note(row: LengthsRow, sample: ReadSample) -> None:
-    """Say in its row what a sample is packed with that may not have been meant."""
+    """Mark in the row of a sample what its author may not have meant, although it is packed."""
     row.placeholders_put_in = sample.placeholders_put_in
     row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
     row.media_unread = not sample.media and any(named_media(sample.fields))
@@ -178,14 +178,14 @@ def _is_medium(reader: Reader, shard: Shard, part: Part) -> bool:
 def _with_foresight(
     samples: Iterator[tuple[LengthsRow, ReadSample | None]], template: Template
 ) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
-    """The same, a template told of the media of some before."""
+    """Yield the same pairs, after telling the template about the media of the next few samples."""
     while some := list(islice(samples, _FORESEEN)):
         template.foresee(medium for _, sample in some if sample is not None for medium in sample.media)
         yield from some
 
 
 def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: ReadSettings) -> Rendered | None:
-    """A sample as text; None: its row now says why it is left out."""
+    """Render a sample as text; None: its row now says why it is left out."""
     try:
         rendered = template.render(Sample(sample.timed, sample.media, sample.tools, sample.options))
         if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
@@ -204,7 +204,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
 
 
 def leave_out(row: LengthsRow, skip: Skip) -> None:
-    """Say in its row why a sample is in no pack."""
+    """Write into its row why a sample is in no pack."""
     row.reason, row.detail = skip.reason.value, skip.detail
     row.media_type = skip.media_type or row.media_type
     if row.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:
@@ -229,6 +229,6 @@ def _count(template: Template, waiting: list[_Waiting], engine: str) -> None:
 
 
 def lengths_table(rows: Sequence[LengthsRow]) -> pa.Table:
-    """Rows as a table of `LENGTHS_SCHEMA`."""
+    """Make a table of `LENGTHS_SCHEMA` from rows."""
     columns = [pa.array(list(map(attrgetter(field.name), rows)), field.type) for field in LENGTHS_SCHEMA]
     return pa.table(columns, schema=LENGTHS_SCHEMA)
