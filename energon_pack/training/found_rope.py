@@ -97,7 +97,7 @@ def _kind(make: Any) -> str | None:
                 setattr(config.vision_config, name, value)
         with torch.device("meta"):
             model = make._from_config(config)
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # its default config lacks something
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # its config lacks something
         _log.warning("%s can't be built to ask for its positions: %s", make.__name__, error)
         return None
     ask = next(module for module in model.modules() if hasattr(module, "get_rope_index")).get_rope_index

@@ -102,7 +102,7 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
         )
     proofs = kept_proofs(model, members, mask, attention, longest, device)
     images = [member for member in members if not member.num_videos]
-    if all(proof.finding is None for proof in proofs) and len(images) < len(members):  # GLM-4.1V takes images or videos, not both
+    if all(proof.finding is None for proof in proofs) and len(images) < len(members):  # GLM-4.1V takes one or the other
         fewer = kept_proofs(model, images, mask, attention, longest, device)
         if fewer[-1].is_exact:
             _log.warning("%s is shown without videos: with them, %s", kind.__name__, proofs[-1].error)

@@ -40,7 +40,7 @@ class Member:
     labels: Tensor  # [L] int64, not shifted, -100 where not trained on and on the first token
     types: Tensor  # [L] int64: 0 text, 1 image, 2 video
     rope: Tensor | None = None  # [3, L] int64: M-RoPE rows, in models that have them
-    rows: Mapping[str, Tensor] = field(default_factory=dict)  # [L] int64 each: further inputs that a model takes for each token
+    rows: Mapping[str, Tensor] = field(default_factory=dict)  # [L] int64 each: a model's further inputs by token
     weights: Tensor | None = None  # [L] float32: how much each token counts, by its turn; None: all 1
     factor: float = 1.0  # weight of the whole sample
 

@@ -89,7 +89,7 @@ def additive_masks(
         doc_ids: [B, S], 0 on the pad tail.
         types: [B, S]: 1 on image tokens, 2 on those of videos.
         sliding_window: `sliding_window` of the model's text config.
-        chunk_size: `attention_chunk_size` of the model's text config: a token sees only its own chunk of so many tokens.
+        chunk_size: `attention_chunk_size` of the model's text config: a token sees only its chunk of so many tokens.
         sight: in which layers tokens of one image see each other in both directions.
 
         Returns:
