@@ -29,7 +29,7 @@ MEDIA_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class _Tried:
-    """What was shown of one kind of media."""
+    """The result of trying one kind of media."""
 
     joins: Mapping[str, Join] = field(default_factory=dict)
     #: whether one call for all members gives what their own calls do
