@@ -66,8 +66,8 @@ class Finding:
 def probe(model: Any, members: Sequence[Encoded], mask: str = "positions", changed: int = 0) -> Finding:
     """Run packs through a model twice; between the runs the words and pixels of one member change.
 
-    A batch has two packs, the second in reverse order, so that the changed member stands before and after every other. It
-    has one pack if the mask is `hybrid`.
+    A batch has two packs, the second in reverse order, so that the changed member stands before and after every other.
+    It has one pack if the mask is `hybrid`.
 
     Args:
         model: a model of transformers, or one with the same `forward`; its train or eval mode stays.
@@ -88,8 +88,8 @@ def probe_all(model: Any, members: Sequence[Encoded], mask: str = "positions") -
         model: a model with nothing random in train(). It is left in eval().
 
     Returns:
-        The first finding that mixes. If none does: the largest `others`, the largest `alone` and the smallest `own` of all.
-        A difference that may be rounding (recursion lets it grow) is tested again in float64, if the class can run in it.
+        The first finding that mixes. If none does: the largest `others`, the largest `alone` and the smallest `own`. A
+        difference that may be rounding (recursion lets it grow) is tested again in float64, if the class can run in it.
     """
     finding = _worst(model, members, mask)
     if not finding.may_be_rounding or model.dtype == torch.float64:

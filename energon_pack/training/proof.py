@@ -73,8 +73,8 @@ def prove(
 ) -> list[Proof]:
     """Probe a small model of a class with some members; if a proof is exact, it is the last one.
 
-    The first probe is for packs of any length. If it fails, the second is for packs of `longest` tokens: effects that begin
-    beyond them (a scale, a block of keys, other angles of RoPE) are then left out.
+    The first probe is for packs of any length. If it fails, the second is for packs of `longest` tokens: effects that
+    begin beyond them (a scale, a block of keys, other angles of RoPE) are then left out.
 
     Args:
         make: the class.

@@ -143,7 +143,7 @@ def _is_wide(name: str) -> bool:
 
 
 def _shrink_width(part: Any, foreign: set[int]) -> dict[int, int]:
-    """Keep two heads or few more, of their old size, so that rotary sections still fit; sizes equal to the width follow.
+    """Keep two heads or few more, of their old size, so that rotary sections fit; sizes as large as the width follow.
 
     Args:
         foreign: widths of other parts; a size of this part that equals one of them does not follow.

@@ -86,7 +86,7 @@ def _built(make: Any, config: Any, attention: str | None, device: torch.device) 
         head.weight = torch.nn.Parameter(head.weight[:_NUM_LOGITS])
         head.bias = None if head.bias is None else torch.nn.Parameter(head.bias[:_NUM_LOGITS])
     _calm(model)
-    is_half = device.type == "cuda" and attention is not None and "flash" in attention  # flash kernels take only half precision
+    is_half = device.type == "cuda" and attention is not None and "flash" in attention  # flash takes only half
     return model.to(device, torch.bfloat16 if is_half else torch.float32).eval()
 
 

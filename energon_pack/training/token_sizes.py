@@ -90,7 +90,7 @@ def _with(sizes: list[Size], question: Callable[[], _Answer | None]) -> _Answer 
 
 
 def _numbers(config: Any) -> Iterator[Size]:
-    """Yield the numbers in the text config and the configs around it; numbers of a vision tower count no text tokens."""
+    """Yield the numbers in the text config and the configs around it; a vision tower's count no text tokens."""
     text = config.get_text_config()
     for part in {id(part): part for part in (config, *parts(text))}.values():
         yield from _within(vars(part))

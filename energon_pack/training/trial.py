@@ -2,9 +2,9 @@
 
     as is, twice ──► one member's words changed ──► (the first pixels changed) ──► (eval: as is ──► one member alone)
 
-The model is not copied, so the test sees everything that was put into it. Changing one member changes no shape, so every
-bit of the other members' outputs must stay, even in bfloat16. Routers are the exception: experts get other numbers of
-tokens, so sums are rounded in another way, and a token between two experts may go to the other one.
+The model is not copied, so the test sees everything that was put into it. Changing one member changes no shape, so
+every bit of the other members' outputs must stay, even in bfloat16. Routers are the exception: experts get other
+numbers of tokens, so sums are rounded in another way, and a token between two experts may go to the other one.
 """
 
 import re
