@@ -46,7 +46,7 @@ class Begun:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything but the draws that decides which packs are made: the template, the limits, the reading."""
+        """A hash of the template, the limits and the reading: with the draws they decide which packs are made."""
         depends = [self.template.fingerprint, plain(self.config.packing), self.config.source.reading.identity]
         return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
 

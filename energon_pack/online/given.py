@@ -171,7 +171,7 @@ def _seems(item: Any) -> str | None:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Turn any error of a user's dataset into a PackError with the sample's name; a bare IndexError ends an iteration."""
+    """Turn a user's error into a PackError with the sample's name: an IndexError alone would end an iteration."""
     try:
         yield
     except (Skip, PackError):

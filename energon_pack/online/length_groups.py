@@ -62,7 +62,7 @@ class Limits(NamedTuple):
 def group(lens: Ints, num_ranks: int, limits: Limits, window: float, seed: int) -> Groups:
     """Group samples of like lengths into batches, as many for each rank, in an order independent of length.
 
-    Each sample is in one batch. If the batches do not make whole steps, they get a sample less each, or some are halved.
+    Each sample is in one batch. If the batches do not make whole steps, they are a sample smaller, or some are halved.
     Only if every batch is a single sample, fewer than `num_ranks` samples are left over.
 
     Args:

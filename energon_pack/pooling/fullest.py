@@ -10,8 +10,8 @@ Costs = Sequence[int]
 def fullest(costs: Sequence[Costs], limits: Costs) -> list[int]:
     """Choose the samples that make the fullest pack with the first sample, earlier ones before later.
 
-    If tokens are the only limit, no choice is fuller. If that choice breaks another limit, the choice is made among samples
-    that together keep within it: collected in the order they came, or by least cost of that limit a token.
+    If tokens are the only limit, no choice is fuller. If that choice breaks another limit, the choice is made among
+    samples that together keep within all: collected in the order they came, or by least cost a token.
 
     Args:
         costs: for each sample its cost for each limit, tokens first; each sample fits alone.

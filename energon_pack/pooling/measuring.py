@@ -163,7 +163,7 @@ def measuring_of(content: Mapping[str, Any], template: Template, drop: bool) -> 
 
 
 def _refuse_plans(packing: PackingConfig) -> None:
-    """Raise PackError for settings that need a plan and change samples; log a warning for those that only order packs."""
+    """Raise PackError for settings that need a plan and change samples; warn of those that only order packs."""
     refused = {
         f"overlong={packing.overlong.value}": packing.overlong in (Overlong.split_turns, Overlong.truncate_text),
         "need_image=true": packing.need_image,

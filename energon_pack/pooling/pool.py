@@ -55,8 +55,8 @@ def costs_of(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[int, ..
 class Pool:
     """Samples that wait, and the packs that are made from them.
 
-    Every sample is in exactly one pack, and no pack is empty or over a limit. Once `buffer_size` packs were made since a
-    sample came, only samples that came before it may still be packed first.
+    Every sample is in exactly one pack, and no pack is empty or over a limit. Once `buffer_size` packs were made since
+    a sample came, it waits only for samples that came before it.
 
     Args:
         packing: the limits. A longer sample that may have a pack of its own gets it at once.
