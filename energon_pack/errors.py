@@ -1,4 +1,4 @@
-"""Errors a user can mend. The command line shows their text as one line and exits with `exit_code`."""
+"""Errors a user can mend. The command line prints the message as one line and exits with `exit_code`."""
 
 import re
 from numbers import Integral
@@ -9,7 +9,7 @@ _NAME_AND_PASSWORD = re.compile(r"(?<=://)[^\s/'\"]*:[^\s/'\"]*(?=@)")
 
 
 class PackError(ValueError):
-    """Refused or wrong input: names the offending value and the knob to turn, and no password of an address."""
+    """Wrong input: the message names the value and the setting to change, and hides passwords in addresses."""
 
     exit_code = 1
 
@@ -18,10 +18,10 @@ class PackError(ValueError):
 
 
 class SamplesLost(PackError):
-    """More samples lost to bad data than `max_skipped` allows, or a whole modality lost.
+    """More samples are lost to bad data than `max_skipped` allows, or all samples of a media type are lost.
 
     Args:
-        page: that shows what there is.
+        page: the report that shows the samples.
     """
 
     exit_code = 3
@@ -32,10 +32,10 @@ class SamplesLost(PackError):
 
 
 def check_buffer_size(name: str, value: int) -> None:
-    """Refuse a number of samples that is none.
+    """Check a number of samples.
 
     Args:
-        name: what the caller calls it.
+        name: the name of the caller's argument.
 
     Raises:
         ValueError: it is no whole number, or less than 1.
@@ -45,18 +45,18 @@ def check_buffer_size(name: str, value: int) -> None:
 
 
 def short(value: Any) -> str:
-    """A value in an error: on one line, and no longer than it needs to be."""
+    """Shorten a value for an error message: one line, about `_LONGEST` characters."""
     text = repr(value) if not isinstance(value, (list, dict)) else f"{type(value).__name__} of {len(value)}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def one_line(error: Exception, most: int = 200) -> str:
-    """The class of a foreign error, and so many characters of what it says."""
+    """Return the class of a foreign error, and the first `most` characters of its message, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
 
 
 def sized(num_bytes: float) -> str:
-    """A number of bytes in the unit that suits it: `12 bytes`, `3.4 kB`, `8.0 MB`, `1.5 GB`."""
+    """Format a number of bytes in a fitting unit: `12 bytes`, `3.4 kB`, `8.0 MB`, `1.5 GB`."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:,.1f} {name}"
@@ -64,28 +64,28 @@ def sized(num_bytes: float) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """The same text, `user:password@` of each address in it as `***@`."""
+    """Replace `user:password@` in each address of a text by `***@`."""
     return _NAME_AND_PASSWORD.sub("***", text)
 
 
 def refuse_password(name: str, value: str) -> None:
-    """Refuse an address with a name and a password: it would stand in reports, names of datasets and logs.
+    """Refuse an address with a user name and password, which would get into reports, dataset names and logs.
 
     Args:
-        name: of the setting, `source.path=` for one; empty: the value names it.
+        name: the setting, for example `source.path=`; empty: the value already includes it.
 
     Raises:
-        PackError: the value has one.
+        PackError: the value has such an address.
     """
     if _NAME_AND_PASSWORD.search(value):
         raise PackError(f"{name}{value}: an address with a password in it is not taken; keys belong in the environment")
 
 
 def amount(number: int, noun: str) -> str:
-    """A number of things, as `1 sample` or `1,009 samples`."""
+    """Format a number of things: `1 sample` or `1,009 samples`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def printable(text: str) -> str:
-    """Text that a terminal shows as it is, whatever a damaged file had in it."""
+    """Escape characters that a terminal would not show as they are, such as those of a damaged file."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,7 +1,7 @@
 """Energon sample types for packed and for unpacked multimodal conversations.
 
-Images are PIL images, upright and RGB, decoded when their pixels are first asked for. Videos are the bytes of the
-file. Where a task encoder sets a decoder of its own for a crude dataset, they are what that decoder makes of them.
+Images are PIL images, upright and RGB, decoded when their pixels are first used. Videos are the bytes of the file. If a
+task encoder sets its own decoder for a crude dataset, images and videos are that decoder's output.
 """
 
 from typing import Any, Optional  # Energon's reader of dataset.yaml wants Optional
@@ -25,7 +25,7 @@ class MultiMixQASample(Sample):
     tools: Optional[list[Any]] = None
     #: for each video the indices of its frames, or None where the model chooses
     video_frames: Optional[list[Any]] = None
-    #: what the sample asks for: `weight`, `chat_template_kwargs`, `media_settings`
+    #: the sample's own options: `weight`, `chat_template_kwargs`, `media_settings`
     options: Optional[dict[str, Any]] = None
 
 
@@ -45,17 +45,17 @@ class PackedMultiMixQASample(Sample):
     media_type: str
     #: `<source shard>/<key>` of each member
     sample_ids: list[str]
-    #: tokens of each member as they were measured; training has to come to the same. None in packs of other tools
+    #: measured tokens of each member, which must equal its tokens in training; None in packs of other tools
     token_lens: Optional[list[int]] = None
     #: tokens of each member that are trained on
     num_supervised: Optional[list[int]] = None
-    #: of the tokenizer, chat template and image rules the lengths were measured with
+    #: fingerprint of the tokenizer, chat template and image rules with which lengths were measured
     fingerprint: Optional[str] = None
-    #: for each member what it lists in its own `video_frames`: for each video indices of frames, or None
+    #: for each member its own `video_frames`: for each video the indices of its frames, or None
     video_frames: Optional[list[Any]] = None
-    #: what each member asks for: `weight`, `chat_template_kwargs`, `media_settings`
+    #: options of each member: `weight`, `chat_template_kwargs`, `media_settings`
     options: Optional[list[Any]] = None
-    #: tokens of the pack as another tool planned it; None: packed here, or that tool does not say
+    #: tokens of the pack in another tool's plan; None: packed here, or the tool does not say
     planned_token_len: Optional[int] = None
 
 

@@ -1,11 +1,11 @@
-"""Packs without a writing step: planned from exact lengths at the start, built in the loader's workers.
+"""Pack without a writing step: plan from exact lengths at the start, build packs in the loader's workers.
 
     config ──► lengths (cached) ──► plan of an epoch ──dataset[i]──► members read and encoded ──collate──► a batch
 
     packs = LazyPackedDataset(["+model=qwen2_5_vl", "source.path=…", "packing.max_token_len=8192"])
     loader = DataLoader(packs, sampler=PackSampler(packs), collate_fn=packs.collate, num_workers=4)
 
-The packs of the first epoch are those that the same settings write to disk.
+The packs of the first epoch equal those that the same settings write to disk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,19 +40,19 @@ __all__ = ["LazyPackedDataset"]
 
 
 class LazyPackedDataset(Dataset[Pack]):
-    """Packs of a source, or of a dataset of conversations; an item is an encoded pack.
+    """A map-style dataset of packs, made from a source or from a dataset of conversations; an item is an encoded pack.
 
     Args:
         config: overrides as on the command line, or a config.
         conversations: a map-style dataset, Hugging Face's among them, in place of `source.path`: see `online.given`.
-        fingerprint: what tells `conversations` from others, so that their lengths are kept; by default Hugging Face's.
-        split: of `output.splits`: `train`, `val` or `test`.
-        max_packs: only so many; they are as mixed as all are.
-        options: of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
+        fingerprint: identifies `conversations`, so that their lengths are kept; by default Hugging Face's fingerprint.
+        split: a split of `output.splits`: `train`, `val` or `test`.
+        max_packs: take only so many packs; they are as mixed as all packs are.
+        options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
 
-    Raises:
-        PackError: as packing: an unknown setting, nothing to pack, more lost than `max_skipped` …
-        ValueError: as PackEncoder.
+        Raises:
+            PackError: the errors of packing: an unknown setting, nothing to pack, more lost than `max_skipped` …
+            ValueError: the errors of PackEncoder.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class LazyPackedDataset(Dataset[Pack]):
         #: packs of each rank in a step
         self.micro_batches = prepared.micro_batches
         planned = prepared.planned
-        #: every setting
+        #: the config with every setting
         self.config = prepared.config
-        #: what came of the source: samples left out by reason, fill, tokens …
+        #: the figures of the plan: samples left out by reason, fill, tokens …
         self.report: Report | None = planned.report
-        #: names each sample that is in no pack, with its reason
+        #: the file that names each sample in no pack, with its reason
         self.skipped = prepared.folder / "once" / LEDGER
         self.encoder = PackEncoder(prepared.made, prepared.template, **options)
         packs = np.flatnonzero(split_of_packs(planned.lengths.items, planned.plan) == SPLITS.index(split))
@@ -92,24 +92,24 @@ class LazyPackedDataset(Dataset[Pack]):
         self._plans.have(0)
         self._members, self._rows = prepared.members, Rows(prepared.folder / "once" / ROWS, ItemRow)
         self._num_packs = len(packs)
-        # Shared, so that workers that outlive an epoch see it.
+        # Shared memory, so that persistent workers see a new epoch.
         self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
         self._keys = prepared.folder.name[:8]
-        #: which packs these are
+        #: identifies these packs
         self.fingerprint = f"{prepared.folder.name}-{split}-{len(packs)}"
 
     def __len__(self) -> int:
-        """Packs of every epoch."""
+        """Number of packs in every epoch."""
         return self._num_packs
 
     def __getitem__(self, index: int | tuple[int, int]) -> Pack:
-        """An encoded pack.
+        """Read and encode a pack.
 
         Args:
-            index: its number in the epoch of `set_epoch`; or an epoch and the number, as `PackSampler` gives them.
+            index: its number in the epoch of `set_epoch`; or (epoch, number), which `PackSampler` gives.
 
         Raises:
-            BadPack: a member can't be encoded, and `on_bad_member=raise`; or none of them can.
+            BadPack: a member can't be encoded, and `on_bad_member=raise`; or no member can.
         """
         if isinstance(index, list):
             raise ValueError(
@@ -127,17 +127,17 @@ class LazyPackedDataset(Dataset[Pack]):
         return pack
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Pack]:
-        """What torch's DataLoader asks for: the packs of a batch.
+        """Return the packs of a batch, for torch's DataLoader.
 
         Raises:
-            ValueError: it is one index of a `PackSampler`, taken for two.
+            ValueError: one (epoch, number) of a `PackSampler` was passed as a batch of two indices.
         """
         if isinstance(indices, tuple):
             raise ValueError(f"a batch of {indices}: PackSampler deals single packs: sampler=…, not batch_sampler=…")
         return [self[index] for index in indices]
 
     def members(self, epoch: int, number: int) -> Iterator[MemberInput | Unread]:
-        """The members of a pack, read and not yet encoded."""
+        """Read the members of a pack, without encoding them."""
         for item in self._plans.items(epoch, number):
             row = self._rows[item]
             try:
@@ -146,14 +146,14 @@ class LazyPackedDataset(Dataset[Pack]):
                 yield Unread(self._members.sample_id(row), error)
 
     def collate(self, packs: Sequence[Pack]) -> PackedBatch:
-        """A batch of packs: `collate_fn` of a DataLoader."""
+        """Lay packs out in a batch: `collate_fn` of a DataLoader."""
         return self.encoder.batch(packs)
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the packs of another epoch: as many, as full, with other members and in another order.
+        """Switch to the packs of another epoch: as many, as full, with other members and in another order.
 
-        With `packing.max_members=1` all epochs have the same packs, and numbers stay those of the first one, which
-        `lens` are of: Accelerate calls this whoever deals the numbers.
+        With `packing.max_members=1` all epochs have the packs and numbers of the first one, for which `lens` holds:
+        Accelerate calls this method whichever sampler is used.
         """
         if int(epoch) < 0:
             raise ValueError(f"epoch={epoch}: from 0 on")
@@ -162,20 +162,20 @@ class LazyPackedDataset(Dataset[Pack]):
         self._epoch.fill_(epoch)
 
     def have_epoch(self, epoch: int) -> None:
-        """Plan an epoch, for the workers to come."""
+        """Plan an epoch before workers start that will read it."""
         self._plans.have(epoch)
 
     def plan_of(self, epoch: int) -> PackPlan:
-        """The plan of an epoch.
+        """Return the plan of an epoch.
 
         Raises:
-            PackError: this is a copy that was pickled.
+            PackError: this is a pickled copy, for example in a DataLoader worker.
         """
         planned = self._known
         return plan_of_epoch(planned.plan, planned.lengths.items, self.config.packing, self.config.seed, epoch)
 
     def costs(self, epoch: int) -> tuple[npt.NDArray[np.float64], Ints]:
-        """What a step waits for: by `PackSampler`.
+        """Return the costs by which `PackSampler` makes steps even.
 
         Returns:
             float64[2, num_packs], the cost of each pack in the language model and in the vision encoder;
@@ -185,13 +185,14 @@ class LazyPackedDataset(Dataset[Pack]):
         return costs_of_packs(items, plan, self._known.cost), plan.per_pack(items.num_supervised)
 
     def lens(self) -> Ints:
-        """int64[num_packs], the tokens of each pack of the first epoch: with `packing.max_members=1` those of each
-        sample, for `LengthGroupedSampler`.
+        """The tokens of each pack of the first epoch, int64[num_packs].
+
+        With `packing.max_members=1` these are the lengths of samples, for `LengthGroupedSampler`.
         """
         return self.plan_of(0).per_pack(self._known.lengths.items.lens)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a loader's worker needs, which does not grow with the number of samples."""
+        """Pickle only what a loader's worker needs; its size does not grow with the number of samples."""
         return {**vars(self), "_planned": None, "report": None}
 
     @property

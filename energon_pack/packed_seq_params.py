@@ -1,4 +1,4 @@
-"""A `thd` batch's boundaries as Megatron-Core's PackedSeqParams, whatever fields its version has."""
+"""Make Megatron-Core's PackedSeqParams from a `thd` batch's boundaries, with the fields that its version has."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -8,13 +8,13 @@ __all__ = ["packed_seq_params"]
 
 
 def packed_seq_params(batch: Mapping[str, Any], make: Any = None, *, physical: bool = False) -> Any:
-    """What `GPTModel.forward(packed_seq_params=…)` takes.
+    """Return the argument of `GPTModel.forward(packed_seq_params=…)`.
 
     Args:
-        batch: of layout `thd`.
-        make: the class, by default that of megatron-core; its fields say what it is given.
-        physical: a gap belongs to the member before it, which never sees it. Multi-token prediction needs this where
-            members have gaps: megatron-core 0.16.1 shifts its labels between `cu_seqlens_q`, padded or not.
+        batch: a batch of layout `thd`.
+        make: the class to make, by default megatron-core's; it gets the fields that it has.
+        physical: count the gap after a member as part of it; the member never sees the gap. Multi-token prediction
+            needs this if members have gaps: megatron-core 0.16.1 shifts its labels between `cu_seqlens_q`, padded or not.
 
     Raises:
         ValueError: the batch has gaps, and this version has no field for them.

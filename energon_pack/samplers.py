@@ -1,4 +1,4 @@
-"""In which order a loader takes packs: each rank its own, steps even over ranks, from anywhere on."""
+"""Samplers that deal packs or samples to ranks, make steps even over them, and go on from any state."""
 
 import logging
 import zlib
@@ -23,28 +23,28 @@ __all__ = ["LengthGroupedSampler", "PackSampler"]
 
 _log = logging.getLogger(__name__)
 
-#: of the costs of a pack: else the same long packs would meet in a step of every epoch
+#: random share added to a pack's cost, so that the same long packs do not share a step in every epoch
 _JITTER = 0.005
 
-#: what becomes of a sample that alone is longer than a batch of tokens may be
+#: `overlong`: the treatment of a sample with more tokens than a batch may have, as a warning tells it
 _OVERLONG = {"alone": "each is a batch of its own", "drop": "they are in no batch"}
 
 
 class PackSampler(Sampler[tuple[int, int]]):
-    """The packs of a `LazyPackedDataset` for one rank: shuffled by epoch, every step even over its ranks.
+    """Deals the packs of a `LazyPackedDataset` to ranks: shuffled in each epoch, every step even over the ranks.
 
-    All ranks share one endless stream of packs, each epoch's once. An iteration gives each rank as many packs as all
-    others, in whole steps; the few that are over at the end of an epoch come first in the next iteration.
+    All ranks share one endless stream, which has each epoch's packs once. An iteration gives every rank the same number
+    of packs, in whole steps. The few packs left over at the end of an epoch come first in the next iteration.
 
     Args:
-        packs: the dataset; it is told of no epoch: what comes out names its own.
-        rank, world_size: data-parallel ones; by default torch.distributed's, or torchrun's.
+        packs: the dataset; it needs no `set_epoch`, because every index names its epoch.
+        rank, world_size: this data-parallel rank and their number; by default torch.distributed's, or torchrun's.
         micro_batches: packs of each rank in a step: gradient accumulation, or micro-batches of a pipeline; by default
             `packing.topology.micro_batches`.
         states: `state_dict` of every rank of a checkpoint, to go on from there with any number of ranks.
 
     Raises:
-        ValueError: fewer packs than one step has; states of other packs, or not of all ranks.
+        ValueError: there are fewer packs than one step has; states are from other packs, or a rank's is missing.
     """
 
     def __init__(
@@ -77,38 +77,38 @@ class PackSampler(Sampler[tuple[int, int]]):
         share = begin(self._beginning, self._ranks, self._rank, states)
         self._share = replace(share, taken=Taken())
         self._stream = Stream(share.place.num, share.place.topology)
-        #: packs that this rank had since the place of its share
+        #: packs this rank took since its share began
         self._turn = self._begun = share.taken.first
         is_other = share.place.topology.micro_batches != self._of_step
-        #: turns before the first whole step, of a state whose steps had another number of packs
+        #: turns before the first whole step, if the state's steps had another number of packs
         self._odd = self._turn % self._of_step if is_other else 0
-        #: and before that
+        #: packs this rank took before its share began
         self._before = states[0]["batches"] - self._turn if len(states) == 1 else 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """The packs that are left of an iteration, or of the next one: epoch and number of each."""
+        """Yield (epoch, number) of the packs left in this iteration, or if none is left those of the next one."""
         end = self._end(self._iteration())
         while self._turn < end:
             self._turn += 1
             yield self._pack(self._share.position(self._turn - 1))
 
     def __len__(self) -> int:
-        """Packs of the iteration that is under way or comes next."""
+        """Number of packs in the iteration that is under way or comes next."""
         iteration = self._iteration()
         return self._end(iteration) - max(0, self._end(iteration - 1))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the first pack of an iteration, unless this is somewhere in it."""
+        """Go to the first pack of an iteration, unless this sampler is already inside it."""
         start, end = max(0, self._end(epoch - 1)), self._end(epoch)
         if not start <= self._turn < end:
             self._turn = self._begun = start
 
     def state_dict(self, num_packs: int | None = None) -> dict[str, Any]:
-        """Where this rank is: numbers and texts.
+        """Return this rank's state: numbers and texts.
 
         Args:
-            num_packs: that training had since this sampler was made, loaded or sent to an epoch, where a loader's
-                workers read ahead and nobody else counts; by default all that were given out.
+            num_packs: packs that were trained on since this sampler was made, loaded or sent to an epoch. Pass it if a
+                loader's workers read ahead; by default all packs that were yielded count.
         """
         if num_packs is not None and not 0 <= num_packs <= self._turn - self._begun:
             raise ValueError(
@@ -119,15 +119,15 @@ class PackSampler(Sampler[tuple[int, int]]):
         return {"share": asdict(share), "ranks": self._ranks, "rank": self._rank, "batches": self._before + turn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where this rank was; another number of ranks goes on with `states` of all.
+        """Go on from this rank's state; to go on with another number of ranks, pass `states` of all ranks.
 
         Raises:
-            ValueError: it is another rank's, or of other packs.
+            ValueError: the state is another rank's, or from other packs.
         """
         self._go_on([state])
 
     def _iteration(self) -> int:
-        """Which iteration the next pack is of."""
+        """Return the iteration to which the next pack belongs."""
         position = self._share.place.taken.left(self._turn * self._ranks)
         iteration = max(0, position // self._share.place.num - 1)
         while self._end(iteration) <= self._turn:
@@ -135,7 +135,7 @@ class PackSampler(Sampler[tuple[int, int]]):
         return iteration
 
     def _end(self, iteration: int) -> int:
-        """The turn after the last one of an iteration: whole steps of packs of its epoch and those before."""
+        """Return the turn at which an iteration ends: the last whole step of the packs up to its epoch."""
         place = self._share.place
         left = place.taken.index((iteration + 1) * place.num)
         return (left // self._ranks - self._odd) // self._of_step * self._of_step + self._odd
@@ -145,7 +145,7 @@ class PackSampler(Sampler[tuple[int, int]]):
         return epoch, int(self._order(epoch)[self._stream.index(position)])
 
     def _order(self, epoch: int) -> Ints:
-        """The packs of an epoch so that all steps of the ranks for whom it was begun are even."""
+        """Order the packs of an epoch so that steps are even over the ranks that began the epoch."""
         if epoch not in self._orders:
             while len(self._orders) > 1:
                 self._orders.pop(next(iter(self._orders)))
@@ -160,23 +160,23 @@ class PackSampler(Sampler[tuple[int, int]]):
 
 
 class LengthGroupedSampler(Sampler[list[int]]):
-    """Batches of samples of like lengths, for training without packing: `batch_sampler` of a DataLoader.
+    """Batches samples of like lengths, for training without packing: `batch_sampler` of a DataLoader.
 
-    Every rank has as many batches as all others in an epoch, those of one step of like lengths, too; each sample comes
-    once in it, and steps come in random order. An iteration is an epoch, or what is left of it.
+    In an epoch every rank has the same number of batches, and each sample comes once. The batches of a step have like
+    lengths, too; steps come in random order. An iteration is an epoch, or the rest of it.
 
     Args:
         lens: tokens of each sample.
-        batch_size: samples of a batch; or
-        max_batch_tokens: its samples × the tokens of its longest.
+        batch_size: samples of a batch; give this or `max_batch_tokens`.
+        max_batch_tokens: largest number of samples × tokens of the longest sample in a batch.
         overlong: a sample with more than `max_batch_tokens` is a batch of its own (`alone`), or in none (`drop`); a
             warning says how many there are.
-        rank, world_size: data-parallel ones; by default torch.distributed's, or torchrun's.
-        seed: with the epoch it says who is in a batch with whom, and when.
-        window: batches whose samples are sorted together: fewer leave more to chance, and more padding.
+        rank, world_size: this data-parallel rank and their number; by default torch.distributed's, or torchrun's.
+        seed: with the epoch it decides which samples share a batch, and the order.
+        window: batches whose samples are sorted together: fewer mix samples better and pad more.
 
-    Raises:
-        ValueError: both limits or none, fewer samples than ranks.
+        Raises:
+            ValueError: both limits or none are given; there are fewer samples than ranks.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class LengthGroupedSampler(Sampler[list[int]]):
         self._say_over()
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches that are left of an epoch, or of the next one: numbers of samples."""
+        """Yield the batches left in this epoch, or if none is left those of the next one: numbers of samples."""
         self._place = self._within(self._place)
         groups = self._of(self._place)
         while self._place.turn < len(groups.steps):
@@ -220,20 +220,20 @@ class LengthGroupedSampler(Sampler[list[int]]):
             yield groups.samples(batch).tolist()
 
     def __len__(self) -> int:
-        """Batches of the epoch that is under way or comes next."""
+        """Number of batches in the epoch that is under way or comes next."""
         return len(self._of(self._within(self._place)).steps)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the first batch of an epoch, unless this is somewhere in it."""
+        """Go to the first batch of an epoch, unless this sampler is already inside it."""
         if self._within(self._place).epoch != epoch:
             self._place = self._begun = _Turn(epoch)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
-        """Where all ranks are: numbers and texts.
+        """Return the state, which is the same on all ranks: numbers and texts.
 
         Args:
-            num_batches: that training had since this sampler was made, loaded or sent to an epoch, where a loader's
-                workers read ahead and nobody else counts; by default all that were given out.
+            num_batches: batches that were trained on since this sampler was made, loaded or sent to an epoch. Pass it if
+                a loader's workers read ahead; by default all batches that were yielded count.
         """
         place = self._place
         if num_batches is not None:
@@ -242,10 +242,10 @@ class LengthGroupedSampler(Sampler[list[int]]):
         return {"which": self._which, "epoch": place.epoch, "steps": [list(steps) for steps in before]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of any rank, with any number of ranks: they share what is left of the epoch.
+        """Go on from the state of any rank, with any number of ranks: they share the rest of the epoch.
 
         Raises:
-            ValueError: it is of other samples or settings.
+            ValueError: the state is from other samples or settings.
         """
         if state.get("which") != self._which:
             raise ValueError(f"a state of other samples or settings: {state.get('which')}, these are {self._which}")
@@ -268,16 +268,16 @@ class LengthGroupedSampler(Sampler[list[int]]):
         return self._groups.of(place.epoch, self._ranks, place.before)
 
     def _within(self, place: "_Turn") -> "_Turn":
-        """The same place as that of a batch which is still to come: after the last one of an epoch, the next epoch."""
+        """Return the place of the next batch: after an epoch's last step, this is the next epoch's first."""
         while place.turn >= (num := len(self._of(place).steps)):
             place = _Turn(place.epoch + 1, (), place.turn - num)
         return place
 
 
 class _Turn(NamedTuple):
-    """A step of an epoch."""
+    """The place of a step in an epoch."""
 
     epoch: int = 0
-    #: what other numbers of ranks had of it
+    #: steps that other numbers of ranks took of the epoch: (ranks, steps)
     before: tuple[tuple[int, int], ...] = ()
     turn: int = 0

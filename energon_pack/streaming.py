@@ -1,10 +1,10 @@
-"""Packs of endless streams of samples, made while training loads them: no plan, no writing, a bounded buffer.
+"""Pack endless streams of samples while training loads them: no plan, no writing, a bounded buffer.
 
     packs = StreamingPackedDataset(["+model=qwen2_5_vl", "packing.max_token_len=8192"], ["texts/", "images/"], [1, 2])
     loader = StatefulDataLoader(packs, batch_size=1, collate_fn=packs.collate, num_workers=4)  # of torchdata
 
-Each worker of each rank draws samples of its own, measures them by the headers of their media, and decodes pixels only
-of the pack that it hands on.
+Each worker of each rank draws its own samples and measures them by the headers of their media. It decodes pixels only
+for the pack that it yields.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,26 +28,27 @@ __all__ = ["StreamingPackedDataset"]
 
 
 class StreamingPackedDataset(IterableDataset[Pack]):
-    """Packs of samples that are drawn from several datasets.
+    """An iterable dataset of packs, made from samples that are drawn from several datasets.
 
     Args:
         config: overrides as on the command line, or a config.
-        sources: datasets that are drawn from, each a path as of `source.path`, overrides that say more (as
+        sources: the datasets to draw from. Each is a path like `source.path`, a list of overrides (such as
             `["source=jsonl", "source.path=…"]`), or a map-style dataset of conversations, Hugging Face's among them:
-            see `online.given`. By default what `source.path` lists.
-        weights: how often a sample of each is drawn; by default as often as it has some.
-        buffer_size: samples that wait in each worker when a pack is made of them; where so many fill none, more.
-        replacement: a dataset that is used up begins anew in another order, and packs never end; else each sample is
-            drawn once, by one worker of one rank, and what waits at the end is packed as it would be offline: ranks
-            then end after numbers of packs of their own.
-        seed: of all ranks alike; by default that of the config.
-        rank, world_size: data-parallel ones; by default torch.distributed's, or torchrun's.
-        options: of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` … `on_bad_member` holds
-            for samples that can't be read, too; `drop` leaves them out, and `statistics` counts them.
+            see `online.given`. By default the paths in `source.path`.
+        weights: relative frequency of each dataset; by default its number of samples.
+        buffer_size: samples that wait in each worker when a pack is made; more wait if so many do not fill a pack.
+        replacement: begin a used-up dataset anew in another order, so that packs never end. False: each sample is
+            drawn once, by one worker of one rank, and the samples that wait at the end are packed as offline; ranks
+            may then have unequal numbers of packs.
+        seed: the same on all ranks; by default the config's.
+        rank, world_size: this data-parallel rank and their number; by default torch.distributed's, or torchrun's.
+        options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
+            `on_bad_member` holds for samples that can't be read, too; `drop` leaves them out, and `statistics` counts
+            them.
 
     Raises:
         PackError: an unknown setting, or one that needs a plan; a source that can't be read.
-        ValueError: as PackEncoder; weights that are no shares.
+        ValueError: the errors of PackEncoder; weights that are negative, all 0 or too few.
     """
 
     def __init__(
@@ -65,15 +66,15 @@ class StreamingPackedDataset(IterableDataset[Pack]):
     ):
         check_buffer_size("buffer_size", buffer_size)
         begun = begin(config, sources)
-        #: every setting
+        #: the config with every setting
         self.config = begun.config
-        #: makes batches, too; `guard` asks it
+        #: makes packs and batches; pass it to `guard`
         self.encoder = PackEncoder(begun.made, begun.template, **options)
         source, drop = self.config.source, options.get("on_bad_member") == "drop"
         self._measuring = Measuring(begun.template, self.config.packing, source.control_tokens, drop)
         self._datasets = begun.datasets
         rank, world_size = ranks_here(rank, world_size)
-        #: on which draws and packs depend: a state goes on with the same alone
+        #: settings that draws and packs depend on; a state is refused if one differs
         self._given: dict[str, Any] = {
             "world_size": world_size,
             "rank": rank,
@@ -88,10 +89,10 @@ class StreamingPackedDataset(IterableDataset[Pack]):
         self._counted = Counted()
         self._packs: OnlinePacks | None = None
         self._state: dict[str, Any] | None = None
-        self._make(0, 1)  # refuses settings before any worker is started
+        self._make(0, 1)  # raises errors of settings before any worker starts
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration draws in the order of this epoch."""
+        """Let the next iteration draw in the order of this epoch."""
         self._epoch, self._state = epoch, None
 
     def __iter__(self) -> Iterator[Pack]:
@@ -102,16 +103,16 @@ class StreamingPackedDataset(IterableDataset[Pack]):
         return self._packs
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this worker is, as numbers: counters, and the indices and lengths of the samples that wait."""
+        """Return this worker's state as numbers: counters, and the indices and lengths of the samples that wait."""
         if self._packs is None:
             return self._state or {**self._here(), "packs": None}
         return {**self._here(), "packs": self._packs.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next iteration go on from a `state_dict` of the same rank and worker.
+        """Let the next iteration go on from a `state_dict` of the same rank and worker.
 
         Raises:
-            ValueError: of other ones, or of other settings.
+            ValueError: the state is from another rank, worker or settings.
         """
         here = {**self._here(), "epoch": state["epoch"]}
         for name, value in here.items():
@@ -121,14 +122,14 @@ class StreamingPackedDataset(IterableDataset[Pack]):
         self._state, self._packs = (state if state["packs"] else None), None
 
     def statistics(self) -> dict[str, Any]:
-        """Packs, samples, tokens and images so far, fill, the longest wait in packs, and samples left out by reason.
+        """Return packs, samples, tokens and images so far, fill, the longest wait in packs, samples left out by reason.
 
-        Of all workers of this rank, what they read ahead included; those that went on from a state count from there.
+        The figures are for all workers of this rank, with packs that they read ahead. A loaded state's counts are included.
         """
         return self._counted.total(self._measuring.packing.max_token_len)
 
     def collate(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Packs as a batch: for `collate_fn`."""
+        """Lay packs out in a batch: `collate_fn` of a DataLoader."""
         return self.encoder.batch(packs)
 
     def _here(self) -> dict[str, Any]:
@@ -136,7 +137,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):
         return {**self._given, "num_workers": num_workers, "worker": worker, "epoch": self._epoch}
 
     def _make(self, worker: int, num_workers: int) -> OnlinePacks:
-        """The packs of one worker of this rank, from the start."""
+        """Make the iterator over the packs of one worker of this rank, from the start."""
         given = self._given
         lane = given["rank"] * num_workers + worker
         draws = Draws(
@@ -154,6 +155,6 @@ class StreamingPackedDataset(IterableDataset[Pack]):
 
 
 def _worker() -> tuple[int, int]:
-    """This worker of the loader, and how many there are; a loader without any counts as one with one."""
+    """Return this worker's number and the number of workers; a loader without workers counts as one with one."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)

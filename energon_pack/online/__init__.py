@@ -1,1 +1,1 @@
-"""What is packed in the data loader, without a writing step."""
+"""Pack samples in the data loader, without a writing step."""

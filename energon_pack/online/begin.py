@@ -1,4 +1,4 @@
-"""What a stream of packs begins with: its datasets, by the index of their files, and what measures them."""
+"""Prepare a stream of packs: index its datasets' files and load the template that measures samples."""
 
 import hashlib
 import json
@@ -26,14 +26,14 @@ from energon_pack.stages.measuring import index_source, prepare_method
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.template import Template
 
-#: a path, overrides of `source.*`, conversations in memory, or what is read already
+#: a path, overrides of `source.*`, conversations in memory, or samples that are indexed already
 SourceOf: TypeAlias = str | Sequence[str] | MapStyle | Samples
 _ROWS = "index.arrow"
 
 
 @dataclass(frozen=True)
 class Begun:
-    """Datasets, and what makes packs of them."""
+    """Datasets, with the config and the template that make packs from them."""
 
     config: PackConfig
     datasets: list[Samples]
@@ -41,49 +41,51 @@ class Begun:
 
     @property
     def made(self) -> dict[str, Any]:
-        """What PackEncoder asks of energon_pack.json."""
+        """The part of energon_pack.json that PackEncoder needs."""
         return made_of(content_settings(self.config))
 
     @property
     def fingerprint(self) -> str:
-        """What tells packs from others that the same draws would make: lengths and limits."""
+        """A hash of the template, the limits and the reading: with the draws they decide which packs are made."""
         depends = [self.template.fingerprint, plain(self.config.packing), self.config.source.reading.identity]
         return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None) -> Begun:
-    """Index each source as far as it is not in the cache, and have the template there.
+    """Index each source that is not in the cache, and load the template.
 
     Args:
         given: a config, or overrides as on the command line.
-        sources: None: each entry of `source.path`.
+        sources: the sources to draw from; None: each entry of `source.path`.
 
     Raises:
-        PackError: as packing; a source that is none.
+        PackError: the errors of packing; a source that can't be used.
     """
     config = config_of(given)
     if isinstance(sources, str):
-        raise PackError(f"sources={sources!r}: a list of them")
+        raise PackError(f"sources={sources!r}: give a list of sources")
     if sources is not None and config.source.path is not None:
         raise PackError(f"source.path={config.source.path} and sources: give one of them")
     if config.output.splits.val or config.output.splits.test:
-        raise PackError("output.splits: a stream has no parts: other sources, or LazyPackedDataset(split=…)")
+        raise PackError(
+            "output.splits: a stream has no splits: give it other sources, or take LazyPackedDataset(split=…)"
+        )
     if sources is None:
         path = config.source.path
         sources = path if isinstance(path, list) else [path]
     if not sources:
-        raise PackError("sources=[]: at least one")
+        raise PackError("sources=[]: give at least one")
     each = [(_config_of(source, config, given), source) for source in sources]
     return _begin(each)
 
 
 def _config_of(source: Any, config: PackConfig, given: PackConfig | Sequence[str]) -> PackConfig:
-    """The config of one source, which is read as it says."""
+    """Return the config by which one source is read."""
     if isinstance(source, Sized) and not len(source):
         raise PackError(f"sources has {source!r}, which has no samples")
     if _is_overrides(source):
         if isinstance(given, PackConfig):
-            raise PackError(f"sources={source}: overrides need a config that is given as overrides, too")
+            raise PackError(f"sources={source}: overrides for a source need a config that is itself given as overrides")
         config = compose_config([*given, *source])
         if config.source.path is None:
             raise PackError(f"sources has {source}, which names no source.path")
@@ -116,7 +118,7 @@ def _is_in_files(source: Any) -> bool:
 
 
 def _held(source: Any, config: PackConfig) -> Samples:
-    """Samples of an object in memory."""
+    """Return the samples of an object in memory."""
     if hasattr(source, "look"):
         samples: Samples = source
         return samples
@@ -124,7 +126,7 @@ def _held(source: Any, config: PackConfig) -> Samples:
 
 
 def _indexed(config: PackConfig, places: Places, run: Run) -> Indexed:
-    """The samples of files that `source.*` draws."""
+    """Return the samples that `source.*` draws from files."""
     excluded, limit = places.source.excluded, config.source.limit
     indexed = draw_samples(index_source(config, places, run), parse_slice(config.source.slice), config.seed)
     indexed = first_samples(indexed, limit, sum(map(len, excluded.values())))

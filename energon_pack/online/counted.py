@@ -1,4 +1,4 @@
-"""What the lanes of a stream counted so far, in memory that a loader's processes share."""
+"""Counters of a stream's workers, in memory that a loader's processes share."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,34 +7,34 @@ import torch
 
 from energon_pack.samples.skip import Reason
 
-#: of packs that were handed on; `dropped` are members that could not be encoded, `above` tokens beyond
-#: `max_token_len` in packs that are longer
+#: counts over all packs that were yielded; `dropped`: members that could not be encoded; `above`: tokens beyond
+#: `max_token_len` in longer packs
 NAMES = ("packs", "samples", "tokens", "images", "dropped", "longest_wait", "above")
 _COLUMNS = {name: i for i, name in enumerate((*NAMES, *Reason))}
 _MAX_WORKERS = 1024
 
 
 class Counted:
-    """Counters, a row for each worker of this rank: its parent reads what they count."""
+    """Counters in rows, one for each worker of this rank; the parent process reads them all."""
 
     def __init__(self) -> None:
         self._rows = torch.zeros(_MAX_WORKERS, len(_COLUMNS), dtype=torch.int64, device="cpu").share_memory_()
 
     def row(self, worker: int) -> "Row":
-        """The counters of a worker.
+        """Return the counters of a worker.
 
         Raises:
-            ValueError: there are too many.
+            ValueError: there are too many workers.
         """
         if worker >= _MAX_WORKERS:
             raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
         return Row(self._rows[worker])
 
     def total(self, capacity: int) -> dict[str, Any]:
-        """All rows together.
+        """Add up the rows of all workers.
 
         Args:
-            capacity: tokens of a pack; one that is longer is full.
+            capacity: tokens that a pack may have; a longer pack counts as full.
         """
         sums = dict(zip(_COLUMNS, self._rows.sum(dim=0).tolist(), strict=True))
         sums["longest_wait"] = int(self._rows[:, _COLUMNS["longest_wait"]].max())
@@ -51,7 +51,7 @@ class Row:
         self._values = values
 
     def add(self, name: str, number: int = 1) -> None:
-        """So many more of one of `NAMES`, or of samples left out for a `Reason`."""
+        """Add to a counter: one of `NAMES`, or the samples left out for a `Reason`."""
         self._values[_COLUMNS[name]] += number
 
     def set(self, name: str, number: int) -> None:

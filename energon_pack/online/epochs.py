@@ -1,4 +1,4 @@
-"""The plan of each epoch as a file: the process that plans writes it, a loader's workers map it into memory."""
+"""Keep the plan of each epoch in a file: the process that plans writes it, a loader's workers map it into memory."""
 
 import io
 from collections.abc import Callable
@@ -11,17 +11,20 @@ from energon_pack.plan.plan import PackPlan
 from energon_pack.run.files import write_whole
 from energon_pack.run.seeded import Ints
 
-#: why a copy that was pickled, a loader's worker's for one, plans nothing
-NO_LENGTHS = "a copy of the dataset has no lengths to plan by: call set_epoch of the one it is of, or make it anew here"
+#: the error of a pickled copy, which holds no lengths
+NO_LENGTHS = (
+    "this copy of the dataset (for example in a DataLoader worker) cannot plan an epoch: call set_epoch() on the"
+    " original, or build the dataset again here"
+)
 
 
 class EpochPlans:
-    """Which items each pack of an epoch has.
+    """The items of each pack, by epoch.
 
     Args:
-        folder: of the files.
-        num_packs: of every epoch.
-        make: the plan of an epoch; workers have none.
+        folder: the folder of the files.
+        num_packs: packs in every epoch.
+        make: plans an epoch; None in workers.
     """
 
     def __init__(self, folder: Path, num_packs: int, make: Callable[[int], PackPlan] | None = None):
@@ -29,17 +32,17 @@ class EpochPlans:
         self._mapped: dict[int, Ints] = {}
 
     def items(self, epoch: int, pack: int) -> list[int]:
-        """The numbers of a pack's items."""
+        """Return the numbers of a pack's items."""
         flat = self._file(epoch)
         start, end = flat[pack], flat[pack + 1]
         items: list[int] = flat[self._num_packs + 1 + start : self._num_packs + 1 + end].tolist()
         return items
 
     def have(self, epoch: int) -> None:
-        """Have the plan of an epoch where workers find it.
+        """Write the plan of an epoch for workers, unless it is written already.
 
         Raises:
-            PackError: it is not there, and this is a copy of the dataset, which can't plan.
+            PackError: it is not written, and this is a copy of the dataset, which can't plan.
         """
         path = self._path(epoch)
         if path.exists():
@@ -55,7 +58,7 @@ class EpochPlans:
         found = self._mapped.pop(epoch, None)
         if found is None:
             self.have(epoch)
-            while len(self._mapped) > 1:  # an epoch's last packs may come among the next one's first
+            while len(self._mapped) > 1:  # an epoch's last packs and the next one's first may mix
                 self._mapped.pop(next(iter(self._mapped)))
             found = np.load(self._path(epoch), mmap_mode="r")
         self._mapped[epoch] = found

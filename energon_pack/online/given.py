@@ -1,7 +1,7 @@
-"""Conversations that a user's own dataset holds: any with a length and numbers, Hugging Face's among them.
+"""Read conversations from a user's map-style dataset (`len` and item numbers), for example Hugging Face's.
 
-An item is what a line of JSONL is, its media beside it: `images` and `videos` (or `image`, `video`), or in the content
-of its messages, each a PIL image, bytes, `{"bytes": …, "path": …}`, or the path of a file.
+An item has the fields of a JSONL line. Its media are in `images` and `videos` (or `image`, `video`), or in the content
+of its messages; each is a PIL image, bytes, `{"bytes": …, "path": …}`, or the path of a file.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ from energon_pack.sources.reader import state_of
 from energon_pack.sources.sample import ReadSample
 from energon_pack.templates.sample import Sample
 
-#: what stands for a shard's name in the ids of samples
+#: stands in place of a shard's name in the ids of samples
 NAME = "conversations"
 _MEDIA_KEYS = ("images", "image", "videos", "video")
 
 
 class MapStyle(Sized, Protocol):
-    """A dataset with numbers, such as torch's and Hugging Face's."""
+    """A dataset with numbered items, such as torch's and Hugging Face's."""
 
     def __getitem__(self, number: int, /) -> Any: ...
 
@@ -49,10 +49,10 @@ class Given:
     """Samples of a map-style dataset.
 
     Args:
-        dataset: its items are conversations.
-        settings: how they are read: `source.*`.
-        media_root: what paths of media are relative to.
-        limit: only the first so many.
+        dataset: a dataset whose items are conversations.
+        settings: the settings by which they are read: `source.*`.
+        media_root: the folder that paths of media are relative to.
+        limit: read only the first so many items.
     """
 
     def __init__(
@@ -62,23 +62,23 @@ class Given:
             self._num, self._dataset = len(dataset), undecoded(dataset)
         self._num = self._num if limit is None else min(limit, self._num)
         self._settings = settings
-        #: where paths of media begin
+        #: the folder that paths of media are relative to
         self.root = os.path.abspath(os.path.expanduser(media_root or ""))
 
     def __len__(self) -> int:
         return self._num
 
     def sample_id(self, number: int) -> str:
-        """`conversations/17`."""
+        """Return the id of an item, for example `conversations/17`."""
         return f"{NAME}/{number}"
 
     def look(self, number: int) -> Sample:
-        """A sample by the headers of its media; raises Skip."""
+        """Return a sample with only the headers of its media read; raises Skip."""
         read, _ = self.read(number)
         return Sample(read.timed, read.media, read.tools, read.options)
 
     def member(self, number: int, token_len: int | None = None) -> MemberInput:
-        """A sample with its media; raises Skip."""
+        """Return a sample with its media; raises Skip."""
         read, media = self.read(number)
         name = self.sample_id(number)
         named = list(zip(read.kinds, media, strict=True))
@@ -90,17 +90,17 @@ class Given:
         )
 
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
-        """A sample, and its media in the order of their placeholders.
+        """Return a sample, and its media in the order of their placeholders.
 
         Raises:
             Skip: it can't be packed.
-            PackError: the dataset raises something.
+            PackError: the dataset raises an error.
         """
         with _named(self.sample_id(number)):
             return self._read(self._dataset[number])
 
     def files(self, read: ReadSample) -> list[dict[str, Any]]:
-        """Name, size and version of the media of a sample that are given by their paths."""
+        """Return name, size and version of each media file that a sample names by its path."""
         names = dict.fromkeys(part.name for part in read.parts if part.name)
         states = [(name, state_of(os.path.join(self.root, name)) or (0, "")) for name in names]
         return [{"name": name, "size": size, "version": version} for name, (size, version) in states]
@@ -127,7 +127,7 @@ class Given:
         return read, data
 
     def _record(self, item: Any) -> tuple[Record, list[Any]]:
-        """The conversation of an item, and its media as they are given."""
+        """Return the conversation of an item, and its media in the form the dataset gives them."""
         if isinstance(item, Mapping):
             item = {key: value for key, value in item.items() if value is not None}
         media: list[Any] = []
@@ -144,7 +144,7 @@ class Given:
         return record, media or list(record.listed_media or ())
 
     def _open(self, medium: Any) -> tuple[str, bytes | Image.Image]:
-        """A medium, and the path that it is given by; empty: it is in memory."""
+        """Return a medium's path (empty if it is in memory), and the medium itself."""
         if isinstance(medium, Mapping):
             medium = medium.get("bytes") or medium.get("path") or medium.get("url") or medium
         if isinstance(medium, (bytes, Image.Image)):
@@ -162,7 +162,7 @@ class Given:
 
 
 def _seems(item: Any) -> str | None:
-    """The medium of an item that can't be read, by its fields and the names in them; None: it has none."""
+    """Guess the media type of an item that can't be read, by its fields and the names in them; None: no media."""
     if not isinstance(item, Mapping):
         return None
     kinds = ["video" if "video" in key else "image" for key in _MEDIA_KEYS if _holds_media(item.get(key))]
@@ -171,7 +171,7 @@ def _seems(item: Any) -> str | None:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Have whatever a user's dataset raises say of which sample: an IndexError alone would end an iteration."""
+    """Turn a user's error into a PackError with the sample's name: an IndexError alone would end an iteration."""
     try:
         yield
     except (Skip, PackError):
@@ -181,24 +181,24 @@ def _named(name: str) -> Iterator[None]:
 
 
 class GivenRows:
-    """Measured samples of a map-style dataset, whose keys are their numbers."""
+    """Measured samples of a map-style dataset; a sample's key is its number."""
 
     def __init__(self, given: Given):
         self._given = given
 
     def member(self, row: ItemRow) -> MemberInput:
-        """A sample as it was measured; raises Skip where it is another now."""
+        """Return a measured sample with its media; raises Skip if it can't be read any more."""
         return self._given.member(int(row.key), row.token_len)
 
     def sample_id(self, row: ItemRow) -> str:
-        """What it is called in the ledger."""
+        """Return the id that the ledger uses."""
         return self._given.sample_id(int(row.key))
 
 
 def undecoded(dataset: Any) -> Any:
-    """A dataset of Hugging Face's whose images and videos stay the bytes of their files; any other as it is."""
+    """Return a Hugging Face dataset that leaves images and videos as the bytes of their files; others unchanged."""
     if (getattr(dataset, "format", None) or {}).get("type") == "custom":
-        return dataset  # its transform is written for images
+        return dataset  # its own transform expects decoded images
     for name, feature in (getattr(dataset, "features", None) or {}).items():
         if (plain := _undecoded(feature)) is not None:
             dataset = dataset.cast_column(name, plain)
@@ -206,7 +206,7 @@ def undecoded(dataset: Any) -> Any:
 
 
 def _undecoded(feature: Any) -> Any:
-    """The same feature that decodes nothing; None: it decodes nothing already."""
+    """Return the same feature without decoding; None: it decodes nothing."""
     if getattr(feature, "decode", False) is True:
         return dataclasses.replace(feature, decode=False)
     inner = getattr(feature, "feature", None)
@@ -216,14 +216,14 @@ def _undecoded(feature: Any) -> Any:
 
 
 def _holds_media(value: Any) -> bool:
-    """Whether a field holds media, of whatever form, and not a number or nothing of the sample's."""
+    """Whether a field holds media in any form; a number, None or an empty value is none."""
     if isinstance(value, (list, tuple, str, bytes, Mapping)):
         return bool(value)
     return value is not None and not isinstance(value, (int, float))
 
 
 def _without_media(messages: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Messages whose content parts have no media of their own, and these media."""
+    """Take the media out of the messages' content parts: return the messages with placeholders, and the media."""
     found: list[Any] = []
 
     def plain(part: Any) -> list[Any]:

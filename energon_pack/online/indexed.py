@@ -1,6 +1,6 @@
-"""Samples in files that nobody measured: the shards of a source, read where their index says.
+"""Read samples from files that nobody has measured, at the places that the source's index gives.
 
-list[IndexedShard] ──write_index──► a row a sample that is drawn ──Indexed──► look, member
+list[IndexedShard] ──write_index──► a row for each draw of a sample ──Indexed──► look, member
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -30,7 +30,7 @@ _SCHEMA = pa.schema([*INDEX_SCHEMA, ("shard", pa.int32())])
 
 @dataclass(slots=True)
 class FoundRow(IndexRow):
-    """A sample that was found in a source."""
+    """The place of a sample in a source."""
 
     shard: int  # number of its source shard
 
@@ -38,11 +38,11 @@ class FoundRow(IndexRow):
 def write_index(
     path: Path, indexed: Sequence[IndexedShard], excluded: Mapping[str, Set[str]], limit: int | None
 ) -> None:
-    """A row for each sample that is drawn, in the order of the source; for each time it is.
+    """Write a row for each draw of a sample, in the order of the source.
 
     Args:
         excluded: keys of samples left out, by shard.
-        limit: only the first so many of the others.
+        limit: write only the first so many of the others.
     """
     write_tables(path, _first(_tables(indexed, excluded), limit), _SCHEMA)
 
@@ -66,12 +66,12 @@ def _first(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:
 
 
 class Indexed:
-    """Samples of a source by number; what is open is each process's own.
+    """Samples of a source by number; each process opens its own files.
 
     Args:
-        shards: of the source, by the number that rows have.
-        settings: how samples are read.
-        path: what `write_index` wrote.
+        shards: the source's shards; rows have an index into this list.
+        settings: the settings by which samples are read.
+        path: the file that `write_index` wrote.
     """
 
     def __init__(self, shards: Sequence[Shard], settings: ReadSettings, path: Path):
@@ -83,17 +83,17 @@ class Indexed:
         return len(self._rows)
 
     def sample_id(self, number: int) -> str:
-        """What it is called in the ledger."""
+        """Return the id that the ledger uses."""
         row = self._rows[number]
         return self._shards[row.shard].sample_id(row.key)
 
     def look(self, number: int) -> Sample:
-        """A sample by the headers of its media; raises Skip."""
+        """Return a sample with only the headers of its media read; raises Skip."""
         read, _ = self._read(number)
         return Sample(read.timed, read.media, read.tools, read.options)
 
     def member(self, number: int) -> MemberInput:
-        """A sample with its media; raises Skip, and PackError where its file changed."""
+        """Return a sample with its media; raises Skip, and PackError if its file changed."""
         read, shard = self._read(number)
         name = self.sample_id(number)
         images: list[LazyImage] = []

@@ -1,8 +1,9 @@
-"""Which samples make a batch where nothing is packed: some of like lengths, and as many batches for each rank. Pure.
+"""Batch samples of like lengths for training without packing, as many batches for each rank. Pure.
 
     lengths ─shuffled into windows, sorted in each─► neighbours make a batch, neighbouring batches a step ─shuffled─►
 
-Windows are sorted up and down by turns, so that no batch has the longest of one and the shortest of the next.
+Every other window is sorted downwards, so that no batch joins the longest samples of one window and the shortest of the
+next.
 """
 
 from collections.abc import Sequence
@@ -22,26 +23,26 @@ class Groups(NamedTuple):
     batches: Bins
     #: int64[num_steps, num_ranks], the batch of each rank in each step
     steps: Ints
-    #: samples that are in no batch: fewer than ranks, where no batch has two
+    #: samples that are in no batch: fewer than ranks, and only if every batch is a single sample
     num_over: int
 
     def samples(self, batch: int) -> Ints:
-        """Those of a batch."""
+        """Return the numbers of a batch's samples."""
         starts, items = self.batches
         found: Ints = items[starts[batch] : starts[batch + 1]]
         return found
 
 
 class Limits(NamedTuple):
-    """How large a batch may be: one of the two is given."""
+    """How large a batch may be; exactly one of the two limits is set."""
 
     #: samples
     batch_size: int | None = None
-    #: samples × tokens of the longest; a sample that is longer is a batch of its own
+    #: samples × tokens of the longest; a single longer sample is a batch of its own
     max_batch_tokens: int | None = None
 
     def check(self) -> None:
-        """Raises ValueError: none or both are given."""
+        """Raise ValueError unless exactly one limit is set."""
         given = f"batch_size={self.batch_size}, max_batch_tokens={self.max_batch_tokens}"
         if (self.batch_size is None) is (self.max_batch_tokens is None):
             raise ValueError(f"{given}: give one of the two")
@@ -49,24 +50,24 @@ class Limits(NamedTuple):
             raise ValueError(f"{given}: at least 1")
 
     def are_exceeded(self, lens: Ints) -> npt.NDArray[np.bool_]:
-        """bool[num], whether a sample alone is longer than a batch may be."""
+        """Return bool[num]: whether a sample alone has more tokens than a batch may have."""
         longest = self.max_batch_tokens
         return np.zeros(len(lens), np.bool_) if longest is None else np.greater(lens, longest)
 
     def samples(self, lens: Ints) -> float:
-        """How many samples a batch has, about."""
+        """Estimate how many samples a batch has."""
         return self.batch_size or (self.max_batch_tokens or 1) / max(1.0, float(lens.mean()))
 
 
 def group(lens: Ints, num_ranks: int, limits: Limits, window: float, seed: int) -> Groups:
-    """Batches of samples of like lengths, as many for each rank, in an order that says nothing of their lengths.
+    """Group samples of like lengths into batches, as many for each rank, in an order independent of length.
 
-    Each sample is in one batch. Where their number does not come to whole steps, batches are a sample smaller, or some
-    are halved; only where each batch is a single sample, fewer than `num_ranks` of them are over.
+    Each sample is in one batch. If the batches do not make whole steps, they are a sample smaller, or some are halved.
+    Only if every batch is a single sample, fewer than `num_ranks` samples are left over.
 
     Args:
-        lens: int64[num] tokens; a sample that is longer than a batch may be is one alone.
-        window: samples that are sorted together; fewer: more chance in who meets whom, more padding.
+        lens: int64[num] tokens; a sample longer than a batch may be is a batch of its own.
+        window: samples that are sorted together; a smaller window mixes samples better and pads more.
     """
     order = _by_windows(lens, window, seed)
     num = len(order)
@@ -75,7 +76,7 @@ def group(lens: Ints, num_ranks: int, limits: Limits, window: float, seed: int) 
     else:
         starts = _evenly(num, -(-num // (limits.batch_size or 1)))
     wanted = -(-(len(starts) - 1) // num_ranks) * num_ranks
-    if wanted > num:  # a sample each does not come to whole steps
+    if wanted > num:  # even batches of one sample do not make whole steps
         starts, wanted = np.arange(num + 1), num // num_ranks * num_ranks
     elif limits.max_batch_tokens is not None:
         starts = _halved(starts, wanted)
@@ -88,16 +89,16 @@ def group(lens: Ints, num_ranks: int, limits: Limits, window: float, seed: int) 
     return Groups(Bins(starts, order), steps, len(starts) - 1 - wanted)
 
 
-#: of an epoch that others began: so many ranks had so many steps of it, one after the other
+#: how an epoch was begun by other numbers of ranks: (ranks, steps they took), in order
 Before = Sequence[tuple[int, int]]
 
 
 class EpochGroups:
-    """The batches of each epoch, also of one that was begun with another number of ranks.
+    """The batches of each epoch, even if another number of ranks began the epoch.
 
     Args:
         window: batches whose samples are sorted together.
-        samples: int64[num], numbers of those that are in batches; by default all.
+        samples: int64[num], the numbers of the samples to batch; by default all.
     """
 
     def __init__(self, lens: Ints, limits: Limits, window: int, seed: int, samples: Ints | None = None):
@@ -109,7 +110,7 @@ class EpochGroups:
         self._kept: dict[tuple[int, tuple[tuple[int, int], ...], int], Groups] = {}
 
     def of(self, epoch: int, num_ranks: int, before: Before = ()) -> Groups:
-        """The batches of an epoch, or what is left of it for these ranks."""
+        """Return the batches of an epoch, or of its rest if other numbers of ranks began it."""
         key = epoch, tuple(before), num_ranks
         if key not in self._kept:
             while len(self._kept) > 1:
@@ -125,7 +126,7 @@ class EpochGroups:
 
 
 def padding(lens: Ints, groups: Groups) -> float:
-    """The share of padding in batches that are as wide as their longest sample."""
+    """Return the share of padding in batches that are as wide as their longest sample."""
     starts, items = groups.batches
     used = np.zeros(len(starts) - 1, bool)
     used[groups.steps.ravel()] = True
@@ -134,7 +135,7 @@ def padding(lens: Ints, groups: Groups) -> float:
 
 
 def _by_windows(lens: Ints, window: float, seed: int) -> Ints:
-    """The samples in an order in which neighbours are of like lengths, and windows follow each other by chance."""
+    """Order the samples: windows of random samples, each sorted, so that neighbours have like lengths."""
     num = len(lens)
     shuffled = np.argsort(random_keys(num, seed, 30))
     of = np.arange(num) * max(1, round(num / window)) // max(1, num)
@@ -143,12 +144,12 @@ def _by_windows(lens: Ints, window: float, seed: int) -> Ints:
 
 
 def _evenly(num: int, num_batches: int) -> Ints:
-    """Starts of batches whose sizes differ by one at most."""
+    """Return the starts of batches whose sizes differ by at most one sample."""
     return np.arange(num_batches + 1) * num // max(1, num_batches)
 
 
 def _cut(lens: Ints, max_batch_tokens: int) -> Ints:
-    """Starts of batches that are as large as they may be; of one sample where that alone is larger."""
+    """Return the starts of batches as large as allowed; a sample that alone is larger is a batch of its own."""
     starts, longest = [0], 0
     for number, length in enumerate(lens.tolist()):
         longest = max(longest, length)
@@ -159,7 +160,7 @@ def _cut(lens: Ints, max_batch_tokens: int) -> Ints:
 
 
 def _halved(starts: Ints, num_batches: int) -> Ints:
-    """So many batches: those with most samples in two."""
+    """Halve the batches with most samples until there are `num_batches`."""
     while len(starts) - 1 < num_batches:
         sizes = np.diff(starts)
         most = int(sizes.argmax())

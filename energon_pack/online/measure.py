@@ -1,4 +1,4 @@
-"""Lengths of the conversations of a user's own dataset: measured once, kept in the cache by its fingerprint."""
+"""Measure the conversations of a user's own dataset once, and keep the lengths in the cache by its fingerprint."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -29,11 +29,11 @@ _VERSION = 2  # raised when `Given.read` gives other conversations
 
 
 def measure_given(given: Given, fingerprint: str, method: Method, run: Run, num_workers: int | None) -> MeasuredShard:
-    """Lengths of all samples that are not in the cache yet, or whose files of media are others now.
+    """Measure samples that are not in the cache yet, or whose media files changed; return the lengths of all.
 
     Args:
-        fingerprint: what tells this dataset from another, and from itself before it was changed.
-        num_workers: processes; None: all cores. They get the dataset as those of any DataLoader here do.
+        fingerprint: identifies the dataset; a changed dataset needs another one.
+        num_workers: processes; None: all cores. They receive the dataset as workers of any DataLoader do.
     """
     cache, num = lengths_cache(method, run), len(given)
     key = key_of(NAME, fingerprint, num, _VERSION)
@@ -45,7 +45,7 @@ def measure_given(given: Given, fingerprint: str, method: Method, run: Run, num_
     todo = np.union1d(missing, np.array([*stale[0]], np.int64))
     slices = [todo[start : start + _SLICE] for start in range(0, len(todo), _SLICE)]
     workers = min(num_workers or len(os.sched_getaffinity(0)), len(slices))
-    # With a generator of its own, and on the host whatever the default is, a start changes no chance of a training's.
+    # With its own generator on the host, this loader changes no random numbers of the training.
     loader = DataLoader(
         _Slices(given, slices, method),
         batch_size=None,
@@ -68,7 +68,7 @@ def measure_given(given: Given, fingerprint: str, method: Method, run: Run, num_
 
 @dataclass(frozen=True)
 class _Conversations(TarShard):
-    """What stands for a source's file: media that are given by their paths are files of their own."""
+    """Takes the place of a source's shard; media that are given by paths are files under `root`."""
 
     root: str
 

@@ -1,4 +1,5 @@
-"""The packs of one lane: samples are drawn, measured by their headers, and wait; then a pack's pixels are decoded.
+"""Make the packs of one lane (a worker of a rank): samples are drawn, measured by their headers, and wait in a pool.
+Pixels are decoded only for the samples of the pack that is made.
 
 Draws ─look─► Measuring ─► Pool ─take─► member ─► PackEncoder ─► Pack
 """
@@ -20,10 +21,10 @@ from energon_pack.training.pack_encoder import Pack, PackEncoder
 
 
 class OnlinePacks(Iterator[Pack]):
-    """Packs, and where they are: `state` between two of them is all that the next ones depend on.
+    """An iterator over packs; between two packs `state` holds everything that the next ones depend on.
 
     Args:
-        name: of the lane, for the keys of its packs.
+        name: the lane's name, for the keys of its packs.
     """
 
     def __init__(
@@ -42,10 +43,10 @@ class OnlinePacks(Iterator[Pack]):
         self._in_vain = 0
 
     def __next__(self) -> Pack:
-        """The next pack.
+        """Return the next pack.
 
         Raises:
-            PackError, BadPack: a sample can't be read, and may not be left out; or none can be packed at all.
+            PackError, BadPack: a sample can't be read and may not be left out; or no sample can be packed.
         """
         while True:
             self._fill()
@@ -61,7 +62,7 @@ class OnlinePacks(Iterator[Pack]):
                 return replace(pack, dropped=[*dropped, *pack.dropped])
 
     def state(self) -> dict[str, Any]:
-        """Numbers alone, as JSON has them."""
+        """Return the state as numbers, in the form of JSON."""
         return {
             "counts": [*self._draws.counts],
             "has_ended": self._has_ended,
@@ -120,7 +121,7 @@ class OnlinePacks(Iterator[Pack]):
             raise PackError(f"none of the samples drawn can be packed: {skip}")
 
     def _count(self, pack: Pack) -> None:
-        """A pack that is handed on."""
+        """Count a pack that is yielded."""
         self._counted.add("packs")
         self._counted.add("samples", len(pack.members))
         tokens = sum(len(member.tokens) for member in pack.members)

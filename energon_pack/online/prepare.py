@@ -1,4 +1,4 @@
-"""What a dataset that packs while it loads begins with: the stages of packing up to the plan, kept in the cache.
+"""Prepare a dataset that packs while it loads: run the stages of packing up to the plan, and keep them in the cache.
 
 config ──► index ──► measure ──► plan ──► <cache>/lazy/<identity>: rows of all items, plans by epoch, skipped.jsonl
 """
@@ -51,48 +51,48 @@ ROWS = "rows.arrow"
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan, and where a loader's workers read what it is of."""
+    """A plan, and the folder from which a loader's workers read its items."""
 
     config: PackConfig
     planned: Planned
     method: Method
     members: Stored | GivenRows
     folder: Path
-    micro_batches: int  # of `packing.topology`
+    micro_batches: int  # `packing.topology.micro_batches`
 
     @property
     def made(self) -> dict[str, Any]:
-        """What energon_pack.json would say."""
+        """The content that energon_pack.json would have."""
         planned = self.planned
         content = content_settings(self.config)
         return manifest_of(planned.lengths, planned.plan, self.method.identity, planned.cost, content)
 
     @property
     def template(self) -> Template:
-        """With which all was measured."""
+        """The template with which all samples were measured."""
         return load_saved(self.method.template_folder)
 
 
 def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, fingerprint: str | None) -> Prepared:
-    """Index, measure and plan, each as far as it is not in the cache.
+    """Index, measure and plan whatever is not in the cache yet.
 
-    Of the processes of one machine that train together one works, and the others, which wait, find it done.
+    If several processes of a machine call this, one of them works and the others wait for its result.
 
     Args:
         given: a config, or overrides as on the command line.
         conversations: a dataset in place of `source.path`.
-        fingerprint: what tells `conversations` from others; None: Hugging Face's own, or nothing is kept.
+        fingerprint: identifies `conversations`; None: Hugging Face's own fingerprint, else nothing is kept.
 
     Raises:
-        PackError: as packing; nothing of the source is left to pack; more is lost than `max_skipped`.
+        PackError: the errors of packing; no sample is left to pack; more samples are lost than `max_skipped`.
     """
     config = config_of(given)
     source, packing = config.source, config.packing
     if conversations is not None and packing.overlong in CUTTING:
-        raise PackError(f"packing.overlong={packing.overlong.value}: for files; conversations are not cut")
+        raise PackError(f"packing.overlong={packing.overlong.value}: only samples in files are cut, not conversations")
     if conversations is not None and source.path is not None:
         raise PackError(f"source.path={source.path} and conversations: give one of them")
-    alone = replace(packing, topology=Topology())  # steps are the sampler's
+    alone = replace(packing, topology=Topology())  # the sampler makes steps even
     config = replace(config, stage=Stage.plan, packing=alone, output=replace(config.output, name="lazy"))
     known = fingerprint or getattr(conversations, "_fingerprint", None)
     if conversations is None:
@@ -128,30 +128,30 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
 
 
 def _where(skipped: Path, is_given: bool, known: str | None) -> str:
-    """Which samples are skipped, as far as an error has room for it.
+    """Name the first skipped sample and the ledger, for an error.
 
     Args:
-        is_given: conversations, not files.
-        known: by which fingerprint; None: the ledger goes with this process.
+        is_given: whether the samples are conversations, not files.
+        known: the fingerprint of the conversations; None: the ledger is deleted when this process ends.
     """
     with open(skipped, encoding="utf-8") as file:
         entry = json.loads(file.readline())
     first = f"the first: {entry['sample_id']}: {entry['reason']}: {entry['detail']}"
     if is_given and known is None:
         return first
-    kept = f" (this is known of fingerprint={known!r}: give another one where items were changed)" if is_given else ""
+    kept = f" (kept for fingerprint={known!r}: if items were changed, give another one)" if is_given else ""
     return f"{first}; {skipped} names each{kept}"
 
 
 def in_memory(config: PackConfig) -> Places:
-    """The places of a run without files.
+    """Return the places of a run without source files.
 
     Raises:
-        PackError: a setting that draws from files; the cache can't be written.
+        PackError: a setting draws from files; the cache can't be written.
     """
     for name in ("slice", "split", "map"):
         if (value := getattr(config.source, name)) is not None:
-            raise PackError(f"source.{name}={value}: for files; give the conversations that are wanted")
+            raise PackError(f"source.{name}={value}: only for files; pass just the conversations you want to pack")
     cache = local_cache(config)
     refuse_unwritable_folder("cache_dir" if config.cache_dir else "output.dir", cache)
     return Places(Source([], frozenset()), named_processor(config.model), cache, InFolder(cache), False)
@@ -163,11 +163,11 @@ def _write(folder: Path, planned: Planned, config: PackConfig) -> None:
 
 
 def _for_this_process() -> Path:
-    """A cache for a dataset of which nobody says how to know it again."""
+    """Make a cache folder that this process deletes at its end, for a dataset without a fingerprint."""
     folder, process = Path(tempfile.mkdtemp(prefix="energon_pack-")), os.getpid()
 
     def remove() -> None:
-        if os.getpid() == process:  # not when a worker that was forked ends
+        if os.getpid() == process:  # not at the end of a forked worker
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)

@@ -1,4 +1,4 @@
-"""Who of those that train together this process is."""
+"""Find this process's data-parallel rank."""
 
 import os
 
@@ -6,10 +6,12 @@ import torch.distributed as dist
 
 
 def ranks_here(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """This data-parallel rank and how many there are: as given, else torch.distributed's, else torchrun's, else one.
+    """Return this data-parallel rank and the number of ranks.
+
+    The arguments count first, then torch.distributed, then torchrun's variables; without any there is one rank.
 
     Raises:
-        ValueError: one of them alone, or a rank that is none.
+        ValueError: only one argument is given, or the rank is out of range.
     """
     if (rank is None) is not (world_size is None):
         raise ValueError(f"rank={rank}, world_size={world_size}: give both, or none")

@@ -1,6 +1,6 @@
-"""The rows of all that is packed as one file, from which a loader's worker takes single ones without holding any.
+"""Keep the rows of all packed items in one file, from which a loader's worker reads single rows and holds none.
 
-Lengths ──write_rows──► rows.arrow: batches of as many rows each, not compressed ──memory map──► Rows[number]
+Lengths ──write_rows──► rows.arrow: batches of `_BATCH` rows, not compressed ──memory map──► Rows[number]
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from energon_pack.plan.items import Lengths
 from energon_pack.sources.rows import MeasuredRow, SampleRow, rows_of
 
 Row = TypeVar("Row", bound=SampleRow)
-_BATCH = 256  # rows that are read to have one of them
+_BATCH = 256  # rows that are read to get one row
 
 
 @dataclass(slots=True)
@@ -25,13 +25,14 @@ class ItemRow(MeasuredRow):
     """A sample, or a part of one, that may be in a pack."""
 
     shard: int  # number of its source shard
-    checksum: int  # of its JSON and the ends of its media
+    checksum: int  # checksum of its JSON and the ends of its media
 
     def of_pack(self, pack: str, shard: str) -> PlanRow:
-        """The same as a row of a plan.
+        """Return this row as a row of a plan.
 
         Args:
-            shard: its name.
+            pack: key of the pack.
+            shard: name of the source shard.
         """
         common = {field.name: getattr(self, field.name) for field in fields(MeasuredRow)}
         return PlanRow(**common, pack=pack, shard=shard)
@@ -44,12 +45,12 @@ _SCHEMA = pa.schema(
 
 
 def write_rows(path: Path, lengths: Lengths) -> None:
-    """A row for each of `lengths.items`, in their order."""
+    """Write a row for each of `lengths.items`, in their order."""
     write_tables(path, _tables(lengths), _SCHEMA)
 
 
 def write_tables(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
-    """The rows of all these, for `Rows`."""
+    """Write the rows of all these tables to a file that `Rows` reads."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for batch in _batches(tables, schema):
             writer.write_batch(batch)
@@ -62,7 +63,7 @@ def _tables(lengths: Lengths) -> Iterator[pa.Table]:
 
 
 def _batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """All of them of `_BATCH` rows but the last, so that a row's number says which it is in."""
+    """Yield batches of `_BATCH` rows, the last one smaller, so that a row's number gives its batch."""
     left = schema.empty_table()
     for table in tables:
         whole = pa.concat_tables([left, table])
@@ -73,10 +74,10 @@ def _batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Recor
 
 
 class Rows(Generic[Row]):
-    """The rows of a file, each read when it is asked for; opened anew in each process.
+    """The rows of a file, each read on access; every process opens the file itself.
 
     Args:
-        form: the class of its rows, whose fields are the columns.
+        form: the class of the rows; its fields are the columns.
     """
 
     def __init__(self, path: Path, form: type[Row]):

@@ -1,4 +1,4 @@
-"""What is packed while it is loaded: samples by number, wherever they are.
+"""The interface of samples that are packed while they load: samples by number, wherever they are.
 
 number ──look──► the conversation and its media by their headers: enough to count tokens
        ──member──► the same with its images and videos: what training encodes
@@ -16,17 +16,17 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def sample_id(self, number: int) -> str:
-        """What a sample is called where it is named."""
+        """Return a sample's id, for packs, errors and the ledger."""
 
     def look(self, number: int) -> Sample:
-        """A sample by the headers of its media.
+        """Return a sample with only the headers of its media read.
 
         Raises:
             Skip: it can't be packed.
         """
 
     def member(self, number: int) -> MemberInput:
-        """A sample with its media, which are decoded where they are needed.
+        """Return a sample with its media, which are decoded when they are used.
 
         Raises:
             Skip: it can't be packed.

@@ -1,4 +1,4 @@
-"""Samples in files: the shards of a source, read where the index or the lengths say."""
+"""Read measured samples from the shards of a source."""
 
 from collections.abc import Sequence
 
@@ -10,17 +10,17 @@ from energon_pack.sources.shard import Shard
 
 
 class Stored:
-    """Measured samples in files; what is open is each process's own."""
+    """Measured samples in files; each process opens its own files."""
 
     def __init__(self, shards: Sequence[Shard], settings: ReadSettings):
         self._shards, self._settings = list(shards), settings
         self._sources: Sources | None = None
 
     def member(self, row: ItemRow) -> MemberInput:
-        """A sample as it was measured, or a part of one.
+        """Return a measured sample, or a part of one, with its media.
 
         Raises:
-            SourceChanged: the shard or a medium is not what was measured.
+            SourceChanged: the shard or a medium changed since it was measured.
         """
         if self._sources is None:
             self._sources = Sources({shard.name: shard for shard in self._shards})
@@ -28,7 +28,7 @@ class Stored:
         return self._sources.member(place, self._settings, row.checksum)
 
     def sample_id(self, row: ItemRow) -> str:
-        """What it is called in packs and in the ledger."""
+        """Return the id that packs and the ledger use."""
         return row.of_pack("", self._shards[row.shard].name).sample_id
 
     def __reduce__(self) -> tuple[type["Stored"], tuple[list[Shard], ReadSettings]]:

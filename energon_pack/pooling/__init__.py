@@ -1,1 +1,1 @@
-"""Packs without a plan: what is drawn, what waits, and which of it shares the next pack."""
+"""Make packs without a plan: draw samples, let them wait in a pool, choose which of them share the next pack."""

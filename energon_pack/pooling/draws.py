@@ -1,7 +1,7 @@
-"""Which sample of which dataset a lane draws next: a function of how many it drew of each. Pure.
+"""Choose which sample of which dataset a lane draws next: a function of how many it drew from each. Pure.
 
-A lane is a worker of a rank. Of each dataset all lanes together draw one endless row of permutations, lane l of L the
-places l, l + L, l + 2L …: each permutation is drawn once, by whoever. Nothing is held but counters.
+A lane is a worker of a rank. All lanes together draw one endless sequence of permutations of each dataset; lane l of L
+draws the places l, l + L, l + 2L …. So each permutation is drawn once, and a lane holds nothing but counters.
 """
 
 from bisect import bisect_right
@@ -18,7 +18,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Draw(NamedTuple):
-    """A sample that is drawn, for which time."""
+    """A drawn sample: its dataset, its number, and how often it was drawn before."""
 
     dataset: int
     number: int
@@ -31,13 +31,13 @@ class Draws:
 
     Args:
         sizes: samples of each dataset.
-        weights: how often each is drawn; by default as often as it has samples.
-        replacement: a dataset that is used up begins anew, so that draws never end; else it leaves.
-        seed: of all lanes alike.
-        epoch: another order each.
+        weights: relative frequency of each dataset; by default its number of samples.
+        replacement: begin a dataset anew when it is used up, so that draws never end; else it drops out.
+        seed: the same in all lanes.
+        epoch: each epoch has another order.
 
-    Raises:
-        ValueError: weights that are no shares, or an empty dataset with one.
+        Raises:
+            ValueError: weights are negative, all 0 or too few; or an empty dataset has a weight.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Draws:
         chance = Chance(seed, 2 * epoch)
         self._keys = [chance.below(_WORD) for _ in self._sizes]
         self._phase = mixed_one(chance.below(_WORD) + lane)
-        #: draws of each dataset: all that changes
+        #: draws from each dataset: the whole state
         self.counts = [0] * len(self._sizes)
 
     def next(self) -> Draw | None:
-        """The next draw; None: all datasets are used up."""
+        """Return the next draw; None: all datasets are used up."""
         there = [d for d, weight in enumerate(self._weights) if weight and not self._is_used_up(d)]
         if not there:
             return None
@@ -75,7 +75,7 @@ class Draws:
         return not self._replacement and self._lane + self.counts[dataset] * self._lanes >= self._sizes[dataset]
 
     def _choose(self, weights: Sequence[float]) -> int:
-        """One of some, so that every stretch of draws has about their shares.
+        """Choose a dataset so that every stretch of draws has about the right shares.
 
         Source: the sequence of multiples of the golden ratio, whose every stretch is spread evenly over [0, 1)
         (Knuth, The Art of Computer Programming 3, 6.4).
@@ -86,10 +86,10 @@ class Draws:
 
 
 def permuted(place: int, size: int, key: int) -> int:
-    """Where an item is in the permutation of 0 … size - 1 that a key names, without the others.
+    """Return the item at a place of the permutation of 0 … size - 1 that a key names, without computing the others.
 
     Source: Black, Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: a Feistel network over the next power of 4,
-    gone through until its result is in range.
+    applied until its result is in range.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1

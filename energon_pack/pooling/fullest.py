@@ -1,4 +1,4 @@
-"""The fullest pack that some samples make, with all its limits. Pure."""
+"""Choose the samples that make the fullest pack within all limits. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,13 +8,13 @@ Costs = Sequence[int]
 
 
 def fullest(costs: Sequence[Costs], limits: Costs) -> list[int]:
-    """The first sample, and those with which a pack that holds it is fullest, earlier ones before later.
+    """Choose the samples that make the fullest pack with the first sample, earlier ones before later.
 
-    Without other limits than tokens no choice is fuller. Where that choice breaks another limit, it is made among
-    those that all together keep to it, taken as they came, or taken by how little they ask of it for a token.
+    If tokens are the only limit, no choice is fuller. If that choice breaks another limit, the choice is made among
+    samples that together keep within all: collected in the order they came, or by least cost a token.
 
     Args:
-        costs: of each sample what it takes of each limit, tokens first; each alone fits.
+        costs: for each sample its cost for each limit, tokens first; each sample fits alone.
 
     Returns:
         Indices, ascending; the first is 0.
@@ -47,12 +47,12 @@ def _sums(chosen: Iterable[int], costs: Sequence[Costs], num_limits: int) -> lis
 
 
 def _others(cost: Costs, limits: Costs) -> list[tuple[int, int]]:
-    """What a sample takes of each limit but tokens, and the limit: one of nothing is as good as one of 1."""
+    """Pair a sample's costs other than tokens with their limits; a limit of 0 is replaced by 1."""
     return [(a, max(b, 1)) for a, b in zip(cost[1:], limits[1:], strict=True)]
 
 
 def _together(order: Sequence[int], costs: Sequence[Costs], left: Costs) -> list[int]:
-    """Those that, one after the other, keep to all limits but that of tokens."""
+    """Collect samples in this order as long as they keep within every limit but tokens."""
     room, chosen = list(left[1:]), []
     for i in order:
         after = [a - b for a, b in zip(room, costs[i][1:], strict=True)]
@@ -63,5 +63,5 @@ def _together(order: Sequence[int], costs: Sequence[Costs], left: Costs) -> list
 
 
 def _fill(items: Sequence[int], costs: Sequence[Costs], room: int) -> list[int]:
-    """Those of the items whose tokens come nearest to the room; of several choices the one whose last is earliest."""
+    """Choose items whose tokens fill the room best; between equal choices, the one whose last item is earliest."""
     return [items[number] for number in fullest_sum((costs[i][0] for i in items), room)]

@@ -1,4 +1,4 @@
-"""What a sample takes of a pack, measured when it comes, and whether it may be packed at all. No pixel is decoded."""
+"""Measure a sample when it comes: its costs in a pack, and whether it may be packed at all. No pixel is decoded."""
 
 import logging
 from collections import Counter
@@ -21,26 +21,26 @@ from energon_pack.templates.template import Template
 from energon_pack.training.members import sample_of
 
 _log = logging.getLogger(__name__)
-_ROUNDS = 10  # buffers in which a sample may wait for its like
+_ROUNDS = 10  # buffers for which a sample may wait for others of its group
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of a sample before it is encoded."""
+    """The measures of a sample before it is encoded."""
 
     token_len: int
-    #: what it takes of each limit that is set, tokens first
+    #: its cost for each limit that is set, tokens first
     costs: tuple[int, ...]
     #: text, image, video or mix
     media_type: str
 
 
 class Measuring:
-    """Measures samples for packs of some settings, with the template that encodes them.
+    """Measures samples for packs with these settings, with the template that encodes them.
 
     Args:
-        control_tokens: of samples that spell a special token.
-        drop: samples that are at fault are left out; else they end the training.
+        control_tokens: how samples that spell a special token are treated.
+        drop: leave faulty samples out; else they end the training.
 
     Raises:
         PackError: a setting that needs a plan over all samples.
@@ -51,12 +51,12 @@ class Measuring:
         _refuse_plans(packing)
         self.packing = packing
         self._template, self._skips_control, self._drop = template, control_tokens is ControlTokens.skip, drop
-        #: samples that the log has
+        #: samples that were logged already
         self._named: set[str] = set()
         self._num_named: Counter[Reason] = Counter()
 
     def measure(self, samples: Sequence[Sample]) -> list[Measured | Skip]:
-        """Of each sample what it takes; or why it is in no pack, in the words of the ledger."""
+        """Measure samples; in place of a sample that may be in no pack, return its Skip, worded as in the ledger."""
         self._template.foresee(medium for sample in samples for medium in sample.media)
         rendered = [self._render(sample) for sample in samples]
         counts = iter(self._template.count([text for text in rendered if isinstance(text, Rendered)]))
@@ -66,10 +66,10 @@ class Measuring:
         ]
 
     def of_member(self, member: MemberInput) -> Measured | None:
-        """What a sample takes by the headers of its media; None: it is left out, which the log says.
+        """Measure a sample by the headers of its media; None: it is left out and logged.
 
         Raises:
-            PackError: as `leave_out`.
+            PackError: see `leave_out`.
         """
         try:
             (measured,) = self.measure([sample_of(member)])
@@ -81,18 +81,18 @@ class Measuring:
         return None
 
     def group(self, measured: Measured, dataset: Hashable) -> Hashable:
-        """Samples of different groups share no pack."""
+        """Return the group of a sample; samples of different groups share no pack."""
         return {GroupBy.media: measured.media_type, GroupBy.dataset: dataset}.get(self.packing.group_by)
 
     def choose(
         self, measured: Sequence[Measured], datasets: Sequence[Hashable], ages: Sequence[int], at_end: bool
     ) -> list[list[int]]:
-        """Packs of some samples, the oldest first, by their indices: full ones of half of them, and the others wait.
+        """Make full packs from about half of the samples and let the others wait; return indices, the oldest first.
 
         Args:
-            datasets: of each sample.
-            ages: samples that came since each of them.
-            at_end: no more come: all are packed, as they would be offline.
+            datasets: the dataset of each sample.
+            ages: for each sample, how many samples came after it.
+            at_end: no more samples come: pack all of them, as packing offline would.
         """
         pool = Pool(self.packing, max(1, len(measured)))
         for i, (of, dataset, age) in enumerate(zip(measured, datasets, ages, strict=True)):
@@ -106,10 +106,10 @@ class Measuring:
         return [[sample.name for sample in pack] for pack in packs]
 
     def leave_out(self, sample_id: str, skip: Skip) -> None:
-        """Say that a sample is in no pack.
+        """Log that a sample is in no pack.
 
         Raises:
-            PackError: it may not be left out, by `on_bad_member` or `packing.overlong`.
+            PackError: `on_bad_member` or `packing.overlong` forbids leaving it out.
         """
         if skip.reason is Reason.OVERLONG and self.packing.overlong is Overlong.error:
             raise PackError(f"{sample_id}: {skip} (packing.overlong=drop leaves such a sample out)")
@@ -120,7 +120,7 @@ class Measuring:
         self._named.add(sample_id)
         self._num_named[skip.reason] += 1
         num = self._num_named[skip.reason]
-        if not skip.reason.is_policy or num & (num - 1) == 0:  # of those by a setting the 1st, 2nd, 4th, 8th …
+        if not skip.reason.is_policy or num & (num - 1) == 0:  # by policy: only the 1st, 2nd, 4th, 8th …
             _log.warning("left out: %s: %s; %d by this worker so far", sample_id, skip, num)
 
     def _render(self, sample: Sample) -> Rendered | Skip:
@@ -147,14 +147,14 @@ class Measuring:
 
 
 def measuring_of(content: Mapping[str, Any], template: Template, drop: bool) -> Measuring:
-    """What measures samples as those of a packed dataset were.
+    """Return a Measuring with the settings of a packed dataset.
 
     Args:
-        content: of its energon_pack.json.
-        drop: as of Measuring.
+        content: the content of its energon_pack.json.
+        drop: see Measuring.
 
     Raises:
-        PackError: packs of another tool, which do not say how they were made; else as Measuring.
+        PackError: another tool made the packs and does not say how; or an error of Measuring.
     """
     if "packing" not in content:
         raise PackError("packing_buffer_size needs the settings of a dataset that energon_pack packed")
@@ -163,7 +163,7 @@ def measuring_of(content: Mapping[str, Any], template: Template, drop: bool) -> 
 
 
 def _refuse_plans(packing: PackingConfig) -> None:
-    """What packs while it loads has no plan: settings of one are refused where samples would be other ones without."""
+    """Raise PackError for settings that need a plan and change samples; warn of those that only order packs."""
     refused = {
         f"overlong={packing.overlong.value}": packing.overlong in (Overlong.split_turns, Overlong.truncate_text),
         "need_image=true": packing.need_image,
@@ -171,4 +171,4 @@ def _refuse_plans(packing: PackingConfig) -> None:
     for setting in (name for name, is_set in refused.items() if is_set):
         raise PackError(f"packing.{setting} needs a plan over all samples: pack before training, or LazyPackedDataset")
     if packing.window is not None or packing.topology.has_steps:
-        _log.warning("packing.window and packing.topology are for a plan: packs are made of what waits, as it comes")
+        _log.warning("packing.window and packing.topology need a plan and are ignored: packs are made as samples come")

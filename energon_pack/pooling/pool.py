@@ -1,13 +1,13 @@
-"""Which of the samples that wait share the next pack: best fit over a bounded buffer. Pure.
+"""Choose which waiting samples share the next pack: best fit over a bounded buffer. Pure.
 
-    add(sample) … until num_missing is 0 ──take──► one pack … end() ──take──► what is left, planned as offline
+add(sample) … until num_missing is 0 ──take──► one pack … end() ──take──► the rest, planned as offline
 
-A pack is begun with the longest sample of a group, and its room is filled as full as the samples of that group allow,
-older ones before newer. Which group: the one that has most, so that rare media wait until they fill a pack. But where
-the oldest of all samples has waited for `buffer_size` packs, the next one is begun with it.
+A pack begins with the longest sample of a group, and is filled as full as the samples of that group allow, older ones
+before newer. The group is the one with most samples to pack, so that rare media wait until they fill a pack. But if the
+oldest of all samples has waited for `buffer_size` packs, the next pack begins with it.
 
-Measured beside it (benchmarks/online.py): begun with the oldest sample each time, packs of several groups are 2 to 4 %
-less full.
+If every pack began with the oldest sample, packs of several groups would be 2 to 4 % less full (measured by
+benchmarks/online.py).
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -23,7 +23,7 @@ from energon_pack.plan.bins import pack_bins
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.pooling.fullest import fullest
 
-#: of a pool, and of its state
+#: counters of a pool, which its state holds
 _COUNTERS = ("num_added", "num_taken", "num_packs", "longest_wait")
 
 
@@ -31,9 +31,9 @@ _COUNTERS = ("num_added", "num_taken", "num_packs", "longest_wait")
 class Waiting:
     """A sample that waits for its pack."""
 
-    #: whatever the caller knows it by
+    #: the caller's name for it
     name: Any
-    #: what it takes of each limit of a pack: `costs_of`, tokens first
+    #: its cost for each limit of a pack: `costs_of`, tokens first
     costs: tuple[int, ...]
     #: samples of different groups share no pack
     group: Hashable = None
@@ -44,24 +44,24 @@ class Waiting:
 
 
 def costs_of(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[int, ...]:
-    """What one sample takes of each limit that is set.
+    """Return a sample's cost for each limit that is set.
 
     Args:
-        counts: `caps.COLUMNS`, a number each.
+        counts: a number for each of `caps.COLUMNS`.
     """
     return tuple(int(cap.cost(counts[cap.column], packing.pad_to_multiple_of)) for cap, _ in caps.limits(packing))
 
 
 class Pool:
-    """Samples that wait, and the packs that are made of them.
+    """Samples that wait, and the packs that are made from them.
 
-    Every sample is in exactly one pack, and no pack is empty or over a limit. Where `buffer_size` packs were made since
-    a sample came, it waits for those alone that came before it.
+    Every sample is in exactly one pack, and no pack is empty or over a limit. Once `buffer_size` packs were made since
+    a sample came, it waits only for samples that came before it.
 
     Args:
-        packing: the limits; a sample that is longer, but may have a pack of its own, has one at once.
-        buffer_size: samples that wait when a pack is made; more where so many fill none.
-        seed: of the plan of what is left at the end.
+        packing: the limits. A longer sample that may have a pack of its own gets it at once.
+        buffer_size: samples that wait when a pack is made; more if so many do not fill one.
+        seed: seed of the plan for the rest at the end.
     """
 
     def __init__(self, packing: PackingConfig, buffer_size: int, seed: int = 0):
@@ -72,7 +72,7 @@ class Pool:
         #: by group, each in the order they came
         self._groups: dict[Hashable, list[Waiting]] = {}
         self._totals: dict[Hashable, list[int]] = {}
-        #: packs to be taken before others: of one long sample, and those that the end was planned as
+        #: packs to take before others: single long samples, and the plan of the rest at the end
         self._planned: list[list[Waiting]] = []
         self.num_added = self.num_taken = self.num_packs = self.longest_wait = 0
 
@@ -81,33 +81,33 @@ class Pool:
 
     @property
     def num_planned(self) -> int:
-        """Packs that need no more samples."""
+        """Number of packs that need no more samples."""
         return len(self._planned)
 
     @property
     def num_missing(self) -> int:
-        """Samples to add, at least, before a pack is made."""
+        """How many samples at least have to be added before a pack is made."""
         if self._planned:
             return 0
         return max(0 if self.fills_one else 1, self._buffer_size - len(self))
 
     @property
     def fills_one(self) -> bool:
-        """Whether some group has as much as a pack may hold."""
+        """Whether some group has enough samples to fill a pack."""
         return any(self._share(group) >= 1 for group in self._totals)
 
     def _share(self, group: Hashable) -> float:
-        """What a group has of what a pack may hold, of the limit of which it has most."""
+        """Return the group's largest share of any limit: 0.8 if it already has 80 % of the images a pack may hold."""
         return max(total / max(limit, 1) for total, limit in zip(self._totals[group], self._limits, strict=True))
 
     def add(self, name: Any, costs: tuple[int, ...], group: Hashable = None, since: int | None = None) -> None:
-        """One more.
+        """Add a sample.
 
         Args:
-            since: packs that were made before it came; by default those that were made by now.
+            since: number of packs made before it came; by default all that were made so far.
 
         Raises:
-            ValueError: it alone is more than a pack may hold.
+            ValueError: the sample alone is over a limit of a pack.
         """
         if any(cost > limit for cost, limit in zip(costs, self._alone, strict=True)):
             raise ValueError(f"{name} takes {costs}, a pack holds {self._alone}")
@@ -121,7 +121,7 @@ class Pool:
         self._totals[group] = [a + b for a, b in zip(before, costs, strict=True)]
 
     def state(self) -> dict[str, Any]:
-        """All that a pool with the same settings needs to go on: numbers, and the names as they were given."""
+        """Return everything a pool with the same settings needs to go on: numbers, and the callers' names."""
         groups, planned = (
             [[list(astuple(sample)) for sample in of] for of in packs]
             for packs in (self._groups.values(), self._planned)
@@ -140,7 +140,7 @@ class Pool:
             setattr(self, name, state[name])
 
     def take(self) -> list[Waiting]:
-        """The next pack; empty where nothing waits."""
+        """Return the next pack; empty if no sample waits."""
         pack = self._planned.pop(0) if self._planned else self._best() if self._groups else []
         self.num_taken += len(pack)
         if pack:
@@ -149,7 +149,7 @@ class Pool:
         return pack
 
     def end(self) -> None:
-        """Plan all that waits as it would be offline: no more samples come."""
+        """Plan all waiting samples as packing offline would: no more samples come."""
         packs: list[list[Waiting]] = []
         for waiting in self._groups.values():
             costs = np.array([sample.costs for sample in waiting], np.int64).T
@@ -181,10 +181,10 @@ class Pool:
 
 
 def _total(samples: Iterable[Waiting]) -> list[int]:
-    """What they take together of each limit."""
+    """Return the samples' total cost for each limit."""
     return [sum(of) for of in zip(*(sample.costs for sample in samples), strict=True)]
 
 
 def _frozen(name: Any) -> Any:
-    """JSON has no tuples."""
+    """Turn a list back into a tuple: JSON has no tuples."""
     return tuple(name) if isinstance(name, list) else name

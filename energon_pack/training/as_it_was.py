@@ -1,4 +1,4 @@
-"""A model runs to be looked at, and afterwards all is as if it had not."""
+"""Run a model only to look at it, and put its state back afterwards."""
 
 import random
 import warnings
@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-#: larger buffers are weights (GPTQ, AWQ), which no forward changes
+#: elements; a larger buffer holds weights (GPTQ, AWQ), which no forward changes
 _MOST = 2**20
 _PLAIN = (bool, int, float, type(None), Tensor)
 
 
 @contextmanager
 def as_it_was(model: Module) -> Iterator[Callable[[], None]]:
-    """No gradients; random numbers, buffers, counters and modes of all parts are put back in the end.
+    """Run without gradients, then restore random numbers, buffers, counters and modes of all parts.
 
     Yields:
-        Call it before each run: all of them draw the same random numbers, so dropout drops the same.
+        A function to call before each run, so that every run draws the same random numbers and dropout drops the same.
     """
     parts = [*model.modules()]
     plain = [{name: value for name, value in vars(part).items() if isinstance(value, _PLAIN)} for part in parts]
@@ -41,7 +41,7 @@ def as_it_was(model: Module) -> Iterator[Callable[[], None]]:
 
     try:
         with torch.random.fork_rng(on_gpu), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # checkpointing says that it has nothing to do
+            warnings.simplefilter("ignore")  # checkpointing warns that no input needs gradients
             yield begin_again
     finally:
         random.setstate(host[0])

@@ -1,4 +1,4 @@
-"""A batch of packs under the names of NeMo Automodel's own: tensors in, tensors out."""
+"""Rename a batch of packs to the keys that NeMo Automodel's own batches have: tensors in, tensors out."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from torch.nn.functional import pad as pad_tensor
 
 from energon_pack.training.batch import PackedBatch
 
-#: what a neat batch tells the attention of its members: `mask`
+#: `mask`: how a neat batch tells attention where its members are
 MASKS = {
     "flash_varlen": "flash_attention_2, _3 and _4 of transformers: cu_seq_lens, no mask",
     "positions": "sdpa and eager of transformers: positions with a row that starts again, no mask",
@@ -20,11 +20,11 @@ MASKS = {
 
 
 def neat(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metadata: bool) -> dict[str, Any]:
-    """The text of a `neat` batch with shifted labels, as `automodel.collate` says.
+    """Return the text inputs of a `neat` batch with shifted labels; `automodel.collate` lists them.
 
     Args:
         lengths: tokens of each row's members.
-        mask: of `MASKS`.
+        mask: a key of `MASKS`.
     """
     documents, positions = batch["doc_ids"].long(), batch["position_ids"]
     names = ("input_ids", "labels", "position_ids", "mm_token_type_ids")
@@ -44,7 +44,7 @@ def neat(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metada
 
 
 def _metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Where the tokens of each row are, and where its members begin, each counted in its own row."""
+    """Return the index of each token and the starts of members; each row counts from 0."""
     most = max(map(len, lengths))
     ends = [pad_tensor(torch.tensor(row).cumsum(0), (1, most - len(row)), value=-1) for row in lengths]
     starts = torch.stack(ends).int()
@@ -58,17 +58,17 @@ def _metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> dict[str, 
 
 
 def thd(batch: PackedBatch) -> dict[str, Any]:
-    """The text of a `thd` batch: Automodel itself makes one row of it, and boundaries of its lengths."""
+    """Return the text inputs of a `thd` batch; Automodel itself makes one row and the boundaries from the lengths."""
     made = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
     lengths = {name: batch[name].long()[None] for name in ("seq_lens", "seq_lens_padded")}
     return {**made, **lengths, "qkv_format": "thd"}
 
 
 def media(batch: PackedBatch, pixels: str | None, num_rows: int) -> dict[str, Tensor]:
-    """The processor's media, and how many images and videos each row has, where there are any.
+    """Return the processor's media, and how many images and videos each row has if any row has some.
 
     Args:
-        pixels: dtype of what holds pixels; None: as it is.
+        pixels: dtype for inputs named `…pixel_values…`; None: unchanged.
     """
     found: dict[str, Tensor] = {name: batch[name] for name in batch["media_keys"]}
     if pixels is not None:

@@ -1,4 +1,4 @@
-"""A batch of packs: what of it goes to the model, and what is said about it."""
+"""A batch of packs: its tensors, the inputs it gives a model, and its weighted loss."""
 
 import inspect
 import logging
@@ -17,7 +17,7 @@ from energon_pack.training.pixels import MEDIA_KEYS
 from energon_pack.training.wrapped import unwrapped
 
 _log = logging.getLogger(__name__)
-#: read on the host by Megatron's kernels
+#: Megatron's kernels read these on the host
 _ON_HOST = frozenset(("max_seqlen_q", "max_seqlen_kv"))
 _TEXT_KEYS = (
     "input_ids", "labels", "position_ids", "attention_mask", "use_cache", "seq_idx",
@@ -26,20 +26,20 @@ _TEXT_KEYS = (
 
 
 class VisualInputs(SimpleNamespace):
-    """Media of a `thd` batch as Megatron-Bridge's steps take them: attributes that are tensors or None."""
+    """Media of a `thd` batch in the form Megatron-Bridge's steps take: attributes that are tensors or None."""
 
     def normalized_for_model(self) -> dict[str, Tensor]:
-        """Those that are there."""
+        """Return the attributes that are not None."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 class PackedBatch(dict[str, Any]):
-    """The tensors of a batch by name, and their names' meaning.
+    """The tensors of a batch by name, with methods that know what the names mean.
 
-    Trainers rebuild mappings with `type(batch)({...})`: all there is to say of a batch is therefore an item of it.
+    Trainers rebuild mappings with `type(batch)({...})`, so everything known about a batch is one of its items.
 
     Raises:
-        ValueError: made of a batch that was cut to some of its rows.
+        ValueError: the batch was cut to some of its rows.
     """
 
     def __init__(self, *args: Any, **items: Any):
@@ -48,8 +48,8 @@ class PackedBatch(dict[str, Any]):
 
     @property
     def mask(self) -> str:
-        """What keeps members apart in the model: `positions`, `dict4d`, `prefix4d`, `hybrid`, `indexed`, or `auto`:
-        what was found for the model by `guard`.
+        """How the model keeps members apart: `positions`, `dict4d`, `prefix4d`, `hybrid`, `indexed`, or `auto`: the one
+        that `guard` found for the model.
         """
         mask: str = self.get("mask", "positions")
         return mask
@@ -60,11 +60,11 @@ class PackedBatch(dict[str, Any]):
 
     @property
     def media_keys(self) -> frozenset[str]:
-        """Names of media inputs, whether they are there or not."""
+        """Names that media inputs can have, present in this batch or not."""
         return MEDIA_KEYS.union(self.get("media_keys", ()))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
-        """The batch on a device; what kernels read on the host stays there."""
+        """Copy the batch to a device; tensors that kernels read on the host stay on the host."""
 
         def moved(name: str, value: Any) -> Any:
             if isinstance(value, Tensor) and name not in _ON_HOST:
@@ -76,17 +76,17 @@ class PackedBatch(dict[str, Any]):
         return PackedBatch({name: moved(name, value) for name, value in self.items()})
 
     def model_inputs(self, model: Any = None, labels: bool = True) -> dict[str, Any]:
-        """What goes to `model.forward` of a `neat` batch; masks, where the model needs some, are made here.
+        """Return the inputs of `model.forward` for a `neat` batch, with masks if the model needs them.
 
         Args:
-            model: needed where `mask` is `dict4d`, `prefix4d` or `auto`, and for packs of text in a model with M-RoPE:
-                its window, dtype and device make the masks.
-            labels: with which the model makes a loss of its own. A batch in which a token counts other than 1 has
-                none: that loss knows of no weights, `weighted_loss` does.
+            model: needed if `mask` is `dict4d`, `prefix4d` or `auto`, and for packs of text in a model with M-RoPE:
+                its window, dtype and device shape the masks.
+            labels: pass labels, so that the model computes its own loss. If a token's weight is not 1 they are left
+                out: the model's loss ignores weights, `weighted_loss` uses them.
 
         Raises:
-            ValueError: the inputs can't be made without the model; the batch is no `neat` one.
-            MixingError: the model takes M-RoPE rows, and this batch has images without them.
+            ValueError: the inputs can't be made without the model; the batch is not `neat`.
+            MixingError: the model takes M-RoPE rows, and this batch has media without them.
         """
         if "input_ids" not in self or "cu_seqlens_q" in self or "doc_ids" not in self:
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
@@ -114,7 +114,7 @@ class PackedBatch(dict[str, Any]):
         return inputs
 
     def _rope_rows(self, model: Any) -> Tensor:
-        """[4, B, S]; in a text the three rows of M-RoPE are those of the text."""
+        """Return positions [4, B, S]; without media, the three rows of M-RoPE equal the text row."""
         positions: Tensor = self["position_ids"]
         if positions.dim() == 3:
             return positions
@@ -145,7 +145,7 @@ class PackedBatch(dict[str, Any]):
 
 @cache
 def _warn_of_weights() -> None:
-    """Say once why a model's own loss is None."""
+    """Warn once that the model's own loss is None, and why."""
     _log.warning(
         "batches with weights: model_inputs leaves labels out, and the model's own loss is None, for it knows of no"
         " weights; take weighted_loss(outputs.logits, batch) (model_inputs(model, labels=False) ends this warning)"
@@ -153,7 +153,7 @@ def _warn_of_weights() -> None:
 
 
 def total_weight(batch: Mapping[str, Any]) -> Tensor:
-    """Σ w over a `neat` batch: what its loss counts for among others; without `loss_weight`, its trained tokens.
+    """Return Σ w of a `neat` batch, the weight of its loss in a step; without `loss_weight`, its trained tokens.
 
     Returns:
         0-d float64.
@@ -162,12 +162,12 @@ def total_weight(batch: Mapping[str, Any]) -> Tensor:
 
 
 def weighted_loss(logits: Tensor, batch: Mapping[str, Any], total: Tensor | None = None) -> Tensor:
-    """Cross entropy of a `neat` batch by its `loss_weight`: Σ w·ce / Σ w; without weights, the mean of its tokens.
+    """Return the cross entropy of a `neat` batch: Σ w·ce / Σ w by `loss_weight`, or the mean over trained tokens.
 
     Args:
         logits: [B, S, vocabulary].
-        total: Σ w of all batches that make one step, of all ranks and accumulated ones (`total_weight`): the losses of
-            them all then add up to that of the samples as one unpacked batch. By default this batch's own.
+        total: Σ w over all batches of one step, accumulated and on all ranks (`total_weight`). The losses of these
+            batches then add up to the loss of the same samples as one unpacked batch. By default this batch's own.
     """
     labels, weights = batch["labels"], _weights(batch)
     if "_packed_seq_ids" not in batch:  # not shifted yet
@@ -187,9 +187,9 @@ def _weights(batch: Mapping[str, Any]) -> Tensor:
 
 
 def _refuse_cut(batch: Mapping[str, Any]) -> None:
-    """Every row has a boundary before and after its members: a batch that was cut to B rows has B of them at most.
+    """Raise ValueError if a trainer cut every tensor to its first B entries.
 
-    By shapes alone, so that nothing waits for a device.
+    B rows have at least B + 1 boundaries; a cut batch has at most B. Only shapes are read: nothing waits for a device.
     """
     ids = batch.get("input_ids")
     for name in ("cu_seq_lens_q", "cu_seqlens_q"):

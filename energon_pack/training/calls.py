@@ -1,4 +1,4 @@
-"""One call of a model's processor for media alone."""
+"""Call a model's processor for media alone."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.template import Template
 from energon_pack.training.joining import JoinError
 
-#: from the ids of texts to a value for each
+#: maps the token ids of texts to one value for each token
 TokenRow = Callable[[list[list[int]]], Any]
 
-#: what a processor gives beside a model's media: the text's, and what an image processor alone counts for its own use
+#: outputs of a processor that are no media inputs: those of the text, and an image processor's own counts
 _NOT_MEDIA = frozenset(
     ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "num_patches", "num_crops", "video_metadata")
 )
-#: of what processors give for each token: packs have labels of their own
+#: outputs for each token that packs do not use: they have labels of their own
 _UNUSED = frozenset(("labels",))
 
 
@@ -33,7 +33,7 @@ class Given:
 
     #: prepared, in the order of their placeholders
     images: Sequence[Image.Image] = ()
-    #: likewise
+    #: prepared, in the order of their placeholders
     clips: Sequence[Clip] = ()
     #: `image` or `video` for each placeholder
     order: Sequence[str] = ()
@@ -47,14 +47,14 @@ class Calls:
         self._of_tokens: set[str] = set()
 
     def __call__(self, members: Sequence[Given], as_rows: bool = False) -> dict[str, Tensor]:
-        """The media of some members, in a text with all of them.
+        """Process the media of some members in one text that holds all of them.
 
         Args:
-            as_rows: in a text each.
+            as_rows: put each member in a text of its own.
 
         Raises:
-            ImportError: videos without torchvision.
-            Exception: whatever the processor makes of them.
+            ImportError: there are videos, and torchvision is not installed.
+            Exception: whatever the processor raises.
         """
         every = merged(members)
         given = media_inputs(self._template, every.images, every.clips)
@@ -73,7 +73,7 @@ class Calls:
         return {name: value for name, value in found.items() if name not in self._of_tokens}
 
     def images(self, members: Sequence[Given], names: Collection[str]) -> dict[str, Tensor]:
-        """What the image processor alone makes of images, without any text."""
+        """Process images with the image processor alone, without any text."""
         images = merged(members).images
         given = media_inputs(self._template, images, [])
         processor, alone = self._loaded
@@ -81,10 +81,10 @@ class Calls:
         return _tensors({name: value for name, value in made.items() if name in names})
 
     def of_tokens(self) -> dict[str, TokenRow]:
-        """Inputs with a value for each token, beside those of all models: what makes them of a member's tokens.
+        """Return functions for inputs that only this model has for each token: they make them from a member's tokens.
 
         Raises:
-            JoinError: nothing does.
+            JoinError: no function makes one of these inputs.
         """
         processor, _ = self._loaded
         made = {name: getattr(processor, f"create_{name}", None) for name in self._of_tokens - _UNUSED}
@@ -94,7 +94,7 @@ class Calls:
 
     @property
     def kinds(self) -> list[str]:
-        """Of media that can be made here."""
+        """The kinds of media that can be processed on this machine."""
         makes = ["image", "video"] if self._loaded[1] is None else ["image"]
         return [kind for kind in makes if kind in self._template.media_tokens]
 
@@ -106,7 +106,7 @@ class Calls:
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
-        """The whole processor; where it needs a torchvision that is not there, None and the image processor alone."""
+        """Load the whole processor and its image processor; without the torchvision it needs, None and the latter."""
         processor = self._template.spec.processor
         try:
             return full_processor(processor), None
@@ -122,7 +122,7 @@ def _image_processor(processor: ProcessorSettings) -> Any:
 
 
 def merged(members: Sequence[Given]) -> Given:
-    """The media of several members as of one."""
+    """Return one member that has the media of all these members."""
     return Given(
         [image for member in members for image in member.images],
         [clip for member in members for clip in member.clips],
@@ -131,7 +131,7 @@ def merged(members: Sequence[Given]) -> Given:
 
 
 def _tensors(made: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Of what a processor made, the media."""
+    """Return the media inputs among a processor's outputs, as tensors."""
     return {name: _tensor(value) for name, value in made.items() if name not in _NOT_MEDIA}
 
 

@@ -1,4 +1,4 @@
-"""When a model is tried with a batch it is trained on: with the first that fits, and again when its code is another."""
+"""Try a model with the first training batch that has two members in a row, and again whenever its code changes."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 class FirstBatch:
-    """Of one model that is guarded."""
+    """The trials of one guarded model."""
 
     def __init__(self, model: Any, media: frozenset[str]):
-        """Take note of a model.
+        """Remember the model and its media inputs; nothing is run yet.
 
         Args:
             model: of transformers.
@@ -33,28 +33,28 @@ class FirstBatch:
         self._model, self._media = model, media
         self._code = CodeInUse(model)
         self._is_sharded = False
-        #: with what code it was tried, in each mode
+        #: the code with which it was tried, and whether it was in train()
         self._tried: list[tuple[Code, bool]] = []
         self._is_warned_of_pixels = False
-        #: what came of it
+        #: the results
         self.trials: list[Trial] = []
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def check(self, part: Module, inputs: Mapping[str, Any]) -> None:
-        """Before each forward: try the model, where that is due and a row of the batch has two members.
+        """Call this before each forward: it tries the model if its code is new and a row of the batch has two members.
 
-        Where its parameters are sharded, all ranks try it with the same forward of theirs, or none does.
+        If parameters are sharded, all ranks try it at the same forward, or none does.
 
         Args:
             part: the model, or the part of it that was called.
-            inputs: of that call, by name.
+            inputs: the call's inputs, by name.
 
         Raises:
             MixingError: members see each other, on this rank or another.
         """
         if not self._tried:
             self._is_sharded = _is_sharded(self._model)
-        code = self._code.now(with_hooks=not self._is_sharded)  # a rank may have a hook of its own
+        code = self._code.now(with_hooks=not self._is_sharded)  # hooks may differ from rank to rank
         modes = [trained for other, trained in self._tried if is_same(code, other)]
         if any(modes) or (modes and not part.training):
             return
@@ -68,7 +68,7 @@ class FirstBatch:
             self._tried.append((code, part.training))
 
     def _try(self, part: Module, asked: TrialInputs | None) -> bool:
-        """Whether there was what it takes; raises what came of it."""
+        """Try the model; return whether the batch allowed it. Raises MixingError if members see each other."""
         fits, has_no_pixels, has_text = self._agreed(
             asked is not None,
             asked is None or asked.other_pixels is None,
@@ -83,7 +83,7 @@ class FirstBatch:
         except MixingError:
             raise
         except Exception as error:  # foreign code, with inputs that it may not be made for
-            if self._is_sharded:  # other ranks are on their way through it
+            if self._is_sharded:  # the other ranks are still running the same forward
                 raise
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             _log.warning("%s can't be tried with its first batch, and is trained all the same: %s", name, said)
@@ -111,7 +111,7 @@ class FirstBatch:
         return True
 
     def _agreed(self, *flags: bool) -> Sequence[bool]:
-        """Each, where it is so on all ranks that run the model together."""
+        """Return each flag ANDed over all ranks that run the model together."""
         if not self._is_sharded:
             return flags
         every = torch.tensor(flags, dtype=torch.int32, device=next(self._model.parameters()).device)
@@ -121,7 +121,7 @@ class FirstBatch:
 
 @contextmanager
 def _gathered(part: Module) -> Iterator[None]:
-    """FSDP2 has gathered a part's own parameters for the call that waits; runs before it don't gather or free them."""
+    """Keep FSDP2's gathered parameters: it gathered them for the pending call, and trial runs must not free them."""
     kinds = part._forward_pre_hooks, part._forward_hooks
     before = [dict(hooks) for hooks in kinds]
     for hooks in kinds:
@@ -138,7 +138,7 @@ def _gathered(part: Module) -> Iterator[None]:
 
 
 def _is_sharded(model: Module) -> bool:
-    """Whether a forward needs the other ranks: FSDP, tensor parallel, DeepSpeed's ZeRO 3."""
+    """Whether a forward needs the other ranks: FSDP, tensor parallelism, DeepSpeed's ZeRO 3."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return False
     if any(isinstance(part, (FSDPModule, FullyShardedDataParallel)) for part in model.modules()):

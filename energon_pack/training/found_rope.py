@@ -1,4 +1,4 @@
-"""Whose M-RoPE rows a processor's models take, asked of the models: their rows for a text with an image and a video."""
+"""Find which M-RoPE rule a processor's models follow, by their rows for a text with an image and a video."""
 
 import logging
 import sys
@@ -24,9 +24,9 @@ _SECONDS, _TOKENS_PER_SECOND = 1.5, 2
 def rope_of(
     stated: str | None, template: Template, tokens_per_second: float | None = None, is_needed: bool = True
 ) -> Rope | OwnRope | None:
-    """Whose M-RoPE the batches of a dataset have; None: plain positions.
+    """Return the rule of M-RoPE for the batches of a dataset; None: plain positions.
 
-    A dataset that states none, or `auto`, is not taken at its word: the models that go with its processor are asked.
+    If the dataset states `none` or `auto`, the models that go with its processor are asked instead.
 
     Args:
         stated: `model.rope` of the dataset.
@@ -35,7 +35,7 @@ def rope_of(
         is_needed: whether batches hold the rows.
 
     Raises:
-        ValueError: the dataset does not say; or its models take rows that are needed, and none of the rules makes.
+        ValueError: the dataset does not say; or its models need rows that none of the rules makes.
     """
     if stated is None:
         raise ValueError("this dataset does not say what positions its model takes (model.rope): pack it again")
@@ -53,17 +53,17 @@ def rope_of(
 
 
 def found_rope(folder: Path) -> str | None:
-    """Of `ROPE_KINDS`, or `none`: plain positions; None: rows of M-RoPE that none of these rules makes.
+    """Return one of `ROPE_KINDS`, or `none` for plain positions; None: the models' rows follow none of these rules.
 
     Args:
-        folder: of a processor, with the model's config.json, maybe: one processor may serve several models.
+        folder: a processor's folder, with or without a model's config.json: one processor may serve several models.
     """
     make = _with_rows(folder)
     return "none" if make is None else _kind(make)
 
 
 def _with_rows(folder: Path) -> Any:
-    """The first class of a processor's models that has rows of M-RoPE; None: there is none."""
+    """Return the first class among a processor's models that has M-RoPE rows; None: none has."""
     for make in models_of(folder):
         if any(hasattr(value, "get_rope_index") for value in vars(sys.modules[make.__module__]).values()):
             return make
@@ -71,10 +71,10 @@ def _with_rows(folder: Path) -> Any:
 
 
 def _own_rope(template: Template) -> OwnRope:
-    """The rows of the class itself.
+    """Return the rule that calls the model class itself.
 
     Raises:
-        ValueError: it can't be built to be asked.
+        ValueError: the class can't be built here.
     """
     folder = Path(template.spec.processor.folder)
     make = _with_rows(folder)
@@ -89,7 +89,7 @@ def _own_rope(template: Template) -> OwnRope:
 
 
 def _kind(make: Any) -> str | None:
-    """The rule that makes the rows a class makes."""
+    """Return the rule of `ROPE_KINDS` that makes the same rows as a class; None: no rule does."""
     try:
         config = shrink(make.config_class())
         for name, value in {"spatial_merge_size": _MERGE, "tokens_per_second": _TOKENS_PER_SECOND}.items():
@@ -97,7 +97,7 @@ def _kind(make: Any) -> str | None:
                 setattr(config.vision_config, name, value)
         with torch.device("meta"):
             model = make._from_config(config)
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # its config says too little
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # its config lacks something
         _log.warning("%s can't be built to ask for its positions: %s", make.__name__, error)
         return None
     ask = next(module for module in model.modules() if hasattr(module, "get_rope_index")).get_rope_index
@@ -107,14 +107,14 @@ def _kind(make: Any) -> str | None:
         try:
             rows = ask(ids[None], mm_token_type_ids=types[None], **media)[0][:, 0]
         except (RuntimeError, ValueError, TypeError, StopIteration, IndexError):
-            continue  # its text has other places for the same media
+            continue  # the class expects other placeholders for the same media
         if torch.equal(rows, rope_positions(Rope(kind, _MERGE, _TOKENS_PER_SECOND), types, **media)):
             return kind
     return None
 
 
 def _text(kind: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """Types [L] of words, an image, words, a video, words; and the grids."""
+    """Return the token types [L] of words, an image, words, a video, words; and the media's grids."""
     num_tokens = (_SIDE // _MERGE) ** 2
     video = [2] * (num_tokens * _FRAMES)
     if kind == "qwen3_vl":  # words before each frame

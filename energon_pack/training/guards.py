@@ -1,4 +1,4 @@
-"""A model trains on packs only if it was shown to keep their members apart, and only on inputs that do."""
+"""Let a model train on packs only after a test showed that it keeps members apart, and only on inputs that do."""
 
 import inspect
 import logging
@@ -34,18 +34,18 @@ _FEATURES = ("get_image_features", "get_video_features")
 
 
 class Encoder(Protocol):
-    """What of a `PackedTaskEncoder` is asked."""
+    """The part of a `PackedTaskEncoder` that the guard uses."""
 
     @property
     def mask(self) -> str:
-        """What keeps members apart in its batches; `auto`: what is found."""
+        """How its batches keep members apart; `auto`: whatever the guard finds."""
 
     @property
     def max_token_len(self) -> int | None:
-        """Of the longest pack; None: not known."""
+        """Tokens of the longest pack; None: not known."""
 
     def probe_members(self) -> list[Encoded]:
-        """Members with each kind of media that the encoder makes."""
+        """Return members with each kind of media that the encoder makes."""
 
 
 class Guard:
@@ -54,15 +54,15 @@ class Guard:
     def __init__(
         self, proofs: Sequence[Proof], trials: Sequence[Trial], handles: Sequence[RemovableHandle], model: Module
     ):
-        #: what was tried; the last one holds
+        #: every test of the class; the last one counts
         self.proofs = proofs
-        #: what came of the model itself, with its first batch; none yet, or none at all (`first_batch=False`)
+        #: tests of the model itself; empty until its first batch, and always with `first_batch=False`
         self.trials = trials
         self._handles = handles
         self._model = model
 
     def remove(self) -> None:
-        """Let the model be called with any inputs again."""
+        """Remove the hooks, so that the model takes any inputs again."""
         for handle in self._handles:
             handle.remove()
         if _HANDLES.get(self._model) is self._handles:  # else it was guarded anew
@@ -70,23 +70,23 @@ class Guard:
 
 
 def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, first_batch: bool = True) -> Guard:
-    """Show that a model keeps members of packs apart, and have every forward of it or of its parts checked.
+    """Test that a model keeps members of packs apart, then check every forward of it and of its parts.
 
     A model that is guarded already is guarded anew.
 
-    A small model of its class and config is probed: in seconds the first time, and kept in the user's cache. Then the
-    model itself runs three to six times more with its first batch that has two members in a row, without gradients.
-    `generate`, which needs a cache of keys and values, is refused meanwhile.
+    The test runs a small model of the same class and config. It takes seconds the first time, and its result is kept in
+    the user's cache. Then the model itself runs three to six more times, without gradients, on its first batch that has
+    two members in a row. A guarded model refuses `generate`, which needs a cache of keys and values.
 
     Args:
-        model: of transformers; it may be wrapped (DDP, FSDP, torch.compile, PEFT).
-        encoder: of the packs it is trained on: its processor makes the media that are tried. None: it trains on text.
-        trust: the name of a class that is trained although it was not shown.
-        first_batch: try the model itself, too. False: what was put into it, replaced in it or hooked to it is not.
+        model: a model of transformers; it may be wrapped (DDP, FSDP, torch.compile, PEFT).
+        encoder: the encoder of the packs; its processor makes the media for the test. None: the packs are text only.
+        trust: the name of a class to train even if the test fails.
+        first_batch: test the model itself, too. False: adapters, replaced code and hooks are not tested.
 
     Raises:
-        MixingError: it was not shown to; says what was tried, and what keeps members apart. The model's first forward
-            raises it, too.
+        MixingError: the test failed; it says what was tried, and what keeps members apart instead. The model's first
+            forward may raise it, too.
     """
     model = _unwrapped(model)
     kind = class_of(model)
@@ -102,7 +102,7 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
         )
     proofs = kept_proofs(model, members, mask, attention, longest, device)
     images = [member for member in members if not member.num_videos]
-    if all(proof.finding is None for proof in proofs) and len(images) < len(members):  # GLM-4.1V takes either of them
+    if all(proof.finding is None for proof in proofs) and len(images) < len(members):  # GLM-4.1V takes one or the other
         fewer = kept_proofs(model, images, mask, attention, longest, device)
         if fewer[-1].is_exact:
             _log.warning("%s is shown without videos: with them, %s", kind.__name__, proofs[-1].error)
@@ -119,21 +119,21 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
     tried = frozenset(name for member in members for name in member.media)
     media = MEDIA_KEYS | _media_of(model)
     first = FirstBatch(model, media) if first_batch and not is_trusted else None
-    for handle in _HANDLES.pop(model, ()):  # two guards would each refuse what the other tries
+    for handle in _HANDLES.pop(model, ()):  # two guards would each refuse the other's test runs
         handle.remove()
     _HANDLES[model] = handles = _hooks(model, attention, proofs[-1].mask, media, tried, proofs[-1].longest, first)
     return Guard(proofs, first.trials if first else (), handles, model)
 
 
 def _unwrapped(model: Any) -> Any:
-    """The model of transformers within.
+    """Return the model of transformers inside its wrappers.
 
     Raises:
         MixingError: there is none, or it makes no logits.
     """
     inner = unwrapped(model)
     if hasattr(model, "_orig_mod"):
-        torch.compiler.reset()  # what was compiled already has no hooks
+        torch.compiler.reset()  # code that is compiled already runs no hooks
     if not is_whole(inner) and not hasattr(inner, "config"):
         parts = inner.named_modules() if isinstance(inner, Module) else ()
         within = next((f": its {name} is a {type(part).__name__}" for name, part in parts if is_whole(part)), "")
@@ -147,12 +147,12 @@ def _unwrapped(model: Any) -> Any:
 
 
 class _Calls(threading.local):
-    """Of guarded parts, in one thread."""
+    """The calls of guarded parts in one thread."""
 
     def __init__(self) -> None:
-        #: the outermost first
+        #: parts whose forward is running, the outermost first
         self.running: list[Module] = []
-        #: whether the model is being tried
+        #: whether the model runs a test
         self.is_trial = False
 
 
@@ -165,7 +165,7 @@ def _hooks(
     longest: int | None,
     first: FirstBatch | None,
 ) -> list[RemovableHandle]:
-    """On every part that takes positions: of nested calls the outermost is checked."""
+    """Hook every part that takes positions; of nested calls only the outermost is checked."""
     calls = _Calls()
     rope_rows = has_rope_rows(model)
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
@@ -173,7 +173,7 @@ def _hooks(
     def check(names: Sequence[str], part: Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if calls.is_trial:
             return
-        if any(part is one for one in calls.running):  # none runs within itself: an interrupt ended that call
+        if any(part is one for one in calls.running):  # no part runs inside itself: an interrupt ended the earlier call
             calls.running.clear()
         calls.running.append(part)
         if len(calls.running) > 1:
@@ -217,10 +217,11 @@ def _hooks(
 
 
 def _length_of(inputs: dict[str, Any], longest: int) -> int:
-    """Tokens of the longest row without its padding; at least those that positions count, of padding as well.
+    """Return the tokens of the longest row, without padding that positions do not count.
 
     Args:
-        longest: of rows that are no wider, members are not looked for: no member ends behind its row.
+        longest: the limit that the result is compared with. Rows that are no wider can't exceed it, so members are
+            not looked for in them.
     """
     positions = inputs["position_ids"]
     members = members_of(inputs) if positions.shape[-1] > longest else []
@@ -228,13 +229,13 @@ def _length_of(inputs: dict[str, Any], longest: int) -> int:
 
 
 def _media_of(model: Module) -> set[str]:
-    """What the model's own methods take that make features of media."""
+    """Return the names of inputs of the methods by which the model makes features of media."""
     methods = [getattr(part, name) for part in model.modules() for name in _FEATURES if hasattr(part, name)]
     return {name for method in methods for name in inspect.signature(method).parameters}
 
 
 def _texts(vocabulary: int) -> list[Encoded]:
-    """Members of random words."""
+    """Return members of random words, for models that train on text."""
     generator = torch.Generator().manual_seed(0)
     members = []
     for number, length in enumerate((19, 24, 16)):

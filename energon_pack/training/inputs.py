@@ -1,6 +1,6 @@
-"""Inputs of a forward with which members of a pack would see each other, whatever the model.
+"""Refuse inputs of a forward with which members of a pack would see each other in any model.
 
-Each of these was measured to mix them, and the loss looks normal all the while.
+Each of these faults was measured to mix members, and the loss looks normal all the while.
 """
 
 import importlib.util
@@ -11,27 +11,27 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-#: what the kernels of layers that carry a state are imported as, and how they are installed
+#: kernels of layers that carry a state: the module to import, the package to install
 _KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
 _rope_rows: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakKeyDictionary()
-#: of models that are guarded: what was shown to keep members apart
+#: the mask that was shown to keep members apart, by guarded model
 PROVEN: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
 
 
 class MixingError(ValueError):
-    """Members of a pack would see each other, or would not have the logits that they have alone."""
+    """Members of a pack would see each other, or would have other logits than alone."""
 
 
 def missing_kernels() -> list[str]:
-    """Packages that a model whose layers carry a state needs to keep members apart, and which are not there."""
+    """Return the packages, not installed here, that a model with stateful layers needs to keep members apart."""
     return [name for module, name in _KERNELS.items() if importlib.util.find_spec(module) is None]
 
 
 def refuse_missing_kernels() -> None:
-    """Hybrid models (gated delta nets) carry a state along the row.
+    """Check that the kernels of hybrid models (gated delta nets), which carry a state along the row, are installed.
 
     Raises:
-        MixingError: their kernels are missing, without which that state runs through all members.
+        MixingError: kernels are missing; without them the state runs on from member to member.
     """
     if missing := missing_kernels():
         raise MixingError(
@@ -41,23 +41,23 @@ def refuse_missing_kernels() -> None:
 
 
 def refuse_rows(num_rows: int) -> None:
-    """Raises MixingError where several rows go into a hybrid model, whose kernels take one."""
+    """Raise MixingError if several rows go into a hybrid model: its kernels take one."""
     if num_rows > 1:
         raise MixingError(f"a hybrid model keeps members apart in one row only, not in {num_rows}: batch_size=1")
 
 
 def has_rope_rows(model: Module) -> bool:
-    """Whether a model takes M-RoPE rows as positions: it works them out itself where none are given."""
+    """Whether a model takes M-RoPE rows as positions; without positions it computes them itself."""
     if model not in _rope_rows:
         _rope_rows[model] = any(hasattr(type(module), "get_rope_index") for module in model.modules())
     return _rope_rows[model]
 
 
 def proven_mask(model: Module | None) -> str:
-    """What was shown to keep members apart in a model.
+    """Return the mask that was shown to keep members apart in a model.
 
     Raises:
-        ValueError: nothing was.
+        ValueError: the model was not guarded.
     """
     mask = None if model is None else PROVEN.get(model)
     if mask is None:
@@ -66,13 +66,13 @@ def proven_mask(model: Module | None) -> str:
 
 
 def attention_of(model: Any) -> str | None:
-    """The attention implementation of a model's text part, which may be another than that of its images."""
+    """Return the attention implementation of a model's text part; its images may use another."""
     name: str | None = getattr(model.config.get_text_config(), "_attn_implementation", None)
     return name
 
 
 def mask_of(inputs: Mapping[str, Any]) -> str:
-    """What keeps members apart in these inputs: `dict4d`, `prefix4d`, `indexed`, `hybrid` or `positions`."""
+    """Return how these inputs keep members apart: `dict4d`, `prefix4d`, `indexed`, `hybrid` or `positions`."""
     mask = inputs.get("attention_mask")
     if isinstance(mask, dict):
         return "dict4d"
@@ -84,13 +84,13 @@ def mask_of(inputs: Mapping[str, Any]) -> str:
 
 
 def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> None:
-    """Look at the inputs of a forward of a packed batch.
+    """Check the inputs of a forward of a packed batch.
 
     Args:
         attention: the model's attention implementation, `sdpa`, `eager`, `flash_attention_2` …
 
     Raises:
-        MixingError: says what is wrong with them, and what would be right.
+        MixingError: members would see each other; it says what is wrong, and what to do instead.
     """
     positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
     if inputs.get("use_cache") is not False:
@@ -129,7 +129,7 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
 
 
 def text_row(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:
-    """[B, S]: the positions that start again with each member."""
+    """Return the positions [B, S] that start again with each member."""
     ids = inputs.get("input_ids")
     shape = ids.shape if ids is not None else inputs["inputs_embeds"].shape[:2]
     if positions.dim() == 3 and positions.shape[0] == 3:
@@ -151,14 +151,14 @@ def _check_mask(mask: Tensor, row: Tensor) -> None:
             f"a {mask.dim()}-D mask: eager attention adds a boolean one to the scores, windows are lost, and what is"
             " causal alone lets members see each other; leave it out (model.mask=dict4d makes masks where they are due)"
         )
-    # Of one member alone, an indexed mask is ones, too.
+    # An indexed mask (1, 2, … by member) is all ones, too, if a row has one member.
     seen = [positions[real != 0] for positions, real in zip(row, mask.to(row.device), strict=True)]
     if mask.max() <= 1 and any(bool((positions.diff() != 1).any()) for positions in seen):
         raise MixingError("a 2-D attention_mask of ones: with it the model takes the row for one text; leave it out")
 
 
 def _check_masks(masks: Mapping[str, Any], row: Tensor) -> None:
-    """The first token of a member sees none before it."""
+    """Check that the first token of each member sees no token before it."""
     for name, mask in masks.items():
         if not isinstance(mask, Tensor) or mask.dim() != 4 or not mask.is_floating_point():
             raise MixingError(f"attention_mask[{name!r}] is no additive 4-D mask: model_inputs(model) makes them")
@@ -168,7 +168,7 @@ def _check_masks(masks: Mapping[str, Any], row: Tensor) -> None:
 
 
 def _check_boundaries(row: Tensor, cu_seq_lens: Tensor) -> None:
-    """The text row starts again exactly where a document begins, so that all attention backends agree."""
+    """Check that positions start again exactly where a document begins, so that all attention backends agree."""
     flat = row.flatten()
     begins = (flat == 0).nonzero().flatten().to(cu_seq_lens.device)
     if begins.tolist() != cu_seq_lens[:-1].tolist() or int(cu_seq_lens[-1]) != len(flat):

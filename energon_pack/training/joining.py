@@ -1,7 +1,7 @@
-"""How the media inputs of several members become one input each: shown by the processor itself, before training.
+"""Find out before training how the media inputs of several members are joined into one input each.
 
-A processor makes the media of some members one by one, and those of them all in one call. For every input there has to
-be a rule by which the former, put together, are the latter.
+The processor is called for some members one by one, and for all of them at once. For every input there has to be a rule
+that joins the results of the single calls into the result of the common call.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from torch.nn.functional import pad as pad_tensor
 Media = Mapping[str, Tensor]
 _Given = TypeVar("_Given")
 
-#: what processors fill up with
+#: values that processors pad with
 _FILLS = (0.0, -1.0, 1.0)
 
 
@@ -25,18 +25,19 @@ _FILLS = (0.0, -1.0, 1.0)
 class Join:
     """How the tensors of one name are joined."""
 
-    #: along this dimension
+    #: the dimension along which they are concatenated
     dim: int = 0
-    #: what fills up those that are smaller than the largest in another dimension; None: all are as large
+    #: pads tensors to the largest size in the other dimensions; None: their sizes are equal
     fill: float | None = None
-    #: values from 0 on count the rows of this input, over so many of its dimensions, and go on from member to member
+    #: (input, number of dimensions): values ≥ 0 are indices into that input's first dimensions, flattened; a member's
+    #: indices go on where the previous member's ended
     counts: tuple[str, int] | None = None
 
     def __call__(self, values: Sequence[Tensor], counted: Sequence[Tensor] = ()) -> Tensor:
-        """The tensors as one.
+        """Join tensors, one a member.
 
         Args:
-            counted: those that `counts` names, of the same members.
+            counted: the same members' tensors of the input that `counts` names.
 
         Raises:
             RuntimeError: their sizes can't be joined.
@@ -61,20 +62,20 @@ class Join:
         return grown
 
 
-#: media below each other, as most processors have them
+#: concatenated in the first dimension, as most processors do
 _BELOW = Join()
 
 
 def join(parts: Iterable[Media], joins: Mapping[str, Join] | None = None) -> dict[str, Tensor]:
-    """The media of several members as one model input each, in their order.
+    """Join the media of several members, in their order, into one model input for each name.
 
     Args:
-        joins: rules by name; what is not named follows each other in the first dimension.
+        joins: rules by name; an input without a rule is concatenated in the first dimension.
 
     Raises:
         ValueError: sizes that can't be joined.
-    """
-    parts = [part for part in parts if part]
+        """
+        parts = [part for part in parts if part]
     joined = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         try:
@@ -92,11 +93,11 @@ def _joined(name: str, rule: Join, parts: Sequence[Media]) -> Tensor:
 
 @dataclass(frozen=True)
 class Proven:
-    """What was shown of a processor."""
+    """The result of comparing a processor's calls."""
 
     #: rules by the name of the input
     joins: Mapping[str, Join]
-    #: whether one call for all members gives what their own calls do
+    #: whether one call for all members gives the same as a call for each
     at_once: bool
     #: why media of several sizes, or clips of several lengths, can't be joined; empty: they can
     limit: str = ""
@@ -112,19 +113,19 @@ def prove(
     """Find how the media of members are joined.
 
     Args:
-        call: the processor, for the media of some members; as one text, or as a text each.
+        call: calls the processor for the media of some members, in one text or (True) in a text each.
         given: media of members, of different sizes.
-        twins: others, of one size: for processors that make nothing together of several sizes.
+        twins: media of members, all of one size: for processors that take only equal sizes in one call.
 
-    Raises:
-        JoinError: an input that no rule joins.
-        Exception: whatever the processor raises for a member alone.
+        Raises:
+            JoinError: no rule joins an input.
+            Exception: whatever the processor raises for a single member.
     """
     given, own = _made(call, given)
     first: Exception | None = None
     for some, as_rows in ((given, False), (given, True), (twins, False), (twins, True)):
         if as_rows and isinstance(first, JoinError):
-            continue  # texts in rows tell nothing of one text that comes out otherwise
+            continue  # a common text gave other values: a text for each member would not explain them
         try:
             together = call(some, as_rows)
             parts = own if some is given else [call([one], False) for one in twins]
@@ -145,7 +146,7 @@ def prove(
 def _made(
     call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], given: Sequence[_Given]
 ) -> tuple[list[_Given], list[dict[str, Tensor]]]:
-    """Those that the processor takes alone, and what it makes of each; two at least."""
+    """Return the members that the processor takes alone, and its output for each; raises if fewer than two remain."""
     taken: list[_Given] = []
     own: list[dict[str, Tensor]] = []
     errors: list[Exception] = []
@@ -183,7 +184,7 @@ def _find(name: str, parts: Sequence[Media], together: Tensor) -> Join | None:
 
 
 def _rules(name: str, having: Sequence[Media], num_dims: int) -> Iterator[Join]:
-    """From the plainest on."""
+    """Yield candidate rules, the simplest first."""
     along = [Join(dim) for dim in range(num_dims)]
     yield from along
     yield from (replace(rule, fill=fill) for fill in _FILLS for rule in along)

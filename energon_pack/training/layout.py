@@ -1,4 +1,4 @@
-"""Members laid out as one sequence: tensors in, tensors out; nothing here knows of samples, files or Energon.
+"""Lay members out in one sequence: tensors in, tensors out; nothing here knows of samples, files or Energon.
 
 Three members of 3, 2 and 4 tokens in a row 12 wide (`neat`), x = pad, · = not trained on (-100):
 
@@ -34,22 +34,22 @@ Batch = dict[str, Any]
 
 @dataclass(frozen=True)
 class Member:
-    """One sample as the model would see it alone; L tokens."""
+    """One sample of L tokens, as the model would see it alone."""
 
     ids: Tensor  # [L] int64
     labels: Tensor  # [L] int64, not shifted, -100 where not trained on and on the first token
     types: Tensor  # [L] int64: 0 text, 1 image, 2 video
     rope: Tensor | None = None  # [3, L] int64: M-RoPE rows, in models that have them
-    rows: Mapping[str, Tensor] = field(default_factory=dict)  # [L] int64 each: what else a model takes of its tokens
+    rows: Mapping[str, Tensor] = field(default_factory=dict)  # [L] int64 each: a model's further inputs by token
     weights: Tensor | None = None  # [L] float32: how much each token counts, by its turn; None: all 1
-    factor: float = 1.0  # of the whole sample
+    factor: float = 1.0  # weight of the whole sample
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def is_weighted(self) -> bool:
-        """Whether the sample, or a turn of it, says how much it counts."""
+        """Whether the sample or one of its turns has a weight."""
         return self.weights is not None or self.factor != 1
 
 
@@ -58,9 +58,9 @@ class Form:
     """How sequences are laid out, the same for a whole run."""
 
     pad_id: int = 0
-    #: tokens of each row; None: as many as the longest has
+    #: tokens of each row; None: as many as the longest row has
     width: int | None = None
-    #: each member is rounded up to this (thd)
+    #: each member's length is rounded up to a multiple of this (thd)
     multiple: int = 1
     #: labels shifted within each member (neat; thd's always are)
     shifted: bool = False
@@ -71,13 +71,13 @@ class Form:
 
 
 def loss_weights(member: Member, kind: str) -> Tensor:
-    """The weight of each token of one member, with the factor s of the sample and the weight w of each trained token.
+    """Return the weight of each token of a member, from the sample's factor s and the weight w of each trained token.
 
     Args:
         kind: `token`: s·w, `sample`: s·w/Σw, `sqrt`: s·w/√Σw; n trained tokens of weight 1 have a Σw of n.
 
-    Returns:
-        [L] float32, 0 where nothing is trained on.
+        Returns:
+            [L] float32, 0 for tokens that are not trained on.
     """
     weights = (member.labels != IGNORE).float()
     if member.weights is not None:
@@ -91,7 +91,7 @@ def loss_weights(member: Member, kind: str) -> Tensor:
 
 
 def neat(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
-    """Rows of members for transformers and what follows its conventions.
+    """Lay members out in rows for transformers and libraries that follow its conventions.
 
     Args:
         rows: B packs.
@@ -99,9 +99,9 @@ def neat(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
     Returns:
         input_ids, labels, doc_ids, mm_token_type_ids [B, S]; position_ids [4, B, S] where `form.rope` (text, then
         time, height, width), else [B, S]; cu_seq_lens_q/k int32 [documents + 1] over the flattened B·S;
-        max_length_q/k; use_cache False; loss_weight [B, S] with `form.weights`, or where a member has weights;
-        is_weighted: a trained token counts other than 1; `_packed_seq_ids` [B, S] where labels are shifted; what
-        members have in `rows` [B, S].
+        max_length_q/k; use_cache False; loss_weight [B, S] with `form.weights`, or if a member has weights;
+        is_weighted: whether a trained token's weight is not 1; `_packed_seq_ids` [B, S] if labels are shifted; each
+        entry of the members' `rows` [B, S].
 
     Raises:
         ValueError: a row is longer than `form.width`.
@@ -145,7 +145,7 @@ def neat(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
 
 
 def seq_idx(cu_seq_lens: Tensor) -> Tensor:
-    """Document of each token of one row, for gated delta nets and Mamba: int32 [1, S], from 0."""
+    """Return the document number of each token of one row, for gated delta nets and Mamba: int32 [1, S], from 0."""
     return torch.repeat_interleave(
         torch.arange(len(cu_seq_lens) - 1, dtype=torch.int32), cu_seq_lens.diff().long()
     ).unsqueeze(0)
@@ -155,16 +155,16 @@ def seq_idx(cu_seq_lens: Tensor) -> Tensor:
 
 
 def thd(members: Sequence[Member], form: Form) -> Batch:
-    """One physical row of T tokens for Megatron and Transformer Engine.
+    """Lay members out in one physical row of T tokens for Megatron and Transformer Engine.
 
     Args:
         members: of one pack.
 
     Returns:
         input_ids, labels, loss_mask, padding_mask [1, T], position_ids [1, T], or [3, 1, T] where `form.rope`;
-        attention_mask None; cu_seqlens_q/kv int32 [n + 1] of real lengths, with `_padded` ones beside them where
-        anything is padded; max_seqlen_q/kv int32 0-d; total_tokens; seq_lens, seq_lens_padded int32 [n]; what
-        members have in `rows` [1, T].
+        attention_mask None; cu_seqlens_q/kv int32 [n + 1] of real lengths, with `_padded` ones beside them if
+        anything is padded; max_seqlen_q/kv int32 0-d; total_tokens; seq_lens, seq_lens_padded int32 [n]; each
+        entry of the members' `rows` [1, T].
 
     Raises:
         ValueError: the members, rounded up, are longer than `form.width`.
@@ -205,15 +205,15 @@ def thd(members: Sequence[Member], form: Form) -> Batch:
 
 
 def rows_of(members: Sequence[Member], form: Form) -> Batch:
-    """Members as right-padded rows, which Megatron-Bridge up to 0.5 packs itself.
+    """Lay each member out in a right-padded row; Megatron-Bridge up to 0.5 packs the rows itself.
 
-    It takes a row's length from its last token that is not 0, so gaps are 0 whatever the pad id is.
+    It takes the last token other than 0 for the end of a row, so gaps are filled with 0 whatever the pad id is.
 
     Returns:
         input_ids, labels, loss_mask, position_ids [n, longest]; attention_mask None.
 
     Raises:
-        ValueError: a member's last token is 0: it would be cut off.
+        ValueError: a member's last token is 0; Megatron-Bridge would cut it off.
     """
     if any(int(member.ids[-1]) == 0 for member in members):
         raise ValueError("a member ends with token 0, which Megatron-Bridge up to 0.5 takes for padding")
@@ -228,10 +228,10 @@ def rows_of(members: Sequence[Member], form: Form) -> Batch:
 
 
 def mlm(members: Sequence[Member], form: Form) -> Batch:
-    """One row as the data loaders of Megatron-LM's multimodal example and of AIAK give it.
+    """Lay members out in one row with the keys of the data loaders of Megatron-LM's multimodal example and of AIAK.
 
-    Its step shifts the labels itself, so they are one longer than the tokens. Boundaries are physical ones. It makes
-    the loss mask of the labels: there is no place for weights.
+    Their training step shifts the labels itself, so labels are one longer than the tokens. Boundaries include the gaps.
+    The step makes its loss mask from the labels, so weights have no place.
 
     Returns:
         tokens [1, T], labels [1, T + 1], cu_lengths int32 [1, n + 1], max_lengths int32 [1].
@@ -264,7 +264,7 @@ def _rope(member: Member) -> Tensor:
 
 
 def _rope_rows(rows: Sequence[Sequence[Member]], positions: Tensor) -> Tensor:
-    """[3, B, S]; the pad tail keeps the text row's positions."""
+    """Return M-RoPE rows [3, B, S]; the pad tail keeps the text row's positions."""
     result = positions.repeat(3, 1, 1)
     for index, row in enumerate(rows):
         rope = torch.cat([_rope(member) for member in row], dim=1)
@@ -290,7 +290,7 @@ def _fill(values: Tensor, width: int, value: float) -> Tensor:
 
 
 def _restarting(lengths: Tensor) -> Tensor:
-    """0..length-1 for each length, one after the other."""
+    """Return 0..length-1 for each length, concatenated."""
     starts = lengths.cumsum(0) - lengths
     return torch.arange(int(lengths.sum())) - torch.repeat_interleave(starts, lengths)
 

@@ -1,4 +1,4 @@
-"""What a model is made of: the kinds of its parts, and the code that they run now."""
+"""Describe a model: the kinds of its parts, and the code that they run now."""
 
 import hashlib
 import inspect
@@ -12,15 +12,15 @@ from torch.nn import Module
 
 from energon_pack.training.wrapped import class_of
 
-#: switched on and off while a model is trained
+#: attributes that are switched on and off while a model is trained
 _SWITCHES = frozenset(("training", "gradient_checkpointing"))
 _SIMPLE = (bool, int, float, str, bytes, type(None))
 
 
 def kinds_of(model: Module) -> frozenset[str]:
-    """Kinds of parts: their class, and what is named, switched or left out in one layer and not in another.
+    """Return the kinds of a model's parts: each class, and each class with one of its bool, str or None attributes.
 
-    Parts of other packages (adapters, quantized weights) are none of the model's own.
+    Parts from other packages (adapters, quantized weights) are left out.
     """
     homes = set(_homes(model))
     found = set()
@@ -39,7 +39,7 @@ def kinds_of(model: Module) -> frozenset[str]:
 
 
 def replaced_in(model: Module) -> list[str]:
-    """Parts whose `forward` is another than that of their class; decorators of it are none."""
+    """Return the names of parts whose `forward` was replaced; a decorated forward of the class does not count."""
     return [
         name or type(model).__name__
         for name, part in model.named_modules()
@@ -48,7 +48,7 @@ def replaced_in(model: Module) -> list[str]:
 
 
 def code_of(model: Module) -> str:
-    """A digest of the functions that a model's modules have now, or use of its own packages.
+    """Hash the functions in the model's Python modules, and those that they use from the same packages.
 
     Some trainers replace them: in a class, in a module, in a table of functions.
     """
@@ -62,7 +62,7 @@ def code_of(model: Module) -> str:
 
 
 def sources_of(model: Module) -> list[ModuleType]:
-    """The Python modules that its models are written in, and those of the same packages that they take something of."""
+    """Return the Python modules that define the model, and modules of the same packages from which they import."""
     homes = {*_homes(model)}
     packages = {name.partition(".")[0] for name in homes}
     used = {
@@ -76,7 +76,7 @@ def sources_of(model: Module) -> list[ModuleType]:
 
 
 def _homes(model: Module) -> Iterator[str]:
-    """The Python modules that its models are written in."""
+    """Yield the names of the Python modules that define the model and the models inside it."""
     yield class_of(model).__module__
     for kind in {class_of(part) for part in model.modules()}:
         yield from (base.__module__ for base in kind.__mro__ if hasattr(base, "_from_config"))
@@ -99,12 +99,12 @@ def _functions(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 def _table(value: Mapping[Any, Any]) -> dict[str, Any]:
-    """What a table of functions holds."""
+    """Return the functions of a table by name."""
     return {str(key): item for table in tables_of(value) for key, item in dict.items(table)}
 
 
 def tables_of(value: Mapping[Any, Any]) -> list[dict[Any, Any]]:
-    """The dicts that a table is, or is made over; nothing is imported for it."""
+    """Return the dicts that hold a table's entries, without the imports that a lookup in the table may cause."""
     tables = [value] if isinstance(value, dict) else [*vars(type(value)).values(), *vars(value).values()]
     return [table for table in tables if isinstance(table, dict)]
 
@@ -121,7 +121,7 @@ def _within(value: Any) -> Iterator[FunctionType]:
 
 
 def _parts(value: Any, seen: set[int]) -> Iterator[str]:
-    """All that a function does differently if it is another: instructions, names, constants, what it encloses."""
+    """Yield everything that tells a function from another: instructions, names, constants, closure, defaults."""
     if isinstance(value, FunctionType):
         if id(value) in seen:
             return

@@ -1,7 +1,7 @@
-"""Masks for models that positions alone do not keep apart, built where the batch is, never in a worker.
+"""Make masks for models in which positions alone do not keep members apart, on the batch's device, not in a worker.
 
-A boolean mask is never made: eager attention would add it to the scores. A 2-D mask of ones neither: it switches
-transformers' own recognition of packs off.
+A boolean mask is never made: eager attention would add it to the scores. Nor is a 2-D mask of ones: it switches off
+transformers' own recognition of packs.
 """
 
 import inspect
@@ -15,20 +15,20 @@ from energon_pack.training.layout import IGNORE
 
 
 class Sight(Enum):
-    """Where tokens of one image see each other in both directions."""
+    """In which layers tokens of one image see each other in both directions."""
 
-    #: nowhere: they are read as words are
+    #: in none: they are read as words are
     CAUSAL = auto()
     #: in all layers, within the window of those that have one: Gemma 3
     IN_WINDOWS = auto()
-    #: in layers with a window alone, within it: Gemma 4
+    #: only in layers with a window, within it: Gemma 4
     IN_WINDOWS_ALONE = auto()
-    #: in all layers, beyond their window, too: Gemma 4 unified
+    #: in all layers, even beyond their window: Gemma 4 unified
     BEYOND_WINDOWS = auto()
 
 
 def sight_of(model: Any) -> Sight:
-    """How a model sees images: Gemma 3 and 4 read a member's tokens in this way, run by themselves."""
+    """Return how a model sees images; its masks for packs have to do the same as its own masks for one sample."""
     text = model.config.get_text_config()
     if getattr(text, "use_bidirectional_attention", None) == "vision":
         return Sight.BEYOND_WINDOWS if "unified" in text.model_type else Sight.IN_WINDOWS_ALONE
@@ -36,18 +36,18 @@ def sight_of(model: Any) -> Sight:
 
 
 def reads_prefix_whole(make: Any, config: Any) -> bool:
-    """Whether a class sees all before the answer in both directions, as PaliGemma does: `prefix4d` alone is its mask.
+    """Whether a class reads everything before the answer in both directions, as PaliGemma does; it needs `prefix4d`.
 
     Args:
         make: the class.
-        config: of a model of it.
+        config: the config of a model of this class.
     """
     is_both_ways = getattr(config.get_text_config(), "use_bidirectional_attention", None) is True
     return is_both_ways and "token_type_ids" in inspect.signature(make.forward).parameters
 
 
 def is_answer(doc_ids: Tensor, labels: Tensor) -> Tensor:
-    """[B, S]: from the first token of each member on that is trained on.
+    """Return bool [B, S]: whether a token is the first trained one of its member, or after it.
 
     Args:
         doc_ids: [B, S].
@@ -60,14 +60,14 @@ def is_answer(doc_ids: Tensor, labels: Tensor) -> Tensor:
 
 
 def prefix_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask of a model that reads all before the answer in both directions: 0 where a token is seen, else -inf-like.
+    """Make the mask of a model that reads everything before the answer in both directions.
 
     Args:
         doc_ids: [B, S], 0 on the pad tail.
         labels: [B, S], not shifted.
 
     Returns:
-        [B, 1, S, S].
+        [B, 1, S, S]: 0 where a token is seen, else the least value of `dtype`.
     """
     prefix = ~is_answer(doc_ids, labels)
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
@@ -83,17 +83,18 @@ def additive_masks(
     sight: Sight,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Masks for models that take a dict of them, such as Gemma 3 and gpt-oss: 0 where a token is seen, else -inf-like.
+    """Make masks for models that take a dict of them, such as Gemma 3 and gpt-oss.
 
     Args:
         doc_ids: [B, S], 0 on the pad tail.
         types: [B, S]: 1 on image tokens, 2 on those of videos.
-        sliding_window: of the model's text config.
-        chunk_size: `attention_chunk_size` of the model's text config: a token sees its own stretch of so many.
-        sight: where tokens of one image see each other in both directions.
+        sliding_window: `sliding_window` of the model's text config.
+        chunk_size: `attention_chunk_size` of the model's text config: a token sees only its chunk of so many tokens.
+        sight: in which layers tokens of one image see each other in both directions.
 
-    Returns:
-        full_attention and, with a window or chunks, sliding_attention and chunked_attention: [B, 1, S, S].
+        Returns:
+            full_attention and, with a window or chunks, sliding_attention and chunked_attention: [B, 1, S, S], 0 where a
+            token is seen, else the least value of `dtype`.
     """
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
     same = doc_ids[:, :, None] == doc_ids[:, None, :]
@@ -112,20 +113,20 @@ def additive_masks(
 
 
 def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, S, S] → [B, 1, S, S]."""
+    """Turn bool [B, S, S] into an additive mask [B, 1, S, S]."""
     least = torch.finfo(dtype).min
     return torch.where(seen[:, None], torch.zeros((), dtype=dtype, device=seen.device), least).to(dtype)
 
 
 def _positions(doc_ids: Tensor) -> Tensor:
-    """[B, S]: the place of each token in its member."""
+    """Return the place [B, S] of each token in its member, from 0."""
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device).expand(doc_ids.shape)
     begins = torch.nn.functional.pad(doc_ids[:, 1:] != doc_ids[:, :-1], (1, 0), value=True)
     return here - torch.where(begins, here, 0).cummax(1).values
 
 
 def _same_block(types: Tensor) -> Tensor:
-    """[B, S, S]: both tokens are of the same unbroken run of tokens of images or videos."""
+    """Return bool [B, S, S]: whether two tokens are in the same unbroken run of image or video tokens."""
     is_image = (types == 1) | (types == 2)
     begins = is_image & ~torch.nn.functional.pad(is_image[:, :-1], (1, 0))
     block = torch.where(is_image, begins.cumsum(1), 0)

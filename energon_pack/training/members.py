@@ -1,4 +1,4 @@
-"""One sample as the model would see it alone: its tokens, labels, positions and media."""
+"""Encode samples one by one, as the model would see each alone: tokens, labels, positions and media."""
 
 import io
 import logging
@@ -44,7 +44,7 @@ class Encoded:
     media: dict[str, Tensor] = field(default_factory=dict)
     num_images: int = 0
     num_videos: int = 0
-    #: how its media are joined with those of others; what is not named, below each other
+    #: how its media are joined with other members' media; inputs that are not named are concatenated in dimension 0
     joins: Mapping[str, Join] = field(default_factory=dict)
 
 
@@ -55,19 +55,19 @@ class MemberEncoder:
         self._template = template
         self._rope = rope
         self._pixels = Pixels(template)
-        #: whether no one compared what the processor makes, so that it is tried before all else
+        #: whether nobody has compared this processor's output yet, so that `check` tries it first
         self._is_asked = template.spec.family in ASKED
         rules = template.rules
         names = {**rules.media_tokens, **rules.feature_tokens}
-        #: type of a token, and the token that has it
+        #: (type, id) of the tokens that hold features of images and videos
         self._types = [(i, template.token_id(names[k])) for i, k in ((1, "image"), (2, "video")) if k in names]
 
     def encode(self, member: MemberInput) -> Encoded:
-        """One member, with its media.
+        """Encode one member with its media.
 
         Raises:
-            LengthError: it has not the length it was packed with; names it, both lengths and the fingerprint.
-            Exception: whatever its media or texts make of themselves.
+            LengthError: its length differs from packing; names it, both lengths and the fingerprint.
+            Exception: whatever decoding its media or rendering its text raises.
         """
 
         def fail(_: MemberInput, error: Exception) -> None:
@@ -79,15 +79,15 @@ class MemberEncoder:
     def encode_all(
         self, inputs: Iterable[MemberInput], on_bad: Callable[[MemberInput, Exception], None]
     ) -> tuple[list[Encoded], dict[str, Tensor]]:
-        """The members of a pack, and the media of them all, in their order.
+        """Encode the members of a pack; return them and the media of all, in their order.
 
-        They are of one call of the processor where it was shown to make of all what it makes of each.
+        The processor is called once for all media if a test showed that this gives the same as a call for each member.
 
         Args:
-            on_bad: told of each member that can't be encoded; where it returns, that member is left out.
+            on_bad: called for each member that can't be encoded; if it returns, that member is left out.
 
         Raises:
-            LengthError: as `encode`.
+            LengthError: see `encode`.
         """
         drafts: list[_Draft] = []
         for member in inputs:
@@ -100,7 +100,7 @@ class MemberEncoder:
             _check_length(draft.member, len(of.ids), self._template.fingerprint)
         try:
             media, shares = self._media(drafts)
-        except Exception:  # which of them it is, each alone tells
+        except Exception:  # try each member alone to learn which one fails
             good = []
             for draft, of in zip(drafts, tokens, strict=True):
                 try:
@@ -113,10 +113,10 @@ class MemberEncoder:
         return self._encoded(drafts, tokens, shares), media
 
     def check(self) -> None:
-        """Try the processor with some members' media, where that is what tells their lengths.
+        """Try the processor with random media if nobody has compared its output yet, and the model's own M-RoPE rows.
 
         Raises:
-            ValueError: nothing shows how they are joined, or what positions they have.
+            ValueError: no rule joins the media, or the model makes no positions for them.
         """
         if self._is_asked:
             self._pixels.check()
@@ -124,7 +124,7 @@ class MemberEncoder:
             self._rope.check([member.tokens for member in self.probe_members()])
 
     def join(self, media: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The media of several packs as one model input each.
+        """Join the media of several packs into one model input for each name.
 
         Raises:
             ValueError: sizes that can't be joined.
@@ -135,10 +135,10 @@ class MemberEncoder:
         return join(parts, self._pixels.joins({name for part in parts for name in part}))
 
     def probe_members(self) -> list[Encoded]:
-        """Short members to try a model with: text, and noise of each kind of media that the processor makes.
+        """Return short members to try a model with: text, and noise of each kind of media that the processor makes.
 
         Raises:
-            RowsError: the model makes no positions of its processor's tokens.
+            RowsError: the model makes no positions for its processor's tokens.
         """
         members: list[Encoded] = []
         for kind in ("", *(kind for kind in ("image", "video") if kind in self._template.media_tokens), ""):
@@ -148,14 +148,14 @@ class MemberEncoder:
                 (encoded,) = self._encoded([draft], self._template.tokenize([draft.rendered]), shares)
             except RowsError:
                 raise
-            except (ImportError, ValueError) as error:  # then no such medium is trained on here, either
+            except (ImportError, ValueError) as error:  # training can't use such media here, either
                 _log.info("a model is not tried with a %s: %s", kind, error)
                 continue
             members.append(replace(encoded, media=media, joins=self._pixels.joins(media) if media else {}))
         return members
 
     def _noise(self, kind: str, number: int) -> "_Draft":
-        """A member with one medium of random pixels, or with none."""
+        """Return a member with one medium of random pixels, or with none."""
         width, height, num_frames = 96, 64, self._template.spec.media.num_frames or 4
         asked, answered = (
             f"{f'<{kind}>' if kind else ''} What is number {number}?",
@@ -175,7 +175,7 @@ class MemberEncoder:
     def _encoded(
         self, drafts: Sequence["_Draft"], tokens: Sequence[Tokens], shares: Sequence[dict[str, Tensor]]
     ) -> list[Encoded]:
-        """Members without their media: those of all are together."""
+        """Return the members without media; the pack holds the media of all."""
         return [
             Encoded(
                 draft.member.sample_id, member, num_images=len(draft.given.images), num_videos=len(draft.given.clips)
@@ -184,7 +184,7 @@ class MemberEncoder:
         ]
 
     def _draft(self, member: MemberInput) -> "_Draft":
-        """A member with its media decoded and its text rendered."""
+        """Decode a member's media and render its text."""
         template = self._template
         for image in member.images:
             image.load()
@@ -196,7 +196,7 @@ class MemberEncoder:
         return _Draft(member, rendered, Given(*prepared_media(template, sample.media, own), kinds))
 
     def _media(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-        """The media of them all; and of each what its positions depend on."""
+        """Return the media of all members, and for each member the media inputs that its positions depend on."""
         if isinstance(self._rope, OwnRope):
             each = [self._pixels([draft.given]) for draft in drafts]
             return self.join(each), each
@@ -209,7 +209,7 @@ class MemberEncoder:
     def _members(
         self, drafts: Sequence["_Draft"], tokens: Sequence[Tokens], shares: Sequence[dict[str, Tensor]]
     ) -> Iterator[Member]:
-        """Tokens as tensors, with the positions that their media give them; views of one tensor for them all."""
+        """Yield each member's tokens as tensors, with its positions; the tensors are views of one for all members."""
         lengths = [len(of.ids) for of in tokens]
         ids = torch.tensor([token for of in tokens for token in of.ids], dtype=torch.int64)
         labels = torch.full_like(ids, IGNORE)
@@ -231,26 +231,26 @@ class MemberEncoder:
 
     @cached_property
     def of_tokens(self) -> Mapping[str, TokenRow]:
-        """Inputs with a value for each token, beside those of all models."""
+        """Functions for inputs that only this model has for each token, by name."""
         return self._pixels.of_tokens if self._is_asked else {}
 
     def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Tensor | None:
-        """Rows of M-RoPE of one member, in models that have them."""
+        """Return the M-RoPE rows of one member; None: the model has none."""
         if isinstance(self._rope, OwnRope):
             return self._rope(ids, types, media)
         return None if self._rope is None else rope_positions(self._rope, types, **media)
 
     def blank(self) -> dict[str, Tensor]:
-        """The media of one small white image, for ranks whose pack has none."""
+        """Return the media inputs of one small white image, for ranks whose pack has no image."""
         image = self._template.prepare_image(Image.new("RGB", (64, 64), "white"))
         return self._pixels([Given([image], [], ["image"])])
 
 
 def sample_of(member: MemberInput) -> Sample:
-    """A member as a template renders it; of media that are not decoded yet, by their headers.
+    """Return a member in the form that a template renders; media that are not decoded yet are read by their headers.
 
     Raises:
-        OSError, Skip: a medium is missing, or none.
+        OSError, Skip: a medium is missing, or its bytes are no image or video.
     """
     if b"" in member.videos:
         raise OSError(f"its video {member.videos.index(b'')} is missing from the pack")
@@ -260,7 +260,7 @@ def sample_of(member: MemberInput) -> Sample:
     }
     kinds = ["image"] * len(member.images) + ["video"] * len(member.videos)
     in_order = _order(member.messages, kinds)
-    if sorted(in_order) == kinds:  # of another tool's pack the template tells what is wrong
+    if sorted(in_order) == kinds:  # else another tool's pack is wrong, and the template says how
         kinds = in_order
     seen_media = as_asked([next(media[kind]) for kind in kinds], member.video_frames, member.options)
     return Sample(member.messages, seen_media, member.tools, member.options)
@@ -268,7 +268,7 @@ def sample_of(member: MemberInput) -> Sample:
 
 @dataclass(frozen=True)
 class _Draft:
-    """A member on its way."""
+    """A member whose text is rendered and whose media are decoded, not yet encoded."""
 
     member: MemberInput
     rendered: Rendered
@@ -276,7 +276,7 @@ class _Draft:
 
 
 def _weights(tokens: Tokens) -> Tensor | None:
-    """How much each token counts; None: all that are trained on count alike."""
+    """Return each token's weight, float32 [L]; None: all trained tokens count alike."""
     if not tokens.weights:
         return None
     weights = torch.ones(len(tokens.ids))
@@ -294,7 +294,7 @@ def _check_length(member: MemberInput, num_tokens: int, fingerprint: str) -> Non
 
 
 def _shares(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Tensor]]:
-    """What of these belongs to each member: so many rows."""
+    """Split the named inputs by member: member i owns the next `counts[i]` rows."""
     shares: list[dict[str, Tensor]] = [{} for _ in counts]
     for name in names:
         if name in media and sum(counts) == len(media[name]):
@@ -304,7 +304,7 @@ def _shares(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int
 
 
 def _order(messages: list[dict[str, Any]], kinds: Sequence[str]) -> list[str]:
-    """Kinds of media in the order of their placeholders."""
+    """Return the kinds of media in the order of their placeholders."""
     contents = [message["content"] for message in split_content(messages, kinds)]
     parts = [part for content in contents if not isinstance(content, str) for part in content]
     return [part["type"] for part in parts if part["type"] != "text"]

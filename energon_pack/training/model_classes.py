@@ -1,4 +1,4 @@
-"""Small configs of the classes of models that go with a processor."""
+"""Make small configs for the model classes that go with a processor."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,19 +9,19 @@ from energon_pack.templates.template import Template
 from energon_pack.training.shrink import shrink
 from energon_pack.training.sizes import parts
 
-#: of a tokenizer's special tokens, and as configs name them
+#: words in the names of a tokenizer's special tokens, and the words that configs use instead
 _SAME = {"bos": "start", "eos": "end"}
 
 
 def small_config(make: Any, template: Template) -> Any:
-    """The config of a class, few and small layers: its model's own, or the class's default with a processor's sizes.
+    """Return a config with few and small layers: the model's own, or the class's default with the processor's sizes.
 
     Args:
-        make: of `templates.served.models_of`.
-        template: with the processor, in whose folder config.json may be.
+        make: a class that `models_of` returned.
+        template: the template of the processor, whose folder may hold config.json.
 
     Raises:
-        ValueError: config.json is of another class.
+        ValueError: config.json belongs to another class.
     """
     folder = Path(template.spec.processor.folder)
     if (folder / "config.json").is_file():
@@ -47,7 +47,7 @@ def _take_sizes(part: Any, image: Mapping[str, Any]) -> None:
 
 
 def _take_ids(config: Any, template: Template) -> None:
-    """Ids of special tokens are the processor's: its `vision_bos_token` is the config's `vision_start_token_id`."""
+    """Set the config's ids of special tokens: `vision_start_token_id` is the processor's `vision_bos_token`."""
     processor = template.spec.processor
     named = {**processor.tokens, **vars(full_processor(processor))}
     for name, token in named.items():

@@ -1,4 +1,4 @@
-"""Rows of M-RoPE that a class makes by a rule of its own: asked of the class, member by member, without weights."""
+"""Get M-RoPE rows from a model class that has a rule of its own: member by member, without weights."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -9,24 +9,24 @@ from torch import Tensor
 
 from energon_pack.training.layout import Member
 
-#: what `forward` takes a medium as, and `get_rope_index` by another name
+#: inputs by their name in `forward`, and their name in `get_rope_index`
 _OTHER_NAMES = {"second_per_grids": "video_second_per_grid"}
 NUM_ROWS = 3
 
 
 class RowsError(ValueError):
-    """A class makes no rows of M-RoPE of what its processor gives."""
+    """A class can't make M-RoPE rows from its processor's output."""
 
 
 class OwnRope:
-    """The rows of one class of models."""
+    """M-RoPE rows as one model class makes them."""
 
     def __init__(self, make: Any, config: Any):
         """Make a model of a class, without weights.
 
         Args:
-            make: with a module that has `get_rope_index`.
-            config: for a small model of it.
+            make: a class that has a module with `get_rope_index`.
+            config: the config of a small model of this class.
 
         Raises:
             Exception: whatever the class raises for the config.
@@ -38,22 +38,22 @@ class OwnRope:
         self._takes = frozenset(inspect.signature(self._ask).parameters)
 
     def __reduce__(self) -> tuple[type["OwnRope"], tuple[Any, Any]]:
-        """Another process makes a model of its own."""
+        """Pickle only the class and the config: another process makes its own model."""
         return OwnRope, (self._make, self._config)
 
     def __call__(self, ids: Tensor, types: Tensor, media: Mapping[str, Tensor]) -> Tensor:
-        """The rows of one member.
+        """Return the rows of one member.
 
         Args:
             ids: [L].
             types: [L]: 0 text, 1 image, 2 video.
-            media: its own media inputs.
+            media: the member's media inputs.
 
         Returns:
             [3, L] int64.
 
         Raises:
-            RowsError: the class makes none, or others.
+            RowsError: the class raises an error, or its rows have another shape.
         """
         if not media:
             return torch.arange(len(ids)).expand(NUM_ROWS, -1)
@@ -77,10 +77,10 @@ class OwnRope:
         return rows[:, 0].long()
 
     def check(self, members: Sequence[Member]) -> None:
-        """Look at the rows of some members.
+        """Check that the rows of some members give media positions of their own.
 
         Raises:
-            RowsError: media have no place of their own in them: the class looks for other tokens.
+            RowsError: media are numbered as text: the class looks for other tokens.
         """
         for member in members:
             if member.types.any() and member.rope is not None and bool((member.rope == member.rope[0]).all()):

@@ -1,8 +1,9 @@
-"""Members → encoded packs → batches in which no member sees another; whoever reads the packs.
+"""Turn members into encoded packs, and packs into batches in which no member sees another.
 
     members of a pack ─encode─► each encoded alone ─batch─► one row a pack (neat), or one physical row (thd)
 
-Energon's task encoder, webdataset's stages and the datasets that pack while they load all have one of these.
+Every reader of packs uses this encoder: Energon's task encoder, webdataset's stages, the datasets that pack while they
+load.
 """
 
 import logging
@@ -36,9 +37,9 @@ _CHOICES = {
     "attention_mask": (None, "auto", "positions", "dict4d", "prefix4d", "hybrid", "indexed"),
     "on_bad_member": ("raise", "drop"),
 }
-#: what is no fault of a member
+#: errors that are no fault of a member
 _NO_FAULT = (ImportError, NotImplementedError, JoinError, RowsError)
-#: layouts that have a place for these; by default, nothing is asked of them
+#: options that only some layouts support, with these layouts; a false value asks for nothing
 _SERVED = {
     "labels": ("unshifted", ("neat", "thd", "rows")),
     "loss_weight": (None, ("neat", "thd", "rows")),
@@ -48,7 +49,7 @@ _SERVED = {
 
 
 class BadPack(ValueError):
-    """A pack that can't be trained on as it is: names the pack or the member, and what to do."""
+    """A pack can't be trained on: the message names the pack or the member, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,14 @@ class Pack:
 
 
 def check_options(options: Mapping[str, Any], layout: str) -> None:
-    """Refuse options of `PackEncoder` before there is anything to encode.
+    """Refuse wrong options of `PackEncoder` before there is anything to encode.
 
     Args:
-        layout: that of the packs.
+        layout: the layout of the packs.
 
     Raises:
         TypeError: there is no such option.
-        ValueError: a value that is none of those there are, or for which the layout has no place.
+        ValueError: an option has no such value, or the layout does not support it.
     """
     names = [*signature(PackEncoder).parameters][2:]
     if unknown := next((name for name in options if name not in names), None):
@@ -97,27 +98,28 @@ class PackEncoder:
     """Encodes packs for one model.
 
     Args:
-        made: how the packs were made: the content of energon_pack.json.
-        template: with which they were measured.
+        made: the content of energon_pack.json, which says how the packs were made.
+        template: the template with which they were measured.
         layout: `neat`, `thd`, `rows` (Megatron-Bridge up to 0.5) or `mlm` (Megatron-LM's multimodal example); by
-            default the one it was packed for.
+            default the one the dataset was packed for.
         pad_to: width of a batch: its `longest` row, or always `max_token_len` (pipeline and expert parallelism, CUDA
             graphs).
         labels: `unshifted`, as transformers wants them, or `shifted` within each member (neat; thd's always are).
-        loss_weight: `token`, `sample` or `sqrt`: batches then have weights; where the samples have some, always.
-        attention_mask: what keeps members apart, in place of `model.mask` (the default): `positions`, `dict4d`,
-            `prefix4d`, `hybrid`, `auto` (what `guard` finds), or `indexed` for stacks patched for it.
-        pad_to_multiple_of: of each member in thd; has to divide the one it was packed with, which is the default.
+        loss_weight: `token`, `sample` or `sqrt`: batches then have weights; they always have some if the samples do.
+        attention_mask: how members are kept apart, in place of `model.mask` (the default): `positions`, `dict4d`,
+            `prefix4d`, `hybrid`, `auto` (the one that `guard` finds), or `indexed` for stacks patched for it.
+        pad_to_multiple_of: thd pads each member to a multiple of this; it has to divide the multiple of the packing,
+            which is the default.
         rope_rows: `position_ids` of thd are the three rows of M-RoPE, [3, 1, T].
-        on_bad_member: `raise` with its name, or `drop` it alone; `num_dropped` of the batch counts.
-        dummy_image: a batch without images has the media inputs of a blank one under `dummy_…`: see `touch_vision`.
-        tokens_per_second: of Qwen2.5-VL's vision config, where the processor's folder has no config.json:
-            without either, a video ends the training.
+        on_bad_member: `raise` with its name, or `drop` only this member; `num_dropped` of the batch counts them.
+        dummy_image: give a batch without images the media inputs of a blank image, as `dummy_…`: see `touch_vision`.
+        tokens_per_second: `tokens_per_second` of Qwen2.5-VL's vision config, needed for videos if the processor's
+            folder has no config.json: without either, a video ends the training.
 
-    Raises:
-        ValueError: a value that is none of these, a multiple that does not fit the plan's, a processor whose media are
-            not known to be joined.
-        MixingError: a hybrid model whose kernels are missing.
+        Raises:
+            ValueError: an option has no such value; a multiple does not divide the plan's; nobody knows how this
+                processor's media are joined.
+            MixingError: a hybrid model whose kernels are missing.
     """
 
     def __init__(
@@ -142,12 +144,12 @@ class PackEncoder:
         check_options(given, self.layout)
         given |= {"pad_to_multiple_of": pad_to_multiple_of, "dummy_image": dummy_image}
         self._given = made, template, given | {"tokens_per_second": tokens_per_second}
-        #: what keeps members apart
+        #: how members are kept apart
         self.mask = attention_mask or made["mask"]
-        #: the longest that a pack may be (`own_pack` has a limit of its own); None: the dataset does not say
+        #: tokens that a pack may have (`own_pack` has a limit of its own); None: the dataset does not say
         self.max_token_len: int | None = made["content"].get("packing", {}).get("hard_limit") or made["max_token_len"]
         planned = made["pad_to_multiple_of"]
-        if self.max_token_len is None:  # nothing was planned for their members
+        if self.max_token_len is None:  # another tool packed, and planned no multiple
             planned = pad_to_multiple_of or planned
             if pad_to == "max_token_len":
                 raise ValueError(f"pad_to={pad_to}: the dataset does not say how long its packs are; for packs of ours")
@@ -173,8 +175,8 @@ class PackEncoder:
         """Encode each member of a pack; None: all were dropped.
 
         Raises:
-            BadPack: a member has another length than it was packed with; or, with `on_bad_member=raise`, can't be
-                read or encoded.
+            BadPack: a member's length differs from packing; or, with `on_bad_member=raise`, a member can't be read or
+                encoded.
         """
         dropped: list[str] = []
 
@@ -199,12 +201,12 @@ class PackEncoder:
                 encoded = []
         except (BadPack, LengthError) as error:
             raise BadPack(str(error)) from error.__cause__
-        except Exception as error:  # whatever a sample's conversation makes of itself, or all media together
+        except Exception as error:  # conversations and joined media raise anything
             raise BadPack(f"{key}: {type(error).__name__}: {error}") from error
         return Pack(key, encoded, media, dropped) if encoded else None
 
     def batch(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Lay packs out.
+        """Lay packs out in a batch.
 
         Raises:
             BadPack: several packs in a layout that holds one; a pack longer than the width; weights in `mlm`.
@@ -237,15 +239,15 @@ class PackEncoder:
         return batch
 
     def probe_members(self) -> list[Encoded]:
-        """Members to try a model with: see `guard`."""
+        """Return members to try a model with: see `guard`."""
         return self.members.probe_members()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Made anew in a worker that is spawned."""
+        """Pickle only the arguments: a spawned worker makes a new encoder."""
         return _encoder, self._given
 
     def _is_too_long(self, member: Encoded) -> bool:
-        """Whether a sample that was never packed does not fit a batch of fixed width."""
+        """Whether a member is longer than a batch of fixed width; only samples that were never packed can be."""
         multiple, width = self._form.multiple, self._form.width
         return width is not None and -(-len(member.tokens) // multiple) * multiple > width
 
@@ -259,7 +261,7 @@ class PackEncoder:
         return batch
 
     def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch, has_images: bool) -> dict[str, Any]:
-        """Media under the names that the layout's consumer has for them."""
+        """Return the media under the names that the layout's consumer uses."""
         of_tokens = {name for name in self.members.of_tokens if name in batch} if media else set()
         found: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
         if self._dummy and not has_images:
@@ -268,7 +270,7 @@ class PackEncoder:
             types = batch["mm_token_type_ids"] if media else None
             named = dict.fromkeys(sorted(MEDIA_KEYS)) | media
             found["visual_inputs"] = VisualInputs(**named, mm_token_type_ids=types)
-            if "pixel_values" in media and media["pixel_values"].dim() == 4:  # tiles of InternVL
+            if "pixel_values" in media and media["pixel_values"].dim() == 4:  # InternVL's tiles
                 found["image_flags"] = torch.ones(len(media["pixel_values"]), dtype=torch.int64)
         if self.layout == "mlm":
             pixels = found.pop("pixel_values", torch.zeros(1, 1))
@@ -279,10 +281,10 @@ class PackEncoder:
 
 
 def refuse_weights(packs: Sequence[Pack], what: str, way_out: str) -> None:
-    """Raise BadPack where a sample, or a turn of it, has a weight other than 1.
+    """Raise BadPack if a sample, or a turn of it, has a weight other than 1.
 
     Args:
-        what: has no place for it.
+        what: the layout or trainer that can't use weights, for the message.
     """
     for pack in packs:
         for member in pack.members:
@@ -307,6 +309,6 @@ def _multiple(given: int | None, planned: int) -> int:
 
 
 def _counts(packs: Sequence[Pack], name: str, per_pack: bool) -> torch.Tensor:
-    """Media of each row (neat), or of each member (thd)."""
+    """Count the media of each row (neat), or of each member (thd)."""
     counts = [[getattr(member, name) for member in pack.members] for pack in packs]
     return torch.tensor([sum(row) for row in counts] if per_pack else [n for row in counts for n in row])

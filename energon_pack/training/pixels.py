@@ -1,4 +1,4 @@
-"""Images and video frames → the tensors a model takes, by the model's own processor."""
+"""Turn images and video frames into the tensors a model takes, by the model's own processor."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ from energon_pack.training.joining import Join, JoinError, join, prove
 
 _log = logging.getLogger(__name__)
 
-#: names of most models' media: those that are looked for where nothing says which there are
+#: names of most models' media inputs, for places that don't know the processor
 MEDIA_KEYS = frozenset(
     (
         "pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "batch_num_images",
@@ -29,7 +29,7 @@ MEDIA_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class _Tried:
-    """What was shown of one kind of media."""
+    """The result of trying one kind of media."""
 
     joins: Mapping[str, Join] = field(default_factory=dict)
     #: whether one call for all members gives what their own calls do
@@ -43,7 +43,7 @@ class _Tried:
 
 
 class Pixels:
-    """The processor of a template, for media alone; each kind is tried when the first of it comes, or by `check`."""
+    """The processor of a template, for media alone; a kind is tried when its first medium comes, or by `check`."""
 
     def __init__(self, template: Template):
         self._template = template
@@ -51,11 +51,11 @@ class Pixels:
         self._tried: dict[str, _Tried] = {}
 
     def __call__(self, members: Sequence[Given]) -> dict[str, Tensor]:
-        """The media inputs of some members.
+        """Return the media inputs of some members.
 
         Raises:
-            JoinError: they can't be joined, or the processor gives something that it did not give when it was tried.
-            ImportError: videos without torchvision.
+            JoinError: they can't be joined, or the processor returns an input that it did not return when tried.
+            ImportError: there are videos, and torchvision is not installed.
         """
         members = [member for member in members if member.order]
         if not members:
@@ -80,7 +80,7 @@ class Pixels:
         """Try every kind of media now.
 
         Raises:
-            JoinError: none can be trained on, or the model takes something for each token that nothing here makes.
+            JoinError: no kind can be trained on, or the model takes an input for each token that nothing here makes.
         """
         tried = [self._of(kind) for kind in self._call.kinds]
         self._call.of_tokens()
@@ -89,12 +89,12 @@ class Pixels:
 
     @property
     def of_tokens(self) -> dict[str, TokenRow]:
-        """Inputs with a value for each token, beside those of all models: what makes them of a member's tokens."""
+        """Functions for inputs that only this model has for each token: they make them from a member's tokens."""
         self.check()
         return self._call.of_tokens()
 
     def joins(self, names: Collection[str]) -> dict[str, Join]:
-        """How inputs of these names, and of others, are joined."""
+        """Return the rules by which inputs are joined, at least for these names."""
         if not self._known.keys() >= set(names):
             self.check()
         return self._known
@@ -108,7 +108,7 @@ class Pixels:
             self._tried[kind] = self._try(kind) if kind in self._call.kinds else _Tried()
         return self._tried[kind]
 
-    @errors_only()  # what processors warn of noise says nothing of the data: lengths were measured with their settings
+    @errors_only()  # warnings about noise say nothing about the data
     def _try(self, kind: str) -> _Tried:
         name = self._call.name
         given = list(noise.members(self._template, kind))
@@ -132,7 +132,7 @@ class Pixels:
 
     @cached_property
     def _mixes(self) -> bool:
-        """Whether images and videos in one call are as in calls of their own."""
+        """Whether images and videos give the same in one call as in separate calls."""
         images, clips = (list(noise.members(self._template, kind)) for kind in ("image", "video"))
         members = [images[0], clips[0], merged([images[1], clips[1]])]
         try:
@@ -143,7 +143,7 @@ class Pixels:
         return _are_same(apart, together)
 
     def _needs_no_text(self, members: Sequence[Given]) -> bool:
-        """Whether the image processor alone makes the same of images."""
+        """Whether the image processor alone makes the same inputs from images."""
         try:
             whole = self._call(members)
             return _are_same(whole, self._call.images(members, whole))

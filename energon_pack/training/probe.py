@@ -1,8 +1,8 @@
-"""Does a model keep the members of a pack apart? Asked of the model itself, with members of its own kind of media.
+"""Test whether a model keeps the members of a pack apart, with members that have its own kinds of media.
 
-Two things are compared. One member is changed: the others' logits have to stay what they were. And each member in a
-pack has to have the logits that it has alone, run as transformers' own users run it: processor's output, mask of ones,
-no positions of ours.
+The test makes two comparisons. When one member is changed, the other members' logits must not change. And each member's
+logits in a pack must equal its logits alone, run as users of transformers run it: the processor's output, a mask of
+ones, no positions of ours.
 
 Runs on a CPU in seconds, on a `small_model`.
 """
@@ -29,30 +29,30 @@ _PAD_TAIL = 3  # tokens behind the last member
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of the logits when one member was changed."""
+    """How far logits moved when one member was changed."""
 
-    #: largest difference in any other member's logits: 0 where nothing is mixed
+    #: largest difference in any other member's logits: 0 if nothing is mixed
     others: float
-    #: largest difference in its own
+    #: largest difference in the changed member's own logits
     own: float
-    #: largest difference between a member's logits in the pack and alone, in transformers' plain way
+    #: largest difference between a member's logits in the pack and alone
     alone: float
-    #: what is no difference, as a share of `own`; sums in another order differ by about 1e-6 of the logits
+    #: a smaller share of `own` counts as no difference; sums in another order differ by about 1e-6 of the logits
     tolerance: float = 1e-4
-    #: whether that was in train(), where some classes take other kernels
+    #: whether the model was in train(), in which some classes use other kernels
     in_training: bool = False
 
     @property
     def mixes(self) -> bool:
         """Whether a member's logits depend on the others, or on being packed.
 
-        Where a change does not show in the member itself, nothing is shown.
+        If a change does not move the member's own logits, the test proves nothing and this is true.
         """
         return not (max(self.others, self.alone) <= self.tolerance * self.own and self.own > 1e-5)
 
     @property
     def may_be_rounding(self) -> bool:
-        """Whether what differs is so little that float64 may show it to be nothing."""
+        """Whether the difference is so small that it may be rounding, which a run in float64 can tell."""
         return self.mixes and max(self.others, self.alone) <= 10 * self.tolerance * self.own
 
     def __str__(self) -> str:
@@ -64,32 +64,32 @@ class Finding:
 
 
 def probe(model: Any, members: Sequence[Encoded], mask: str = "positions", changed: int = 0) -> Finding:
-    """Run packs through a model twice, one member changed in between: its words and its pixels.
+    """Run packs through a model twice; between the runs the words and pixels of one member change.
 
-    Two packs a batch, the second in the reverse order, so that members before and behind the changed one are seen; one
-    pack where the mask is `hybrid`.
+    A batch has two packs, the second in reverse order, so that the changed member stands before and after every other.
+    It has one pack if the mask is `hybrid`.
 
     Args:
-        model: of transformers, or with the same `forward`; evaluated in its present mode.
+        model: a model of transformers, or one with the same `forward`; its train or eval mode stays.
         members: at least two.
-        mask: what keeps members apart: `model.mask`.
-        changed: which one.
+        mask: how members are kept apart: `model.mask`.
+        changed: index of the member to change.
 
     Raises:
-        MixingError: inputs with which they would surely be mixed.
+        MixingError: the inputs alone would mix members.
     """
     return next(_findings(model, members, mask, [changed]))
 
 
 def probe_all(model: Any, members: Sequence[Encoded], mask: str = "positions") -> Finding:
-    """As `probe`, each member changed in its turn, and the first once more in train().
+    """Call `probe` for each changed member in turn, and for the first once more in train().
 
     Args:
-        model: in which nothing is random in train(). It is left in eval().
+        model: a model with nothing random in train(). It is left in eval().
 
     Returns:
-        The first that mixes, if any does; else of each difference the largest, and the least change in a member itself.
-        What may be rounding (recursion lets it grow) is tried again in float64, where the class can be run in it.
+        The first finding that mixes. If none does: the largest `others`, the largest `alone` and the smallest `own`. A
+        difference that may be rounding (recursion lets it grow) is tested again in float64, if the class can run in it.
     """
     finding = _worst(model, members, mask)
     if not finding.may_be_rounding or model.dtype == torch.float64:
@@ -122,7 +122,7 @@ def _worst(model: Any, members: Sequence[Encoded], mask: str) -> Finding:
 
 
 def _train(model: Any, in_training: bool) -> None:
-    """Batch norm stays in eval(): `guard` refuses a model that trains it."""
+    """Switch the mode, but leave batch norm in eval(): `guard` refuses a model that trains it."""
     model.train(in_training)
     for part in model.modules():
         if isinstance(part, _BatchNorm):
@@ -144,7 +144,7 @@ def _findings(model: Any, members: Sequence[Encoded], mask: str, changed: Sequen
 
 
 def probe_inputs(model: Any, members: Sequence[Encoded], mask: str = "positions") -> dict[str, Any]:
-    """The inputs of a forward of these members: two packs, or one where the mask is `hybrid`."""
+    """Return the inputs of a forward of these members: two packs, or one if the mask is `hybrid`."""
     rows = [members] if mask == "hybrid" else [members, members[::-1]]
     width = sum(len(member.tokens) for member in members) + _PAD_TAIL
     form = Form(rope=has_rope_rows(model), width=width)
@@ -161,7 +161,7 @@ def probe_inputs(model: Any, members: Sequence[Encoded], mask: str = "positions"
 
 
 def _packed(model: Any, members: Sequence[Encoded], mask: str) -> list[list[Tensor]]:
-    """The logits of each member, in the order given, for each pack."""
+    """Return for each pack the logits of its members, in the order of `members`."""
     inputs = probe_inputs(model, members, mask)
     check_inputs(inputs, getattr(model.config, "_attn_implementation", None))
     with _as_run(model):
@@ -174,17 +174,17 @@ def _packed(model: Any, members: Sequence[Encoded], mask: str) -> list[list[Tens
 
 
 def _as_run(model: Any) -> torch.set_grad_enabled:
-    """With gradients in train(), for code asks for either; on a CPU flex_attention has none."""
+    """Enable gradients in train(), as some code checks them instead of the mode; on a CPU flex_attention has none."""
     has_none = model.device.type == "cpu" and attention_of(model) == "flex_attention"
     return torch.set_grad_enabled(model.training and not has_none)
 
 
 def plain_logits(model: Any, member: Encoded) -> Tensor:
-    """The logits of a member as a user of transformers gets them, from what a processor gives."""
+    """Return the logits of a member as a user of transformers gets them, from a processor's output."""
     ids, types = member.tokens.ids[None].to(model.device), member.tokens.types[None].to(model.device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     accepted = inspect.signature(model.forward).parameters
-    # Where there is no image, no processor gives token_type_ids; GPT-2 would add embeddings for them.
+    # Without images no processor gives token_type_ids; GPT-2 would add embeddings for them.
     kinds = ("mm_token_type_ids", "token_type_ids") if member.tokens.types.any() else ("mm_token_type_ids",)
     inputs |= {name: types for name in kinds if name in accepted}
     if reads_prefix_whole(type(model), model.config):
@@ -205,7 +205,7 @@ def _differences(some: Sequence[Tensor], others: Sequence[Tensor]) -> list[float
 def _changed(member: Encoded, vocabulary: int) -> Encoded:
     tokens = member.tokens
     words = 10 + (tokens.ids + 7) % max(1, vocabulary - 10) if vocabulary > 20 else (tokens.ids + 7) % vocabulary
-    # Special tokens may steer a model (where images stand): only the last words of the text are others.
+    # Special tokens may steer a model (they mark images): only the last words of the text are changed.
     is_word = tokens.types == 0
     is_word[: int(tokens.types.nonzero().max()) + 2 if tokens.types.any() else 0] = False
     pixels = {

@@ -1,9 +1,9 @@
-"""What is shown of a class of models: does it keep members apart, and by what?
+"""Prove that a model class keeps members apart, and with which mask.
 
     guard(model, encoder) ─prove─► a small model of the same class and config ─probe─► Proof, kept for the next start
 
-A class is exact by `positions`, by masks (`dict4d`, `prefix4d`), or by its kernels (`hybrid`); or it is refused, with
-a way out that was itself probed.
+A class is exact with `positions`, with masks (`dict4d`, `prefix4d`), or with its kernels (`hybrid`). Any other class is
+refused, and the error names a setting that was probed and works, if there is one.
 """
 
 import copy
@@ -27,9 +27,9 @@ from energon_pack.training.probe import Finding, probe_all
 from energon_pack.training.small_model import small_model
 from energon_pack.training.wrapped import class_of
 
-#: raised when a proof would come out otherwise
+#: raised when the same input would give another proof
 _VERSION = 3
-#: what `auto` tries, in this order
+#: masks that `auto` tries, in this order
 _MASKS = ("positions", "dict4d", "hybrid")
 _ATTENTIONS = ("sdpa", "eager")
 _PACKAGES = ("torch", "transformers", "flash-attn", "flash-linear-attention", "causal-conv1d", "mamba-ssm", "kernels")
@@ -37,7 +37,7 @@ _PACKAGES = ("torch", "transformers", "flash-attn", "flash-linear-attention", "c
 
 @dataclass(frozen=True)
 class Proof:
-    """What became of members of packs in a class of models, for one mask in one attention implementation."""
+    """The result for a model class with one mask and one attention implementation."""
 
     model: str
     attention: str
@@ -52,7 +52,7 @@ class Proof:
 
     @property
     def is_exact(self) -> bool:
-        """Whether members are kept apart, and each is as alone."""
+        """Whether members are kept apart, and each has the same logits as alone."""
         return self.finding is not None and not self.finding.mixes
 
     def __str__(self) -> str:
@@ -71,10 +71,10 @@ def prove(
     device: torch.device | str = "cpu",
     kinds: frozenset[str] | None = None,
 ) -> list[Proof]:
-    """Probe a small model of a class with some members; the last proof is exact, or none is.
+    """Probe a small model of a class with some members; if a proof is exact, it is the last one.
 
-    First for packs of any length; where that fails, for those of `longest` tokens: what begins beyond them (a scale, a
-    block of keys, other angles of RoPE) is then left out.
+    The first probe is for packs of any length. If it fails, the second is for packs of `longest` tokens: effects that
+    begin beyond them (a scale, a block of keys, other angles of RoPE) are then left out.
 
     Args:
         make: the class.
@@ -84,10 +84,10 @@ def prove(
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; None: not known.
         device: where its kernels run.
-        kinds: of parts that the small model has to have, too: see `kinds_of`. None: those of the full size.
+        kinds: kinds of parts that the small model must have, too: see `kinds_of`. None: those of the full-size model.
 
-    Returns:
-        One for each mask that was tried.
+        Returns:
+            A proof for each mask that was tried.
     """
     proofs: list[Proof] = []
     small = cache(lambda longest: small_model(make, config, attention, longest, members, device))
@@ -116,17 +116,17 @@ def _masks_for(make: Any, config: Any) -> Sequence[str]:
 
 
 def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
-    """Of a model of full size, built without memory for its weights; none of a class that can't be built so."""
+    """Return the kinds of parts of the full-size model, built without weights; empty if it can't be built so."""
     if not hasattr(make, "_from_config"):
         return frozenset()
-    chosen = {"attn_implementation": attention} if attention else {}  # some have a class of layers for each
+    chosen = {"attn_implementation": attention} if attention else {}  # some models have a layer class for each
     with torch.device("meta"):
         return kinds_of(make._from_config(copy.deepcopy(config), **chosen))
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """On a GPU, products of float32 may be rounded to fewer bits, which would look as if members were mixed."""
+    """Switch off TF32: products rounded to fewer bits on a GPU would look as if members were mixed."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -144,12 +144,12 @@ def kept_proofs(
     longest: int | None,
     device: torch.device | str = "cpu",
 ) -> list[Proof]:
-    """As `prove`, from the user's cache where the same was asked before: code, config, versions, media, positions.
+    """Return `prove`'s result, from the user's cache if code, config, versions, media and positions are the same.
 
-    What could not be tried is asked again: memory may have been short.
+    A model that could not be run is tried again each time: memory may have been short.
 
     Args:
-        model: of transformers.
+        model: a model of transformers.
     """
     make, config = class_of(model), model.config
     key = _key(model, members, mask, attention, longest, device)
@@ -176,7 +176,7 @@ def way_out(
     longest: int | None,
     tried: Sequence[Proof],
 ) -> str:
-    """What keeps the members apart that were mixed: a mask or another attention implementation, itself probed."""
+    """Say which mask or attention implementation keeps the members apart; it is probed before it is named."""
     masks, seen = {proof.mask for proof in tried}, [*tried]
     for name in dict.fromkeys([attention, *_ATTENTIONS]):
         for mask in _masks_for(make, config):
@@ -201,7 +201,7 @@ def _key(
     longest: int | None,
     device: torch.device | str,
 ) -> str:
-    """Of all that the outcome depends on."""
+    """Hash everything the proof depends on."""
     media = [sorted((name, value.shape[1:]) for name, value in member.media.items()) for member in members]
     parts = [
         _VERSION,

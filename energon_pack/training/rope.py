@@ -1,8 +1,8 @@
-"""M-RoPE positions of one member, as the Qwen-VL models of transformers compute them, without a model.
+"""Compute the M-RoPE positions of one member without a model, as the Qwen-VL models of transformers do.
 
-Text counts on in all three rows. The tokens of an image or video have their place in the grid (time, height, width)
-added to where they begin; what follows goes on after the grid's longer side. Qwen2.5-VL counts time in seconds;
-Qwen3-VL writes the time between the frames and takes each frame for a grid of its own.
+Text counts on in all three rows. A token of an image or video has the position at which the medium begins, plus its
+place in the grid (time, height, width). Text after it goes on after the grid's longer side. Qwen2.5-VL counts time in
+seconds; Qwen3-VL writes the time between the frames and takes each frame for a grid of its own.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-#: `model.rope` with M-RoPE; all others are plain positions
+#: values of `model.rope` with M-RoPE; all others mean plain positions
 ROPE_KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 @dataclass(frozen=True)
 class Rope:
-    """What of a model its positions depend on."""
+    """The settings of a model that its positions depend on."""
 
     kind: str  # of ROPE_KINDS
     merge_size: int = 2
@@ -31,7 +31,7 @@ def rope_positions(
     video_grid_thw: Tensor | None = None,
     second_per_grid_ts: Tensor | None = None,
 ) -> Tensor:
-    """The three rows of one member.
+    """Return the three rows of one member.
 
     Args:
         types: [L]: 0 text, 1 image, 2 video.
@@ -42,7 +42,7 @@ def rope_positions(
         [3, L] int64.
 
     Raises:
-        ValueError: the grids are not those of the visual tokens; a video, and no `tokens_per_second`.
+        ValueError: the grids do not match the visual tokens; there is a video, and no `tokens_per_second`.
     """
     grids = {1: _grids(image_grid_thw), 2: _grids(video_grid_thw)}
     steps = [1.0] * len(grids[2])
@@ -86,7 +86,7 @@ def _tokens_per_second(rope: Rope) -> float:
 
 @lru_cache(64)  # many images are of one size
 def _grid_rows(time: int, height: int, width: int, step: float) -> Tensor:
-    """[3, time · height · width] rows of one medium, from 0."""
+    """Return the rows [3, time · height · width] of one medium, from 0."""
     grid = torch.empty((3, time, height, width), dtype=torch.int64)
     grid[0] = (torch.arange(time) * step).long()[:, None, None]
     grid[1] = torch.arange(height)[:, None]

@@ -1,24 +1,24 @@
-"""A config of the same class with few and small layers, whose RoPE changes with length within a few tokens."""
+"""Shrink a config to few and small layers, and let its RoPE change with length within a few tokens."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from energon_pack.training.sizes import parts, shrink_sizes
 
-#: of random weights: with the 0.02 of most configs, what leaks would hardly show
+#: standard deviation of random weights: with the 0.02 of most configs, a leak between members would hardly show
 _INITIALIZER_RANGE = 0.1
-#: RoPE whose angles depend on the longest position of a batch, and so on other members
+#: kinds of RoPE whose angles depend on the longest position of a batch, and so on other members
 _BY_LENGTH = ("dynamic", "longrope")
 _SHORT = 12
 
 
 def shrink(config: Any, longest: int | None = None) -> Any:
-    """A config of the same class with few and small layers; vocabulary, special tokens and patches stay.
+    """Shrink a config to few and small layers; vocabulary, special tokens and patches stay.
 
     Args:
-        config: of transformers; it is changed.
-        longest: tokens of the longest pack: RoPE that changes for longer texts than a model was trained for changes
-            here for members of a few tokens, unless packs are no longer than that; None: they may be of any length.
+        config: a config of transformers; it is changed.
+        longest: tokens of the longest pack; None: any length. Some RoPE changes for texts longer than the model was
+            trained for. If packs can be that long, it changes here within members of a few tokens.
     """
     shrink_sizes(config)
     for part in parts(config):
@@ -30,7 +30,7 @@ def shrink(config: Any, longest: int | None = None) -> Any:
 
 
 def _ropes(parameters: Any) -> Iterator[dict[str, Any]]:
-    """The settings of RoPE of a config, which some have by the kind of layer."""
+    """Yield the RoPE settings of a config; some configs have them for each kind of layer."""
     if isinstance(parameters, dict):
         if "rope_type" in parameters:
             yield parameters

@@ -1,18 +1,18 @@
-"""A config of the same class with few and small layers: a model of it is made and tried in seconds."""
+"""Shrink the sizes in a config, so that a model of it is made and tried in seconds."""
 
 import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-#: counts of layers, and of what they are made of, by the names configs have for them
+#: names that configs use for the number of layers or blocks
 _LAYERS = re.compile(
     r"(num_(hidden_|encoder_|decoder_)?|n_)layers?|num_blocks|(encoder|decoder)_layers|(resampler_)?depth"
 )
 _HEADS = re.compile(r"((num|n)_((encoder|decoder)_)?(attention_)?|(encoder_|decoder_)?attention_)heads?")
 _MORE_HEADS = re.compile(r"\w*heads(_per_layer)?|(num|n)_(\w+_)?head|\w*(kv|n)_groups")
 _WIDTHS = ("embed_dim", "hidden_size", "d_model", "n_embd", "emb_dim", "hidden_dim", "dim")
-#: sizes that are a multiple of the width in some configs, and have to stay one
+#: names of sizes that are a multiple of the width in some configs, and must stay one
 _WIDE = re.compile(r"\w*(hidden|width|dim|inner|embed|intermediate|size|ssm)\w*")
 _NOT_WIDE = re.compile(
     r"\w*(head_dim|vocab|position|image|patch|window|chunk|kernel|block_|max_|rank|rope|tile|scale|num_|rotary"
@@ -27,18 +27,18 @@ _SMALL = {
 }  # fmt: skip
 _NUM_HEADS = 2
 _FEW_HEADS = 4  # few enough to stay
-_INDEX_HEADS = 16  # an indexer with few finds keys of equal score, and picks among them by their place
+_INDEX_HEADS = 16  # with fewer heads, an indexer's keys have equal scores, and it picks by their place
 _FEW_LAYERS = 4  # few enough to stay
 _MAX_LAYERS = 8
 _MOST_MERGED = 16  # patches in a token
-_NO_HEADS_WIDTH = 256  # of models without heads
+_NO_HEADS_WIDTH = 256  # width for models without heads
 
 
 def shrink_sizes(config: Any) -> None:
-    """Few and small layers, one of each kind, at least two; vocabulary, special tokens and patches stay.
+    """Keep one layer of each kind, at least two, and make them small; vocabulary, special tokens and patches stay.
 
     Args:
-        config: of transformers; it is changed.
+        config: a config of transformers; it is changed.
     """
     text = config.get_text_config()
     widths: dict[int, int] = {}
@@ -68,7 +68,7 @@ def shrink_sizes(config: Any) -> None:
 
 
 def _narrowed(value: int, widths: dict[int, int], may_be_multiple: bool) -> int:
-    """A size that is another part's width, or, in the config around them all, some times that."""
+    """Return a size's new value if it is another part's width, or a multiple of one in the outermost config."""
     if value in widths:
         return widths[value]
     for old, new in widths.items() if may_be_multiple else ():
@@ -78,7 +78,7 @@ def _narrowed(value: int, widths: dict[int, int], may_be_multiple: bool) -> int:
 
 
 def parts(config: Any) -> Iterator[Any]:
-    """A config and all within it."""
+    """Yield a config and all configs inside it."""
     yield config
     for value in list(vars(config).values()):
         if hasattr(value, "model_type") and hasattr(value, "get_text_config"):
@@ -86,7 +86,7 @@ def parts(config: Any) -> Iterator[Any]:
 
 
 def _shrink_layers(part: Any) -> None:
-    """One layer of each kind, at least two; lists that say something of each layer are cut with them."""
+    """Keep one layer of each kind, at least two; lists with an entry for each layer are cut alike."""
     for name, number in list(vars(part).items()):
         if not _LAYERS.fullmatch(name) or not isinstance(number, int) or number <= _FEW_LAYERS:
             continue
@@ -109,7 +109,7 @@ def _shrink_layers(part: Any) -> None:
 
 
 def _near_end(layers: int | Sequence[int]) -> int | list[int]:
-    """The same layers, as far as two have them: the last but one at most."""
+    """Limit layer indices to the range [-2, 1] that two layers have."""
     return max(-2, min(1, layers)) if isinstance(layers, int) else [max(-2, min(1, i)) for i in layers]
 
 
@@ -119,7 +119,7 @@ def _first_of_each(rows: list[Any]) -> list[int]:
 
 
 def _kinds(part: Any, number: int) -> dict[str, set[str]]:
-    """Kinds of layers that follow from other settings."""
+    """Return the kinds of layers that a config derives in properties: the different values by property."""
     names = [name for name in dir(type(part)) if isinstance(getattr(type(part), name, None), property)]
     values = {name: getattr(part, name, None) for name in names if "layer" in name}
     return {k: set(map(str, v)) for k, v in values.items() if isinstance(v, (list, tuple)) and len(v) == number}
@@ -143,10 +143,10 @@ def _is_wide(name: str) -> bool:
 
 
 def _shrink_width(part: Any, foreign: set[int]) -> dict[int, int]:
-    """Two heads of the size they had, or few more: rotary sections still fit. All that is as wide stays so.
+    """Keep two heads or few more, of their old size, so that rotary sections fit; sizes as large as the width follow.
 
     Args:
-        foreign: widths of other parts, which some sizes of this one are.
+        foreign: widths of other parts; a size of this part that equals one of them does not follow.
 
     Returns:
         The new width by the old one.

@@ -1,4 +1,4 @@
-"""A small model of a class, in which a pack of a few tokens meets all that a long one meets in the full size."""
+"""Build a small model of a class, in which a pack of a few tokens shows every effect of a long pack at full size."""
 
 import copy
 import re
@@ -15,11 +15,11 @@ from energon_pack.training.shrink import shrink
 from energon_pack.training.sizes import parts
 from energon_pack.training.token_sizes import with_small_sizes
 
-#: of each token: all 150,000 would take gigabytes, and say the same
+#: logits kept for each token: all 150,000 would take gigabytes, and show the same
 _NUM_LOGITS = 256
-#: of weights that begin all alike, behind which a part does nothing, or the same for all tokens
+#: noise added to weights that are all equal at first: with these a part does nothing, or the same for all tokens
 _NOISE = 0.1
-#: rates of what is random while a model is trained
+#: names of rates of randomness in training
 _RANDOM = re.compile("drop|jitter")
 
 
@@ -31,19 +31,18 @@ def small_model(
     members: Sequence[Encoded] = (),
     device: torch.device | str = "cpu",
 ) -> Any:
-    """A random small model, in float32 where its attention has it: in bfloat16, packed and alone differ by rounding.
+    """Build a small model with random weights, in float32 if its attention supports it: bfloat16 adds rounding.
 
     Args:
         make: its class.
-        config: of the full size; it stays as it is.
+        config: the full-size config; it is not changed.
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; see `shrink`.
-        members: that it will be tried with; sizes that count tokens are made smaller than these. Without any, they
-            stay.
+        members: members to try it with; sizes that count tokens are made smaller than these. Without any, they stay.
         device: where its kernels run.
 
     Returns:
-        In eval(); nothing in it is random in train().
+        The model in eval(); nothing in it is random in train().
     """
     small, device = shrink(copy.deepcopy(config), longest), torch.device(device)
     if not members:
@@ -64,7 +63,7 @@ def _shapes(make: Any, config: Any, attention: str | None) -> dict[str, torch.Si
 
 
 def _logits(model: Any, members: Sequence[Encoded]) -> Tensor:
-    """Those of the member with the fewest media; all have to run."""
+    """Run every member, and return the logits of the one with the fewest media."""
     logits = [plain_logits(model, member) for member in sorted(members, key=lambda member: len(member.media))]
     return logits[0]
 
@@ -77,7 +76,7 @@ def _made(make: Any, config: Any, attention: str | None) -> Any:
 
 
 def _built(make: Any, config: Any, attention: str | None, device: torch.device) -> Any:
-    with torch.random.fork_rng():  # the user's own seed stays
+    with torch.random.fork_rng():  # leaves the user's random numbers alone
         torch.manual_seed(0)
         model = _made(make, config, attention)
         for parameter in model.parameters():
@@ -87,12 +86,12 @@ def _built(make: Any, config: Any, attention: str | None, device: torch.device) 
         head.weight = torch.nn.Parameter(head.weight[:_NUM_LOGITS])
         head.bias = None if head.bias is None else torch.nn.Parameter(head.bias[:_NUM_LOGITS])
     _calm(model)
-    is_half = device.type == "cuda" and attention is not None and "flash" in attention  # its kernels know no other
+    is_half = device.type == "cuda" and attention is not None and "flash" in attention  # flash takes only half
     return model.to(device, torch.bfloat16 if is_half else torch.float32).eval()
 
 
 def _calm(model: Any) -> None:
-    """Nothing is random in train() any more."""
+    """Set every rate of randomness in train() to 0."""
     configs = parts(model.config) if hasattr(model.config, "get_text_config") else ()
     for part in (*model.modules(), *configs):
         for name, value in list(vars(part).items()):

@@ -1,8 +1,8 @@
-"""Sizes of a config that count tokens, made smaller than members are: what begins behind them shows in a probe.
+"""Make sizes that count tokens smaller than the members of a probe, so that the probe shows effects of long packs.
 
-They are found by what they do, not by their names. Such a size shapes no weights, and where it is smaller, the first
-tokens of a text stay as they were: windows, blocks, chunks, how many keys an indexer picks, lengths at which a scale
-changes.
+Such sizes are windows, blocks, chunks, the number of keys an indexer picks, lengths at which a scale changes. They are
+found by their effect, not by their names: such a size shapes no weights, and making it smaller does not change the
+logits of a text's first tokens.
 """
 
 import re
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from energon_pack.training.sizes import parts
 
-#: tokens: two sizes that are multiplied, blocks and their number, are still fewer than those of a member
+#: tokens: the product of two such sizes (block length × number of blocks) is still less than a member's length
 SMALL = 3
 _Model = TypeVar("_Model")
 _Answer = TypeVar("_Answer")
-#: surely widths, counts of layers, ids, pixels, factors, or limits of positions (these are `shrink`'s)
+#: names that count no tokens: widths, layers, ids, pixels, factors; and limits of positions, which `shrink` sets
 _OTHER = re.compile(
     r"\w*(dim|head|hidden|intermediate|inner|width|rank|vocab|layer|expert|position_embeddings|scalar)\w*"
     r"|\w*(image|video|audio|patch|crop|resolution)\w*|\w*(_id|_ids|_index|seed)|_\w*"
@@ -46,14 +46,14 @@ def with_small_sizes(
     build: Callable[[Any], _Model],
     logits: Callable[[_Model], Tensor],
 ) -> _Model:
-    """A model in which all sizes are small that count tokens of the text, but those that no pack reaches.
+    """Build a model whose sizes that count text tokens are `SMALL`, except sizes that no pack reaches.
 
     Args:
-        config: of few and small layers; it is changed.
+        config: a config with few and small layers; it is changed.
         longest: tokens of the longest pack; None: packs may be of any length.
-        shapes: of the weights of a model of a config.
-        build: a model of a config; its weights are the same where their shapes are.
-        logits: [L, vocabulary] of a text of more than `SMALL` tokens, alone in a model; raises where it can't be run.
+        shapes: returns the shapes of the weights that a model of a config has.
+        build: builds a model of a config; equal shapes get equal weights.
+        logits: runs a text of more than `SMALL` tokens alone in a model: [L, vocabulary]; raises if it can't be run.
     """
     model = build(config)
     sizes = [size for size in _numbers(config) if longest is None or size.value < longest]
@@ -77,7 +77,7 @@ def with_small_sizes(
 
 
 def _with(sizes: list[Size], question: Callable[[], _Answer | None]) -> _Answer | None:
-    """The answer while sizes are small; None where the class refuses them."""
+    """Answer a question while these sizes are small; None: the class refuses such sizes."""
     try:
         for size in sizes:
             size.set(SMALL)
@@ -90,7 +90,7 @@ def _with(sizes: list[Size], question: Callable[[], _Answer | None]) -> _Answer 
 
 
 def _numbers(config: Any) -> Iterator[Size]:
-    """Numbers of the config of a text and of what is around it; those of a vision tower count no tokens of a row."""
+    """Yield the numbers in the text config and the configs around it; a vision tower's count no text tokens."""
     text = config.get_text_config()
     for part in {id(part): part for part in (config, *parts(text))}.values():
         yield from _within(vars(part))

@@ -1,10 +1,10 @@
-"""The model that is trained, asked with a batch that it is trained on: do members see each other?
+"""Test with a training batch whether the model that is trained lets members see each other.
 
     as is, twice ──► one member's words changed ──► (the first pixels changed) ──► (eval: as is ──► one member alone)
 
-No copy is made, so nothing that was put into the model can hide from it. Where one member is changed, all shapes stay,
-and so does each bit of the others, in bfloat16 as well. Routers are the exception: experts are given other numbers of
-tokens, whose sums are rounded otherwise, and a token that stood between two experts goes to the other.
+The model is not copied, so the test sees everything that was put into it. Changing one member changes no shape, so
+every bit of the other members' outputs must stay, even in bfloat16. Routers are the exception: experts get other
+numbers of tokens, so sums are rounded in another way, and a token between two experts may go to the other one.
 """
 
 import re
@@ -24,10 +24,10 @@ from energon_pack.training.batch import tensors_in
 from energon_pack.training.proof import full_precision
 from energon_pack.training.trial_inputs import Span, TrialInputs, tokens_of
 
-#: share of a change that is taken for rounding: sums in another order, the same with experts, bfloat16 or the like
+#: share of a change that counts as rounding: for sums in another order, with experts, in bfloat16 and the like
 _SUMS, _EXPERTS, _LOW_PRECISION = 1e-3, 0.05, 0.25
 _ROUTED = re.compile("moe|expert|router", re.IGNORECASE)
-#: values of each token that are compared: all words of a vocabulary would take gigabytes, and say the same
+#: values compared for each token: a whole vocabulary would take gigabytes, and show the same
 _NUM_VALUES = 256
 #: tokens over which differences are averaged: rounding may send single ones to another expert
 _BLOCK = 16
@@ -35,29 +35,29 @@ _BLOCK = 16
 
 @dataclass(frozen=True)
 class Trial:
-    """How far outputs moved, as a root mean square; None: it was not tried."""
+    """How far outputs moved, as a root mean square; None: not tested."""
 
-    #: of the changed members
+    #: outputs of the changed members
     own: float
-    #: of any other member
+    #: outputs of the other member that moved most
     others: float
-    #: with other pixels: of the member that moved most, and of all others
+    #: with other pixels: the member that moved most, and the one that moved second most
     by_pixels: tuple[float, float] | None
-    #: between a member in the pack and alone
+    #: a member's outputs in the pack against its outputs alone
     alone: float | None
-    #: what is taken for rounding, as a share of `own`: in the pack, and between the pack and alone
+    #: share of `own` that counts as rounding: in the pack, and between the pack and alone
     tolerance: float
     tolerance_alone: float
     seconds: float
 
     @property
     def is_shown(self) -> bool:
-        """Whether the change reached the changed member's own outputs: else nothing is shown."""
+        """Whether the change moved the changed member's own outputs; if not, the test proves nothing."""
         return self.own > 1e-6
 
     @property
     def shows_pixels(self) -> bool:
-        """Whether other pixels reached any output: else nothing is shown of media."""
+        """Whether other pixels moved any output; if not, the test proves nothing about media."""
         return self.by_pixels is not None and self.by_pixels[0] > 1e-6
 
     @property
@@ -77,15 +77,15 @@ class Trial:
 
 
 def run_trial(part: Module, asked: TrialInputs, with_pixels: bool, with_alone: bool) -> Trial:
-    """Ask a model.
+    """Run a model with a batch, and again with changes.
 
     Args:
-        part: what was called, with these inputs; it is left as it was.
-        with_pixels: run it once more with other pixels, or as it is where it has none.
-        with_alone: run it twice more, in eval mode: two where it is in it already.
+        part: the module that was called with these inputs; its state is put back.
+        with_pixels: run once more with other pixels, or unchanged if the batch has none: all ranks run alike.
+        with_alone: run one member alone in eval mode; a model in train() runs the whole batch in eval mode, too.
 
     Raises:
-        ValueError: its output has no values of each token.
+        ValueError: the output has no values for each token.
     """
     start = time.perf_counter()
     by_pixels = alone = None
@@ -119,9 +119,10 @@ def run_trial(part: Module, asked: TrialInputs, with_pixels: bool, with_alone: b
 
 
 def first_place(part: Module, asked: TrialInputs, tolerance: float) -> str | None:
-    """The first part whose inputs are kept apart and whose outputs are not: its name and its class.
+    """Return name and class of the first part that mixes members: its inputs keep them apart, its outputs do not.
 
-    Two more runs. None: none is found; code that is compiled, and what has no values of each token, is not seen.
+    This takes two more runs. None: no such part is found; compiled code and outputs without values for each token are
+    not seen.
     """
     seen: list[dict[str, tuple[Tensor | None, Tensor | None]]] = []
     with as_it_was(part) as begin_again, full_precision():
@@ -147,7 +148,7 @@ def first_place(part: Module, asked: TrialInputs, tolerance: float) -> str | Non
 
 
 def difference(some: Tensor, other: Tensor) -> float:
-    """The largest of any few tokens: a root mean square over the values of each, then a mean over the tokens."""
+    """Return the largest mean over `_BLOCK` tokens in a row of each token's root mean square difference."""
     each = (some.float() - other.float()).square().mean(-1).sqrt()
     return max(float(block.mean()) for block in each.split(_BLOCK))
 
@@ -157,7 +158,7 @@ def _moved(some: Tensor, other: Tensor, members: Sequence[Span]) -> list[float]:
 
 
 def _values(output: Any, shape: torch.Size) -> Tensor:
-    """[B, S, some values] of what a model gives.
+    """Return the first output [B, S, values] of a model, thinned to about `_NUM_VALUES` values.
 
     Raises:
         ValueError: it has none.
@@ -171,7 +172,7 @@ def _values(output: Any, shape: torch.Size) -> Tensor:
 
 @contextmanager
 def _dtypes(part: Module) -> Iterator[set[torch.dtype]]:
-    """In which it computes: under autocast, it is not that of its weights."""
+    """Collect the dtypes in which a model computes; under autocast they are not those of its weights."""
     dtypes: set[torch.dtype] = set()
 
     def note(_: Module, __: Any, output: Any) -> None:
@@ -183,7 +184,7 @@ def _dtypes(part: Module) -> Iterator[set[torch.dtype]]:
 
 @contextmanager
 def _inputs_and_outputs(part: Module, shape: torch.Size) -> Iterator[dict[str, tuple[Tensor | None, Tensor | None]]]:
-    """Of all parts, in the order in which they are done."""
+    """Collect inputs and outputs of all parts by name, in the order in which the parts finish."""
     given: dict[str, Tensor | None] = {}
     values: dict[str, tuple[Tensor | None, Tensor | None]] = {}
 

@@ -1,4 +1,4 @@
-"""Of the inputs of a forward: where members are, one of them changed, and one of them alone."""
+"""Find members in the inputs of a forward, and make inputs with one member changed, and with one member alone."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 from energon_pack.training.inputs import mask_of, text_row
 from energon_pack.training.sizes import parts
 
-#: with these a model makes a loss, or the logits of some tokens alone
+#: inputs that are left out: with them a model computes a loss, or logits of only some tokens
 _NOT_TRIED = ("labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep")
 _TOKEN = re.compile(r"\w*token_(id|ids|index)")
 _MEDIUM = re.compile("image|video|audio|vision|media|img|patch")
@@ -20,42 +20,42 @@ _TYPES = ("mm_token_type_ids", "token_type_ids")
 
 @dataclass(frozen=True)
 class Span:
-    """Where a member is: its row, and its tokens in it."""
+    """The place of a member: its row, and its tokens `start` to `end` in the row."""
 
     row: int
     start: int
     end: int
 
     def of(self, values: Tensor) -> Tensor:
-        """[L, …] of [B, S, …]."""
+        """Return the member's values [L, …] from values [B, S, …]."""
         return values[self.row, self.start : self.end]
 
 
 @dataclass(frozen=True)
 class TrialInputs:
-    """What is asked of a model about one batch."""
+    """The inputs of the test runs with one batch."""
 
     as_is: dict[str, Any]
     members: list[Span]
-    #: one in each row that has two
+    #: the members to change, one in each row that has two
     changed: list[Span]
-    #: their words are others
+    #: inputs in which the words of `changed` are replaced
     other_words: dict[str, Any]
-    #: the pixels of the first medium are others; None: there is no medium
+    #: inputs in which the pixels of the first medium are changed; None: there is no medium
     other_pixels: dict[str, Any] | None
-    #: one of text, with nothing beside it; None: each has media
+    #: a member of text, and the inputs for it alone; None: each member has media
     alone: tuple[Span, dict[str, Any]] | None
 
 
 def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) -> TrialInputs | None:
-    """Of the inputs of one forward.
+    """Make the inputs of the test runs from the inputs of one forward.
 
     Args:
-        config: of the model; says which tokens are special.
+        config: the model's config, which names special tokens.
         media: names of inputs that are media.
 
     Returns:
-        None where no row has two members with words.
+        None if no row has two members with words.
     """
     as_is = {name: value for name, value in inputs.items() if name not in _NOT_TRIED}
     members = members_of(as_is)
@@ -80,13 +80,13 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
 
 
 def tokens_of(inputs: Mapping[str, Any]) -> Tensor:
-    """[B, S] ids, or [B, S, width] embeddings."""
+    """Return the ids [B, S], or the embeddings [B, S, width]."""
     tokens: Tensor = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
     return tokens
 
 
 def members_of(inputs: Mapping[str, Any]) -> list[Span]:
-    """Where members are; a stretch of one token is padding, and none."""
+    """Return the places of members; a stretch that repeats one token is padding, no member."""
     tokens, positions = tokens_of(inputs), text_row(inputs, inputs["position_ids"])
     positions = positions.expand(tokens.shape[:2])
     begins = torch.nn.functional.pad(positions.diff() != 1, (1, 0), value=True)
@@ -103,7 +103,7 @@ def members_of(inputs: Mapping[str, Any]) -> list[Span]:
 
 
 def _special_ids(config: Any, of_media: bool = False) -> list[int]:
-    """Ids of tokens that a config has a name for."""
+    """Return the ids of tokens that a config names."""
     values = [
         value
         for part in parts(config)
@@ -115,7 +115,7 @@ def _special_ids(config: Any, of_media: bool = False) -> list[int]:
 
 
 def _is_word(inputs: Mapping[str, Any], special: Sequence[int]) -> Tensor | None:
-    """[B, S]: tokens that may be others without a model noticing: not special, of no medium, not said twice in a row.
+    """Return bool [B, S], the tokens that can be replaced: not special, no medium's, not equal to a neighbour.
 
     None: there are no ids.
     """
@@ -132,7 +132,7 @@ def _is_word(inputs: Mapping[str, Any], special: Sequence[int]) -> Tensor | None
 
 
 def _with_other_words(inputs: dict[str, Any], changed: Sequence[Span], is_word: Tensor | None) -> dict[str, Any] | None:
-    """Words are replaced by others of the same batch; None: it has no others."""
+    """Replace the words of `changed` by other words of the batch; None: the batch has no other words."""
     tokens = tokens_of(inputs).clone()
     if is_word is None:
         for member in changed:
@@ -149,7 +149,7 @@ def _with_other_words(inputs: dict[str, Any], changed: Sequence[Span], is_word: 
 
 
 def _with_other_pixels(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> dict[str, Any] | None:
-    """Those of the first image or clip, which are one member's alone."""
+    """Change the pixels of the first image or clip, which belongs to one member; None: there are no pixels."""
     for name, value in media.items():
         if value.is_floating_point() and value.numel() and "pixel" in name:
             grid = media.get("video_grid_thw" if "video" in name else "image_grid_thw")
@@ -162,7 +162,7 @@ def _with_other_pixels(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> d
 
 
 def _is_text(inputs: Mapping[str, Any], member: Span, config: Any, has_media: bool) -> bool:
-    """Whether a member surely has no medium."""
+    """Whether a member certainly has no medium."""
     if not has_media:
         return True
     known: list[Tensor] = [inputs[name] for name in _TYPES if isinstance(inputs.get(name), Tensor)]
@@ -173,7 +173,7 @@ def _is_text(inputs: Mapping[str, Any], member: Span, config: Any, has_media: bo
 
 
 def _alone(inputs: Mapping[str, Any], member: Span, media: frozenset[str]) -> dict[str, Any]:
-    """A member as users of transformers run it: a mask of ones; positions are the model's own work."""
+    """Return the inputs of a member alone, as users of transformers run it: a mask of ones, no positions."""
     tokens = tokens_of(inputs)
     cut = {
         name: member.of(value)[None]
@@ -183,7 +183,7 @@ def _alone(inputs: Mapping[str, Any], member: Span, media: frozenset[str]) -> di
     for name in ("position_ids", "seq_idx"):
         cut.pop(name, None)
     ones = torch.ones(1, member.end - member.start, dtype=torch.int64, device=tokens.device)
-    if mask_of(inputs) == "prefix4d":  # the first token sees the whole prefix, and of an answer nothing
+    if mask_of(inputs) == "prefix4d":  # the first token sees the whole prefix, and nothing of the answer
         mask: Tensor = inputs["attention_mask"]
         seen = mask[member.row % len(mask), 0, member.start, member.start : member.end]
         cut["token_type_ids"] = (seen < -1e4).long()[None]

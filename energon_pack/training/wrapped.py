@@ -1,15 +1,15 @@
-"""The model of transformers within what trainers wrap it in: DDP, FSDP, torch.compile, PEFT."""
+"""Find the model of transformers inside trainers' wrappers: DDP, FSDP, torch.compile, PEFT."""
 
 from typing import Any
 
 from torch.nn import Module
 
-#: what wrappers hold the model as: torch.compile; DDP, FSDP1 and DeepSpeed
+#: attributes in which wrappers hold the model: torch.compile; FSDP1; DDP and DeepSpeed
 _NAMES = ("_orig_mod", "_fsdp_wrapped_module", "module")
 
 
 def unwrapped(model: Any) -> Any:
-    """The model within its wrappers; what is none of those stays as it is."""
+    """Return the model inside its wrappers; anything else is returned unchanged."""
     while not is_whole(model):
         if hasattr(type(model), "get_base_model"):  # PEFT
             inner = model.get_base_model()
@@ -23,10 +23,10 @@ def unwrapped(model: Any) -> Any:
 
 
 def is_whole(model: Any) -> bool:
-    """Whether it is a model of transformers, and no wrapper of one."""
+    """Whether this is a model of transformers itself, not a wrapper."""
     return hasattr(type(model), "_from_config")
 
 
 def class_of(model: Any) -> Any:
-    """The class that a model was made of: `fully_shard` puts one of its own in that place."""
+    """Return the class a model had before `fully_shard`, which replaces a model's class by its own."""
     return next(kind for kind in type(model).__mro__ if "FSDPModule" not in [base.__name__ for base in kind.__mro__])

@@ -33,7 +33,7 @@ def packs(settings: list[str]) -> LazyPackedDataset:
     [
         ([[], HELD], [], r"sources has \[\], which has no samples"),
         ([["source=jsonl"]], [], r"sources has \['source=jsonl'\], which names no source\.path"),
-        ("/data", [], r"sources='/data': a list of them"),
+        ("/data", [], r"sources='/data': give a list of sources"),
         ([HELD], ["source.path=/data"], r"source\.path=/data and sources: give one of them"),
         ([HELD], ["output.splits.val=0.1"], r"output\.splits: a stream has no parts"),
     ],
