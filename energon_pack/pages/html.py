@@ -31,7 +31,7 @@ def tag(element: str, *content: Any, **attributes: Any) -> Html:
     """Build an element. Its content is escaped, unless it is `Html`.
 
     Args:
-        attributes: `class_` for class, `stroke_width` for stroke-width; None, False omit one; True writes the bare name.
+        attributes: `class_` for class, `stroke_width` for stroke-width; None, False omit one; True writes its name.
     """
     texts = []
     for key, value in attributes.items():
