@@ -158,7 +158,7 @@ def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
 def unaccounted(
     samples: SourceSamples, packed: Hashes, skipped: Hashes, names: Iterator[str]
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield how many samples the source has, with its defects; then lost samples; then samples that it does not have.
+    """Yield how many samples the source has, with its defects; then the lost ones; then names it lacks, or has twice.
 
     Args:
         packed, skipped: the samples in packs; the samples of the ledger, one for each entry.
