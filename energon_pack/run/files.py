@@ -26,7 +26,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
-    """Write a temporary file, sync it, rename it into place: a kill or a power cut leaves the old file or the new one."""
+    """Write a temporary file, sync it, rename it into place: a kill or a power cut leaves the old file or the new."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "wb") as file:
