@@ -118,7 +118,7 @@ class DatasetFolder:
 
     @contextmanager
     def on_this_machine(self, name: str) -> Iterator[Path]:
-        """Yield a path, for code that takes only paths: the file, or a temporary copy of an object; raises as `open`."""
+        """Yield a path for code that takes only paths: the file, or an object's temporary copy; raises as `open`."""
         with self.open(name) as file:
             if not is_address(self.path):
                 yield Path(self.path_of(name))

@@ -52,8 +52,7 @@ def read_manifest(dataset: str | Path) -> dict[str, Any]:
 
 
 def read_replays(dataset: str | Path) -> "list[Replay | None]":
-    """Read the samples kept with a packed dataset, or with each that a Metadataset's YAML names; None: an old dataset has
-    none.
+    """Read the samples kept with a packed dataset, or with each that a Metadataset names; None: an old one has none.
 
     Raises:
         ValueError: a file of samples was cut or damaged.

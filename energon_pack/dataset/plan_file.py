@@ -130,7 +130,7 @@ def _bounds(pack_bytes: Ints, max_packs: int, max_bytes: float) -> Ints:
     if not len(pack_bytes):
         return np.zeros(1, np.int64)
     upto = np.concatenate(([0], np.cumsum(pack_bytes)))
-    bounds, most = [0], int(min(max_bytes, upto[-1]))  # an int: with a float, each use would turn all of `upto` into floats
+    bounds, most = [0], int(min(max_bytes, upto[-1]))  # a float would turn all of `upto` into floats, each time
     while bounds[-1] < len(pack_bytes):
         within = int(np.searchsorted(upto, upto[bounds[-1]] + most, side="right")) - 1
         bounds.append(min(max(within, bounds[-1] + 1), bounds[-1] + max_packs, len(pack_bytes)))

@@ -86,8 +86,8 @@ class LoadedMedia:
         """Return the bytes of media of a pack.
 
         Raises:
-            FatalSampleError: a medium can't be read, or has changed since packing. This ends the training: Energon would
-                    only log any other error, and leave out the pack.
+            FatalSampleError: a medium can't be read, or has changed since packing. It ends the training: Energon would only
+                log any other error, and leave out the pack.
         """
         dataset = str(parts["__sources__"][0].dataset_path) if parts.get("__sources__") else ""
         if dataset not in self._datasets:
@@ -112,7 +112,7 @@ class Beside:
         self._starts = starts_behind(end, references)
         self.size = self._starts[-1]
         self._last: tuple[int, Bytes] = -1, shard
-        self._ahead = -1  # index of the media that were read at once
+        self._ahead = -1  # number of the last group of media that were read together
 
     def read(self, offset: int, size: int) -> bytes:
         """Read bytes as any file does; raises as `opened` where they are in a medium."""

@@ -106,7 +106,7 @@ def make_replay(job: ReplayJob) -> bytes:
 
 
 def _samples(job: ReplayJob, template: Template, reader: Reader) -> Iterator[Sample]:
-    """Yield samples in the order of the draw, each with the length it was packed with, while a loader has time for them."""
+    """Yield samples in the order of the draw, with their packed lengths; no more than a loader measures in time."""
     found: list[tuple[int, Shard, MeasuredRow]] = []
     for shards, chunk, there, places in job.rows:
         numbers = chunk.numbers_of_rows[there].tolist()

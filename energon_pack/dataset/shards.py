@@ -255,5 +255,5 @@ def conversation(sample: ReadSample, flavor: PackedFlavor) -> Conversation:
 
 
 def parts_beside(sample: ReadSample, content: Conversation) -> list[AnyPart]:
-    """Return the parts that a pack holds for a sample beside its JSON: media, then patch positions if its flavour has them."""
+    """Return the parts of a pack for a sample, without JSON: media, then patch positions if the flavour has them."""
     return [*sample.parts, *(part for part in sample.positions if part is not None and content.has_positions)]

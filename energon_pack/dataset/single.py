@@ -17,7 +17,7 @@ _TIMES = ("patch_positions", "fps", "timestamp_decimal")
 def singles(
     pack: Pack, members: list[PlanRow], messages_key: str | None = None
 ) -> list[tuple[dict[str, Any], dict[str, Part]]]:
-    """Return each member of a whole pack: its JSON, and the places of its parts in the packed shard, by their new names.
+    """Return each member of a whole pack: its JSON, and its parts' places in the packed shard, by their new names.
 
     Raises:
         PackError: as `record_of`.
@@ -69,11 +69,11 @@ def record_of(
     restored = fields | clashing if isinstance(clashing, dict) else fields
     places = [messages_key] if messages_key else list(MESSAGE_KEYS)
     found = (key for key in places if key not in restored and not _is_before(places, key, restored))
-    if (key := next(found, None)) is None:  # reading would take this field for the conversation, so it stays in its place
+    if (key := next(found, None)) is None:  # reading takes it for the conversation: it stays where it is
         key, restored = places[0], fields | {"source_fields": clashing}
     names = [name for name, _ in media]
     record: dict[str, Any] = {key: member["messages"], "media": media_type([kind for _, kind in media])}
-    if names != [name for name in dict.fromkeys(names) if kind_by_name(name)]:  # the names in the tar alone do not tell all media
+    if names != [name for name in dict.fromkeys(names) if kind_by_name(name)]:  # the tar's names do not tell all media
         listing = next((name for name in ("name", "media_files") if name not in restored), None)
         if listing is None:
             raise PackError(f"media {names} have to be listed, but `name` and `media_files` are fields of the sample")
