@@ -64,7 +64,7 @@ _ROW = pa.schema(
         ("order", pa.int64()),  # the place of its JSON in the source
         ("key", pa.string()),
         ("part", pa.string()),  # null: a whole sample
-        ("offset", pa.int64()),  # of its JSON, in the spill file
+        ("offset", pa.int64()),  # the place of its JSON in the spill file
         ("size", pa.int64()),
         ("packed", pa.string()),  # the packed shard that has its media
         ("media", _MEDIA),

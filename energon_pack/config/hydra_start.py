@@ -29,7 +29,7 @@ def find_plugins(arguments: Sequence[str]) -> None:
 
 def list_own_groups() -> None:
     """Have a page of help read the groups of `conf/` alone: Hydra has thirty of its own, and prints none here."""
-    setattr(Hydra, "list_all_config_groups", _own_groups)  # noqa: B010  # as completion does: Hydra has no place for it
+    setattr(Hydra, "list_all_config_groups", _own_groups)  # noqa: B010  # Hydra has no setting for it
 
 
 def _own_groups(self: Hydra, parent: str = "") -> list[str]:

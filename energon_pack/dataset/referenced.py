@@ -86,8 +86,8 @@ class LoadedMedia:
         """Return the bytes of media of a pack.
 
         Raises:
-            FatalSampleError: a medium can't be read, or has changed since packing. It ends the training: Energon would only
-                log any other error, and leave out the pack.
+            FatalSampleError: a medium can't be read, or has changed since packing. It ends the training: Energon would
+                only log any other error, and leave out the pack.
         """
         dataset = str(parts["__sources__"][0].dataset_path) if parts.get("__sources__") else ""
         if dataset not in self._datasets:

@@ -34,7 +34,7 @@ _STREAM = 0x5E9
 _LEAST_SAMPLES = 100
 _SHARE = 50  # one sample of so many: reading again costs little beside measuring
 _EXTREMES = 8  # samples at each end of each number
-_MOST_MS = 1500.0  # that a loader needs to expand the media of all kept samples, by `MediaRules.expand_ms`
+_MOST_MS = 1500.0  # for a loader to expand the media of all kept samples, by `MediaRules.expand_ms`
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from energon_pack.training.layout import IGNORE
 
 _MOST_POINTS = 480  # points of a curve
 _MOST_BLOCKS = 256  # blocks that are drawn in a mask
-_MOST_ROWS = 64  # of a table of boundaries
+_MOST_ROWS = 64  # rows of a table of boundaries
 _FIRST = 8  # values of a tensor that are shown
 _AROUND = 24  # tokens beside a medium
 _EDGE = 220  # side of a mask's drawing, in pixels

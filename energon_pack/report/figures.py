@@ -106,8 +106,8 @@ class Figures:
     report: Report | None = None
     packs: PackFigures | None = None
     demo: bool = False
-    smaller: SmallerImages | None = None  # what would help against long samples of images
-    examples: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)  # of the ledger, by reason
+    smaller: SmallerImages | None = None  # a limit of pixels that makes long samples of images shorter; None: none helps
+    examples: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)  # entries of the ledger, by reason
 
     @property
     def skipped_by_reason(self) -> dict[str, int]:
