@@ -1,8 +1,8 @@
-"""Packs of LLaVA-OneVision-2 or LoongForge as they lie, loadable here: `python -m energon_pack.adopt DIR`.
+"""Make packs of LLaVA-OneVision-2 or LoongForge loadable where they lie: `python -m energon_pack.adopt DIR`.
 
-Writes beside them what Energon needs and is not there: `typed.yaml`, which names this package's sample class and
-loader, and where it has to, the index of each shard, their counts and the split. Nothing of theirs that Energon can
-read is changed: their own stack goes on with its dataset.yaml.
+Writes the files that Energon needs and that are missing: `typed.yaml`, which names this package's sample class and
+loader, and if needed the index of each shard, their counts and the split. It changes no file that Energon can read:
+the other tool's stack goes on with its dataset.yaml.
 """
 
 import json
@@ -30,10 +30,10 @@ from energon_pack.sources.tar import TarScan
 
 
 def adopt(folder: Path) -> tuple[str, list[str]]:
-    """Make packs of another tool loadable; the name of the YAML to load them by, and the files that were written.
+    """Make packs of another tool loadable; return the name of the YAML to load them by, and the written files.
 
     Raises:
-        PackError: no packs that are known, packs of two flavours, or a damaged shard.
+        PackError: no packs of a known form, packs of two flavours, or a damaged shard.
     """
     if not folder.is_dir():
         raise PackError(f"{folder}: no such folder")
@@ -69,10 +69,10 @@ def adopt(folder: Path) -> tuple[str, list[str]]:
 
 
 def _scanned(path: Path) -> tuple[PackedFlavor, list[int]]:
-    """The flavour of a shard's first pack; where each pack begins, and the last one ends.
+    """Return the flavour of a shard's first pack; and where each pack begins and the last one ends.
 
     Raises:
-        PackError: it is damaged, or its first pack is of no form that is known.
+        PackError: the shard is damaged, or its first pack has no known form.
     """
     with open_file(path) as file:
         scan = TarScan(file)
@@ -88,7 +88,7 @@ def _scanned(path: Path) -> tuple[PackedFlavor, list[int]]:
 
 
 def _has_split(meta: Path) -> bool:
-    """Whether there is a split that Energon reads; LLaVA-OneVision-2's tools wrote one that it does not."""
+    """Say whether there is a split that Energon reads; LLaVA-OneVision-2's tools wrote one that it can't read."""
     if (meta / "split.json").exists():
         return True
     try:
@@ -103,7 +103,7 @@ def _yaml(value: Any) -> bytes:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; the exit code."""
+    """Run the command; return its exit code."""
     made = parser(
         "adopt",
         "DIR",

@@ -1,4 +1,4 @@
-"""The command line: Hydra composes the config, `pack` does the work, and a user's error is one line.
+"""Run the command line: Hydra composes the config, `pack` does the work, and a user's error is one line.
 
 Nothing here imports torch or transformers, so that `--help` and completion answer at once.
 """
@@ -44,30 +44,30 @@ from energon_pack.run.stores import is_address
 from energon_pack.run.user_cache import user_folder
 from energon_pack.templates.models import packaged_models, read_model
 
-#: Which keys a sweep is over: for its jobs, wherever a launcher runs them.
+#: the environment variable with the keys of a sweep, for its jobs, wherever a launcher runs them
 _SWEPT = "ENERGON_PACK_SWEPT"
 
 
 _MULTIRUN = ("-m", "--multirun")
-_OF_EXECUTOR = re.compile(r"\+{0,2}(executor|stage|output\.name)[.=]")  # settings that a job of Slurm has of its own
+_OF_EXECUTOR = re.compile(r"\+{0,2}(executor|stage|output\.name)[.=]")  # settings that each job of Slurm gets by itself
 
 
 class _Refusals:
-    """The errors of a run, or of the jobs of a sweep, of which the others go on."""
+    """Collects the errors of a run, or of a sweep's jobs, while the other jobs go on."""
 
     def __init__(self) -> None:
         self._errors: list[PackError] = []
         self._process = os.getpid()
 
     def add(self, error: PackError) -> None:
-        """One line on stderr; once, where all jobs of a sweep have the same to say."""
+        """Print an error as one line on stderr; once, if all jobs of a sweep have the same error."""
         if str(error) not in map(str, self._errors):
             print(f"energon-pack: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         self._errors.append(error)
 
     @property
     def are_here(self) -> bool:
-        """Whether this is the process that was called, which ends with the exit code."""
+        """Say whether this is the process that the user started, which returns the exit code."""
         return os.getpid() == self._process
 
     @property
@@ -76,7 +76,7 @@ class _Refusals:
 
 
 def _run(composed: DictConfig, refusals: _Refusals) -> None:
-    """One job: a run, or one of a sweep."""
+    """Run one job: a single run, or one of a sweep."""
     sweep = _sweep_job()
     try:
         if any(override.startswith("+model=[") for override in HydraConfig.get().overrides.task):
@@ -94,13 +94,13 @@ def _run(composed: DictConfig, refusals: _Refusals) -> None:
         if sweep:
             sweep.failed(refused)
         if not refusals.are_here:
-            raise refused from None  # Hydra takes it to the process that called the launcher
+            raise refused from None  # Hydra carries it to the process that called the launcher
         if HydraConfig.get().mode is not RunMode.MULTIRUN:
             sys.exit(refused.exit_code)
 
 
 def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
-    """Pack, and tell the sweep what came of it."""
+    """Pack, and record the result for the sweep."""
     from energon_pack.pack import pack
     from energon_pack.stages.pages import page_of
 
@@ -119,7 +119,7 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
 
 
 def _written_by(config: PackConfig) -> tuple[str, str]:
-    """What a job of a sweep writes, and all of its settings that this may depend on."""
+    """Return the place that a job of a sweep writes to, and all settings that the written bytes may depend on."""
     from energon_pack.stages.pages import page_of
 
     settings = {name: node for name, node in plain(config).items() if name not in ("executor", "measure", "cache_dir")}
@@ -127,7 +127,7 @@ def _written_by(config: PackConfig) -> tuple[str, str]:
 
 
 def _submit(config: PackConfig) -> dict[str, Any]:
-    """Have Slurm do the run; what it came to."""
+    """Have Slurm do the run; return its results."""
     from energon_pack.stages.chain import run_chain
 
     options = get_args_parser().parse_known_args()[0]
@@ -145,7 +145,7 @@ def _submit(config: PackConfig) -> dict[str, Any]:
 
 
 def main() -> NoReturn:
-    """Entry point of `energon-pack` and of `python -m energon_pack`."""
+    """Run `energon-pack` or `python -m energon_pack`, and exit."""
     if len(sys.argv) > 1 and sys.argv[1] in TOOLS:
         _run_tool(sys.argv.pop(1))
     refusals = _Refusals()
@@ -159,7 +159,7 @@ def main() -> NoReturn:
     if sys.argv[1:] in (["--version"], ["-V"]):
         print(f"energon-pack {__version__}")
         sys.exit(0)
-    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)  # argparse wants it before overrides
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)  # argparse wants these first
     prepare_process()
     forget_sweep()
     find_plugins(sys.argv)
@@ -174,10 +174,10 @@ def main() -> NoReturn:
     try:
         _refuse_dashes(sys.argv[1:])
         for word in sys.argv[1:]:
-            refuse_password("", word)  # Hydra writes what it was given into the folder of a sweep
+            refuse_password("", word)  # Hydra writes its arguments into the folder of a sweep
         os.environ[_SWEPT] = " ".join(_swept_keys(get_args_parser().parse_known_args()[0].overrides))
         run()
-    except PackError as error:  # of a job in another process
+    except PackError as error:  # a job in another process raised it
         refusals.add(error)
     except (HydraException, OmegaConfBaseException) as error:
         refusals.add(PackError(one_line(error, sys.argv)))
@@ -196,13 +196,13 @@ def main() -> NoReturn:
 
 
 def _run_tool(name: str) -> NoReturn:
-    """`energon-pack verify DIR` is `python -m energon_pack.verify DIR`."""
+    """Run a tool: `energon-pack verify DIR` is `python -m energon_pack.verify DIR`."""
     runpy.run_module(f"energon_pack.{name}", run_name="__main__", alter_sys=True)
     raise AssertionError(f"energon_pack.{name} ends with an exit code")
 
 
 def _sweep_job() -> SweepJob | None:
-    """This job of a sweep; None: this is a single run."""
+    """Return this job of a sweep; None: this is a single run."""
     folder, hydra_config = sweep_folder(), HydraConfig.get()
     if hydra_config.mode is not RunMode.MULTIRUN or folder is None:
         return None
@@ -210,7 +210,7 @@ def _sweep_job() -> SweepJob | None:
 
 
 def _end_sweep() -> None:
-    """The page and the table of the sweep that ran, if one did."""
+    """Write the page and print the table of the sweep that ran, if one did."""
     if (folder := sweep_folder()) is not None:
         from energon_pack.report.sweep_page import end_sweep
 
@@ -218,18 +218,18 @@ def _end_sweep() -> None:
 
 
 def _runs_folder(output_dir: str) -> str:
-    """Where sweeps have their folders: beside the datasets, or on this machine where these are on an object store."""
+    """Return the folder for sweeps: beside the datasets, or on this machine if those are on an object store."""
     return str(user_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
 
 
 def _end_of_help() -> str:
-    """What `--help` says of the other programs and of exit codes."""
+    """Return the end of `--help`: the other programs, and the exit codes."""
     tools = "each with a page of its own (--help); energon-pack NAME runs the same"
     return "\n".join([f"Beside it, {tools}:", *tool_lines(), "", "Exit codes:", *exit_code_lines(EXIT_CODES)])
 
 
 def _refuse_dashes(words: Sequence[str]) -> None:
-    """Raises PackError for a setting that is written as an option: Hydra's usage names none of ours."""
+    """Raise PackError for a setting that is written as an option: Hydra's own usage names none of our settings."""
     names = {field.name for field in fields(PackConfig)}
     for word in words:
         name, equals, value = word.partition("=")
@@ -240,18 +240,18 @@ def _refuse_dashes(words: Sequence[str]) -> None:
 
 
 def _of_system(error: OSError) -> PackError:
-    """What the system refuses: a folder that can't be written, a full disk."""
+    """Turn a refusal of the system into a PackError: a folder that can't be written, a full disk."""
     return PackError(f"{error.filename or 'writing failed'}: {error.strerror or error}")
 
 
 def _options(group: str) -> list[str]:
-    """Options of a group, from every folder of the search path."""
+    """List the options of a group, from every folder of the search path."""
     names: list[str] = GlobalHydra.instance().config_loader().get_group_options(group)
     return names
 
 
 def _defaults(ours: DictConfig) -> PackConfig:
-    """The config with this run's choice of groups and no other override; of a model, what its name has here."""
+    """Return the config with this run's choice of groups and no other override; a model's values go by its name."""
     choices = HydraConfig.get().runtime.choices
     groups = [group for group in choices if "/" not in group and "@" not in group]
     in_list = {group for entry in OmegaConf.load(conf_dir() / "config.yaml").defaults for group in _groups_of(entry)}
@@ -259,9 +259,9 @@ def _defaults(ours: DictConfig) -> PackConfig:
     composed = GlobalHydra.instance().config_loader().load_configuration("config", overrides, RunMode.RUN)
     with flag_override(composed, ["readonly", "struct"], False):
         del composed["hydra"]
-        if ours.model.name in packaged_models():  # a YAML of the user's own may build upon it, and keep its name
+        if ours.model.name in packaged_models():  # a user's own YAML may build upon this one, and keep its name
             composed.model = OmegaConf.merge(OmegaConf.structured(ModelConfig), read_model(ours.model.name))
-        elif "model" not in choices:  # spelled out in a config of the user's own
+        elif "model" not in choices:  # a user's own config has its values
             composed.model = ours.model
     return to_config(composed, [])
 
@@ -272,18 +272,18 @@ def _swept_keys(arguments: list[str]) -> list[str]:
 
 
 def _job() -> str:
-    """Which job of a sweep this is."""
+    """Return the name of this job of a sweep."""
     config, swept = HydraConfig.get(), os.environ.get(_SWEPT, "").split()
     mine = [item for item in config.overrides.task if item.lstrip("+").partition("=")[0] in swept]
     return " ".join([f"job {config.job.num}", *mine])
 
 
 def _groups_of(entry: Any) -> list[str]:
-    """The groups of one line of a defaults list."""
+    """Return the groups of one line of a defaults list."""
     return [str(group) for group in entry] if isinstance(entry, DictConfig) else []
 
 
 def _swept(config: PackConfig) -> dict[str, str]:
-    """Sources and processors, where this sweep is over them: no content settings, and yet other data."""
+    """Return the sources and processors that this sweep is over: no content settings, and yet they change the data."""
     values = {"source.path": str(config.source.path), "model.processor": str(config.model.processor)}
     return {key: values[key] for key in os.environ.get(_SWEPT, "").split() if key in values}

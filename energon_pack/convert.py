@@ -1,6 +1,6 @@
-"""JSONL as a plain, unpacked WebDataset: `python -m energon_pack.convert SOURCE OUT`.
+"""Convert JSONL to a plain, unpacked WebDataset: `python -m energon_pack.convert SOURCE OUT`.
 
-Packing needs no such copy. It is for those who want one: a sample is a JSON and its media, Energon's metadata beside.
+Packing needs no such copy; it serves other uses. A sample is a JSON file and its media; Energon's metadata lie beside.
 """
 
 import json
@@ -35,25 +35,25 @@ from energon_pack.sources.tar import tar_len
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample on its way into a tar."""
+    """One sample that will be written to a tar."""
 
     shard: Shard
     value: dict[str, Any]  # its JSON
-    media: list[tuple[str, AnyPart]]  # by the names they get
+    media: list[tuple[str, AnyPart]]  # name in the tar, and place of the bytes
 
 
 def convert(
     source: list[str], out: Path, media_root: str | None = None, max_shard_bytes: float = 1e9
 ) -> dict[str, int]:
-    """Write the samples of JSONL files as tars; what can't be one is in OUT/skipped.jsonl.
+    """Write the samples of JSONL files as tars; list those that can't be written in OUT/skipped.jsonl.
 
-    With `sample_ratio` the same are drawn as in packing with `seed=0`.
+    With `sample_ratio`, the samples are those that packing with `seed=0` draws.
 
     Returns:
-        How many samples were written, and how many not.
+        The numbers of written and of skipped samples.
 
     Raises:
-        PackError: no source, or something is at `out` already, or `out` lies in the source or beside its files.
+        PackError: there is no source, or `out` exists, or it lies in the source or beside its files.
     """
     found = find_lines(source, media_root)
     if inside := found.around(out):
@@ -109,7 +109,7 @@ def _samples(reader: Reader, shard: Shard, skipped: list[dict[str, Any]]) -> Ite
 
 
 def _drawn(shard: Shard) -> Iterator[IndexRow]:
-    """The rows of a shard's index, as often as `sample_ratio` draws them."""
+    """Yield the rows of a shard's index, each as often as `sample_ratio` draws it."""
     table = shard.index()
     rows = drawn_rows(table.num_rows, shard.ratio, shard.name, 0)
     keys = drawn_keys(table["key"].to_pylist(), rows, copy_numbers(rows))
@@ -137,7 +137,7 @@ def _write(tar: TarWriter, key: str, sample: Sample, reader: Reader) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; the exit code."""
+    """Run the command; return its exit code."""
     made = parser(
         "convert",
         "SOURCE... OUT",

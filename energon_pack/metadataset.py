@@ -1,6 +1,6 @@
-"""Several packed datasets as one: `python -m energon_pack.metadataset OUT.yaml DIR[=WEIGHT] …`.
+"""Blend several packed datasets: `python -m energon_pack.metadataset OUT.yaml DIR[=WEIGHT] …`.
 
-Writes Energon's Metadataset (v2), and says of each dataset what one wants to know before training on the blend.
+Writes Energon's Metadataset (v2), and prints facts about each dataset that help before training on the blend.
 """
 
 import json
@@ -27,7 +27,7 @@ from energon_pack.sources.tar import TarScan
 
 _COUNTS = ("packs", "samples", "tokens")
 _TEXT_TAG = "tag:yaml.org,2002:str"
-#: What packs of one training job must have in common.
+#: fields in which all packs of a training job must agree
 _ALIKE = ("fingerprint", "flavor")
 
 
@@ -37,21 +37,21 @@ class Entry:
 
     folder: DatasetFolder
     manifest: dict[str, Any]
-    counts: dict[str, dict[str, int]]  # by split: packs, samples, tokens
-    given: float | None  # weight
+    counts: dict[str, dict[str, int]]  # packs, samples and tokens by split
+    given: float | None  # the weight on the command line; None: no weight
 
     def weight(self, split: str, weight_by: str) -> float:
-        """What it weighs among the others; 0 where it has nothing of the split."""
+        """Return its weight among the others; 0 if it has no packs of the split."""
         if split not in self.counts:
             return 0.0
         return float(self.counts[split][weight_by]) if self.given is None else self.given
 
 
 def read_entry(text: str) -> Entry:
-    """A `DIR` or `DIR=WEIGHT` of the command line; DIR is a folder or an address.
+    """Read a `DIR` or `DIR=WEIGHT` of the command line; DIR is a folder or an address.
 
     Raises:
-        PackError: no packed dataset, or no weight that makes sense.
+        PackError: it is not a packed dataset, or the weight makes no sense.
     """
     path, equals, given = text.rpartition("=")
     if not equals or DatasetFolder(text).is_there:
@@ -76,11 +76,13 @@ def read_entry(text: str) -> Entry:
 
 
 def read_subflavor(text: str) -> tuple[str, Any]:
-    """A `KEY=VALUE` of the command line: true, false, null and numbers are what they are in JSON and YAML 1.2, quotes
-    make text of them, and anything else is text.
+    """Read a `KEY=VALUE` of the command line.
+
+    true, false, null and numbers mean the same as in JSON and YAML 1.2. Quotes make text of them. Any other value is
+    text.
 
     Raises:
-        PackError: it is no `KEY=VALUE`.
+        PackError: the argument is not `KEY=VALUE`.
     """
     key, equals, value = text.partition("=")
     if not key or not equals:
@@ -96,16 +98,16 @@ def read_subflavor(text: str) -> tuple[str, Any]:
 def blend(
     entries: list[Entry], out: str, weight_by: str, subflavors: dict[str, Any], config: str | None, relative: bool
 ) -> Any:
-    """The Metadataset of these datasets, as YAML has it.
+    """Return the Metadataset of these datasets, as a value for YAML.
 
     Args:
-        weight_by: packs, samples or tokens: what a dataset without a weight weighs.
-        config: which of a dataset's YAML files to use; None: dataset.yaml.
-        relative: name folders relative to that of `out`.
+        weight_by: packs, samples or tokens: their number is the weight of a dataset without one.
+        config: the YAML file of each dataset that is used; None: dataset.yaml.
+        relative: name folders relative to the folder of `out`.
 
     Raises:
-        PackError: packs that no training job takes together, weights that mean different things, a `config` that one of
-            them has not, or a folder of this machine, of which Energon would look for the path in the store of `out`.
+        PackError: packs that no training job takes together, weights of different meanings, a `config` that a dataset
+            lacks, or a folder of this machine while `out` is on a store, where Energon would look for its path.
     """
     first = entries[0]
     without = [entry.folder.path for entry in entries if entry.given is None]
@@ -145,10 +147,10 @@ def blend(
 
 
 def _relative(folder: DatasetFolder, start: str) -> str:
-    """The path of a dataset from where the Metadataset lies.
+    """Return the path of a dataset, relative to the Metadataset's folder.
 
     Raises:
-        PackError: they don't lie on one machine or in one bucket.
+        PackError: they are not on one machine or in one bucket.
     """
     (store, path), (other, beside) = map(_rooted, (folder.path, start))
     if store != other:
@@ -157,13 +159,13 @@ def _relative(folder: DatasetFolder, start: str) -> str:
 
 
 def _rooted(path: str) -> tuple[str, str]:
-    """The store of an address, and its key as a path; of a path none, and itself."""
+    """Split an address into its store and its key as a path; a path has no store."""
     profile, key = place_of(path) if is_address(path) else ("", path)
     return profile, f"/{key}"
 
 
 def to_yaml(value: dict[str, Any]) -> bytes:
-    """YAML that Energon's reader takes as it was meant: it knows no aliases, and takes a plain `1e5` for a number."""
+    """Write YAML that Energon's reader gets right: it knows no aliases, and takes a plain `1e5` for a number."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1 << 20, allow_unicode=True).encode()
 
 
@@ -188,11 +190,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def print_entries(entries: list[Entry], weight_by: str, batch_size: int, num_steps: int | None) -> None:
-    """What each dataset is, how often it comes in training, and the keys of its JSON.
+    """Print a description of each dataset, how often training reads it, and the keys of its JSON.
 
     Args:
         batch_size: packs of one step of all ranks.
-        num_steps: of the training; None: not known.
+        num_steps: of the training; None: unknown.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("dataset", overflow="fold")
@@ -232,7 +234,7 @@ def _shards(entry: Entry, split: str) -> list[str]:
 
 
 def _json_keys(entry: Entry) -> list[str]:
-    """Keys of the first pack's JSON."""
+    """Return the keys of the first pack's JSON."""
     shard = _shards(entry, next(iter(entry.counts)))[0]
     with entry.folder.open(shard) as file:
         _, offset, size = next(iter(TarScan(file)))
@@ -240,7 +242,7 @@ def _json_keys(entry: Entry) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; the exit code."""
+    """Run the command; return its exit code."""
     made = parser(
         "metadataset",
         "OUT.yaml DIR[=WEIGHT]...",

@@ -1,4 +1,4 @@
-"""Trainings to read and adapt, and the tested versions of what they need: `python -m energon_pack.recipes [FOLDER]`
+"""Copy recipes of trainings, and the tested versions of packages: `python -m energon_pack.recipes [FOLDER]`
 
 wheel: energon_pack/shipped/   ┐
 checkout: recipes/             ┴─► FOLDER/recipes/*.py, FOLDER/constraints.txt
@@ -14,17 +14,17 @@ from energon_pack.run.console import say
 
 _PACKAGE = Path(__file__).parent
 _RECIPES, _CONSTRAINTS = "recipes", "constraints.txt"
-_EXTENSIONS = (".py", ".yaml", ".toml", ".txt")  # and no caches of Python's
+_EXTENSIONS = (".py", ".yaml", ".toml", ".txt")  # other files, as Python's caches, are not copied
 
 
 def shipped() -> Path:
-    """The folder with what is copied: of a wheel, or of the checkout."""
+    """Return the folder with the files to copy: in a wheel, or in the checkout."""
     inside = _PACKAGE / "shipped"
     return inside if inside.is_dir() else _PACKAGE.parent
 
 
 def files() -> Iterator[Path]:
-    """What is copied, relative to `shipped()`."""
+    """Yield the files to copy, relative to `shipped()`."""
     yield Path(_CONSTRAINTS)
     for path in sorted((shipped() / _RECIPES).rglob("*")):
         if path.is_file() and path.suffix in _EXTENSIONS:
@@ -32,10 +32,10 @@ def files() -> Iterator[Path]:
 
 
 def write_recipes(folder: Path) -> int:
-    """Copy them into a folder; how many were not there yet.
+    """Copy the files into a folder; return how many were not there yet.
 
     Raises:
-        PackError: a file is there and differs: nothing is written.
+        PackError: a file exists and differs: nothing is written.
     """
     new = []
     for name in files():
@@ -51,13 +51,13 @@ def write_recipes(folder: Path) -> int:
 
 
 def _about(path: Path) -> str:
-    """The first line of a recipe's docstring."""
+    """Return the first line of a recipe's docstring."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; the exit code."""
+    """Run the command; return its exit code."""
     what = "List the recipes (whole trainings to read and adapt), or copy them and constraints.txt into a folder."
     made = parser("recipes", "[FOLDER]", what, examples=("", "."))
     made.add_argument("folder", nargs="?", metavar="FOLDER", help="where recipes/ and constraints.txt are to be")

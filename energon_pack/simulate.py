@@ -1,7 +1,7 @@
-"""How long ranks would wait for each other, on any number of them: `python -m energon_pack.simulate DIR`.
+"""Simulate how long ranks wait for each other, for any number of ranks: `python -m energon_pack.simulate DIR`.
 
-Replays in which order a loader reads the packs of a packed dataset, and adds up what they cost each rank in each step.
-No media byte is read: the plan says what is in each pack, and the model's sizes say what that costs.
+Replays the order in which a loader reads packs, and adds up their costs for each rank in each step.
+No media byte is read: the plan says what is in each pack, and the model's sizes give its cost.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from energon_pack.steps.spread import PackCosts, compared
 from energon_pack.steps.topology import Topology, stream, topology_of
 
 _COLUMNS = ("pack", "token_len", "num_supervised", "num_visual_tokens", "parts")
-#: how each order is called, and what reads so
+#: the name of each order, and the loader that reads in it
 LOADERS = {
     "plan": "PackedTaskEncoder: the order of the plan, whatever the number of ranks and workers",
     "energon": "Energon's own way without shuffling: a stretch for each worker",
@@ -42,25 +42,25 @@ LOADERS = {
 
 @dataclass(frozen=True)
 class Simulated:
-    """One world of ranks."""
+    """The results for one number of ranks."""
 
     data_parallel: int
     workers: int
     micro_batches: int
-    in_order: dict[str, Any]  # of `figures`
+    in_order: dict[str, Any]  # as `figures` returns it
     by_chance: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What is known of a split of a dataset, and of each world."""
+    """The facts about a split of a dataset, and the results for each world of ranks."""
 
     split: str
     packs: int
-    #: who the packs were laid out for
+    #: the ranks that the packs were laid out for
     topology: Topology
     cost: CostModel
-    #: of rows that are padded to `max_token_len`
+    #: share of padding in rows that are padded to `max_token_len`
     padding: float
     loader: str
     worlds: list[Simulated]
@@ -77,12 +77,12 @@ def simulate(
 
     Args:
         dataset: a folder, or an address.
-        worlds: who trains; `workers` are felt with Energon's own loader alone.
-        loader: of `LOADERS`.
-        model: folder whose config.json says what samples cost; None: as the dataset says.
+        worlds: the ranks that train; `workers` matter only with Energon's own loader.
+        loader: a key of `LOADERS`.
+        model: folder with a config.json, from which samples' costs follow; None: as the dataset says.
 
     Raises:
-        PackError: no packed dataset, a Metadataset, a split without packs, or no config.json.
+        PackError: not a packed dataset, a Metadataset, a split without packs, or no config.json.
     """
     folder = DatasetFolder(dataset)
     manifest = _manifest_of(folder)
@@ -114,7 +114,7 @@ def _manifest_of(folder: DatasetFolder) -> dict[str, Any]:
 
 
 def _packs_of(manifest: dict[str, Any], split: str, num_packs: int) -> tuple[int, int]:
-    """The first pack of a split, and how many it has: splits are written one after the other."""
+    """Return the first pack of a split, and how many it has: splits are written one after the other."""
     splits = manifest.get("splits") or {"train": {"packs": num_packs}}
     if split not in splits:
         raise PackError(f"--split {split}: no pack is in it; there are: {', '.join(splits)}")
@@ -123,7 +123,7 @@ def _packs_of(manifest: dict[str, Any], split: str, num_packs: int) -> tuple[int
 
 
 def _costs_of_packs(plan: PlanFile, cost: CostModel) -> tuple[PackCosts, Ints]:
-    """What each pack costs, in the order of writing, and its tokens."""
+    """Return the cost of each pack, in the order of writing, and its tokens."""
     plan.check()
     columns: list[list[npt.NDArray[Any]]] = [[np.zeros(0)] for _ in range(4)]
     for table in plan.tables(*_COLUMNS):
@@ -139,7 +139,7 @@ def _costs_of_packs(plan: PlanFile, cost: CostModel) -> tuple[PackCosts, Ints]:
 
 
 def _num_images(table: pa.Table) -> Ints:
-    """Of each member."""
+    """Count the images of each member."""
     parts = table["parts"].combine_chunks()
     is_image = pc.equal(pc.struct_field(pc.list_flatten(parts), "kind"), "image").to_numpy(zero_copy_only=False)
     return np.bincount(pc.list_parent_indices(parts).to_numpy()[is_image], minlength=len(parts))
@@ -149,7 +149,7 @@ def _num_images(table: pa.Table) -> Ints:
 
 
 def print_simulation(simulation: Simulation) -> None:
-    """A row a world and order; costs are the time of an epoch relative to ranks that never wait."""
+    """Print a row for each world and order; costs are the time of an epoch relative to ranks that never wait."""
     laid = simulation.topology
     ranks, workers = amount(laid.data_parallel, "rank"), amount(laid.workers, "worker")
     who = f"{ranks} × {workers}, {amount(laid.micro_batches, 'pack')} each in a step"
@@ -184,7 +184,7 @@ def _counts(text: str) -> list[int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; the exit code."""
+    """Run the command; return its exit code."""
     made = parser(
         "simulate",
         "DIR",

@@ -1,8 +1,8 @@
-"""From packs back to single samples: `python -m energon_pack.unpack DIR OUT`
+"""Turn packs back into single samples: `python -m energon_pack.unpack DIR OUT`
 
-WebDataset tars as a source has them, one for each source shard, under its name: for each member of a pack
-`<key>.json` and its media, under their first names and byte for byte. Of JSONL, one for each file: the key is the
-number of the line, and media are `0.jpg`, `1.png` …. Packing them again gives the same lengths.
+Writes WebDataset tars as a source has them: one for each source shard, with its name. Each member of a pack becomes
+`<key>.json` and its media, with their first names and byte for byte. Each JSONL file becomes one tar: the key is the
+number of the line, and media are `0.jpg`, `1.png` …. Packing the tars again gives the same lengths.
 
     packed shards ──spill──► JSON of each member, rows dealt by source shard (two files on disk) ──write──► tars
 
@@ -45,9 +45,9 @@ from energon_pack.verify import packs as checks
 from energon_pack.verify.shard import packs_of
 from energon_pack.verify.source import read_settings
 
-_ROWS = 50_000  # dealt at once
-_PACKS = 256  # of which the rows of the plan are held at once
-_AT_ONCE, _BYTES = 16, 16 << 20  # samples whose media are read together, each perhaps of another shard
+_ROWS = 50_000  # rows that are sorted at once
+_PACKS = 256  # packs whose rows of the plan are held at once
+_AT_ONCE, _BYTES = 16, 16 << 20  # samples, and bytes, whose media are read together, each perhaps from another shard
 _VERIFY = "python -m energon_pack.verify says more"
 _MEDIA = pa.list_(
     pa.struct(
@@ -55,18 +55,18 @@ _MEDIA = pa.list_(
             ("name", pa.string()),
             ("offset", pa.int64()),
             ("size", pa.int64()),
-            ("reference", pa.string()),  # as JSON, where the medium is in the source; null: it is in the packed shard
+            ("reference", pa.string()),  # as JSON, if the medium is in the source; null: it is in the packed shard
         ]
     )
 )
 _ROW = pa.schema(
     [
-        ("order", pa.int64()),  # where its JSON was in the source
+        ("order", pa.int64()),  # the place of its JSON in the source
         ("key", pa.string()),
         ("part", pa.string()),  # null: a whole sample
-        ("offset", pa.int64()),  # of its JSON, in the spill
+        ("offset", pa.int64()),  # the place of its JSON in the spill file
         ("size", pa.int64()),
-        ("packed", pa.string()),  # the packed shard with its media
+        ("packed", pa.string()),  # the packed shard that has its media
         ("media", _MEDIA),
     ]
 )
@@ -74,13 +74,13 @@ _Row = dict[str, Any]
 
 
 def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> int:
-    """Write the members of a packed dataset as samples of their own; how many.
+    """Write the members of a packed dataset as single samples; return their number.
 
     Args:
         dataset: its folder, or its address.
 
     Raises:
-        PackError: it is no packed dataset or is damaged, or `out` is there already. Nothing is written then.
+        PackError: it is not a packed dataset or is damaged, or `out` exists. Nothing is written then.
     """
     folder = DatasetFolder(dataset)
     plan, (flavor, messages_key) = PlanFile(folder), _settings(folder)
@@ -116,15 +116,15 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
                     progress.add(len(some))
                     advance(len(some))
         sync_file_system(staging)
-        os.rename(tars, out)  # in the place of an empty folder, too
+        os.rename(tars, out)  # `out` may be an empty folder, which is replaced
     return spill.num_rows
 
 
 def _settings(folder: DatasetFolder) -> tuple[PackedFlavor, str | None]:
-    """The flavour of a packed dataset, and its `source.messages_key`.
+    """Return the flavour of a packed dataset, and its `source.messages_key`.
 
     Raises:
-        PackError: the folder is none.
+        PackError: the folder is not a packed dataset.
     """
     path = f"{META_FOLDER}/{MANIFEST}"
     if not folder.has(path):
@@ -143,10 +143,10 @@ def _settings(folder: DatasetFolder) -> tuple[PackedFlavor, str | None]:
 def _packs(
     folder: DatasetFolder, name: str, flavor: PackedFlavor, plan: PlanFile
 ) -> Iterator[tuple[Pack, list[PlanRow]]]:
-    """The packs of a shard with their rows of the plan.
+    """Yield the packs of a shard with their rows of the plan.
 
     Raises:
-        PackError: a pack is damaged, or not what the plan says.
+        PackError: a pack is damaged, or differs from the plan.
     """
     packs, plan_rows = packs_of(folder, name, flavor), PlanRows(plan)
     while some := list(islice(packs, _PACKS)):
@@ -162,14 +162,14 @@ def _packs(
 
 
 class _Spill:
-    """A file with the JSON of all members and, in pieces, their rows by source shard."""
+    """A file with the JSON of all members, and pieces of their rows by source shard."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
         self._rows: dict[str, list[_Row]] = {}
         self._num_waiting = 0
         self.num_rows = 0
-        #: source shard → offset and size of its pieces
+        #: source shard → offset and size of each of its pieces
         self.places: dict[str, list[tuple[int, int]]] = {}
 
     def add_pack(self, packed: str, pack: Pack, members: list[PlanRow], messages_key: str | None) -> None:
@@ -194,7 +194,7 @@ class _Spill:
             self.deal()
 
     def deal(self) -> None:
-        """Write the rows that wait."""
+        """Write the waiting rows."""
         for shard, rows in self._rows.items():
             piece = pa.BufferOutputStream()
             with pa.ipc.new_stream(piece, _ROW) as stream:
@@ -206,7 +206,7 @@ class _Spill:
         self._file.flush()
 
     def rows_of(self, shard: str) -> list[_Row]:
-        """The rows of a source shard in its order, their keys those they are written under."""
+        """Return the rows of a source shard in its order; their keys are those of the written samples."""
         pieces = [pa.ipc.open_stream(self.read(*place)).read_all() for place in self.places[shard]]
         rows: list[_Row] = pa.concat_tables(pieces).to_pylist()
         rows.sort(key=lambda row: (row["order"], int(row["part"].partition("of")[0]) if row["part"] else 0))
@@ -225,10 +225,10 @@ class _Spill:
 
 
 def _safe(shard: str) -> str:
-    """The name of a source shard, if a file of that name can be written below a folder.
+    """Return the name of a source shard, if a file with that name can be written below a folder.
 
     Raises:
-        PackError: it leads out of it.
+        PackError: the name leads out of the folder.
     """
     if not shard or shard.startswith("/") or ".." in shard.split("/") or "\0" in shard:
         raise PackError(f"{PLAN} has a source shard {shard!r}, which is no path below a folder")
@@ -236,7 +236,7 @@ def _safe(shard: str) -> str:
 
 
 def _tar_names(shard: str, number: int, taken: set[str]) -> list[str]:
-    """Names of the tars for the samples of a source shard: its own where it is one, and none of another's."""
+    """Return names of tars for the samples of a source shard: its own name for a single tar; none is used twice."""
     stem = re.sub(r"\.(tar|jsonl?)$", "", shard)
     while True:
         names = [f"{stem}.tar"] if number == 1 else [f"{stem}.{i:06d}.tar" for i in range(number)]
@@ -269,7 +269,7 @@ def _write_tar(
 
 
 def _together(rows: list[_Row]) -> Iterator[list[_Row]]:
-    """Samples, so many that their media may be in memory together."""
+    """Group samples so that the media of a group fit into memory."""
     start, num_bytes = 0, 0
     for number, row in enumerate(rows):
         size = sum(part["size"] for part in row["media"])
@@ -281,7 +281,7 @@ def _together(rows: list[_Row]) -> Iterator[list[_Row]]:
 
 
 def _read_ahead(rows: list[_Row], packed: dict[str, Shard], reader: Reader) -> None:
-    """Have the media of samples read at once where their packs lie on an object store."""
+    """Read the media of samples at once, if their packs lie on an object store."""
     wanted: dict[str, list[tuple[int, int]]] = {}
     for row in rows:
         places = [(part["offset"], part["size"]) for part in row["media"] if part["reference"] is None]
@@ -290,7 +290,7 @@ def _read_ahead(rows: list[_Row], packed: dict[str, Shard], reader: Reader) -> N
 
 
 def main() -> int:
-    """Entry point; the exit code."""
+    """Run the command; return its exit code."""
     made = parser(
         "unpack",
         "DIR OUT",

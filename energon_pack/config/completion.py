@@ -1,4 +1,4 @@
-"""Completion in a shell offers every value of a field, and files; Hydra by itself offers the value it has."""
+"""Complete words in a shell with every value of a field, and files; Hydra itself offers only the present value."""
 
 import glob
 import os
@@ -13,7 +13,7 @@ _query_of_hydra = CompletionPlugin._query
 
 
 def matches(config: Any, word: str) -> list[str]:
-    """What a word on the command line may become."""
+    """Return the completions of a word on the command line."""
     key, equals, begin = word.partition("=")
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(config, parent) if equals and parent and isinstance(config, DictConfig) else config
@@ -32,14 +32,14 @@ def matches(config: Any, word: str) -> list[str]:
 
 
 def _files(begin: str) -> list[str]:
-    """Files and folders whose paths begin so; a folder ends with a slash, so that one can go on."""
+    """Return the files and folders whose paths begin so; a folder ends with a slash, so that typing can go on."""
     home = os.path.expanduser(begin)
     found = sorted(glob.glob(f"{glob.escape(home)}*"))
     return [begin + path[len(home) :] + ("/" if os.path.isdir(path) else "") for path in found]
 
 
 def query(self: CompletionPlugin, config_name: str | None, line: str) -> list[str]:
-    """What the last word of a line may become; a model is chosen with a plus sign, and once."""
+    """Return the completions of a line's last word; a model is chosen with a plus sign, and once."""
     found = set(_query_of_hydra(self, config_name, line))
     if "model=" in found:
         found = found - {"model="} | (set() if "+model=" in line else {"+model="})
@@ -47,6 +47,6 @@ def query(self: CompletionPlugin, config_name: str | None, line: str) -> list[st
 
 
 def install() -> None:
-    """Have Hydra ask these; it has no place to say so."""
+    """Replace Hydra's own completion by this one; Hydra has no setting for that."""
     for name, function in (("_get_matches", staticmethod(matches)), ("_query", query)):
         setattr(CompletionPlugin, name, function)

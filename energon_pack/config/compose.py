@@ -1,4 +1,4 @@
-"""The same words as on the command line, from Python: overrides → a checked config."""
+"""Compose a config in Python from the words of a command line: overrides → a checked config."""
 
 import difflib
 import re
@@ -14,8 +14,8 @@ from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
 from energon_pack.templates.models import packaged_models
 
-_LISTS = ("source.path", "report.lens")  # settings that may be one
-#: values of another tool, and what to write in their place
+_LISTS = ("source.path", "report.lens")  # settings that are lists, and may be given as a single value
+#: values that other tools use, and the value to write instead
 _ELSEWHERE = {
     f"packing.algorithm={name}": "LoongForge's; packing.algorithm=auto fills packs exactly, too, and takes every sample"
     for name in ("hashbucket", "hash_bucket")
@@ -23,12 +23,12 @@ _ELSEWHERE = {
 
 
 def config_of(given: PackConfig | Sequence[str]) -> PackConfig:
-    """A config as it is, or composed of overrides; raises as `compose_config`."""
+    """Return a given config, or compose one from overrides; raises as `compose_config`."""
     return given if isinstance(given, PackConfig) else compose_config(given)
 
 
 def compose_config(overrides: Sequence[str]) -> PackConfig:
-    """The config of a run.
+    """Compose the config of a run.
 
     Args:
         overrides: as on the command line: `["+model=qwen2_5_vl", "source.path=…"]`.
@@ -46,7 +46,7 @@ def compose_config(overrides: Sequence[str]) -> PackConfig:
 
 
 def meant_tool(word: str, given: Sequence[str]) -> str:
-    """What to type where the name of a tool was misspelled, or is not the first word."""
+    """Say what to type if the name of a tool was misspelled, or is not the first word."""
     near = difflib.get_close_matches(word, TOOLS, n=1)
     if not near:
         return ""
@@ -55,10 +55,10 @@ def meant_tool(word: str, given: Sequence[str]) -> str:
 
 
 def one_line(error: Exception, given: Sequence[str]) -> str:
-    """What Hydra or OmegaConf object to, in one line that names the value and the fix.
+    """Write the error of Hydra or OmegaConf in one line that names the value and the fix.
 
     Args:
-        given: the overrides, among others.
+        given: all arguments; the overrides are among them.
     """
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")

@@ -1,4 +1,4 @@
-"""What Hydra does at every start, and nobody here needs: half of the time that `--help` took."""
+"""Skip work that Hydra does at every start, and that nobody here needs: it took half of the time of `--help`."""
 
 import sys
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ _list_groups = Hydra.list_all_config_groups
 
 
 def find_plugins(arguments: Sequence[str]) -> None:
-    """Find Hydra's plugins, without the one of Energon's storage client, which reads configs from `msc://`.
+    """Find Hydra's plugins, except the one of Energon's storage client, which reads configs from `msc://`.
 
-    Its import takes a quarter of a second, and it prints a traceback for each other address it is shown.
+    Importing it takes a quarter of a second, and it prints a traceback for each other address it is shown.
 
     Args:
-        arguments: of the command; a config that lies at `msc://` is named there.
+        arguments: of the command; a config at `msc://` would be named there.
     """
     if any("msc://" in word for word in arguments) or _STORAGE_CLIENT in sys.modules:
         return
@@ -28,8 +28,8 @@ def find_plugins(arguments: Sequence[str]) -> None:
 
 
 def list_own_groups() -> None:
-    """Have a page of help look at the groups of `conf/` alone: Hydra reads thirty of its own, and prints none here."""
-    setattr(Hydra, "list_all_config_groups", _own_groups)  # noqa: B010  # as completion does: Hydra has no place for it
+    """Have a page of help read the groups of `conf/` alone: Hydra has thirty of its own, and prints none here."""
+    setattr(Hydra, "list_all_config_groups", _own_groups)  # noqa: B010  # Hydra has no setting for it
 
 
 def _own_groups(self: Hydra, parent: str = "") -> list[str]:

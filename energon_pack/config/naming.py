@@ -1,4 +1,4 @@
-"""The settings that change the bytes of a dataset, and the name of its folder, which is made of them."""
+"""Select the settings that change the bytes of a dataset, and name its folder after them."""
 
 import hashlib
 import json
@@ -11,7 +11,8 @@ from typing import Any
 from energon_pack import __version__
 from energon_pack.config import Overlong, PackConfig, plain
 
-#: Settings no byte of a dataset depends on. `model.processor` is a place; what it holds is in the fingerprint.
+#: Settings that change no byte of a dataset. `model.processor` is a place; the processor's content is in the
+#: fingerprint.
 _NOT_CONTENT = {
     "model": {"processor"},
     "source": {"path", "media_root", "remote_media", "on_damaged", "compressed"},
@@ -22,17 +23,17 @@ _IN_NAME = {"packing.layout", "packing.max_token_len"}
 
 
 def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
-    """What the bytes of a dataset depend on beside its source and processor: no path, worker or machine."""
+    """Return the settings a dataset's bytes depend on, beside its source and processor: no path, worker or machine."""
     return content_of(plain(config))
 
 
 def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """As `content_settings`, of a config as report.json has it."""
+    """Return the content settings of a config as report.json has it; see `content_settings`."""
     nodes = {node: values[node] for node in ("model", "media", "labels", "packing", "source", "output")}
     nodes["plan"] = {"seed": values["seed"]}
-    if nodes["packing"]["overlong"] == Overlong.auto.value:  # the bytes are those of drop
+    if nodes["packing"]["overlong"] == Overlong.auto.value:  # the bytes are those of overlong=drop
         nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
-    if nodes["source"].get("map") is None:  # datasets that were packed before there were maps stay what they are
+    if nodes["source"].get("map") is None:  # datasets that were packed before `source.map` existed keep their name
         nodes["source"] = {key: value for key, value in nodes["source"].items() if key != "map"}
     return {
         node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
@@ -41,7 +42,7 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def shards_identity(config: PackConfig, key_prefix: str, source: Sequence[tuple[str | int, ...]]) -> str:
-    """A hash of all that the bytes of the packed shards depend on, so that a killed run's are used again or not.
+    """Hash everything that the bytes of the shards depend on, to decide whether a killed run's can be used again.
 
     Args:
         source: path, size and version of each source shard.
@@ -51,11 +52,11 @@ def shards_identity(config: PackConfig, key_prefix: str, source: Sequence[tuple[
 
 
 def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, str] = MappingProxyType({})) -> str:
-    """`<source>-<model>-<layout>-<max_token_len>`, and a hash of the other content settings that are not default.
+    """Return `<source>-<model>-<layout>-<max_token_len>`, and a hash of the other non-default content settings.
 
     Args:
-        defaults: the same choice of groups without any override.
-        swept: what tells the jobs of a sweep apart beside content settings: sources, processors.
+        defaults: the config with the same choice of groups and no override.
+        swept: values that tell the jobs of a sweep apart, beside content settings: sources, processors.
     """
     name = f"{_source_name(config.source.path)}-{config.model.name}"
     name += f"-{config.packing.layout.value}-{config.packing.max_token_len}"
@@ -77,7 +78,7 @@ def _source_name(path: Any) -> str:
         return "demo"
     names = []
     for entry in path if isinstance(path, list) else [path]:
-        fixed = re.split(r"[^/]*[*?\[]", entry)[0]  # a glob's folders before the first wildcard
+        fixed = re.split(r"[^/]*[*?\[]", entry)[0]  # the folders of a glob before its first wildcard
         name = Path(fixed).expanduser().resolve().name
         names.append(re.sub(r"\.(tar|jsonl|json)$", "", name))
     return re.sub(r"[^\w.+-]+", "_", "+".join(dict.fromkeys(names)))[:80].strip(".") or "source"

@@ -1,4 +1,4 @@
-"""Where a run reads and where it writes: all that a config says of places, looked at before any work."""
+"""Find all places that a config names, where a run reads and where it writes, and check them before any work."""
 
 import hashlib
 from collections.abc import Sequence
@@ -26,39 +26,39 @@ from energon_pack.sources.shard import Source
 from energon_pack.sources.storage import path_in
 from energon_pack.templates.folder import named_processor, refuse_missing_folder
 
-_MOST_FOLDERS = 32  # of the source, at which each worker looks
+_MOST_FOLDERS = 32  # folders of the source that each worker checks
 
 
 @dataclass(frozen=True)
 class Places:
-    """What a run reads, and where it writes."""
+    """The places that a run reads and writes."""
 
     source: Source
     processor: str  # folder or hub id
     cache_dir: Path
     destination: Destination
     overwrite: bool
-    mirror: Mirror | None = None  # of a cache on an object store, of which `cache_dir` is the copy here
-    #: report.json of a dataset of that name and these settings: where its source is the same, too, nothing is written
+    mirror: Mirror | None = None  # for a cache on an object store; `cache_dir` is then its copy on this machine
+    #: report.json of a published dataset of this name and settings; if its source is the same, nothing is written
     there: dict[str, Any] | None = None
 
     @property
     def final(self) -> Path:
-        """The folder of the dataset, or the one of this machine in its place."""
+        """Return the folder of the dataset, or, for a store, the folder of this machine that takes its place."""
         return self.destination.final
 
     @property
     def output_dir(self) -> Path:
-        """The folder that `final` is in."""
+        """Return the folder that contains `final`."""
         return self.final.parent
 
     def media_root(self, config: PackConfig) -> str | None:
-        """The folder of the source that packs refer to; None: they hold copies of its media."""
+        """Return the folder of the source that packs refer to; None: packs hold copies of the media."""
         return self.source.root if config.output.media is MediaIn.reference else None
 
     @property
     def folders(self) -> list[Folder]:
-        """What every machine that works for the run has to see."""
+        """Return the folders that every machine working for the run has to see."""
         roots = {shard.media_root for shard in self.source.shards}
         media = {Path(root) for root in roots if root is not None and not is_address(root)}
         read = sorted(self.source.folders | self.source.beside | media)[:_MOST_FOLDERS]
@@ -67,10 +67,10 @@ class Places:
 
 
 def resolve(config: PackConfig) -> Places:
-    """The places of a run; the built-in demo is made where no source is given.
+    """Find the places of a run; make the built-in demo where no source is given.
 
     Raises:
-        PackError: something is not there, or is there and would be lost, or can't be written.
+        PackError: something is missing, would be overwritten, or can't be written.
     """
     destination, cache_dir, cached = destination_of(config), local_cache(config), _cache_address(config)
     overwrite = config.output.overwrite or config.source.path is None  # the demo may run again and again
@@ -90,31 +90,31 @@ def resolve(config: PackConfig) -> Places:
     if is_published:
         destination.refuse_unwritable()
     else:
-        refuse_unwritable_folder("output.dir", destination.final.parent)  # their page lies there
+        refuse_unwritable_folder("output.dir", destination.final.parent)  # the page lies there
     mirror = None if cached is None else Mirror(cached, cache_dir)
     return Places(source, processor, cache_dir, destination, overwrite, mirror, there)
 
 
 def destination_of(config: PackConfig) -> Destination:
-    """Where the dataset of a run is to be; raises PackError as `final_folder`."""
+    """Return where the dataset of a run will be; raises PackError as `final_folder`."""
     final, address = final_folder(config), stored_dataset(config)
     return InFolder(final) if address is None else InStore(address, final)
 
 
 def _equal_there(config: PackConfig, destination: Destination) -> dict[str, Any] | None:
-    """report.json of a whole dataset with the same content settings; None: there is none."""
+    """Return report.json of a whole dataset with the same content settings; None: there is none."""
     report = destination.published_report()
     try:
         return report if report and content_of(report["config"]) == content_settings(config) else None
-    except (KeyError, TypeError):  # of a version with other settings
+    except (KeyError, TypeError):  # another version wrote it, with other settings
         return None
 
 
 def final_folder(config: PackConfig) -> Path:
-    """Where the dataset of a run is to be; where that is an object store, a folder of this machine in its place.
+    """Return the folder of the dataset; for an object store, the folder of this machine that takes its place.
 
     Raises:
-        PackError: it has no name.
+        PackError: the dataset has no name.
     """
     if config.output.name is None:
         raise PackError("output.name must be set")
@@ -125,12 +125,12 @@ def final_folder(config: PackConfig) -> Path:
 
 
 def local_cache(config: PackConfig) -> Path:
-    """Where results are kept."""
+    """Return the folder of this machine where results are kept."""
     return cache_folder(config.cache_dir, config.output.dir)
 
 
 def cache_folder(cache_dir: str | None, output_dir: str) -> Path:
-    """Where a run keeps results; of a cache on an object store, the folder of this machine that is its copy."""
+    """Return the folder where a run keeps results; for a cache on an object store, its copy on this machine."""
     folder = cache_dir or path_in(output_dir, ".cache")
     return user_folder("mirrors", _short_hash(tidy(folder))) if is_address(folder) else Path(folder).expanduser()
 
@@ -141,7 +141,7 @@ def _cache_address(config: PackConfig) -> str | None:
 
 
 def stored_dataset(config: PackConfig) -> str | None:
-    """The address of the dataset of a run, where it is to be on an object store."""
+    """Return the address of a run's dataset; None: it will not be on an object store."""
     return f"{tidy(config.output.dir)}/{config.output.name}" if is_address(config.output.dir) else None
 
 
@@ -150,7 +150,7 @@ def _short_hash(text: str) -> str:
 
 
 def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
-    """The files of the source, and the folder or hub id of the processor."""
+    """Return the files of the source, and the folder or hub id of the processor."""
     path = config.source.path
     if path is None and config.source.format == Format.jsonl:
         raise PackError(
@@ -170,14 +170,14 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
 
 
 def source_of(settings: SourceConfig, path: str | Sequence[str], copies: Path | None = None) -> Source:
-    """The files of a source at some place, as the settings have them read; as `find_lines`, `find_shards`."""
+    """Find the files of a source, read as the settings say; raises as `find_lines` and `find_shards`."""
     if kind := kind_of_lines(settings.format):
         return find_lines(path, settings.media_root, settings.remote_media, kind)
     return find_shards(path, settings.split, copies)
 
 
 def _demo(config: PackConfig, cache_dir: Path) -> tuple[str, str]:
-    """Source and processor of the built-in demo; a processor that is given is used instead of the built-in one."""
+    """Return the source and processor of the built-in demo; a processor that is given replaces the built-in one."""
     given = config.model.processor
     if given is None and config.model.template != "qwen_vl":
         raise PackError(f"the built-in demo is for qwen2_5_vl; +model={config.model.name} needs source.path")

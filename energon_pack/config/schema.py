@@ -1,4 +1,4 @@
-"""The config: its nodes, put together. A node that a room reads whole is that room's own dataclass."""
+"""The config: its nodes, put together. A node that one room reads whole is a dataclass of that room."""
 
 import re
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ from energon_pack.run.stores import is_address
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig
 
-if TYPE_CHECKING:  # a config is made sooner without
+if TYPE_CHECKING:  # a config is made sooner without these imports
     from energon_pack.samples.flavors.base import PackedFlavor
 
 
 class Flavor(str, Enum):
-    """What the packs' JSON looks like."""
+    """The form of the packs' JSON."""
 
     packed_multi_mix_qa = "packed_multi_mix_qa"
     packed_captioning = "packed_captioning"
@@ -34,7 +34,7 @@ class DatasetYaml(str, Enum):
 
 
 class MediaIn(str, Enum):
-    """Where the media of packs are."""
+    """Where the media of packs lie."""
 
     copy = "copy"
     reference = "reference"
@@ -51,7 +51,7 @@ class Stage(str, Enum):
 
 
 class Engine(str, Enum):
-    """What counts tokens."""
+    """The library that counts tokens."""
 
     auto = "auto"
     words = "words"
@@ -61,23 +61,23 @@ class Engine(str, Enum):
 
 @dataclass
 class MeasureConfig:
-    """How lengths are measured; they are the same with each choice."""
+    """How lengths are measured; each choice gives the same lengths."""
 
-    #: auto: the fastest that is installed and exact for the tokenizer
+    #: auto: the fastest engine that is installed and exact for the tokenizer
     engine: Engine = Engine.auto
-    #: share of the samples that goes through the full processor, to be sure; 0: none
+    #: share of the samples that the full processor measures, too, as a check; 0: none
     verify: float = 0.002
 
 
 @dataclass
 class SplitsConfig:
-    """Shares of the samples, drawn by id and seed."""
+    """Shares of the samples by split, drawn by id and seed."""
 
-    #: None: the rest
+    #: None: all that val and test leave
     train: float | None = None
-    #: by default none
+    #: share of val
     val: float = 0.0
-    #: by default none
+    #: share of test
     test: float = 0.0
 
 
@@ -87,35 +87,35 @@ class OutputConfig:
 
     #: the folder of all datasets and of the cache
     dir: str = "packed"
-    #: of this dataset's folder in it; None: `<source>-<model>-<layout>-<max_token_len>`, and a hash
+    #: name of this dataset's folder in it; None: `<source>-<model>-<layout>-<max_token_len>`, and a hash
     name: str | None = None
-    #: of the packs' JSON
+    #: form of the packs' JSON
     flavor: Flavor = Flavor.packed_multi_mix_qa
-    #: copy: in the packs; reference: in the source, from which loading reads them
+    #: copy: media are in the packs; reference: they stay in the source, from which loading reads them
     media: MediaIn = MediaIn.copy
     #: typed: sample type and loader; crude: CrudeWebdataset, for cookers
     dataset_yaml: DatasetYaml = DatasetYaml.typed
-    #: whether a loader of plain Python lies beside the data, for a stack that can't import energon_pack
+    #: whether a loader in plain Python is written, for a stack that can't import energon_pack
     sample_loader_py: bool = False
-    #: `module:Class` that such a stack reads packs as; None: this package's own class
+    #: `module:Class` as which such a stack reads packs; None: this package's own class
     sample_type: str | None = None
-    #: that this class takes; None: it is imported and asked
+    #: the fields of this class; None: the class is imported and asked
     sample_fields: list[str] | None = None
-    #: what the names of shards begin with
+    #: the beginning of the shards' names
     shard_prefix: str = "packed"
-    #: packs of a shard
+    #: packs of a shard, at most
     max_shard_packs: int = 4096
-    #: bytes of a shard; a pack that has more has a shard of its own
+    #: bytes of a shard, at most; a larger pack has a shard of its own
     max_shard_bytes: float = 1e9
-    #: by default all is train
+    #: by default all samples are in train
     splits: SplitsConfig = field(default_factory=SplitsConfig)
     #: whether index.sqlite is written, for joins and random access
     sqlite: bool = False
-    #: whether a dataset of that name is replaced
+    #: whether a dataset with the same name is replaced
     overwrite: bool = False
 
     def check(self) -> None:
-        """Raises PackError where nothing could be written so."""
+        """Raise PackError for settings with which nothing could be written."""
         if not self.dir:
             raise PackError("output.dir is empty: output.dir=. is this folder")
         if self.sqlite and is_address(self.dir):
@@ -147,7 +147,7 @@ class OutputConfig:
             self.packed_flavor()
 
     def packed_flavor(self) -> "PackedFlavor":
-        """What packs look like, in the form that another stack's class takes; raises PackError as `flavor_for`."""
+        """Return the flavour of the packs, in the form that a stack's class takes; raises PackError as `flavor_for`."""
         from energon_pack.dataset.sample_class import flavor_for
 
         return flavor_for(self.flavor.value, self.sample_type, self.sample_fields)
@@ -155,15 +155,15 @@ class OutputConfig:
 
 @dataclass
 class ReportConfig:
-    """What `stage=lengths` tries."""
+    """The settings of `stage=lengths`."""
 
-    #: tokens of a pack
+    #: pack lengths to try, in tokens
     lens: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384, 32768, 65536])
 
 
 @dataclass
 class PackConfig:
-    """Everything a run depends on."""
+    """All settings of a run."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
@@ -174,21 +174,21 @@ class PackConfig:
     output: OutputConfig = field(default_factory=OutputConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
-    #: of all that is left to chance: order, splits, samples that are drawn
+    #: seeds everything random: order, splits, drawn samples
     seed: int = 0
-    #: lengths: measure, and try `report.lens`; plan: leave the plan; write: write the shards of that plan;
-    #: publish: check and publish what is written; all: pack
+    #: lengths: measure, and try `report.lens`; plan: leave a plan; write: write the shards of that plan;
+    #: publish: check and publish the shards; all: all of these in a row
     stage: Stage = Stage.all
     #: `3/16`: this process does the fourth of sixteen equal shares of stage=lengths or stage=write
     part: str | None = None
-    #: lengths of each source shard, kept for the next run; None: `<output.dir>/.cache`
+    #: where lengths of each source shard are kept for the next run; None: `<output.dir>/.cache`
     cache_dir: str | None = None
-    #: share of the samples that bad data may cost before nothing is published
+    #: share of the samples that bad data may cost; above it, nothing is published
     max_skipped: float = 0.01
 
 
 def _schema() -> DictConfig:
-    """The schema, its free dictionaries open, so that their keys need no `+` on the command line."""
+    """Return the schema. Its free dictionaries are open, so that their keys need no `+` on the command line."""
     schema: DictConfig = OmegaConf.structured(PackConfig)
     OmegaConf.set_struct(schema.model.processor_kwargs, False)
     OmegaConf.set_struct(schema.model.chat_template_kwargs, False)

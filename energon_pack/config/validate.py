@@ -1,4 +1,4 @@
-"""From a composed config to a checked `PackConfig`: no unknown key, no value that makes no sense."""
+"""Check a composed config and turn it into a `PackConfig`: no unknown key, no value that makes no sense."""
 
 import difflib
 import re
@@ -27,10 +27,10 @@ _GUESSES = 3  # of a name that is not spelled like any
 
 
 def to_config(composed: DictConfig, models: list[str]) -> PackConfig:
-    """The typed form of a composed config.
+    """Return the typed form of a composed config.
 
     Args:
-        models: names `+model=` takes, for the error without one.
+        models: the names that `+model=` takes, for the error when none is given.
 
     Raises:
         PackError: no model, an unknown key (which `+` lets into a config), or a value that makes no sense.
@@ -72,7 +72,7 @@ def nearest_key(key: str) -> str:
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str:
-    """What a user may have meant by a name that does not exist, whatever its dots, dashes and capitals; else all."""
+    """Guess which name a user meant, whatever its dots, dashes and capitals; if none is alike, list all."""
     plain = {re.sub(r"[\W_]", "", known).lower(): known for known in names}
     said = re.sub(r"[\W_]", "", name).lower()
     near = [said] if said in plain else difflib.get_close_matches(said, plain, n=_GUESSES, cutoff=0.7)
@@ -82,7 +82,7 @@ def nearest_name(name: str, names: Sequence[str]) -> str:
 
 
 def _keys_of(schema: Any) -> Iterator[str]:
-    """All keys below a node, with dots."""
+    """Yield all keys below a node, with dots."""
     for name, kind in get_type_hints(schema).items():
         yield from (f"{name}.{key}" for key in _keys_of(kind)) if is_dataclass(kind) else (name,)
 
@@ -97,7 +97,7 @@ def _reject_unknown(node: DictConfig, schema: type, prefix: str) -> None:
 
 
 def _check_values(config: PackConfig) -> None:
-    """Raises PackError on the first value that makes no sense. What one node alone can tell, it checks itself."""
+    """Raise PackError for the first value that makes no sense. Each node checks by itself what it alone can tell."""
     packing = config.packing
     for max_token_len in config.report.lens:
         if max_token_len < packing.pad_to_multiple_of:
@@ -125,7 +125,7 @@ def _check_values(config: PackConfig) -> None:
 
 
 def _check_parts(config: PackConfig) -> None:
-    """Refuse settings of labels that ask for the last turn of a whole sample, where parts of it are samples."""
+    """Refuse label settings that need the last turn of a whole sample, if samples are cut into parts."""
     if config.packing.overlong is not Overlong.split_turns:
         return
     asked = [
@@ -140,7 +140,7 @@ def _check_parts(config: PackConfig) -> None:
 
 
 def _whole_numbers(config: PackConfig) -> Iterator[tuple[str, int]]:
-    """Each whole number among the settings of a node, by its key: a size or a count, all of them."""
+    """Yield each whole number among the settings of a node, by its key: all of them are sizes or counts."""
     for node, settings in plain(config).items():
         for name, value in settings.items() if isinstance(settings, dict) else ():
             if isinstance(value, int) and not isinstance(value, bool):
@@ -148,7 +148,7 @@ def _whole_numbers(config: PackConfig) -> Iterator[tuple[str, int]]:
 
 
 def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Each text among the settings, by its key."""
+    """Yield each text among the settings, by its key."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""The last look before a dataset is published: does Energon read what was written?"""
+"""Check a dataset before it is published: does Energon read the packs that were written?"""
 
 import json
 import warnings
@@ -16,7 +16,7 @@ from energon_pack.run.stores import energon_address
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.references import all_parts
 
-if TYPE_CHECKING:  # the process that checks needs none of what writing does
+if TYPE_CHECKING:  # the process that checks needs none of the writing code
     from energon_pack.dataset.shards import WrittenShard
 
 _NUM_PACKS = 16
@@ -26,18 +26,18 @@ _NUM_PACKS = 16
 class CheckJob:
     """A dataset, and how many packs it should have."""
 
-    folder: str  # or the address that Energon has for one
-    dataset_yaml: str  # which of its YAML files makes it a crude one
+    folder: str  # or the address, as Energon writes it
+    dataset_yaml: str  # the one of its YAML files that is used says whether it is a crude dataset
     flavor: PackedFlavor
     num_packs: dict[str, int]  # by split
-    root: str | None  # of the source, where packs refer to media in it
+    root: str | None  # of the source, if packs refer to media in it; None: they hold copies
 
 
 def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
-    """Compare what was written with what was planned.
+    """Compare the written packs and samples with the plan.
 
     Raises:
-        PackError: it is something else; nothing is published then.
+        PackError: the numbers differ; nothing is published then.
     """
     written = sum(shard.num_packs for shard in shards), sum(shard.num_samples for shard in shards)
     if written != (num_packs, num_samples):
@@ -46,11 +46,11 @@ def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) ->
 
 
 def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:
-    """What `check` needs to know of the shards that were written.
+    """Build the job for `check` from the shards that were written.
 
     Args:
-        folder: an address where it is a string: of metadata that `put_for_check` wrote.
-        root: of the source, where packs refer to media in it.
+        folder: an address if it is a string; `put_for_check` wrote its metadata.
+        root: of the source, if packs refer to media in it; None: they hold copies.
     """
     num_packs: Counter[str] = Counter()
     for shard in shards:
@@ -64,7 +64,7 @@ def check(job: CheckJob) -> None:
     """Read the first packs through Energon as training will; pixels are not decoded. Imports torch.
 
     Raises:
-        PackError: anything is not as planned; nothing is published then.
+        PackError: something differs from the plan; nothing is published then.
     """
     read = LoadedMedia(job.root)
     for split, num_there in job.num_packs.items():
@@ -81,7 +81,7 @@ def check(job: CheckJob) -> None:
 
 
 def get_ready(_: None = None) -> None:
-    """Import what `check` will need."""
+    """Import the packages that `check` will need."""
     with importing():
         import megatron.energon  # noqa: F401
 
@@ -107,7 +107,7 @@ def _first_packs(folder: str, dataset_yaml: str, split: str) -> dict[str, Any]:
         task_encoder=Raw(),
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="'pin_memory'")  # no accelerator is needed here
+        warnings.filterwarnings("ignore", message="'pin_memory'")  # checking needs no accelerator
         return {pack["__key__"]: pack for pack in get_loader(dataset)}
 
 

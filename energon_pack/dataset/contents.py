@@ -1,4 +1,4 @@
-"""What the JSON of a pack says, whoever wrote it: read with care, it may be damaged."""
+"""Parse the JSON of a pack, whichever tool wrote it; it may be damaged, so each field is checked."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,75 +28,75 @@ from energon_pack.samples.skip import Skip
 
 @dataclass(frozen=True)
 class Pack:
-    """A pack as it was read: its files, and of its JSON the fields that are what they have to be."""
+    """A pack as it was read: its files, and those fields of its JSON that have the right type."""
 
     files: PackFiles
     parts: dict[str, Part]
     fields: Fields = field(default_factory=dict)
     meta: Fields = field(default_factory=dict)
     flavor: PackedFlavor = DEFAULT
-    references: list[Reference] = field(default_factory=list)  # parts that lie in the source: `Beside` has their bytes
+    references: list[Reference] = field(default_factory=list)  # parts that lie in the source; `Beside` reads them
 
     @cached_property
     def members(self) -> list[dict[str, Any]] | None:
-        """Of each member what the JSON has of it; None where it can't be told."""
+        """Return the JSON of each member; None where it can't be told."""
         with suppress(KeyError):
             return self.flavor.members(self.fields)
         return None
 
     @cached_property
     def named(self) -> list[list[str]] | None:
-        """The parts of each member, in the order of writing; None where they can't be told."""
+        """Return the names of each member's parts, in the order of writing; None where they can't be told."""
         with suppress(KeyError):
             return self.flavor.parts(self.fields)
         return None
 
     @cached_property
     def names(self) -> list[list[str]]:
-        """The media of each member; none where they can't be told."""
+        """Return the names of each member's media; [] where they can't be told."""
         return [[name for name in names if not name.endswith(".npy")] for names in self.named or ()]
 
     @cached_property
     def kinds(self) -> list[list[str | None]]:
-        """image or video for each of these."""
+        """Return the kind of each medium in `names`: image or video."""
         return [[self.flavor.kind(name) for name in names] for names in self.names]
 
     def positions(self, image: str) -> Part | None:
-        """The part with the patch positions of an image; None: it has none."""
+        """Return the part with the patch positions of an image; None: it has none."""
         name = self.flavor.positions_part(image)
         return None if name is None else self.parts.get(name)
 
     def origin(self, name: str) -> str | None:
-        """The sample whose medium this is; None where the JSON does not tell."""
+        """Return the sample that a medium belongs to; None where the JSON does not tell."""
         samples = zip({**self.fields, **self.meta}.get("sample_ids", ()), self.named or (), strict=False)
         return next((str(sample) for sample, names in samples if name in names), None)
 
     @cached_property
     def ids(self) -> list[str]:
-        """Of each member its sample id; in packs of another tool that has none, its place."""
+        """Return the sample id of each member, or its index where another tool's packs have no ids."""
         places = [] if self.flavor.is_ours else [f"{self.files.key}#{i}" for i in range(len(self.members or ()))]
         found: list[str] = self.meta.get("sample_ids", places)
         return found
 
     @property
     def media_type(self) -> str:
-        """As the JSON says it, or by the media."""
+        """Return the media type that the JSON states, or else that of the media."""
         if "media_type" in self.flavor.schema:
             return str(self.fields.get("media_type", "unknown"))
         return media_type([kind for kinds in self.kinds for kind in kinds if kind])
 
 
 def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
-    """What the places of a pack's parts count in: its shard, and behind the pack the media that it refers to."""
+    """Return the bytes in which the places of a pack's parts count: its shard, then the media the pack refers to."""
     return Beside(file, pack.files.end, pack.references, media) if pack.references else file
 
 
 def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor | None) -> tuple[Pack, list[str]]:
-    """A pack, and what its JSON lacks.
+    """Return a pack, and the defects of its JSON.
 
     Args:
-        raw: the bytes of its JSON; None where it has none.
-        flavor: as this package writes it; None: another tool wrote it.
+        raw: the bytes of its JSON; None: it has no JSON.
+        flavor: of this package's packs; None: another tool wrote the pack.
     """
     parts = {part.name: part for part in files.parts}
     unread = Pack(files, parts, flavor=flavor or DEFAULT)

@@ -1,4 +1,4 @@
-"""What Energon and training read beside the shards: `.nv-meta`."""
+"""Write the files that Energon and training read beside the shards: `.nv-meta`."""
 
 import json
 import uuid
@@ -22,7 +22,7 @@ from energon_pack.sources.tar import TarScan
 from energon_pack.steps.cost import CostModel
 from energon_pack.templates.identity import Identity
 
-#: The Energon version whose layout this is; readers only show it.
+#: the Energon version with this layout; readers only show it
 _ENERGON_VERSION = "7.4.1"
 
 SAMPLE_LOADER = "sample_loader.py"
@@ -40,10 +40,10 @@ def write_metadata(
     """Write `.nv-meta` for the shards of a finished folder.
 
     Args:
-        dataset_yaml: `typed` or `crude`: which of the two `dataset.yaml` is; the other stands beside it.
-        sqlite: write index.sqlite and index.uuid, too.
-        manifest: the content of energon_pack.json: what training checks.
-        sample_type: `module:Class` of another stack, to be filled by a sample_loader.py; None: this package's own.
+        dataset_yaml: `typed` or `crude`: the form of `dataset.yaml`; a second file beside it has the other form.
+        sqlite: whether index.sqlite and index.uuid are written, too.
+        manifest: the content of energon_pack.json, which training checks.
+        sample_type: `module:Class` of another stack, which a sample_loader.py fills; None: this package's own class.
     """
     meta = folder / META_FOLDER
     info = write_energon(folder, shards, flavor, dataset_yaml, sample_type)
@@ -60,7 +60,7 @@ def write_metadata(
 def manifest_of(
     lengths: Lengths, plan: PackPlan, template: Identity, cost: CostModel, content: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The content of energon_pack.json, its format beside.
+    """Return the content of energon_pack.json, except its format.
 
     Args:
         content: the settings that the bytes of the dataset depend on.
@@ -79,7 +79,7 @@ def manifest_of(
 
 
 def made_of(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What of energon_pack.json is the settings': all that encodes packs asks.
+    """Return the part of energon_pack.json that depends on settings alone: all that encoding packs needs.
 
     Args:
         content: as in `manifest_of`.
@@ -95,13 +95,13 @@ def made_of(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def write_energon(
     folder: Path, shards: Sequence[WrittenShard], flavor: Flavor, dataset_yaml: str, sample_type: str | None = None
 ) -> dict[str, Any]:
-    """What Energon itself reads of a dataset, packed or not; the content of .info.json."""
+    """Write the files that Energon itself reads, of any dataset, packed or not; return the content of .info.json."""
     meta = folder / META_FOLDER
     meta.mkdir(exist_ok=True)
     for name, value in dataset_yamls(flavor, dataset_yaml, sample_type).items():
         _write_yaml(meta / name, value)
 
-    # `energon lint` asks for train, val and test; it passes over an empty one and fails on a missing one.
+    # `energon lint` asks for train, val and test; it accepts an empty split, and fails on a missing one.
     parts = {split: [shard.name for shard in shards if shard.split == split] for split in SPLITS}
     _write_yaml(meta / "split.yaml", {"split_parts": parts, "exclude": []})
     counts = {shard.name: shard.num_packs for shard in shards}
@@ -112,12 +112,12 @@ def write_energon(
 
 
 def sample_loader_py(flavor: PackedFlavor) -> bytes:
-    """The content of `.nv-meta/sample_loader.py` for one of `FORMS`."""
+    """Return the content of `.nv-meta/sample_loader.py` for one of `FORMS`."""
     return (Path(__file__).parent / "sample_loaders" / f"{flavor.form_name}.py").read_bytes()
 
 
 def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = None) -> dict[str, dict[str, Any]]:
-    """Name → content of the two files that say how Energon reads a dataset.
+    """Return the two files that say how Energon reads a dataset: name → content.
 
     Args:
         dataset_yaml, sample_type: as in `write_metadata`.
@@ -130,7 +130,7 @@ def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = N
             "flavor": flavor.name,
         },
         "part_filter": {"__module__": "energon_pack.loading", "__function__": "make_part_filter"},
-        "decoder": None,  # the loader decodes images itself
+        "decoder": None,  # the sample loader decodes images itself
         "subflavors": {"sample_type": flavor.subflavor},
     }
     if sample_type is not None:
@@ -152,7 +152,7 @@ def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = N
 
 
 def changed_keys(found: Any, wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Keys of one of `dataset_yamls` that are not as written; subflavors and `source_root` are a user's own."""
+    """Yield the keys of one of `dataset_yamls` that were changed; subflavors and `source_root` may be a user's own."""
     for key in sorted(wanted.keys() - {"subflavors"}):
         value = found.get(key) if isinstance(found, dict) else None
         if isinstance(value, dict):
@@ -162,7 +162,7 @@ def changed_keys(found: Any, wanted: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _write_sqlite(folder: Path, shards: Sequence[WrittenShard]) -> None:
-    """Energon's index of all samples and parts, by Energon's own writer: for joins and random access."""
+    """Write Energon's index of all samples and parts, with Energon's own writer: for joins and random access."""
     from megatron.energon.epathlib import EPath
     from megatron.energon.flavors.webdataset.indexing import SqliteIndexWriter
     from megatron.energon.flavors.webdataset.prepare import IndexSample, IndexSamplePart

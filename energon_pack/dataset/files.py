@@ -1,6 +1,6 @@
-"""A packed dataset as it was written: its shards, the packs in each, the rows of its plan.
+"""Read a packed dataset's files: its shards, the packs in each, the rows of its plan.
 
-Read with care: it may be damaged, and whoever reads it here wants to know how.
+They may be damaged. Each function checks what it reads, and says what is wrong.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ from energon_pack.sources.tar import BLOCK, TarScan
 PLAN = "pack_plan.parquet"
 LEDGER = "skipped.jsonl"
 PAGE = "report.html"
-#: files without which a folder is no whole packed dataset; each shard has its index beside it
+#: files that every whole packed dataset has; besides, each shard has its index
 NEEDED = {
     *(PLAN, LEDGER, REPORT),
     *(f"{META_FOLDER}/{name}" for name in ("dataset.yaml", "split.yaml", ".info.json", MANIFEST)),
@@ -39,13 +39,13 @@ class PackFiles(NamedTuple):
     """The files of one pack in its shard."""
 
     key: str
-    start: int  # of its first header
-    end: int  # of its last block
+    start: int  # place of its first header
+    end: int  # place after its last block
     parts: list[Part]  # in the tar's order
 
 
 def packs_in(scan: TarScan) -> Iterator[PackFiles]:
-    """The packs of a shard: members in a row with one key."""
+    """Yield the packs of a shard: neighbouring files with one key."""
     key, start, end = "", 0, 0
     parts: list[Part] = []
     for name, offset, size in scan:
@@ -61,7 +61,7 @@ def packs_in(scan: TarScan) -> Iterator[PackFiles]:
 
 
 def at(value: Any, *keys: str) -> Any:
-    """A value deep in JSON; None where it is not there."""
+    """Return a value deep in JSON; None where it is not there."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
@@ -72,7 +72,7 @@ def at(value: Any, *keys: str) -> Any:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Raises PackError for what reading a damaged file raises."""
+    """Raise PackError for any error that reading a damaged file raises."""
     try:
         yield
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
@@ -82,7 +82,7 @@ def _readable() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """pack_plan.parquet of a folder, opened anew for each question, so that it can be handed to a worker."""
+    """pack_plan.parquet of a folder. It is opened again for each question, so that a worker can get it."""
 
     folder: DatasetFolder
 
@@ -91,54 +91,54 @@ class PlanFile:
             return int(file.metadata.num_rows)
 
     def check(self) -> None:
-        """Raises PackError where it can't be read, or lacks a column."""
+        """Raise PackError if the plan can't be read, or lacks a column."""
         with self.opened() as file:
             _refuse_other(file.schema_arrow)
 
     def columns(self, *names: str) -> Iterator[list[Any]]:
-        """As `tables`, each column as a list."""
+        """Yield the same as `tables`, each column as a list."""
         for table in self.tables(*names):
             yield [table[name].to_pylist() for name in names]
 
     def tables(self, *names: str) -> Iterator[pa.Table]:
-        """Columns of all rows, a row group at a time.
+        """Yield columns of all rows, one row group at a time.
 
         Raises:
-            PackError: it can't be read.
+            PackError: the plan can't be read.
         """
         with self.opened() as file:
             for number in range(file.num_row_groups):
                 yield file.read_row_group(number, list(names))
 
     def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
-        """As `PlanRows.members`."""
+        """See `PlanRows.members`."""
         return PlanRows(self).members(keys)
 
     @contextmanager
     def opened(self, metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
-        """The file.
+        """Open the file.
 
         Args:
-            metadata: of it, as they were read before.
+            metadata: of the file, as read before; None: read them.
 
         Raises:
-            PackError: it can't be read.
+            PackError: the plan can't be read.
         """
         with _readable(), self.folder.open(PLAN) as file, pq.ParquetFile(as_file(file), metadata=metadata) as parquet:
             yield parquet
 
 
 class PlanRows:
-    """The rows of packs for one who asks for them in the order of the plan: no row group is read twice."""
+    """The rows of packs, for a caller that asks in the order of the plan: no row group is read twice."""
 
     def __init__(self, plan: PlanFile):
         self._plan = plan
         self._metadata: pq.FileMetaData | None = None
         self._groups: list[int] = []
-        self._table = PLAN_SCHEMA.empty_table()  # of these row groups
+        self._table = PLAN_SCHEMA.empty_table()  # the rows of these row groups
 
     def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
-        """The members of some packs, rows that make no sense left out; only row groups that may hold them are read.
+        """Return the members of some packs, without rows that make no sense; read only row groups that may hold them.
 
         Raises:
             PackError: the plan can't be read, or lacks a column.
@@ -155,7 +155,7 @@ class PlanRows:
                 with self._plan.opened(self._metadata) as file:
                     self._table, self._groups = file.read_row_groups(groups, PLAN_SCHEMA.names), groups
             table = self._table.filter(pc.is_in(self._table["pack"], pa.array(keys, pa.string())))
-            rows = sorted(rows_of(table, PlanRow), key=attrgetter("pack"))  # stable: it is sorted, unless damaged
+            rows = sorted(rows_of(table, PlanRow), key=attrgetter("pack"))  # stable: rows are sorted, unless damaged
         by_pack = groupby(rows, key=attrgetter("pack"))
         return {key: [member for member in group if _makes_sense(member)] for key, group in by_pack}
 
@@ -167,13 +167,13 @@ def _refuse_other(schema: pa.Schema) -> None:
 
 
 def _may_hold(group: Any, keys: set[str]) -> bool:
-    """Whether a row group may have rows of some packs, by its statistics."""
+    """Say whether a row group may have rows of some packs, by its statistics."""
     statistics = group.column(PLAN_SCHEMA.get_field_index("pack")).statistics
     return statistics is None or (statistics.min <= max(keys) and statistics.max >= min(keys))
 
 
 def _makes_sense(member: PlanRow) -> bool:
-    """Whether a row has the values it needs, and possible ones: a damaged plan may hold anything of the right types."""
+    """Say whether a row has all values it needs, and possible ones: a damaged plan may hold any of the right type."""
     strings = (member.shard, member.key, member.record_part)
     numbers = (
         member.token_len,

@@ -1,4 +1,4 @@
-"""A finished dataset under the name of a run: whether it is whole, and whether the run would write the same."""
+"""Check a published dataset with the name of a run: is it whole, and would the run write the same?"""
 
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,13 @@ from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 
-_INDEX_ENTRY = 8  # bytes: where a pack starts; the last one is the end of the shard
+_INDEX_ENTRY = 8  # bytes: the place where a pack starts; the last entry is the end of the shard
 
 
 def published_report(place: Path | str) -> dict[str, Any] | None:
-    """report.json of a dataset that is whole: each file is there, shards and their indices have the sizes written.
+    """Return report.json of a whole dataset: every file is there, and shards and indexes have their written sizes.
+
+        Returns None for any other.
 
     An object store is asked once for the list of its objects; no shard is read.
 
@@ -28,7 +30,7 @@ def published_report(place: Path | str) -> dict[str, Any] | None:
         counts = at(folder.read_object(f"{META_FOLDER}/.info.json"), "shard_counts")
         folder.read_object(f"{META_FOLDER}/{MANIFEST}")
         PlanFile(folder).check()
-    except (OSError, ValueError):  # a file that somebody else changed
+    except (OSError, ValueError):  # somebody else changed a file
         return None
     if "identity" not in report or not isinstance(counts, dict) or sorted(counts) != folder.shards:
         return None
@@ -43,15 +45,15 @@ def _size(folder: DatasetFolder, name: str) -> int:
 
 
 def refuse_another(report: dict[str, Any], identity: str, named: str) -> None:
-    """Keep a dataset that a run with the same settings would not write.
+    """Refuse to replace a dataset that a run with the same settings would write differently.
 
     Args:
-        report: of the dataset.
-        identity: of what the run would write.
-        named: the dataset, for the error.
+        report: report.json of the dataset.
+        identity: of the dataset that the run would write.
+        named: name of the dataset, for the error message.
 
     Raises:
-        PackError: its source was another.
+        PackError: the dataset was made from another source.
     """
     if report["identity"] != identity:
         raise PackError(

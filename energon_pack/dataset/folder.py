@@ -1,7 +1,7 @@
-"""The folder of a packed dataset, on this machine or on an object store: what is in it, and each file by its name.
+"""The folder of a packed dataset, on this machine or on an object store: its list of files, and each file by name.
 
-A store is asked once, for the list of its objects. That tells the size and the version of each, so none of them is
-asked for its state, and one that is written over meanwhile is noticed.
+A store is asked once, for the list of its objects. The list has each object's size and version, so no object is asked
+for its state, and an object that is overwritten meanwhile is noticed.
 """
 
 import errno
@@ -22,11 +22,11 @@ _PIECE = 8 << 20
 
 
 class DatasetFolder:
-    """The files of a packed dataset and those of its metadata, by their names in it: `.nv-meta/split.yaml`.
+    """The files of a packed dataset, with its metadata, by their names in the folder: `.nv-meta/split.yaml`.
 
     Args:
         place: a folder, or an address.
-        listed: what is in it, as of `files_in`; None: it is looked for.
+        listed: the files in it, as `files_in` returns them; None: they are listed here.
     """
 
     def __init__(self, place: str | os.PathLike[str], listed: Mapping[str, State | None] | None = None):
@@ -39,12 +39,12 @@ class DatasetFolder:
 
     @property
     def name(self) -> str:
-        """As a person calls it."""
+        """Return the name that a person would call it by."""
         return PurePosixPath(self.path).name
 
     @property
     def for_energon(self) -> str:
-        """As Energon names it."""
+        """Return its path or address as Energon writes it."""
         return energon_address(self.path) if is_address(self.path) else self.path
 
     @cached_property
@@ -53,60 +53,60 @@ class DatasetFolder:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is anything in it."""
+        """Say whether there is anything in it."""
         return bool(self._listed)
 
     @property
     def names(self) -> list[str]:
-        """All files, in the order of their names."""
+        """Return all files, in the order of their names."""
         return sorted(name for name in self._listed if not name.endswith("/"))
 
     @property
     def folders(self) -> list[str]:
-        """The folders in it that are none of a packed dataset's."""
+        """Return the folders in it that do not belong to a packed dataset."""
         return sorted(name.rstrip("/") for name in self._listed if name.endswith("/"))
 
     @cached_property
     def shards(self) -> list[str]:
-        """Every tar, in the order of their names."""
+        """Return every tar, in the order of their names."""
         return [name for name in self.names if name.endswith(".tar") and "/" not in name and not name.startswith(".")]
 
     def only(self, *names: str) -> "DatasetFolder":
-        """The same with these files alone, to be handed to a worker."""
+        """Return the folder with only these files in its list, to be handed to a worker."""
         return DatasetFolder(self.path, {name: self._listed[name] for name in names if name in self._listed})
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Say whether a file is there."""
         return name in self._listed
 
     def path_of(self, name: str) -> str:
-        """Where a file is, or would be."""
+        """Return the path of a file, whether it is there or not."""
         return path_in(self.path, name)
 
     def open(self, name: str) -> File:
-        """A file for reading; raises as `open_file`."""
+        """Open a file for reading; raises as `open_file`."""
         if name not in self._listed:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path_of(name))
         return open_file(self.path_of(name), self._listed[name])
 
     def state(self, name: str) -> State | None:
-        """Size and version of a file; None where there is none that can be read."""
+        """Return size and version of a file; None if it can't be read."""
         if name in self._listed and self._listed[name] is None:
             with suppress(OSError):
                 return state_of(self.path_of(name))
         return self._listed.get(name)
 
     def read(self, name: str) -> bytes:
-        """All of a file; raises as `open`."""
+        """Return the bytes of a file; raises as `open`."""
         with self.open(name) as file:
             return file.read(0, file.size)
 
     def read_object(self, name: str) -> dict[str, Any]:
-        """A JSON file that holds an object.
+        """Read a JSON file that holds an object.
 
         Raises:
             OSError: it can't be read.
-            ValueError: it is no JSON, or no object.
+            ValueError: it is not JSON, or no object.
         """
         try:
             value = json.loads(self.read(name))
@@ -118,7 +118,7 @@ class DatasetFolder:
 
     @contextmanager
     def on_this_machine(self, name: str) -> Iterator[Path]:
-        """A file for those who take paths alone: itself, or for a while a copy of an object; raises as `open`."""
+        """Yield a path for code that takes only paths: the file, or an object's temporary copy; raises as `open`."""
         with self.open(name) as file:
             if not is_address(self.path):
                 yield Path(self.path_of(name))

@@ -1,4 +1,4 @@
-"""Any pack of a dataset, by its number or its key, without reading the others.
+"""Find any pack of a dataset by its number or its key, without reading the others.
 
 number ──counts of the shards──► shard ──.tar.idx──► the pack's bytes ──► Pack
 key    ──its own number, or the headers of every shard──► the same
@@ -24,38 +24,38 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.storage import File, read_ahead
 from energon_pack.sources.tar import TarScan
 
-_KEY = re.compile(r"[0-9a-f]{8}_(\d{8,})")  # of ours: its number
+_KEY = re.compile(r"[0-9a-f]{8}_(\d{8,})")  # a key of this package's packs, with its number
 
 
 @dataclass(frozen=True)
 class Found:
-    """A pack, and where it is."""
+    """A pack, and its place."""
 
-    number: int  # in the order of the plan
+    number: int  # its place in the order of the plan
     shard: str
-    file: Bytes  # its shard, or the bytes of this pack alone: what the places of its parts count in
+    file: Bytes  # its shard, or only the bytes of this pack; its parts' places count in these
     pack: Pack
-    defects: list[str]  # of its JSON
+    defects: list[str]  # of the pack's JSON
 
 
 class Packs:
-    """The packs of a dataset in the order of its plan, whoever wrote it."""
+    """The packs of a dataset in the order of its plan, whichever tool wrote it."""
 
     def __init__(self, folder: DatasetFolder, flavor: PackedFlavor | None, shards: DatasetFolder | None = None):
-        """See which shards there are.
+        """List the shards.
 
         Args:
-            flavor: as this package writes it; None: another tool wrote it.
-            shards: the folder in which they are, where that is another.
+            flavor: of this package's packs; None: another tool wrote them.
+            shards: the folder that they are in, if it is another.
         """
         self.folder, self._flavor, self._shards = folder, flavor, shards or folder
         self._opened: dict[str, File] = {}
-        #: those that packs refer to
+        #: the media that packs refer to
         self.media = DatasetMedia(folder.path)
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Packs of each shard, in order: as `.info.json` says, or the size of its `.tar.idx`, or its headers."""
+        """Count the packs of each shard, in order: by `.info.json`, or the size of its `.tar.idx`, or its headers."""
         stated: object = None
         with suppress(OSError, ValueError):
             stated = at(self.folder.read_object(f"{META_FOLDER}/.info.json"), "shard_counts")
@@ -70,14 +70,14 @@ class Packs:
         return self._ends[-1] if self._ends else 0
 
     def number_of(self, key: str) -> int | None:
-        """Where a pack stands; None: there is no such pack. One that is not called as ours is looked for.
+        """Return the number of the pack with this key; None: there is none. A key of another tool is searched for.
 
         Raises:
-            PackError: it would be in a shard that can't be read.
+            PackError: a shard that might hold it can't be read.
         """
         match = _KEY.fullmatch(key)
         number = int(match[1]) if match else len(self)
-        if number < len(self) and self[number].pack.files.key == key:  # else of another dataset
+        if number < len(self) and self[number].pack.files.key == key:  # else the key is another dataset's
             return number
         keys = (files.key for name in self.counts for files in packs_in(TarScan(self._file(name))))
         return next((place for place, found in enumerate(keys) if found == key), None)
@@ -86,7 +86,7 @@ class Packs:
         """Read a pack.
 
         Raises:
-            PackError: there are not so many, or its shard can't be read.
+            PackError: there are fewer packs, or the shard can't be read.
         """
         if not 0 <= number < len(self):
             raise PackError(f"pack {number} of {self.folder}: there are {len(self):,}, from 0 on")
@@ -103,7 +103,7 @@ class Packs:
         return Found(number, name, with_media(file, pack, self.media), pack, defects)
 
     def all(self) -> Iterator[Found]:
-        """Every pack, in order; those of a shard that can't be read are none."""
+        """Yield every pack, in order; skip shards that can't be read."""
         number = 0
         for count in self.counts.values():
             with suppress(PackError):
@@ -111,14 +111,14 @@ class Packs:
             number += count
 
     def _files(self, name: str, place: int) -> tuple[Bytes, PackFiles]:
-        """The files of a pack by the index of its shard; where that is wrong or not there, by the shard itself."""
+        """Return the files of a pack by its shard's index; if that is wrong or missing, by the shard itself."""
         file = self._file(name)
         with suppress(OSError), self._shards.open(f"{name}.idx") as index:
             data = index.read(8 * place, 16)
             ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
             if len(ends) == 2 and ends[0] < ends[1] <= file.size:
                 its_bytes = Range(file, int(ends[0]), int(ends[1] - ends[0]))
-                read_ahead([(file, [(int(ends[0]), its_bytes.size)])])  # of an object these bytes alone
+                read_ahead([(file, [(int(ends[0]), its_bytes.size)])])  # of an object, read only these bytes
                 found = list(packs_in(TarScan(its_bytes)))
                 if len(found) == 1 and found[0].end == its_bytes.size:
                     return its_bytes, found[0]
@@ -151,5 +151,5 @@ class Packs:
 
 
 def _is_count(value: object) -> bool:
-    """Whether it may be a number of packs: those of all shards have to add up to what `len` can say."""
+    """Say whether a value may be a number of packs: the sum over all shards has to be one that `len` can return."""
     return type(value) is int and 0 <= value < 1 << 40

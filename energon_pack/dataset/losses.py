@@ -1,4 +1,4 @@
-"""Whether too many samples were lost for a dataset, and what is left beside where it would have been."""
+"""Decide whether a run lost too many samples to publish its dataset, and keep its ledger and page."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ from energon_pack.samples.skip import Reason
 
 
 def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
-    """Says that bad data cost too much; None: it did not."""
+    """Say why bad data cost too many samples; None: they did not."""
     num_lost, num_samples = num_lost_to_bad_data(figures.skipped_by_reason), figures.samples_in
     if num_lost <= max_skipped * num_samples:
         return None
@@ -21,7 +21,7 @@ def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
 
 
 def losses(report: Report, max_skipped: float) -> str | None:
-    """Why a dataset of these figures is not published; None: it is."""
+    """Say why a dataset with these figures is not published; None: it is published."""
     if not report.samples_in:
         left_out = report.samples_excluded
         others = (
@@ -38,7 +38,7 @@ def losses(report: Report, max_skipped: float) -> str | None:
 
 
 def dropped(report: Report, packing: PackingConfig) -> str | None:
-    """Says that `packing.overlong=drop` has to be asked for by name; None: it is, or little is dropped."""
+    """Say that `packing.overlong=drop` has to be set explicitly; None: it is set, or little is dropped."""
     share = report.dropped_share(Reason.OVERLONG.value)
     if packing.overlong is not Overlong.auto or share <= packing.max_dropped_tokens:
         return None
@@ -52,26 +52,26 @@ def dropped(report: Report, packing: PackingConfig) -> str | None:
 
 
 def foresee(why: str | None, page: Path) -> None:
-    """End a run that writes no dataset as one that does would end.
+    """End a run that writes no dataset in the same way as one that lost too much.
 
     Args:
-        page: that shows what there is.
+        page: the page of this run, which the error names.
 
     Raises:
-        SamplesLost: there is a reason, of `losses` or `bad_data`.
+        SamplesLost: `losses` or `bad_data` gave a reason.
     """
     if why is not None:
         raise SamplesLost(f"{why}: stage=all would publish nothing", str(page))
 
 
 def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
-    """Publish nothing where too much was lost; the ledger is kept beside where the dataset would have been.
+    """Publish nothing, because too much was lost; keep the ledger beside the folder that the dataset would have had.
 
     Args:
-        why: of `losses`.
+        why: the reason that `losses` gave.
 
     Raises:
-        SamplesLost: always; the line names both files.
+        SamplesLost: always; its line names the ledger and the page.
     """
     kept, page = kept_ledger(final), page_beside(final, PAGE)
     shutil.move(skipped, kept)
@@ -80,10 +80,10 @@ def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
 
 
 def kept_ledger(final: Path) -> Path:
-    """Where the ledger of a run is that published nothing."""
+    """Return the path of the ledger that a run leaves if it publishes nothing."""
     return final.with_name(f"{final.name}.{LEDGER}")
 
 
 def page_beside(final: Path, name: str) -> Path:
-    """Where the page of a run is that publishes no dataset: of a stage, or of one that lost too much."""
+    """Return the path of the page of a run that publishes no dataset: a single stage, or a run that lost too much."""
     return final.with_name(f"{final.name}.{name}")

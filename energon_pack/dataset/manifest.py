@@ -1,6 +1,6 @@
-"""What training reads of a packed dataset before its packs: energon_pack.json, and the samples kept beside it.
+"""Read the files that training needs before any pack: energon_pack.json, and the samples kept beside it.
 
-A dataset is a folder, or its address on an object store; several are named by the YAML of a Metadataset.
+A dataset is a folder, or its address on an object store; the YAML of a Metadataset names several.
 """
 
 import json
@@ -21,16 +21,16 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 MANIFEST = "energon_pack.json"
 REPLAY = "replay.json"
 REPORT = "report.json"
-#: beside a dataset.yaml that is another's, or for cookers: what loads packs with this package's own classes
+#: beside a dataset.yaml that is another tool's, or for cookers: it loads packs with this package's own classes
 TYPED = "typed.yaml"
 
 
 def read_manifest(dataset: str | Path) -> dict[str, Any]:
-    """energon_pack.json of a packed dataset; of a Metadataset's YAML, that of its dataset with the longest packs.
+    """Read energon_pack.json of a packed dataset; for a Metadataset's YAML, that of the dataset with the longest packs.
 
     Raises:
-        FileNotFoundError: the folder is not one.
-        ValueError: the Metadataset names none, or some that were packed with different settings.
+        FileNotFoundError: the folder is not a packed dataset.
+        ValueError: the Metadataset names no packed dataset, or some that were packed with different settings.
     """
     if not is_metadataset(dataset):
         data = _of(dataset, MANIFEST)
@@ -52,10 +52,10 @@ def read_manifest(dataset: str | Path) -> dict[str, Any]:
 
 
 def read_replays(dataset: str | Path) -> "list[Replay | None]":
-    """What is kept of the samples of a packed dataset, or of each that a Metadataset's YAML names; None: of an old one.
+    """Read the samples kept with a packed dataset, or with each that a Metadataset names; None: an old one has none.
 
     Raises:
-        ValueError: the file of one was cut or damaged.
+        ValueError: a file of samples was cut or damaged.
     """
     folders = dict.fromkeys(packed_datasets(dataset)) if is_metadataset(dataset) else [dataset]
     return [_replay(folder) for folder in folders]
@@ -73,10 +73,10 @@ def _replay(folder: str | Path) -> "Replay | None":
 
 
 def processor_folder(dataset: str | Path) -> str | None:
-    """The folder of the processor that a dataset was packed with, as report.json names it; None: it is not here.
+    """Return the folder of the processor that report.json of a dataset names; None: it is not on this machine.
 
     Args:
-        dataset: as of `read_manifest`; of a Metadataset's YAML, the first folder that is here.
+        dataset: see `read_manifest`; for a Metadataset's YAML, the first folder that is here is returned.
     """
     for folder in packed_datasets(dataset) if is_metadataset(dataset) else [dataset]:
         try:
@@ -90,7 +90,7 @@ def processor_folder(dataset: str | Path) -> str | None:
 
 
 def when_packed(report: Mapping[str, Any], path: str) -> str:
-    """A path of report.json's config, as it was meant in the folder in which that run was started."""
+    """Return a path of report.json's config, resolved against the folder in which that run was started."""
     if is_address(path):
         return path
     cwd = report.get("cwd")
@@ -98,26 +98,26 @@ def when_packed(report: Mapping[str, Any], path: str) -> str:
 
 
 def is_packed_here(dataset: str | Path) -> bool:
-    """Whether a folder, or one that a Metadataset's YAML names, says itself how it was packed."""
+    """Say whether a folder, or one that a Metadataset's YAML names, has a record of how it was packed."""
     if is_metadataset(dataset):
         return any(packed_datasets(dataset))
     return _of(dataset, MANIFEST) is not None
 
 
 def is_adopted(dataset: str | Path) -> bool:
-    """Whether a folder of another tool's packs has a YAML of this package beside its own: `energon_pack.adopt` ran."""
+    """Say whether a folder of another tool's packs has this package's YAML beside its own: `energon_pack.adopt` ran."""
     if is_metadataset(dataset) or _of(dataset, MANIFEST) is not None:
         return False
     return b"energon_pack.loading" in (_of(dataset, TYPED) or b"")
 
 
 def is_metadataset(dataset: str | Path) -> bool:
-    """Whether a dataset is a file: the YAML of a Metadataset; of an address, its name says so."""
+    """Say whether a dataset is a file, the YAML of a Metadataset; for an address, its name decides."""
     return str(dataset).endswith((".yaml", ".yml")) if is_address(dataset) else os.path.isfile(dataset)
 
 
 def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
-    """The packed ones among the folders that a Metadataset names, and those that it names in turn."""
+    """Yield the packed folders that a Metadataset names, also those of Metadatasets that it names."""
     waiting = [yaml.safe_load(_read(metadataset) or b"")]
     while waiting:
         value = waiting.pop()
@@ -132,7 +132,7 @@ def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
 
 
 def _of(dataset: str | Path, name: str) -> bytes | None:
-    """A file of a dataset's metadata; None: it is not there."""
+    """Read a file of a dataset's metadata; None: it is not there."""
     return _read(_joined(dataset, f"{META_FOLDER}/{name}"))
 
 
@@ -148,7 +148,7 @@ def _folder_of(path: str | Path) -> str | Path:
 
 
 def _joined(folder: str | Path, name: str) -> str | Path:
-    """A path of this machine, or an address as a string."""
+    """Join a path of this machine, or an address, with a name; an address stays a string."""
     if is_address(folder) or is_address(name):
         return stores.joined(str(folder), name)
     return Path(folder) / name

@@ -1,4 +1,4 @@
-"""A member of a written pack as a template renders it: its conversation, and its media as their headers say."""
+"""Read a member of a written pack as a template takes it: its conversation, and its media by their headers."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 
 
 def sample_of(file: Bytes, pack: Pack, index: int) -> "Sample":
-    """What a template renders of the member at a place.
+    """Return the member at an index as a sample, for a template.
 
     Args:
         file: the shard that the pack is in.
 
     Raises:
-        Skip: it can't be measured.
-        KeyError, IndexError: the pack lacks a part of it.
+        Skip: the member can't be measured.
+        KeyError, IndexError: the pack lacks a part of the member.
         TypeError, ValueError: its conversation is damaged.
     """
     from energon_pack.templates.sample import Sample
@@ -41,12 +41,12 @@ def sample_of(file: Bytes, pack: Pack, index: int) -> "Sample":
 
 
 def messages_of(file: Bytes, pack: Pack, index: int) -> list[Message]:
-    """The conversation of a member as it is stored, with the times that patch positions tell; raises as `sample_of`."""
+    """Return the stored conversation of a member, with the times from its patch positions; raises as `sample_of`."""
     positions = [_positions(file, pack, name) for name in pack.names[index]]
     return pack.flavor.messages((pack.members or [])[index], positions)
 
 
 def _positions(file: Bytes, pack: Pack, image: str) -> Any:
-    """The patch positions of an image; None: it has none."""
+    """Read the patch positions of an image; None: it has none."""
     part = pack.positions(image)
     return None if part is None else load_positions(file.read(part.offset, part.size), part.name)

@@ -1,6 +1,6 @@
-"""The plan as files: pack_plan.parquet, a row group an output shard, and skipped.jsonl.
+"""Write the plan as files: pack_plan.parquet, with a row group for each output shard, and skipped.jsonl.
 
-Rows are dealt from the files of lengths to the output shards through one file on disk, so that memory holds some
+Rows are sorted from the files of lengths into the output shards through one file on disk. So memory holds only some
 source shards or one output shard at a time, however many samples there are.
 """
 
@@ -27,12 +27,12 @@ from energon_pack.run.seeded import Ints
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.tar import BLOCK
 
-_ROWS = 200_000  # dealt at once
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # of what is dealt: 145 bytes a row without
+_ROWS = 200_000  # rows that are sorted at once
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # for the file of sorted rows; without it, a row has 145 bytes
 
 
 def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator[dict[str, Any]]:
-    """One entry of `skipped.jsonl` for each sample in no pack, in the order of the source."""
+    """Yield one entry of `skipped.jsonl` for each sample in no pack, in the order of the source."""
     columns = ["key", "reason", "detail", "media_type", "does_not_fit", *caps.COLUMNS]
     for start, numbers, table in lengths.tables(columns, with_parts=False):
         end = start + table.num_rows
@@ -58,14 +58,14 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
 
 
 def write_ledger(path: Path, lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> None:
-    """skipped.jsonl: a line an entry."""
+    """Write skipped.jsonl: a line for each entry."""
     with open(path, "w", encoding="utf-8") as file:
         for entry in ledger(lengths, plan, packing):
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
 def entries_of(path: Path) -> Iterator[dict[str, Any]]:
-    """What `write_ledger` wrote."""
+    """Read the entries that `write_ledger` wrote."""
     with open(path, encoding="utf-8") as file:
         yield from map(json.loads, file)
 
@@ -83,27 +83,27 @@ def _policy(row: dict[str, Any], reason: Reason | None, packing: PackingConfig) 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Which packs each output shard holds, and how packs are called: `<key_prefix>_<number of the pack>`."""
+    """The packs of each output shard, and the prefix of pack keys: `<key_prefix>_<number of the pack>`."""
 
-    bounds: Ints  # the first pack of each shard, and the end
-    splits: AnyInts  # index into SPLITS of each shard
+    bounds: Ints  # the first pack of each shard, and the end of the last one
+    splits: AnyInts  # of each shard, as an index into SPLITS
     key_prefix: str
-    sizes: Ints  # of each shard, about, in bytes
+    sizes: Ints  # bytes of each shard, approximately
 
     @property
     def num_bytes(self) -> int:
-        """Of all shards, about."""
+        """Return the bytes of all shards, approximately."""
         return int(self.sizes.sum())
 
 
 def plan_shards(
     lengths: Lengths, plan: PackPlan, max_packs: int, max_bytes: float, identity: Sequence[Any]
 ) -> ShardPlan:
-    """Deal the packs of a plan to shards.
+    """Divide the packs of a plan into shards.
 
     Args:
         max_packs, max_bytes: of a shard.
-        identity: what tells this dataset from another with the same lengths and the same plan.
+        identity: values that tell this dataset from others with the same lengths and plan.
     """
     sizes, split = pack_bytes(lengths, plan), split_of_packs(lengths.items, plan)
     bounds = shard_bounds(sizes, split, max_packs, max_bytes)
@@ -112,11 +112,11 @@ def plan_shards(
 
 
 def shard_bounds(pack_bytes: Ints, split: AnyInts, max_packs: int, max_bytes: float) -> Ints:
-    """First pack of each output shard, and the end: as few shards as the limits allow, and about equal ones.
+    """Return the first pack of each output shard, and the end: as few shards as the limits allow, of about equal size.
 
     Args:
         pack_bytes: int64[num_packs].
-        split: of each pack; ascending. A shard holds packs of one.
+        split: of each pack; ascending. A shard holds packs of one split.
 
     Returns:
         int64[num_shards + 1]. A pack larger than `max_bytes` has a shard of its own.
@@ -130,7 +130,7 @@ def _bounds(pack_bytes: Ints, max_packs: int, max_bytes: float) -> Ints:
     if not len(pack_bytes):
         return np.zeros(1, np.int64)
     upto = np.concatenate(([0], np.cumsum(pack_bytes)))
-    bounds, most = [0], int(min(max_bytes, upto[-1]))  # a float would have all of `upto` as floats, each time
+    bounds, most = [0], int(min(max_bytes, upto[-1]))  # a float would turn all of `upto` into floats, each time
     while bounds[-1] < len(pack_bytes):
         within = int(np.searchsorted(upto, upto[bounds[-1]] + most, side="right")) - 1
         bounds.append(min(max(within, bounds[-1] + 1), bounds[-1] + max_packs, len(pack_bytes)))
@@ -139,12 +139,12 @@ def _bounds(pack_bytes: Ints, max_packs: int, max_bytes: float) -> Ints:
 
 
 def pack_bytes(lengths: Lengths, plan: PackPlan) -> Ints:
-    """About how many bytes each pack takes in a tar."""
+    """Estimate the bytes that each pack takes in a tar."""
     return plan.per_pack(lengths.num_bytes) + 2 * BLOCK
 
 
 def key_prefix(lengths: Lengths, plan: PackPlan, identity: Sequence[Any]) -> str:
-    """What the keys of this dataset's packs begin with: the same for the same, another for another."""
+    """Return the beginning of this dataset's pack keys: equal for equal datasets, different for others."""
     digest = hashlib.sha256(json.dumps([identity, lengths.shard_names]).encode())
     for array in (lengths.items.lens, plan.starts, plan.items):
         for block in blocks(len(array)):
@@ -153,7 +153,7 @@ def key_prefix(lengths: Lengths, plan: PackPlan, identity: Sequence[Any]) -> str
 
 
 def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, names: Sequence[str]) -> None:
-    """pack_plan.parquet: a row a member in the order of writing, a row group an output shard.
+    """Write pack_plan.parquet: a row for each member in the order of writing, a row group for each output shard.
 
     Args:
         names: of the output shards.
@@ -180,15 +180,15 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
 
 
 def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list[list[tuple[int, int]]]:
-    """Write the rows of all members to a file, sorted by output shard in large pieces.
+    """Write the rows of all members to a file, in large pieces that are sorted by output shard.
 
     Args:
-        edges: the place of each output shard's first member, and the end.
+        edges: the index of each output shard's first member, and the end.
 
     Returns:
-        For each output shard where its pieces are: offset, bytes.
+        The offset and bytes of the pieces of each output shard.
     """
-    place = lengths.scratch.zeros(len(lengths.items), np.int64)  # from 1 on
+    place = lengths.scratch.zeros(len(lengths.items), np.int64)  # index + 1 of each member in the plan; 0: in no pack
     for block in blocks(len(plan.items)):
         place[plan.items[block]] = np.arange(block.start, block.stop) + 1
     chunks: list[list[tuple[int, int]]] = [[] for _ in edges[1:]]

@@ -1,6 +1,6 @@
-"""The rows of pack_plan.parquet: one a member, in the order of writing.
+"""The rows of pack_plan.parquet: one for each member, in the order of writing.
 
-What is written for whoever asks the file, and what this package reads of it.
+Some columns are for people who query the file, the others are read by this package.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ COLUMNS = (
 PLAN_SCHEMA = pa.schema(
     [("pack", pa.string()), ("shard", pa.string()), *(LENGTHS_SCHEMA.field(name) for name in COLUMNS)]
 )
-#: with what joins a row to the tar that its pack is in
+#: with the column that tells in which tar a pack is
 WRITTEN_SCHEMA = PLAN_SCHEMA.append(pa.field("output_shard", pa.string()))
 
 
@@ -33,12 +33,12 @@ class PlanRow(MeasuredRow):
 
     @property
     def sample(self) -> str:
-        """`<shard>/<key>` in a tar, `<file>:<line>` in a JSONL file."""
+        """Return `<shard>/<key>` for a sample of a tar, `<file>:<line>` for one of a JSONL file."""
         mark = JsonlShard.mark if self.record_part == LINE else TarShard.mark
         return f"{self.shard}{mark}{self.key}"
 
     @property
     def sample_id(self) -> str:
-        """As `sample`, of a part with its number; a whole one that is called like a part is `#1of1` of its name."""
+        """Return `sample`, with the number of a part; a whole sample whose name looks like a part's gets `#1of1`."""
         part = self.cut.part if self.cut else "1of1" if split_id(self.sample)[1] else None
         return f"{self.sample}#{part}" if part else self.sample

@@ -1,7 +1,7 @@
-"""Packs whose media lie in their source: where that is now, and their media as if they were in the shard.
+"""Read packs whose media lie in their source: find the source, and read the media as if they were in the shard.
 
-Where the source is, in this order: what a loader is given (`source_root` in dataset.yaml), the environment's
-ENERGON_PACK_SOURCE, report.json beside the packs, which says where it was when they were packed.
+The source is looked for in this order: the loader's argument (`source_root` in dataset.yaml), the environment variable
+ENERGON_PACK_SOURCE, and report.json beside the packs, which names the place at the time of packing.
 """
 
 import json
@@ -23,10 +23,10 @@ SOURCE_ROOT = "ENERGON_PACK_SOURCE"
 
 
 def source_root(dataset: str | os.PathLike[str]) -> str:
-    """Where the source of a dataset lies.
+    """Return the place of a dataset's source.
 
     Raises:
-        PackError: nobody says.
+        PackError: none of the three names it.
     """
     if root := os.environ.get(SOURCE_ROOT):
         return root
@@ -44,11 +44,11 @@ def source_root(dataset: str | os.PathLike[str]) -> str:
 
 
 class DatasetMedia:
-    """The media that packs of a dataset refer to; where they lie is asked when the first is read.
+    """The media that a dataset's packs refer to; the source is looked for when the first medium is read.
 
     Args:
-        root: where the source lies; None: as `source_root` says.
-        whole: all of a medium is read that is opened; else its ends, and what else one looks at.
+        root: of the source; None: see `source_root`.
+        whole: read each opened medium in full; else only its ends, and other parts as they are asked for.
     """
 
     def __init__(self, dataset: str | os.PathLike[str], root: str | None = None, whole: bool = False):
@@ -59,23 +59,23 @@ class DatasetMedia:
         return SourceMedia(self._root or source_root(self._dataset))
 
     def opened(self, reference: Reference) -> Bytes:
-        """As of `SourceMedia`; raises as that and `source_root`."""
+        """Open a medium; raises as `SourceMedia` and `source_root`."""
         return self._source.opened(reference)
 
     def read_ahead(self, references: Sequence[Reference]) -> None:
-        """Have media of a pack read at once, at most `AT_ONCE`; raises as `source_root`."""
+        """Read media of a pack at once, at most `AT_ONCE`; raises as `source_root`."""
         self._source.read_ahead(references, self._whole)
 
     def read(self, references: Sequence[Reference], parts: Parts | None = None) -> list[bytes]:
-        """The bytes of media of a pack; raises as `opened`."""
+        """Return the bytes of media of a pack; raises as `opened`."""
         return self._source.read(references) if references else []
 
 
 class LoadedMedia:
-    """Reads media for Energon, which says with each pack in which dataset it is. It travels to workers.
+    """Reads media for Energon, whose loader passes the dataset of each pack. It can be pickled for workers.
 
     Args:
-        root: where the source lies; None: as `source_root` says.
+        root: of the source; None: see `source_root`.
     """
 
     def __init__(self, root: str | None = None):
@@ -83,11 +83,11 @@ class LoadedMedia:
         self._datasets: dict[str, DatasetMedia] = {}
 
     def __call__(self, references: Sequence[Reference], parts: Parts) -> list[bytes]:
-        """The bytes of media of a pack.
+        """Return the bytes of media of a pack.
 
         Raises:
-            FatalSampleError: one can't be read, or is not what was packed. Ends the training: Energon would only log
-                any other error, and leave out the pack.
+            FatalSampleError: a medium can't be read, or has changed since packing. It ends the training: Energon would
+                only log any other error, and leave out the pack.
         """
         dataset = str(parts["__sources__"][0].dataset_path) if parts.get("__sources__") else ""
         if dataset not in self._datasets:
@@ -101,7 +101,7 @@ class LoadedMedia:
 
 
 class Beside:
-    """The bytes of a shard up to the end of a pack, and behind them those of the media that it refers to.
+    """The bytes of a shard up to the end of a pack, followed by those of the media that the pack refers to.
 
     Args:
         end: of the pack.
@@ -112,10 +112,10 @@ class Beside:
         self._starts = starts_behind(end, references)
         self.size = self._starts[-1]
         self._last: tuple[int, Bytes] = -1, shard
-        self._ahead = -1  # which of them were read at once
+        self._ahead = -1  # number of the last group of media that were read together
 
     def read(self, offset: int, size: int) -> bytes:
-        """As of any file; raises as `opened` where it is in one of the media."""
+        """Read bytes as any file does; raises as `opened` where they are in a medium."""
         if offset < self._starts[0]:
             return self._shard.read(offset, size)
         index = bisect_right(self._starts, offset) - 1
@@ -130,5 +130,5 @@ class Beside:
 
 
 def starts_behind(end: int, references: Sequence[Reference]) -> list[int]:
-    """Where each of the media that a pack refers to begins behind it, and the end of the last one."""
+    """Return where each medium that a pack refers to begins behind the pack, and the end of the last one."""
     return list(accumulate((reference.size for reference in references), initial=end))

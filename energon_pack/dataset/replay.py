@@ -1,7 +1,7 @@
-"""The samples that are kept beside the manifest, for a loader of other versions to measure again.
+"""Choose samples and keep them beside the manifest, so that a loader with other versions can measure them again.
 
-They are drawn from those that are packed, by the seed: first the longest and the shortest, those with most and with
-fewest visual tokens and images, then any. A process beside the run reads them while the packs are written.
+A seeded draw takes them from the packed samples: first the longest and the shortest, those with most and with fewest
+visual tokens and images, then any. A process beside the run reads them while the packs are written.
 """
 
 from collections.abc import Iterator
@@ -32,21 +32,21 @@ from energon_pack.templates.template import Template
 
 _STREAM = 0x5E9
 _LEAST_SAMPLES = 100
-_SHARE = 50  # one of so many: reading again costs little beside measuring
-_EXTREMES = 8  # of each number, at each end
-_MOST_MS = 1500.0  # that a loader takes to expand the media of all, by `MediaRules.expand_ms`
+_SHARE = 50  # one sample of so many: reading again costs little beside measuring
+_EXTREMES = 8  # samples at each end of each number
+_MOST_MS = 1500.0  # for a loader to expand the media of all kept samples, by `MediaRules.expand_ms`
 
 
 @dataclass(frozen=True)
 class ReplayJob:
-    """Rows of chunks of lengths, with the shards of a chunk by number, and each row's place in the draw."""
+    """Rows of chunks of lengths, the shards of each chunk by number, and the place of each row in the draw."""
 
     rows: list[tuple[dict[int, Shard], Chunk, Ints, Ints]]
     method: Method
 
 
 def start_replay(lengths: Lengths, plan: PackPlan, method: Method, seed: int, run: Run) -> "Future[bytes]":
-    """Begin to read the samples that are kept, beside the run; its result is the file that holds them."""
+    """Start to read the samples to keep, beside the run; the result is the file that holds them."""
     chosen = draw(lengths.items, plan.is_packed(lengths.scratch), seed)
     rows = [
         ({number: lengths.shards[number].shard for number in chunk.numbers}, chunk, there, places)
@@ -56,9 +56,9 @@ def start_replay(lengths: Lengths, plan: PackPlan, method: Method, seed: int, ru
 
 
 def draw(items: Items, is_packed: npt.NDArray[np.bool_], seed: int) -> Ints:
-    """Items for a replay, those that tell most first: the same for the same seed, in whatever order they are packed.
+    """Draw items for a replay, the most telling first: the same for the same seed, in whatever order they are packed.
 
-    After the extremes, one with media and one without, as long as there are both: they tell different things.
+    After the extremes, samples with and without media alternate while there are both: they tell different things.
     """
     num_packed = int(np.count_nonzero(is_packed))
     number = min(num_packed, MOST_SAMPLES, max(_LEAST_SAMPLES, num_packed // _SHARE))
@@ -69,16 +69,16 @@ def draw(items: Items, is_packed: npt.NDArray[np.bool_], seed: int) -> Ints:
         found = np.concatenate((found, new))
         keys = np.concatenate((keys, random_keys(len(new), seed, _STREAM, num_seen)))
         num_seen += len(new)
-        first = _first(items.take(found), keys, 2 * number)  # of both kinds, whichever more come of
+        first = _first(items.take(found), keys, 2 * number)  # of both kinds, whichever is more frequent
         found, keys = found[first], keys[first]
     return found[_first(items.take(found), keys, 0)][:number]
 
 
 def _first(items: Items, keys: npt.NDArray[np.uint64], most: int) -> Ints:
-    """Which of some items come first: the extremes, then so many by their keys, with media and without in turn.
+    """Order some items: the extremes, then others by their keys, those with media and those without in turn.
 
     Args:
-        most: 0: all.
+        most: how many to return; 0: all.
     """
     by_key = np.argsort(keys)
     ends: list[Ints] = []
@@ -94,10 +94,10 @@ def _first(items: Items, keys: npt.NDArray[np.uint64], most: int) -> Ints:
 
 
 def make_replay(job: ReplayJob) -> bytes:
-    """Read the samples of a job, and write what is kept of them.
+    """Read the samples of a job, and return the content of the file that keeps them.
 
     Raises:
-        LengthsWrong: a sample measures something else now: its length comes from a cache that other versions filled.
+        LengthsWrong: a sample has another length now: its length came from a cache that other versions filled.
         PackError: the source changed.
     """
     template = load_saved(job.method.template_folder)
@@ -106,7 +106,7 @@ def make_replay(job: ReplayJob) -> bytes:
 
 
 def _samples(job: ReplayJob, template: Template, reader: Reader) -> Iterator[Sample]:
-    """In the order of the draw, each with the length it was packed with; no more than a loader measures in time."""
+    """Yield samples in the order of the draw, with their packed lengths; no more than a loader measures in time."""
     found: list[tuple[int, Shard, MeasuredRow]] = []
     for shards, chunk, there, places in job.rows:
         numbers = chunk.numbers_of_rows[there].tolist()

@@ -1,7 +1,7 @@
-"""The class of another stack that reads packs: which of the forms that can be given it takes.
+"""Choose the form of samples that another stack's class, which reads the packs, accepts.
 
-A class with other fields than its loader gives loses every pack, and Energon's handler only warns. So it is asked for
-them, or the user says them where it can't be imported.
+If a class has other fields than its loader passes, every pack is lost, and Energon's handler only warns. So the class
+is asked for its fields, or, where it can't be imported, the user gives them.
 """
 
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.samples.flavors import FORMS, PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 
-Taken = dict[str, bool]  # field → whether there is no sample without it
+Taken = dict[str, bool]  # field → whether the class requires it
 
 
 def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] | None = None) -> PackedFlavor:
-    """A flavour, in the form that a sample class takes.
+    """Return a flavour in the form that a sample class accepts.
 
     Args:
         name: of the flavour.
         sample_type: `module:Class` of another stack; None: this package's own class.
-        sample_fields: that this class takes; None: it is asked.
+        sample_fields: the fields of that class; None: the class is asked.
 
     Raises:
-        PackError: it takes none of the forms, or can't be asked.
+        PackError: the class accepts none of the forms, or can't be asked.
     """
     if sample_type is None:
         return PACKED[name]
@@ -43,11 +43,11 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
 
 
 def _fields_of(sample_type: str, flavor: str) -> Taken:
-    """What a class takes beside what every sample of Energon has (`__key__` …)."""
+    """Return the fields of a class without those of every Energon sample (`__key__` …)."""
     module, _, name = sample_type.partition(":")
     try:
         sample_class: Any = getattr(import_module(module), name)
-    except Exception as error:  # importing a stack of somebody else's may fail in any way
+    except Exception as error:  # importing a foreign stack may fail in any way
         choices = " or ".join(f"[{','.join(form.gives)}]" for form in FORMS[flavor])
         raise PackError(
             f"output.sample_type={sample_type} can't be asked for its fields here ({one_line(error)}): have it"

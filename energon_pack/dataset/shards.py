@@ -1,8 +1,8 @@
-"""The packed shards: bytes from the source tars, in the order of the plan.
+"""Write the packed shards: bytes from the source tars, in the order of the plan.
 
 One job writes one shard and its index from one row group of pack_plan.parquet. Media go from file to file inside
-the kernel where it can; the JSON of a pack is made from the JSON of its members. Bytes depend on the plan and the
-source alone: no time, owner or machine is in them.
+the kernel where it can; the JSON of a pack is made from the JSON of its members. The bytes depend only on the plan
+and the source: they contain no time, owner or machine.
 """
 
 import json
@@ -35,25 +35,25 @@ from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import tar_len
 
-#: How the name of the file ends that says that a shard is finished.
+#: The ending of the file that says that a shard is finished.
 DONE = ".done"
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """One output shard."""
+    """One output shard, and its sources."""
 
     path: Path
     plan: Path
     row_group: int
-    source: dict[str, Shard]  # those it reads, by name
+    source: dict[str, Shard]  # the source shards it reads, by name
     settings: ReadSettings
     fingerprint: str
     flavor: PackedFlavor
     split: str
-    checksums: npt.NDArray[np.uint32]  # of each row of the row group: its sample as it was measured
+    checksums: npt.NDArray[np.uint32]  # for each row of the row group, the checksum of its sample as measured
     root: str | None = None  # of the source: packs refer to media in it; None: media are copied
-    #: of the run, where it syncs each shard and notes so beside; None: all that was written is synced at the end
+    #: of the run, which syncs each shard and notes it in a file beside; None: all shards are synced at the end
     identity: str | None = None
 
 
@@ -65,11 +65,11 @@ class WrittenShard:
     num_bytes: int
     num_bytes_read: int
     split: str = "train"
-    was_there: bool = False  # a run before wrote it
+    was_there: bool = False  # an earlier run wrote it
 
 
 def write_shard(job: ShardJob) -> WrittenShard:
-    """Write one shard, then its `.tar.idx`: where that is, a killed run has finished the shard, and it stays.
+    """Write one shard, then its `.tar.idx`; if the index is there, a killed run finished the shard, and it is kept.
 
     Raises:
         PackError: a source shard changed since it was measured.
@@ -85,7 +85,7 @@ def write_shard(job: ShardJob) -> WrittenShard:
 
 
 def written_shard(job: ShardJob, table: pa.Table, num_packs: int, num_bytes: int, was_there: bool) -> WrittenShard:
-    """What is told of a shard that is there now."""
+    """Describe a shard that is finished."""
     sizes = pc.struct_field(pc.list_flatten(table["parts"]), "size")
     if job.root is not None:
         sizes = pc.min_element_wise(sizes, 2 * END)
@@ -115,7 +115,7 @@ def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
 
 
 def is_done(shard: Path, identity: str | None) -> bool:
-    """Whether a process of the same run has written and synced a shard: it is looked at, and not read.
+    """Say whether a process of the same run has written and synced a shard: it is trusted, and not read.
 
     Args:
         identity: of the run; None: its shards are compared with their sources.
@@ -127,7 +127,8 @@ def is_done(shard: Path, identity: str | None) -> bool:
 
 
 def _done(shard: Path, identity: str) -> bytes:
-    """What stands beside a finished shard: the run, its size, and a checksum of its index, which names every pack."""
+    """Return the content of the file beside a finished shard: the run, the shard's size, and a checksum of its index,
+    which names every pack."""
     index = crc32(shard.with_suffix(".tar.idx").read_bytes())
     return json.dumps({"identity": identity, "size": shard.stat().st_size, "index_crc32": index}).encode()
 
@@ -137,25 +138,25 @@ def _done_file(shard: Path) -> Path:
 
 
 def parts_folder(staging: Path) -> Path:
-    """Where files of a staging folder are written: two machines may write the same one, and one of them may be late."""
+    """Return where files of a staging folder are written: two machines may write the same file, and one may be late."""
     return staging.with_name(f"{staging.name}.parts")
 
 
 def bytes_begun(staging: Path) -> int:
-    """Of the shards that are being written into a staging folder, what is there."""
+    """Count the bytes of unfinished shards in a staging folder."""
     num_bytes = 0
     with suppress(OSError), os.scandir(parts_folder(staging)) as entries:
         for entry in entries:
-            with suppress(OSError):  # it is finished meanwhile
+            with suppress(OSError):  # it was finished meanwhile
                 num_bytes += entry.stat().st_size
     return num_bytes
 
 
 def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
-    """Whether a run before wrote this shard, and it is still what would be written now.
+    """Say whether an earlier run wrote this shard, and it still equals the shard that would be written now.
 
-    Every byte is compared with its source: what is written is synced at the end alone, so after a power cut a file may
-    hold anything, and nobody looks at a byte that changed between two runs.
+    Every byte is compared with its source. Shards are synced only at the end, so after a power cut a file may hold
+    anything, and nothing else would notice a byte that changed between two runs.
     """
     if not (index.exists() and job.path.exists()):
         return False
@@ -169,7 +170,7 @@ def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
 
 
 def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
-    """Energon's index: where each pack's first header is, and where the last pack ends."""
+    """Write the packs; return Energon's index: the place of each pack's first header, and the end of the last pack."""
     starts: list[int] = []
     with Sources(job.source) as sources:
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
@@ -185,7 +186,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
 # ------------------------------------------------------------------------------------------------------- a pack
 
 
-#: Name and place of the parts of each member.
+#: For each member, the name and place of each part.
 _Named = list[list[tuple[str, AnyPart]]]
 
 
@@ -213,7 +214,7 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
     ):
         found = crc32(sample.raw)
         for end in ends[: len(member.parts)]:
-            found = crc32(end, found)  # as `Reader.checksum`
+            found = crc32(end, found)  # see `Reader.checksum`
         if found != checksum:
             raise sources.changed(member)
 
@@ -221,7 +222,7 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
 def _copied(
     tar: TarWriter, key: str, value: Fields, members: list[PlanRow], parts: _Named, sources: "Sources", job: ShardJob
 ) -> list[list[bytes]]:
-    """Write a pack with its media; the ends of these."""
+    """Write a pack with its media; return the bytes at the ends of the media."""
     _add_json(tar, key, value)
     return [
         [sources.copy(tar, f"{key}.{name}", member, part) for name, part in its]
@@ -232,7 +233,7 @@ def _copied(
 def _referred(
     tar: TarWriter, key: str, value: Fields, members: list[PlanRow], parts: _Named, sources: "Sources", job: ShardJob
 ) -> list[list[bytes]]:
-    """Write a pack that says where its media lie; the ends of these."""
+    """Write a pack that says where its media lie; return the bytes at the ends of the media."""
     found = [
         [sources.refer(name, member, part, job.root or "") for name, part in its]
         for member, its in zip(members, parts, strict=True)
@@ -246,7 +247,7 @@ def _add_json(tar: TarWriter, key: str, value: Fields) -> None:
 
 
 def conversation(sample: ReadSample, flavor: PackedFlavor) -> Conversation:
-    """What the JSON of a pack is made of for a sample, or a part of one."""
+    """Return the conversation of a sample, or of a part of one, from which the JSON of its pack is made."""
     messages = sample.timed if flavor.times_in_text else sample.messages
     media = [(part.kind, part.extension) for part in sample.parts]
     has_positions = [] if flavor.times_in_text else [part is not None for part in sample.positions]
@@ -254,5 +255,5 @@ def conversation(sample: ReadSample, flavor: PackedFlavor) -> Conversation:
 
 
 def parts_beside(sample: ReadSample, content: Conversation) -> list[AnyPart]:
-    """What a pack holds of a sample beside its JSON: its media, then the patch positions that its flavour takes."""
+    """Return the parts of a pack for a sample, without JSON: media, then patch positions if the flavour has them."""
     return [*sample.parts, *(part for part in sample.positions if part is not None and content.has_positions)]

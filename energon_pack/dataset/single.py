@@ -1,4 +1,4 @@
-"""A member of a pack as a sample of its own, in the form that a source has it in. Pure."""
+"""Turn members of a pack back into single samples, in the form of a source. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ _TIMES = ("patch_positions", "fps", "timestamp_decimal")
 def singles(
     pack: Pack, members: list[PlanRow], messages_key: str | None = None
 ) -> list[tuple[dict[str, Any], dict[str, Part]]]:
-    """The JSON of each member of a whole pack, and where in the packed shard its parts are, by their new names.
+    """Return each member of a whole pack: its JSON, and its parts' places in the packed shard, by their new names.
 
     Raises:
         PackError: as `record_of`.
@@ -37,7 +37,7 @@ def singles(
 
 
 def _without_times(value: dict[str, Any]) -> dict[str, Any]:
-    """A member with its times in the text, and what they came from under a name that is not read a second time."""
+    """Return a member with its times in the text; their origin gets a name that is not read a second time."""
     if not (value.get("fps") or any(value.get("patch_positions") or ())):
         return value
     times = {name: value[name] for name in _TIMES if name in value}
@@ -45,7 +45,7 @@ def _without_times(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _new_names(member: PlanRow) -> list[tuple[str, str]]:
-    """Part and kind of each medium: as in its tar; a line of JSONL has paths, so they are numbered."""
+    """Return part and kind of each medium: as in its tar; media of a JSONL line, whose names are paths, get numbers."""
     if member.record_part != LINE:
         return [(part.name, part.kind) for part in member.parts]
     return [(f"{number}.{part.extension}", part.kind) for number, part in enumerate(member.parts)]
@@ -54,14 +54,14 @@ def _new_names(member: PlanRow) -> list[tuple[str, str]]:
 def record_of(
     member: Mapping[str, Any], media: list[tuple[str, str]], messages_key: str | None = None
 ) -> dict[str, Any]:
-    """The JSON of a sample in its canonical form, from a member's in a pack.
+    """Return the JSON of a sample in its canonical form, made from a member's JSON in a pack.
 
     Args:
-        media: part and kind of each, in the order of the placeholders, in which they are in the tar, too.
-        messages_key: the one field in which packing looks for a conversation; None: those it knows.
+        media: part and kind of each, in the order of the placeholders, which is also their order in the tar.
+        messages_key: the only field in which packing looks for a conversation; None: the fields it knows.
 
     Raises:
-        PackError: its media have to be listed, and it has fields of its own where lists stand.
+        PackError: its media have to be listed, and fields of its own have the lists' names.
     """
     own = ("messages", "tools", "source_fields")
     fields = {name: value for name, value in member.items() if name not in own}
@@ -69,11 +69,11 @@ def record_of(
     restored = fields | clashing if isinstance(clashing, dict) else fields
     places = [messages_key] if messages_key else list(MESSAGE_KEYS)
     found = (key for key in places if key not in restored and not _is_before(places, key, restored))
-    if (key := next(found, None)) is None:  # it would be read as the conversation: it stays where it is
+    if (key := next(found, None)) is None:  # reading takes it for the conversation: it stays where it is
         key, restored = places[0], fields | {"source_fields": clashing}
     names = [name for name, _ in media]
     record: dict[str, Any] = {key: member["messages"], "media": media_type([kind for _, kind in media])}
-    if names != [name for name in dict.fromkeys(names) if kind_by_name(name)]:  # the tar does not say it all
+    if names != [name for name in dict.fromkeys(names) if kind_by_name(name)]:  # the tar's names do not tell all media
         listing = next((name for name in ("name", "media_files") if name not in restored), None)
         if listing is None:
             raise PackError(f"media {names} have to be listed, but `name` and `media_files` are fields of the sample")
@@ -82,5 +82,5 @@ def record_of(
 
 
 def _is_before(places: list[str], key: str, fields: Mapping[str, Any]) -> bool:
-    """Whether reading would take another field than this one for the conversation."""
+    """Say whether reading would take another field than this one for the conversation."""
     return any(fields.get(earlier) for earlier in places[: places.index(key)])

@@ -1,4 +1,4 @@
-"""The source of the shards that a job writes: samples and parts by the rows of the plan, each as it was measured."""
+"""Read the source of the shards that a job writes: samples and parts by the plan's rows, checked to be as measured."""
 
 from collections.abc import Iterable, Iterator
 from zlib import crc32
@@ -18,22 +18,22 @@ from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import is_header_of
 
-#: Its rows, each with the checksum of its sample as it was measured.
+#: The rows of a pack, each with the checksum of its sample as measured.
 Pack = list[tuple[PlanRow, int]]
 
 
 class Sources:
-    """The source shards of a job, open."""
+    """The open source shards of a job."""
 
     def __init__(self, shards: dict[str, Shard]):
         self._shards = shards
         self._reader = Reader()
 
     def ahead(self, packs: Iterable[Pack], are_copied: bool) -> Iterator[Pack]:
-        """The same packs, as `Reader.ahead`.
+        """Yield the same packs, while reading ahead as `Reader.ahead` does.
 
         Args:
-            are_copied: all of the media are read; else their ends.
+            are_copied: read media in full; if False, only their ends.
         """
 
         def samples(pack: Pack) -> Iterator[tuple[Shard, PlanRow]]:
@@ -42,33 +42,33 @@ class Sources:
         return self._reader.ahead(packs, samples, whole if are_copied else ends_within)
 
     def read(self, row: PlanRow, settings: ReadSettings) -> ReadSample:
-        """All of a sample but its media.
+        """Read a sample without its media.
 
         Raises:
-            PackError: the shard is not what was measured.
+            PackError: the shard has changed since it was measured.
         """
         shard, lead = self._shards[row.shard], self._lead(row)
         raw = self._reader.shard_file(shard).read(row.record_offset - lead, lead + row.record_size)
         self._check_header(raw[:lead], row, row.record_part, row.record_size)
         try:
             return read_but_media(self._reader, shard, row, settings, raw[lead:])
-        except Skip as skip:  # it was read well when it was measured
+        except Skip as skip:  # it could be read when it was measured
             raise self.changed(row) from skip
 
     def member(self, row: PlanRow, settings: ReadSettings, checksum: int) -> MemberInput:
-        """A sample with its media, as training encodes it.
+        """Read a sample with its media, as training encodes it.
 
         Args:
-            checksum: of the sample as it was measured.
+            checksum: of the sample as measured.
 
         Raises:
-            PackError: the shard, or a file that is one of its media, is not what was measured.
+            PackError: the shard, or a media file, has changed since it was measured.
         """
         sample = self.read(row, settings)
         media = [self.checked_file(row, part).read(part.offset, part.size) for part in sample.parts]
         found = crc32(sample.raw)
         for data in media:
-            found = crc32(data[-END:], crc32(data[:END], found))  # as `Reader.checksum`
+            found = crc32(data[-END:], crc32(data[:END], found))  # see `Reader.checksum`
         if found != checksum:
             raise self.changed(row)
         named = list(zip(sample.parts, media, strict=True))
@@ -80,20 +80,20 @@ class Sources:
         )
 
     def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
-        """Copy a part of a sample into a tar; the bytes at both its ends.
+        """Copy a part of a sample into a tar; return the bytes at both its ends.
 
         Raises:
-            PackError: the shard, or the file that the part is, is not what was measured.
+            PackError: the shard, or the file of the part, has changed since it was measured.
         """
         header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._lead(row), END)
         self._check_header(header, row, part.name, part.size)
         return ends
 
     def refer(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
-        """Where a part of a sample lies, and the bytes at both its ends; raises as `copy`.
+        """Return where a part of a sample lies, and the bytes at both its ends; raises as `copy`.
 
         Args:
-            name: that a copy would have.
+            name: that a copy would get.
             root: of the source.
         """
         ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
@@ -102,10 +102,10 @@ class Sources:
         return Reference(name, place, part.size, ends.checksum, row.sample_id), ends
 
     def checked_file(self, row: PlanRow, part: AnyPart) -> File:
-        """The file in which a part of a sample lies at its offset.
+        """Return the file in which a part of a sample lies at its offset.
 
         Raises:
-            PackError: the shard, or the file that the part is, is not what was measured.
+            PackError: the shard, or the file of the part, has changed since it was measured.
         """
         file, lead = self._file(row, part), self._lead(row)
         self._check_header(file.read(part.offset - lead, lead), row, part.name, part.size)
@@ -115,11 +115,11 @@ class Sources:
         return self._reader.part_file(self._shards[row.shard], part)
 
     def _lead(self, row: PlanRow) -> int:
-        """Bytes of the header that stands before each part of a sample: a file of its own has none."""
+        """Return the size of the header before each part of a sample: a file of its own has none."""
         return self._shards[row.shard].lead
 
     def _check_header(self, header: bytes, row: PlanRow, part: str, size: int) -> None:
-        """Compare what stands before the bytes of a part with the header it had when it was measured."""
+        """Compare the header before a part with the one it had when it was measured."""
         if self._lead(row) and not is_header_of(header, f"{row.key}.{part}", size):
             raise self.changed(row)
 

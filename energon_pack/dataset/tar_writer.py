@@ -1,4 +1,4 @@
-"""A tar written fast: members are read where they will be written from, next to each other in one large buffer."""
+"""Write a tar fast: file contents are read into one large buffer, at the places from which they are written."""
 
 import errno
 import os
@@ -13,9 +13,9 @@ _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, er
 
 
 class TarWriter:
-    """USTAR members with fixed metadata: mode 0644, no owner, time 0.
+    """Writes USTAR members with fixed metadata: mode 0644, no owner, time 0.
 
-    What does not fit into the buffer goes from file to file, inside the kernel where it can.
+    Data that do not fit into the buffer are copied from file to file, inside the kernel where it can.
     """
 
     def __init__(self, fd: int):
@@ -26,24 +26,24 @@ class TarWriter:
 
     @property
     def position(self) -> int:
-        """Bytes of the tar so far."""
+        """Return the bytes of the tar so far."""
         return self._num_written + self._used
 
     def add(self, name: str, data: bytes) -> None:
-        """A member from memory."""
+        """Add a member from memory."""
         self._put(tar_header(name, len(data)))
         self._put(data)
         self._put(bytes(-len(data) % BLOCK))
 
     def copy(self, name: str, source: File, offset: int, size: int, lead: int = 0, end: int = 0) -> tuple[bytes, bytes]:
-        """A member whose bytes are in another file.
+        """Add a member whose bytes are in another file.
 
         Args:
-            lead: so many bytes before `offset` are read with them, at most a tar header: one call does for both.
-            end: how many of its first bytes, and of its last, are wanted.
+            lead: bytes before `offset` to read with them, at most a tar header: one call reads both.
+            end: how many of its first bytes, and of its last, to return.
 
         Returns:
-            These `lead` bytes, and these first and last ones.
+            The `lead` bytes, and the first and last bytes.
 
         Raises:
             PackError: the file ends early.
@@ -69,13 +69,13 @@ class TarWriter:
         ends = bytes(self._buffer[data : data + min(end, size)]) + bytes(
             self._buffer[data + max(0, size - end) : data + size]
         )
-        self._buffer[start:data] = header  # over what was read before the data
+        self._buffer[start:data] = header  # overwrites the lead, which was read before the data
         self._buffer[data + size : start + whole] = padding
         self._used += whole
         return before, ends
 
     def end(self) -> None:
-        """Two zero blocks, filled up to a record as tar programs do."""
+        """Add two zero blocks, and fill up a record as tar programs do."""
         self._put(bytes(tar_len(self.position) - self.position))
         self._flush()
 
@@ -101,11 +101,11 @@ class TarWriter:
 
 
 class TarDiffers(Exception):
-    """A tar is not what would be written."""
+    """A tar differs from the one that would be written."""
 
 
 class TarComparer(TarWriter):
-    """Writes nothing: raises TarDiffers where the tar that is there has other bytes."""
+    """Writes nothing: raises TarDiffers where the existing tar has other bytes."""
 
     def _write(self, view: memoryview) -> None:
         there = memoryview(bytearray(len(view)))

@@ -1,1 +1,1 @@
-"""What is in a packed dataset, or will be: `python -m energon_pack.inspect DIR`, `… --source PATH +model=…`"""
+"""Show what a packed dataset holds, or will hold: `python -m energon_pack.inspect DIR`, `… --source PATH +model=…`"""

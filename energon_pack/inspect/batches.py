@@ -1,4 +1,4 @@
-"""A batch as a person wants to see it: its positions drawn, where members begin, what each key holds."""
+"""Show a batch: its positions drawn, where members begin, and what each key holds."""
 
 import itertools
 from bisect import bisect_right
@@ -15,13 +15,13 @@ from energon_pack.pages.svg import curves
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import IGNORE
 
-_MOST_POINTS = 480  # of a curve
-_MOST_BLOCKS = 256  # drawn in a mask
-_MOST_ROWS = 64  # of a table of boundaries
-_FIRST = 8  # values that are shown of a tensor
+_MOST_POINTS = 480  # points of a curve
+_MOST_BLOCKS = 256  # blocks that are drawn in a mask
+_MOST_ROWS = 64  # rows of a table of boundaries
+_FIRST = 8  # values of a tensor that are shown
 _AROUND = 24  # tokens beside a medium
-_EDGE = 220  # of the drawing of a mask
-_KINDS = ("text", "image", "video")  # of mm_token_type_ids
+_EDGE = 220  # side of a mask's drawing, in pixels
+_KINDS = ("text", "image", "video")  # by the values of mm_token_type_ids
 _ROWS = ("text", "time", "height", "width")
 _WAYS = {
     "positions": "by positions that start again; kernels of variable length get cu_seqlens",
@@ -34,7 +34,7 @@ _WAYS = {
 
 
 def batch_section(batch: PackedBatch) -> Html:
-    """Positions, boundaries, masks and keys of a batch of one pack."""
+    """Show positions, boundaries, masks and keys of a batch of one pack."""
     bounds = boundaries(batch)
     return join(
         (
@@ -52,14 +52,14 @@ def batch_section(batch: PackedBatch) -> Html:
 
 
 def boundaries(batch: PackedBatch) -> list[int]:
-    """Where each member begins in the row, and the end."""
+    """Return where each member begins in the row, and where the last one ends."""
     names = ("cu_seqlens_q_padded", "cu_seqlens_q", "cu_seq_lens_q")
     found: list[int] = next(batch[name].tolist() for name in names if name in batch)
     return found
 
 
 def positions_charts(batch: PackedBatch) -> Html:
-    """The rows of positions as curves over the tokens; those of M-RoPE as runs of tokens of one kind, too."""
+    """Draw the rows of positions as curves over the tokens; show those of M-RoPE also as runs of tokens of one kind."""
     positions = batch["position_ids"]
     rows = positions.reshape(-1, positions.shape[-1])
     named = dict(zip(["text"] if len(rows) == 1 else _ROWS[-len(rows) :], rows, strict=True))
@@ -82,10 +82,10 @@ def positions_charts(batch: PackedBatch) -> Html:
 
 
 def _chart(rows: Mapping[str, Tensor], first: int = 0) -> Html:
-    """Rows of positions as curves.
+    """Draw rows of positions as curves.
 
     Args:
-        first: the token that they begin with.
+        first: the index of their first token.
     """
     at = _where(torch.stack(list(rows.values())))
     points = {name: [(first + i, float(row[i])) for i in at] for name, row in rows.items()}
@@ -93,7 +93,7 @@ def _chart(rows: Mapping[str, Tensor], first: int = 0) -> Html:
 
 
 def _first_medium(kinds: Tensor, bounds: Sequence[int]) -> tuple[int, int]:
-    """The tokens of the first stretch that is no text, and some around it in its member; the first, without one."""
+    """Return the first stretch of media tokens, with some of its member around it; without media, the first tokens."""
     start = next(iter((kinds != 0).nonzero().flatten().tolist()), 0)
     later = (kinds[start:] == 0).nonzero().flatten().tolist()
     end = start + min([*later[:1], len(kinds) - start, _MOST_POINTS]) + _AROUND
@@ -102,7 +102,7 @@ def _first_medium(kinds: Tensor, bounds: Sequence[int]) -> tuple[int, int]:
 
 
 def _where(rows: Tensor) -> list[int]:
-    """The tokens at which curves are drawn: where any of them turns, or so many in even steps."""
+    """Return the tokens at which curves are drawn: where any of them turns, or some in even steps."""
     length = rows.shape[1]
     turns = (rows.diff(dim=1).diff(dim=1) != 0).any(dim=0).nonzero().flatten() + 1
     if len(turns) > _MOST_POINTS:
@@ -111,7 +111,7 @@ def _where(rows: Tensor) -> list[int]:
 
 
 def _runs_table(rows: Mapping[str, Tensor], batch: PackedBatch) -> Html:
-    """Stretches of tokens of one kind and one member: from where to where each row goes."""
+    """Build a table of runs of tokens of one kind and one member: the first and last position in each row."""
     kinds = batch["mm_token_type_ids"].flatten()
     starts = torch.zeros(len(kinds), dtype=torch.bool)
     starts[boundaries(batch)[:-1]] = True
@@ -131,7 +131,7 @@ def _runs_table(rows: Mapping[str, Tensor], batch: PackedBatch) -> Html:
 
 
 def bounds_table(bounds: Sequence[int], batch: PackedBatch) -> Html:
-    """A row a member: from, to, tokens; where a gap or the padding follows, how long."""
+    """Build a table with a row for each member: from, to, tokens; and the length of a gap or padding behind it."""
     real = batch["seq_lens"].tolist() if "seq_lens" in batch else None
     docs = batch.get("doc_ids")
     rows = []
@@ -148,7 +148,7 @@ def bounds_table(bounds: Sequence[int], batch: PackedBatch) -> Html:
 
 
 def mask_drawing(bounds: Sequence[int], mask: str) -> Html:
-    """The blocks of the attention mask: each token sees those before it in its own member."""
+    """Draw the blocks of the attention mask: each token sees the earlier tokens of its own member."""
     total = bounds[-1] or 1
     blocks = []
     for number, (start, end) in enumerate(itertools.pairwise(bounds)):
@@ -165,7 +165,7 @@ def mask_drawing(bounds: Sequence[int], mask: str) -> Html:
 
 
 def weights_section(batch: PackedBatch) -> Iterator[Html]:
-    """How many trained tokens count how much, where some count other than 1."""
+    """Show how many trained tokens have which weight, if some weight is not 1."""
     name = "loss_weight" if "loss_weight" in batch else "loss_mask"
     if name not in batch:
         return
@@ -180,7 +180,7 @@ def weights_section(batch: PackedBatch) -> Iterator[Html]:
 
 
 def keys_table(batch: PackedBatch) -> Html:
-    """Each key with its shape, its type and its first values."""
+    """List each key with its shape, its type and its first values."""
     return table(("key", "shape", "type", "first values"), list(_rows(batch)), num_words=4, class_="keys")
 
 

@@ -1,4 +1,4 @@
-"""Two packed datasets side by side: what they hold, which settings differ, which samples only one of them has."""
+"""Compare two packed datasets: their figures, their settings, and the samples that only one of them has."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from energon_pack.inspect.dataset import Opened
 from energon_pack.inspect.search import entries, ids_of
 from energon_pack.pages.svg import short
 
-_MOST_NAMED, _VALUE = 20, 80  # samples, characters
+_MOST_NAMED, _VALUE = 20, 80  # samples that are named, characters of a value
 _COLUMNS = ("pack", "shard", "key", "record_part", "token_len")
 
 
@@ -27,18 +27,18 @@ class Side:
     name: str
     report: Mapping[str, Any]
     lens: npt.NDArray[np.int64]  # tokens of each pack
-    ids: pa.ChunkedArray  # of the samples, those that were cut as often as they have parts
+    ids: pa.ChunkedArray  # of the samples; a cut sample is there once for each part
     opened: Opened
 
     @property
     def fill(self) -> npt.NDArray[np.float64]:
-        """Of each pack, in percent."""
+        """Return how full each pack is, in percent."""
         most: int = at(self.report, "max_token_len") or self.lens.max(initial=1)
         return 100 * self.lens.astype(np.float64) / most
 
 
 def side_of(opened: Opened) -> Side:
-    """A dataset; raises PackError where it has no plan or no report to be compared by."""
+    """Read a dataset; raises PackError if it has no plan or no report."""
     if opened.plan is None or not opened.report:
         raise PackError(f"{opened.folder}: only what energon_pack packed can be compared: report.json and the plan")
     lens: list[npt.NDArray[np.int64]] = []
@@ -57,7 +57,7 @@ def side_of(opened: Opened) -> Side:
 
 
 def figures(left: Side, right: Side) -> Iterator[tuple[str, str, str, str]]:
-    """What is told of both: its name, each value, and how much more the second has."""
+    """Yield the figures of both: the name, each value, and the difference."""
     for name, keys, form in _FIGURES:
         a, b = (at(side.report, *keys) for side in (left, right))
         if isinstance(a, (int, float)) and isinstance(b, (int, float)):
@@ -95,7 +95,7 @@ _FIGURES = (
 
 
 def settings(left: Side, right: Side) -> Iterator[tuple[str, str, str]]:
-    """The settings that differ, and what each dataset has."""
+    """Yield the settings that differ, and the value in each dataset."""
     a, b = (_flat(at(side.report, "config") or {}) for side in (left, right))
     for key in sorted(a.keys() | b.keys()):
         if a.get(key) != b.get(key):
@@ -118,11 +118,11 @@ class Alone:
     """Samples that one dataset has packed and the other has not."""
 
     number: int
-    first: list[tuple[str, str]]  # id, and why it is not in the other
+    first: list[tuple[str, str]]  # id, and why the other has not packed it
 
 
 def only_in(side: Side, other: Side) -> Alone:
-    """The samples of one that are not in the other; some of them by name, with what the other's ledger says."""
+    """Return the samples of one that are not in the other; name some, with the reason in the other's ledger."""
     ids = pc.unique(side.ids.filter(pc.invert(pc.is_in(side.ids, other.ids))))
     first = ids.slice(0, _MOST_NAMED).to_pylist()
     told = _of(first, other)
@@ -131,6 +131,6 @@ def only_in(side: Side, other: Side) -> Alone:
 
 
 def _of(names: list[str], side: Side) -> Iterator[Mapping[str, Any]]:
-    """Entries of the ledger about some samples."""
+    """Yield the ledger's entries about these samples."""
     wanted = set(names)
     yield from (entry for entry in entries(side.opened) if entry.get("sample_id") in wanted) if wanted else ()

@@ -1,4 +1,4 @@
-"""Two packed datasets side by side, in the terminal and as a page."""
+"""Show two packed datasets side by side, in the terminal and as a page."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from energon_pack.report.shapes import linear_histogram
 
 
 def print_beside(left: Side, right: Side, to: Console) -> None:
-    """The figures, the settings that differ, and how many samples only one has."""
+    """Print the figures, the settings that differ, and how many samples only one has."""
     for header, rows in (
         (("", left.name, right.name, ""), list(figures(left, right))),
         (("setting", left.name, right.name), list(settings(left, right))),
@@ -33,7 +33,7 @@ def print_beside(left: Side, right: Side, to: Console) -> None:
 
 
 def beside_page(left: Side, right: Side) -> str:
-    """The same as a page, with how full the packs of each are."""
+    """Show the same as a page, with how full the packs of each are."""
     names = left.name, right.name
     differ = list(settings(left, right))
     return page(

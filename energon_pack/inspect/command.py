@@ -1,6 +1,6 @@
-"""What is in a packed dataset, or will be: `python -m energon_pack.inspect DIR`, `… --source PATH +model=…`
+"""Show what a packed dataset holds, or will hold: `python -m energon_pack.inspect DIR`, `… --source PATH +model=…`
 
-A pack is read by its place: what shows it imports no tokenizer, and no other pack is looked at.
+A pack is read by its place: no tokenizer is imported to show it, and no other pack is read.
 """
 
 import argparse
@@ -29,10 +29,10 @@ _CODES = {1: "nothing is called so; or refused, in one line"}
 
 
 def main() -> int:
-    """Entry point; the exit code."""
+    """Run the command; return its exit code."""
     given = _arguments()
     if given.source is not None:
-        from energon_pack.inspect.source import show_sample  # Hydra
+        from energon_pack.inspect.source import show_sample  # imports Hydra
 
         return show_sample(given)
     return _show_pack(given)
@@ -66,7 +66,7 @@ def _show_pack(given: argparse.Namespace) -> int:
             template, missing = template_of(opened, given.processor, given.trust_remote_code, given.packs_as)
         found = opened.packs[number]
         view = opened.view(found, template, _MOST_THUMBNAILS if given.html else 0)
-        if given.html:  # before anything is printed: `| head` ends the process
+        if given.html:  # written before anything is printed, because `| head` ends the process
             from energon_pack.inspect.page import pack_page
             from energon_pack.inspect.tokens import processor_of
 
@@ -93,7 +93,7 @@ def _compare(opened: Opened, given: argparse.Namespace) -> int:
 
 
 def _others(given: argparse.Namespace) -> list[str]:
-    """What else there is to see."""
+    """List other things that can be shown."""
     return ["--search TEXT", "--random", *["--tokens"] * (not given.tokens), *["--html OUT"] * (not given.html)]
 
 

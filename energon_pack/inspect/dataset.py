@@ -1,4 +1,4 @@
-"""A packed dataset to look at: what it says of itself, and any of its packs; whoever wrote it, however damaged."""
+"""Open a packed dataset to look at it, or at any of its packs, whichever tool wrote it, and even if it is damaged."""
 
 import shlex
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Opened:
     manifest: dict[str, Any]
     report: dict[str, Any]
     packs: Packs
-    notes: list[str] = field(default_factory=list)  # what of it can't be read
+    notes: list[str] = field(default_factory=list)  # what can't be read in it
 
     @property
     def is_ours(self) -> bool:
@@ -39,14 +39,14 @@ class Opened:
 
     @property
     def plan(self) -> PlanFile | None:
-        """None: there is none."""
+        """Return the plan; None: there is none."""
         return PlanFile(self.folder) if self.folder.has(PLAN) else None
 
     def number_of(self, named: str) -> int:
-        """Which pack is meant: a number, from the end where it is negative, or a key.
+        """Return the number of the pack that is meant: by a number, from the end if negative, or by a key.
 
         Raises:
-            PackError: there is none.
+            PackError: there is no such pack.
         """
         num_packs = len(self.packs)
         if named.lstrip("-").isdecimal():
@@ -60,7 +60,7 @@ class Opened:
         return found
 
     def view(self, found: Found, template: "Template | None" = None, max_thumbnails: int = 0) -> PackView:
-        """A pack, as far as it can be told."""
+        """Build the view of a pack, as far as it can be read."""
         notes, rows = list(found.defects), None
         key = found.pack.files.key
         if self.plan is not None:
@@ -77,13 +77,13 @@ class Opened:
 
 
 def open_dataset(dataset: str | Path) -> Opened:
-    """A packed dataset.
+    """Open a packed dataset.
 
     Args:
         dataset: its folder, or its address.
 
     Raises:
-        PackError: it is none; says what to give.
+        PackError: it is not a packed dataset; the message says what to give.
     """
     folder = DatasetFolder(dataset)
     if not folder.is_there:
@@ -112,7 +112,7 @@ def open_dataset(dataset: str | Path) -> Opened:
 
 
 def _of_file(path: str) -> str:
-    """Why a file is no dataset, and what to give instead."""
+    """Say why a file is no dataset, and what to give instead."""
     if path.endswith((".yaml", ".yml")):
         import yaml
 
@@ -138,7 +138,7 @@ def _read(folder: DatasetFolder, name: str, notes: list[str]) -> dict[str, Any]:
 
 
 def about(opened: Opened) -> Iterator[str]:
-    """What a dataset is, in a few lines."""
+    """Describe a dataset in a few lines."""
     manifest, report, packs = opened.manifest, opened.report, opened.packs
     content = manifest.get("content")
     model, first = at(content, "model", "name"), packs[0].pack.flavor

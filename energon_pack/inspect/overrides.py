@@ -1,4 +1,4 @@
-"""Overrides of a config among arguments."""
+"""Tell overrides of a config from other arguments."""
 
 import re
 
@@ -6,5 +6,5 @@ _OVERRIDE = re.compile(r"(\+\+?|~)?[A-Za-z_][\w.@]*=|~[A-Za-z_]")
 
 
 def is_override(text: str) -> bool:
-    """Whether an argument is one, as `+model=qwen2_5_vl`, and no number, key or id."""
+    """Say whether an argument is an override, as `+model=qwen2_5_vl`, and not a number, key or id."""
     return _OVERRIDE.match(text) is not None

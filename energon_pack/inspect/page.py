@@ -1,4 +1,4 @@
-"""A pack as a page: what is in it, and what training gets of it."""
+"""Build the page of a pack: its content, and the batch that training gets."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.views.html import members_table, pack_section
 from energon_pack.views.view import PackView
 
-if TYPE_CHECKING:  # torch, which only a page of batches needs
+if TYPE_CHECKING:  # imports torch, which only a page with batches needs
     from energon_pack.training.batch import PackedBatch
 
 _LAYOUTS = ("neat", "thd")
@@ -22,11 +22,11 @@ _SAYS = "The batch of this pack alone, made by the encoder that training uses, i
 
 
 def pack_page(opened: Opened, found: Found, view: PackView, processor: str | None, how: Mapping[str, Any]) -> str:
-    """The page of a pack.
+    """Build the page of a pack.
 
     Args:
-        view: of it, with its pictures.
-        processor: with which batches are made; None: as of `load_template`.
+        view: of the pack, with its pictures.
+        processor: to make batches with; None: see `load_template`.
         how: `trust_remote_code` and `model` of `loading.pack_encoder`.
     """
     titles = ["Members", *(f"{_TITLE}: {layout}" for layout in _LAYOUTS)]
@@ -44,7 +44,7 @@ def pack_page(opened: Opened, found: Found, view: PackView, processor: str | Non
 
 
 def training_sections(opened: Opened, found: Found, processor: str | None, how: Mapping[str, Any]) -> Iterator[Html]:
-    """A section for each layout; where no batch can be made, why."""
+    """Yield a section for each layout; where no batch can be made, it says why."""
     from energon_pack.inspect.batches import batch_section
 
     for layout in _LAYOUTS:
@@ -53,12 +53,12 @@ def training_sections(opened: Opened, found: Found, processor: str | None, how: 
             yield section(title, batch_section(batch_of(opened, found, layout, processor, how)), says=_SAYS)
         except (PackError, ValueError, ImportError, OSError, NotImplementedError) as error:
             yield section(title, tag("p", f"No batch: {' '.join(str(error).split())[:400]}", class_="bad"))
-        except (KeyError, TypeError, AttributeError) as error:  # of a damaged manifest or pack
+        except (KeyError, TypeError, AttributeError) as error:  # the manifest or the pack is damaged
             yield section(title, tag("p", f"No batch: {one_line(error)}", class_="bad"))
 
 
 def batch_of(opened: Opened, found: Found, layout: str, processor: str | None, how: Mapping[str, Any]) -> "PackedBatch":
-    """The batch of one pack; raises as `loading.pack_encoder` and `PackEncoder`."""
+    """Make the batch of one pack; raises as `loading.pack_encoder` and `PackEncoder`."""
     from energon_pack.loading import pack_encoder
     from energon_pack.templates.quiet import errors_only
 
@@ -70,7 +70,7 @@ def batch_of(opened: Opened, found: Found, layout: str, processor: str | None, h
 
 
 def inputs_of(opened: Opened, found: Found) -> Iterator[MemberInput]:
-    """The members of a pack as training gets them."""
+    """Yield the members of a pack as training gets them."""
     parts: dict[str, Any] = {
         part.name: found.file.read(part.offset, part.size) for part in found.pack.files.parts if part.size >= 0
     }

@@ -1,4 +1,4 @@
-"""Packs and members by a piece of their names."""
+"""Search packs and members by a part of their names."""
 
 import io
 import json
@@ -20,9 +20,9 @@ from energon_pack.sources.shard import JsonlShard, TarShard
 
 
 class Hit(NamedTuple):
-    """A member whose id holds what was searched for, or its pack's key."""
+    """A member whose id, or whose pack's key, contains the searched text."""
 
-    rank: int  # 0: it is exactly that
+    rank: int  # 0: id or key equals the text
     number: int  # of the pack
     member: int
     key: str  # of the pack
@@ -30,7 +30,7 @@ class Hit(NamedTuple):
 
 
 def search(opened: Opened, text: str, most: int) -> tuple[list[Hit], int]:
-    """The first so many hits, exact ones first, and how many there are; by the plan, or, without one, by each pack.
+    """Return the first `most` hits, exact ones first, and the number of all; by the plan, or else by reading each pack.
 
     Raises:
         PackError: the plan can't be read.
@@ -48,14 +48,14 @@ def search(opened: Opened, text: str, most: int) -> tuple[list[Hit], int]:
 
 
 def skipped(opened: Opened, text: str, most: int) -> Iterator[str]:
-    """The first so many samples that are in no pack, and why, by the ledger; lines of it that are none are left out."""
+    """Yield the first `most` samples in no pack, and why, from the ledger; lines that are no entries are left out."""
     found = (entry for entry in entries(opened) if text in str(entry.get("sample_id", "")))
     for entry in islice(found, most):
         yield f"{entry['sample_id']}: {entry.get('reason')}: {entry.get('detail')}"
 
 
 def entries(opened: Opened) -> Iterator[dict[str, Any]]:
-    """The ledger; {} for a line of it that is no entry."""
+    """Yield the ledger's entries; {} for a line that is no entry."""
     if not opened.folder.has(LEDGER):
         return
     with opened.folder.open(LEDGER) as file:
@@ -71,9 +71,9 @@ def _entry(line: str) -> dict[str, Any]:
 
 
 def _of_plan(plan: PlanFile, text: str, most: int) -> Iterator[tuple[int, list[Hit]]]:
-    """Of each row group how many, and the first of them, yet without their samples' ids."""
-    first = 0  # pack of this row group
-    spans = any(mark in text for mark in (TarShard.mark, JsonlShard.mark))  # it may begin in a shard's name
+    """Yield, for each row group, how many hits it has and the first of them, without the samples' ids."""
+    first = 0  # the first pack of this row group
+    spans = any(mark in text for mark in (TarShard.mark, JsonlShard.mark))  # the hit may begin in a shard's name
     for table in plan.tables("pack", "shard", "key", *["record_part"] * spans):
         packs, keys = table["pack"].combine_chunks(), table["key"]
         names = (packs, ids_of(table)) if spans else (packs, keys, table["shard"])
@@ -92,14 +92,14 @@ def _of_plan(plan: PlanFile, text: str, most: int) -> Iterator[tuple[int, list[H
 
 
 def _named(hits: list[Hit], plan: PlanFile) -> list[Hit]:
-    """Hits with the ids of their samples."""
+    """Return the hits with the ids of their samples."""
     members = plan.members({hit.key for hit in hits})
     ids = {key: [row.sample_id for row in rows] for key, rows in members.items()}
     return [hit._replace(sample_id=(ids.get(hit.key, [])[hit.member :] or ["?"])[0]) for hit in hits]
 
 
 def _any(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.bool_]:
-    """Where one of them is true; what is null is not."""
+    """Return where at least one of the columns is true; null is not."""
     values: npt.NDArray[np.bool_] = np.logical_or.reduce(
         [np.asarray(pc.fill_null(column, False)) for column in columns]
     )
@@ -107,7 +107,7 @@ def _any(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.bool_]
 
 
 def ids_of(table: pa.Table) -> pa.Array:
-    """`<shard>/<key>` of each row, `<file>:<line>` of a line."""
+    """Return `<shard>/<key>` of each row; of a line, `<file>:<line>`."""
     is_line = pc.fill_null(pc.equal(table["record_part"], LINE), False)
     marks = pc.if_else(is_line, JsonlShard.mark, TarShard.mark)
     columns = [column.cast(pa.large_string()) for column in (table["shard"], marks, table["key"])]
@@ -115,7 +115,7 @@ def ids_of(table: pa.Table) -> pa.Array:
 
 
 def _of_packs(opened: Opened, text: str) -> Iterator[tuple[int, list[Hit]]]:
-    """Of each pack."""
+    """Yield, for each pack, how many hits it has and which."""
     for found in opened.packs.all():
         key, ids = found.pack.files.key, found.pack.ids
         hits = [

@@ -1,6 +1,6 @@
-"""A sample of a source before anything is packed: what was read, how it is understood, and its tokens.
+"""Show a sample of a source before anything is packed: as it was read, as it is understood, and its tokens.
 
-Nothing is measured but this sample. What packing would do with it is asked of packing's own functions.
+Only this sample is measured. Packing's own functions say what packing would do with it.
 """
 
 import argparse
@@ -38,22 +38,22 @@ from energon_pack.views.sampled import sample_view
 from energon_pack.views.terminal import print_next, print_sample
 from energon_pack.views.view import MemberView
 
-_MOST_CHARS = 400  # of a string of the raw JSON
+_MOST_CHARS = 400  # characters of a string in the raw JSON
 _MOST_THUMBNAILS = 24
 
 
 @dataclass(frozen=True)
 class Looked:
-    """One sample, looked at."""
+    """One sample as the tool shows it."""
 
     view: MemberView
     raw: str  # its JSON or text, long strings shortened
-    whole: str  # all of that
-    remarks: list[str] = field(default_factory=list)  # what is to know of it
+    whole: str  # its JSON or text, unshortened
+    remarks: list[str] = field(default_factory=list)  # notes to print
 
 
 def show_sample(given: argparse.Namespace) -> int:
-    """The tool's second way: `--source`; the exit code."""
+    """Run the tool's `--source` mode; return the exit code."""
     overrides = list(filter(is_override, given.given))
     named = [text for text in given.given if not is_override(text)]
     if len(named) > 1:
@@ -72,7 +72,7 @@ def show_sample(given: argparse.Namespace) -> int:
     remarks = [*indexed.damage, *looked.remarks]
     to = console()
     remarks += [missing] if missing else []
-    if given.html:  # before anything is printed: `| head` ends the process
+    if given.html:  # written before anything is printed, because `| head` ends the process
         write_page(given.html, sample_page(looked.view, where, looked.raw, looked.whole, remarks))
     shown = looked.whole if looked.view.refused else looked.raw
     print_sample(looked.view, where, shown, remarks, to, given.full)
@@ -85,11 +85,11 @@ def show_sample(given: argparse.Namespace) -> int:
 def look(
     config: PackConfig, reader: Reader, shard: Shard, row: IndexRow, template: Template | None, max_thumbnails: int = 0
 ) -> Looked:
-    """Read a sample as packing does, and say why it would be in no pack, where that is so.
+    """Read a sample as packing does; if it would be in no pack, say why.
 
     Args:
-        template: None: without its tokens.
-        max_thumbnails: pictures of so many media.
+        template: None: show no tokens.
+        max_thumbnails: how many media get a picture.
     """
     sample_id = shard.sample_id(row.key)
     raw = reader.raw(shard, row) if row.record_size else b""
@@ -114,7 +114,7 @@ def look(
 def _judged(
     config: PackConfig, view: MemberView, sample: ReadSample, template: Template
 ) -> tuple[MemberView, list[str]]:
-    """What packing would do with a sample that has tokens."""
+    """Say what packing would do with a sample that has tokens."""
     rendered = template.render(Sample(sample.timed, sample.media, sample.tools, sample.options))
     remarks, packing, flavor = [], config.packing, config.output.packed_flavor()
     if rendered.leaves_out_tools:
@@ -163,16 +163,16 @@ def _indexed(source: Source, shard: Shard) -> _Indexed:
 
 
 def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[_Indexed, int, int]:
-    """A file, the place of a sample in it, and its number in the source; by default the first.
+    """Return a file, the place of a sample in it, and its number in the source; by default the first sample.
 
-    Files are indexed up to where it is.
+    Files are indexed only up to the one with the sample.
 
     Args:
-        named: a number, an id or a key.
-        seed: any sample; 0: by chance.
+        named: a number, an id or a key; None: by the seed, or the first.
+        seed: draws any sample; 0: another one each time.
 
     Raises:
-        PackError: there is none.
+        PackError: there is no such sample.
     """
     if seed is not None:
         chance = random.Random(seed or None)
@@ -193,7 +193,7 @@ def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[_Index
 
 
 def _place(indexed: _Indexed, named: str | None, number: int | None) -> int | None:
-    """Where a sample is in a file; None: elsewhere."""
+    """Return where a sample is in a file; None: it is elsewhere."""
     if number is not None:
         return number if number < len(indexed.rows) else None
     ids = (row.key == named or indexed.shard.sample_id(row.key) == named for row in indexed.rows)
@@ -201,13 +201,13 @@ def _place(indexed: _Indexed, named: str | None, number: int | None) -> int | No
 
 
 def _likely(shards: Sequence[Shard], named: str | None) -> Sequence[Shard]:
-    """The shards that may hold a sample: the one that an id names, else all."""
+    """Return the shards that may hold a sample: the one that an id names, else all."""
     by_id = [shard for shard in shards if named is not None and named.startswith(f"{shard.name}{shard.mark}")]
     return by_id or shards
 
 
 def _json(raw: bytes, most: int | None = _MOST_CHARS) -> str:
-    """JSON with an indent, its long strings shortened; what is none as it is."""
+    """Indent JSON and shorten its long strings; return anything else unchanged."""
     try:
         return json.dumps(_shortened(load_json(raw), most), indent=2, ensure_ascii=False)
     except Skip:

@@ -1,4 +1,4 @@
-"""A sample of a source as a page."""
+"""Build the page of a sample of a source."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,10 +13,10 @@ def sample_page(view: MemberView, place: str, raw: str, whole: str, remarks: Seq
     """The page of a sample.
 
     Args:
-        place: where in the source it is.
+        place: of the sample in the source.
         raw: its JSON, shortened.
-        whole: all of it.
-        remarks: what is to know of it.
+        whole: its JSON, unshortened.
+        remarks: notes to show.
     """
     facts = tag("p", member_facts(view), class_="faint") if view.turns else None
     return page(
@@ -36,7 +36,7 @@ def sample_page(view: MemberView, place: str, raw: str, whole: str, remarks: Seq
 
 
 def _understood(view: MemberView) -> Iterator[Html]:
-    """What was made of it, as far as that went."""
+    """Show the sample as it was understood, as far as that worked."""
     if view.spans is not None:
         yield section("Tokens", tokens_text(view.spans, _MAX_CHARS), says=MARKED)
     if view.turns:

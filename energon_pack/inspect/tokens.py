@@ -1,4 +1,4 @@
-"""The template of a packed dataset, where its processor can be found."""
+"""Load the template of a packed dataset, where its processor can be found."""
 
 from energon_pack.errors import one_line
 from energon_pack.inspect.dataset import Opened
@@ -10,11 +10,11 @@ from energon_pack.verify.lengths import packed_with
 def template_of(
     opened: Opened, processor: str | None, trust_remote_code: bool, model: str | None
 ) -> tuple[Template | None, str | None]:
-    """The template, or why there is none.
+    """Return the template, or why there is none.
 
     Args:
-        processor: folder or hub id; None: as when it was packed.
-        model: of another tool's packs: as in `+model=NAME`.
+        processor: folder or hub id; None: the one it was packed with.
+        model: for another tool's packs, as in `+model=NAME`.
     """
     if not opened.manifest and not (model and processor):
         return None, "no tokens: --as MODEL and --processor FOLDER say what these packs are for"
@@ -23,10 +23,10 @@ def template_of(
     except (OSError, ValueError, ImportError) as error:
         text = " ".join(str(error).split())
         return None, f"no tokens: {text[:300]}{'' if processor else ' (--processor FOLDER names another)'}"
-    except (KeyError, TypeError, AttributeError) as error:  # of a damaged manifest
+    except (KeyError, TypeError, AttributeError) as error:  # the manifest is damaged
         return None, f"no tokens: the manifest does not say how it was packed: {one_line(error)}"
 
 
 def processor_of(opened: Opened, given: str | None) -> str | None:
-    """The processor that is given, or the one that the dataset was packed with."""
+    """Return the given processor, or the one that the dataset was packed with."""
     return given or (packed_with(opened.folder, opened.report) if opened.manifest else None)

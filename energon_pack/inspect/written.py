@@ -1,4 +1,4 @@
-"""The page that is asked for."""
+"""Write the page that the user asked for."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from energon_pack.run.console import say
 
 
 def write_page(out: str, page: str) -> None:
-    """Write it, and say so; into what is there, which may be a link or a device.
+    """Write the page over what is there, which may be a link or a device; print where.
 
     Raises:
         PackError: it can't be written there.

@@ -1,8 +1,8 @@
-"""Pages of HTML: one self-contained file each, that needs no server and nothing from elsewhere.
+"""Build pages of HTML: each is one self-contained file that needs no server and fetches nothing.
 
-A page is whole without its script, which is the same text on every page that has one.
+A page is complete without its script. The script is the same text on every page that has one.
 
-tag("p", "2 < 3") ─► <p>2 &lt; 3</p>          whatever is not `Html` already is escaped
+tag("p", "2 < 3") ─► <p>2 &lt; 3</p>          content that is not `Html` is escaped
 """
 
 import base64
@@ -15,9 +15,9 @@ from typing import Any
 
 from energon_pack.pages.policy import content_policy
 
-_EMPTY = {"br", "hr", "img", "input", "meta"}  # elements that hold nothing and have no end
+_EMPTY = {"br", "hr", "img", "input", "meta"}  # elements without content and end tag
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-_CONTROLS |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD)  # of names that are no UTF-8
+_CONTROLS |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD)  # found in names that are no UTF-8
 _STYLE, _SCRIPT = (Path(__file__).with_name(name) for name in ("style.css", "packs.js"))
 
 
@@ -28,10 +28,10 @@ class Html(str):
 
 
 def tag(element: str, *content: Any, **attributes: Any) -> Html:
-    """An element; what it holds is escaped, unless it is `Html`.
+    """Build an element. Its content is escaped, unless it is `Html`.
 
     Args:
-        attributes: `class_` for class, `stroke_width` for stroke-width; None and False leave one out, True names it.
+        attributes: `class_` for class, `stroke_width` for stroke-width; None, False omit one; True writes its name.
     """
     texts = []
     for key, value in attributes.items():
@@ -44,7 +44,7 @@ def tag(element: str, *content: Any, **attributes: Any) -> Html:
 
 
 def join(content: Iterable[Any]) -> Html:
-    """Pieces in a row; None is none."""
+    """Join pieces; None adds nothing."""
     texts = (
         item if isinstance(item, Html) else html.escape(_shown(item), quote=False)
         for item in content
@@ -54,20 +54,20 @@ def join(content: Iterable[Any]) -> Html:
 
 
 def clipped(text: str, most: int) -> str:
-    """Text of a page that has to stay small."""
+    """Cut text to `most` characters, for a page that has to stay small."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _shown(value: Any) -> str:
-    """Text, with pictures in place of control characters and halves of characters: HTML has no place for them."""
+    """Replace control characters and lone surrogates, which HTML can't hold, by visible signs."""
     return str(value).translate(_CONTROLS)
 
 
 def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int = 1, class_: str | None = None) -> Html:
-    """A table, as wide as its page at most.
+    """Build a table, at most as wide as its page.
 
     Args:
-        num_words: columns of words, which come first; those of numbers stand to the right.
+        num_words: how many columns hold words. They come first; columns of numbers are aligned to the right.
     """
 
     def row(name: str, cells: Sequence[Any]) -> Html:
@@ -80,35 +80,35 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int =
 
 
 def section(title: str, *content: Any, says: str | None = None, name: str | None = None) -> Html:
-    """A part of a page.
+    """Build a section of a page.
 
     Args:
-        title: better the question that it answers.
-        says: what else there is to know first, in a sentence.
-        name: of which its anchor is made; None: of the title.
+        title: best written as the question that the section answers.
+        says: a sentence that the reader should know first.
+        name: its anchor is made from it; None: from the title.
     """
     heading = tag("h2", title, id=anchor(name or title))
     return tag("section", heading, None if says is None else tag("p", says, class_="says"), *content)
 
 
 def anchor(title: str) -> str:
-    """What a heading is found by."""
+    """Return the anchor under which a heading is found."""
     return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
 
 
 def details(summary: Any, *content: Any, is_open: bool = False) -> Html:
-    """What is seen by a click, and in print."""
+    """Build content that is hidden until a click; it is always printed."""
     return tag("details", tag("summary", summary), *content, open=is_open)
 
 
 def picture(data: bytes, media_type: str, alt: str, **attributes: Any) -> Html:
-    """An image that is in the page itself."""
+    """Build an image that is embedded in the page."""
     source = f"data:{media_type};base64,{base64.b64encode(data).decode()}"
     return tag("img", src=source, alt=alt, **attributes)
 
 
 def data_block(name: str, value: Any) -> Html:
-    """JSON that the script of a page reads.
+    """Build a block of JSON that the page's script reads.
 
     Args:
         name: its id.
@@ -118,10 +118,10 @@ def data_block(name: str, value: Any) -> Html:
 
 
 def page(title: str, *content: Any, has_script: bool = False) -> str:
-    """A whole document.
+    """Build a whole document.
 
     Args:
-        has_script: it ends with `script()`.
+        has_script: whether it ends with `script()`.
     """
     head = tag(
         "head",
@@ -138,7 +138,7 @@ def page(title: str, *content: Any, has_script: bool = False) -> str:
 
 @cache
 def script() -> str:
-    """The one script that a page may have."""
+    """Return the script, the only one that a page may have."""
     return _SCRIPT.read_text("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What a page may do, as its browser is told: show what is in it, and fetch, send and run nothing else."""
+"""The policy that tells a browser what a page may do: show its own content, and fetch, send and run nothing else."""
 
 import base64
 import hashlib
@@ -13,12 +13,12 @@ _SHOWS_ITSELF = (
 
 
 def content_policy(script: str = "") -> str:
-    """The Content-Security-Policy of a page.
+    """Return the Content-Security-Policy of a page.
 
-    All text of data is escaped. This is for the case that some is not: a page holds words and names of strangers.
+    All text from data is escaped. The policy helps if some is not: a page holds words and names of strangers.
 
     Args:
-        script: the one that the page has, between its tags; any other is not run. Empty: it has none.
+        script: the script of the page, without its tags; the browser runs no other. Empty: the page has none.
     """
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return "; ".join((*_SHOWS_ITSELF, *([f"script-src 'sha256-{allowed}'"] if script else [])))

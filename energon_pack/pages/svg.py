@@ -1,4 +1,4 @@
-"""Charts as inline SVG: a few kB each, in the colours of the page, with a tooltip on each thing that is drawn.
+"""Draw charts as inline SVG: a few kB each, in the colours of the page, with a tooltip on each drawn thing.
 
     ┌ .chart ─────────────────────────┐
     │ legend, name of the upper axis  │   letters are HTML: as large on a telephone as on a desk,
@@ -9,7 +9,7 @@
     │            name of the lower axis│   more of them where the page is narrow
     └─────────────────────────────────┘
 
-Colours go by kinds, the classes `of-<kind>` of style.css: text, image, video, mix, unknown, padding, all and more.
+Colours follow kinds, the classes `of-<kind>` of style.css: text, image, video, mix, unknown, padding, all and more.
 """
 
 import math
@@ -19,35 +19,35 @@ from typing import NamedTuple
 
 from energon_pack.pages.html import Html, tag
 
-SIDE = 1000.0  # of what is drawn, in its own units: it is stretched to its place
-_LEAST = 4.0  # that a bar is high: it is seen
-_TICKS = 5  # about so many on an axis
-_ROUNDED_UP = 0.9995  # of a unit: in three digits it is one
-_CHAR, _GAP = 6.6, 10.0  # pixels of a letter of a label, at most, and between two labels
-_WIDE, _NARROW = 800.0, 330.0  # pixels that a plot has at least: on a page, in half of one or on a telephone
+SIDE = 1000.0  # width and height of a drawing in its own units; it is stretched to its place
+_LEAST = 4.0  # the least height of a bar, so that it is seen
+_TICKS = 5  # about so many labels on an axis
+_ROUNDED_UP = 0.9995  # share of a unit; in three digits it is written as one
+_CHAR, _GAP = 6.6, 10.0  # pixels: the widest letter of a label, and the gap between two labels
+_WIDE, _NARROW = 800.0, 330.0  # the least width of a plot in pixels: on a page, and in half of a page or on a telephone
 _MARK_ROW = 17  # pixels of a row of labels of marks
 
 
 class Mark(NamedTuple):
-    """A line across a chart."""
+    """A line across a chart, with its label."""
 
-    at: float  # in units of its axis
+    at: float  # its place, in units of its axis
     label: str
 
 
 class Piece(NamedTuple):
-    """A stretch of a strip."""
+    """A piece of a strip."""
 
     kind: str
     size: float
     label: str  # its tooltip
-    is_odd: bool = False  # drawn paler: what stands beside it, of the same kind, is told apart
+    is_odd: bool = False  # drawn paler, to tell it from a neighbour of the same kind
 
 
 class _Tick(NamedTuple):
     """A label of an axis."""
 
-    at: float  # 0 to 1
+    at: float  # its place on the axis, from 0 to 1
     label: str
 
 
@@ -62,21 +62,21 @@ def histogram(
     is_half: bool = False,
     is_percent: bool = False,
 ) -> Html:
-    """Bars side by side, of each kind on top of the one before.
+    """Draw bars side by side; the bars of each kind stand on those of the kind before.
 
     Args:
-        edges: of the bars, ascending; the bars are equally wide, whatever their edges.
-        counts: by kind, one for each bar.
+        edges: of the bars, ascending; bars are equally wide on the page, whatever their edges.
+        counts: by kind, one count for each bar.
         x, y: what the axes show.
         marks: vertical lines, in units of `edges`.
-        height: pixels of what is drawn.
-        labelled: numbers of the edges with a label; None: all that there is room for.
-        is_half: it stands in a column half as wide as the page.
+        height: of the drawing, in pixels.
+        labelled: indexes of the edges that get a label; None: all that fit.
+        is_half: the chart stands in a column half as wide as the page.
         is_percent: edges go from 0 to 100.
     """
     num = len(edges) - 1
     sums = [sum(values[i] for values in counts.values()) for i in range(num)]
-    scale, drawn = _Scale(0.0, max([*sums, 1e-9]), least_step=1.0), []  # counts are whole
+    scale, drawn = _Scale(0.0, max([*sums, 1e-9]), least_step=1.0), []  # counts are whole numbers
     step = SIDE / num
     for i in range(num):
         base = 0.0
@@ -107,16 +107,16 @@ def curves(
     most: float = 0.0,
     is_half: bool = False,
 ) -> Html:
-    """Lines over a common axis, one for each kind.
+    """Draw lines over a common axis, one for each kind.
 
     Args:
         points: by kind, ascending in x.
-        marks: vertical lines, those outside left out.
-        height: pixels of what is drawn.
-        is_log: octaves of x are equally wide, and each x of a point is labelled, those with a mark first.
+        marks: vertical lines; those outside the axis are left out.
+        height: of the drawing, in pixels.
+        is_log: octaves of x are equally wide, and the x of each point is labelled, those with a mark first.
         is_percent: x goes from 0 to 100.
-        most: that the axis of y shows at least.
-        is_half: it stands in a column half as wide as the page.
+        most: a value that the y axis reaches at least.
+        is_half: the chart stands in a column half as wide as the page.
     """
     every = [point for some in points.values() for point in some]
     place = math.log2 if is_log else float
@@ -132,7 +132,7 @@ def curves(
     for kind, some in points.items():
         line = " ".join(f"{SIDE * across(a):.1f},{scale.y(b):.1f}" for a, b in some)
         drawn.append(tag("polyline", points=line, class_=f"curve of-{kind}"))
-        for a, b in some if len(some) <= 64 else ():  # of each point a tooltip
+        for a, b in some if len(some) <= 64 else ():  # each point gets a tooltip, unless there are many
             tip = tag("title", f"{short(a)} {x}, {kind}: {short(b)} {y}")
             place_ = f"M{SIDE * across(a):.1f} {scale.y(b):.1f}h0"
             drawn.append(tag("path", tip, d=place_, class_=f"point of-{kind}"))
@@ -148,10 +148,10 @@ def curves(
 
 
 def dots(lines: Sequence[tuple[str, Mapping[str, float]]], x: str, most: float) -> Html:
-    """A line a thing, by its name, with a dot for each kind of value.
+    """Draw a line for each named thing, with a dot for each kind of value.
 
     Args:
-        x: what the values are, from 0 to `most`.
+        x: name of the axis of values, from 0 to `most`.
     """
     rows = []
     for name, values in lines:
@@ -166,7 +166,7 @@ def dots(lines: Sequence[tuple[str, Mapping[str, float]]], x: str, most: float) 
 
 
 def strip(pieces: Sequence[Piece], total: float, height: int = 18) -> Html:
-    """One bar from end to end: what a pack is filled with; the rest is padding."""
+    """Draw one bar from end to end: the pieces of a pack; the rest is padding."""
     drawn, at = [], 0.0
     used = sum(piece.size for piece in pieces)
     rest = [Piece("padding", total - used, f"padding: {short(total - used)}")] if total > used else []
@@ -182,14 +182,14 @@ def strip(pieces: Sequence[Piece], total: float, height: int = 18) -> Html:
 
 
 def legend(kinds: Mapping[str, object]) -> Html | None:
-    """Which colour is what; nothing, where there is one."""
+    """Say which colour stands for which kind; None where there is only one."""
     if len(kinds) < 2:
         return None
     return tag("div", *(tag("span", tag("i", class_=f"of-{kind}"), kind) for kind in kinds), class_="legend")
 
 
 def short(value: float) -> str:
-    """A number in a few characters: 950, 12.3k, 4.1M."""
+    """Write a number in a few characters: 950, 12.3k, 4.1M."""
     if value != value or math.isinf(value):
         return str(value)
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -200,12 +200,12 @@ def short(value: float) -> str:
 
 
 def _whole(value: float) -> str:
-    """A size that is known by all its digits, as 16,384."""
+    """Write a size with all its digits, as 16,384."""
     return f"{value:,.0f}" if value < 1e5 and value == round(value) else short(value)
 
 
 class _Scale:
-    """From values to heights."""
+    """Maps values to heights."""
 
     def __init__(self, least: float, most: float, least_step: float = 0.0):
         self._ticks = _ticks(least, most, least_step)
@@ -222,8 +222,8 @@ class _Scale:
 
 
 def _ticks(least: float, most: float, least_step: float = 0.0) -> list[float]:
-    """Round values that span a range."""
-    span = max((most - least) or abs(most) or 1.0, 1e-300)  # of less there is no tenth
+    """Return round values that span a range."""
+    span = max((most - least) or abs(most) or 1.0, 1e-300)  # a smaller span can't be cut into tenths
     power = 10.0 ** math.floor(math.log10(span / _TICKS))
     step = next(power * by for by in (1, 2, 2.5, 5, 10) if span / (power * by) <= _TICKS + 0.5)
     step = max(step, least_step)
@@ -232,7 +232,7 @@ def _ticks(least: float, most: float, least_step: float = 0.0) -> list[float]:
 
 
 def _between(edges: Sequence[float], value: float) -> float:
-    """Where a value is, counted in bars."""
+    """Return the place of a value, counted in bars."""
     for i, (low, high) in enumerate(pairwise(edges)):
         if value < high:
             return i + max(0.0, value - low) / (high - low)
@@ -240,9 +240,9 @@ def _between(edges: Sequence[float], value: float) -> float:
 
 
 def _fitting(labels: Sequence[_Tick], width: float) -> set[int]:
-    """The numbers of labels that lie side by side in so many pixels; those that come first are taken first.
+    """Return the indexes of labels that fit side by side into `width` pixels; earlier labels are taken first.
 
-    Of labels at even distances every second, third … is taken.
+    If labels are evenly spaced, every second, third … is taken.
     """
     longest = max((len(label.label) for label in labels), default=0) * _CHAR + _GAP
     places = [label.at for label in labels]
@@ -290,6 +290,6 @@ def _rect(x: float, y: float, width: float, height: float, kind: str, tip: str) 
 
 
 def _svg(drawn: Sequence[Html], label: str, height: int) -> Html:
-    """What is drawn, as wide as its place and so many pixels high."""
+    """Return the drawing, as wide as its place and `height` pixels high."""
     return tag("svg", *drawn, viewBox=f"0 0 {SIDE:.0f} {SIDE:.0f}", preserveAspectRatio="none", role="img",
                aria_label=label, style=f"height:{height}px")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The charts of the page: lengths, what other lengths would do, packs, and what training reads over time."""
+"""Draw the charts of the page: lengths, other pack lengths, packs, and training over time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from energon_pack.report.figures import Figures
 from energon_pack.report.lens import does, recommended
 from energon_pack.report.shapes import Histogram
 
-_FEW = 4  # packs, which a table tells better
+_FEW = 4  # at most so many packs are told in a table, not in a chart
 
 
 def token_lens(figures: Figures) -> Html:
-    """How long samples are, by medium."""
+    """Draw how long samples are, by medium."""
     source, most = figures.source, figures.max_token_len
     asks = "How long are samples, and where does the pack length cut?"
     if source.token_len is None:
@@ -38,7 +38,7 @@ def token_lens(figures: Figures) -> Html:
 
 
 def other_lens(figures: Figures) -> Html:
-    """What other pack lengths would drop and fill."""
+    """Draw the share of tokens that other pack lengths would drop, and how full their packs would be."""
     asks, name = "Which packing.max_token_len to take?", "which length"
     tries, chosen = figures.tries, figures.max_token_len
     found = recommended(tries.choices)
@@ -74,7 +74,7 @@ def other_lens(figures: Figures) -> Html:
 
 
 def packs(figures: Figures) -> Html | None:
-    """What packs hold."""
+    """Draw how full packs are, how many members they have, and what they cost."""
     of, report = figures.packs, figures.report
     if of is None or report is None or of.fill is None:
         return None
@@ -98,12 +98,12 @@ def packs(figures: Figures) -> Html | None:
 
 
 def _is_nothing(shape: Histogram) -> bool:
-    """All values are zero."""
+    """Say whether all values are zero."""
     return shape.edges[0] == 0 and shape.edges[-1] == 1
 
 
 def _cost(flops: Mapping[str, Any]) -> Html:
-    """Of all packs."""
+    """Draw the cost of all packs."""
     parts = {"weights of the language model": "weights", "its attention": "attention", "vision encoder": "vision"}
     total = sum(flops[key] for key in parts.values())
     shares = ", ".join(f"{name} {flops[key] / (total or 1.0):.1%}" for name, key in parts.items())
@@ -113,7 +113,7 @@ def _cost(flops: Mapping[str, Any]) -> Html:
 
 
 def over_time(figures: Figures) -> Html | None:
-    """What training reads from the first pack to the last."""
+    """Draw the packs that training reads, from the first to the last."""
     of = figures.packs
     if of is None or len(of.stretches) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Rules over what came in: what is wrong with samples, what is trained on, and how large images are."""
+"""Rules over the samples that came in: damage, tokens that are trained on, and sizes of images."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,15 +12,15 @@ from energon_pack.samples.skip import Reason
 
 _FEW_TRAINED, _MANY_TRAINED = 0.02, 0.95  # shares of all tokens
 _UNTRAINED = 0.001  # share of the samples
-_AT_BOUND = 0.8  # share of the samples whose images are as small, or as large, as any
+_AT_BOUND = 0.8  # share of the samples whose images have the least, or the most, tokens the model allows
 _OF_FOLDER = 0.5  # share of a folder's samples
 _OF_MEDIUM = 0.1  # share of the samples of a medium
 _MANY_NOTED = {"media_unread": 0.1, "assistant_first": 0.5}  # shares of the samples
-_FEW_TOKENS = 64  # an image of so many shows no small print
-_FOLDERS, _NAME = 5, 120  # that are named, characters
-_KEYS = 8  # that are named
+_FEW_TOKENS = 64  # an image of so few tokens shows no small print
+_FOLDERS, _NAME = 5, 120  # folders that are named, characters of a name
+_KEYS = 8  # unknown keys that are named
 _ALIKE = 0.01  # share of the samples
-#: what helps against samples that are lost for a reason
+#: what helps against samples that are lost, by reason
 _HELP = {
     Reason.MISSING_MEDIA: "source.media_root, source.remote_media, or the names in the JSON",
     Reason.UNREADABLE_MEDIA: "convert or remove these files",
@@ -36,7 +36,7 @@ _HELP = {
 
 
 def empty(figures: Figures) -> Iterator[Remark]:
-    """There is nothing to pack."""
+    """Tell that there is nothing to pack."""
     if not figures.source.samples:
         why = "there is nothing to pack: another folder, or settings that leave out every sample"
         yield Remark(Grade.wrong, "the source has no samples", why, "source.path, source.split, source.limit")
@@ -45,7 +45,7 @@ def empty(figures: Figures) -> Iterator[Remark]:
 
 
 def bad_data(figures: Figures, max_skipped: float) -> Iterator[Remark]:
-    """Samples that are lost to what is wrong with them."""
+    """Tell how many samples are lost because their data are damaged."""
     reasons = {name: n for name, n in figures.skipped_by_reason.items() if not Reason(name).is_policy}
     num, samples = num_lost_to_bad_data(reasons), figures.source.samples
     if not num:
@@ -63,7 +63,7 @@ def bad_data(figures: Figures, max_skipped: float) -> Iterator[Remark]:
 
 
 def modalities(figures: Figures) -> Iterator[Remark]:
-    """Media types that are in the source and in no pack, or of which much is in none."""
+    """Tell which media types of the source are in no pack, or mostly in none."""
     for name in figures.report.lost_modalities if figures.report else ():
         num = figures.source.by_medium[name].samples
         why = "a model that is trained on these packs never sees one"
@@ -84,7 +84,7 @@ def modalities(figures: Figures) -> Iterator[Remark]:
 
 
 def no_media(figures: Figures) -> Iterator[Remark]:
-    """A model that sees, and nothing to see."""
+    """Tell that the model sees media, and the source has none."""
     source = figures.source
     if source.sees_media and source.measured and set(source.by_medium) <= {"text", "unknown"}:
         why = "the model sees media: a field or a name of theirs may not have been understood"
@@ -92,7 +92,7 @@ def no_media(figures: Figures) -> Iterator[Remark]:
 
 
 def folders(figures: Figures) -> Iterator[Remark]:
-    """Folders of the source, or files, of which most is lost."""
+    """Tell which folders of the source, or files, lose most of their samples."""
     folders = [folder for folder in figures.origins if folder.lost + folder.left_out > _OF_FOLDER * folder.samples]
     for folder in folders[:_FOLDERS] if len(figures.origins) > 1 else ():
         num = folder.lost + folder.left_out
@@ -104,7 +104,7 @@ def folders(figures: Figures) -> Iterator[Remark]:
 
 
 def trained(figures: Figures) -> Iterator[Remark]:
-    """How much of the tokens is trained on."""
+    """Tell which share of the tokens is trained on, where it is unusually small or large."""
     source = figures.source
     if not source.measured:
         return
@@ -124,7 +124,7 @@ def trained(figures: Figures) -> Iterator[Remark]:
 
 
 def weights(figures: Figures) -> Iterator[Remark]:
-    """Samples and turns that say how much they count."""
+    """Tell how many samples and turns carry a weight of their own."""
     source = figures.source
     if num := source.notes.get("weights"):
         share = percent(source.num_weighted, source.num_supervised)
@@ -137,7 +137,7 @@ def weights(figures: Figures) -> Iterator[Remark]:
 
 
 def notes(figures: Figures) -> Iterator[Remark]:
-    """What was done to texts, or left out of them."""
+    """Tell which texts were changed, or partly left out."""
     said = {
         "placeholders_put_in": (
             "had media and no place for them: placeholders were put in front of the first user turn",
@@ -179,12 +179,12 @@ def notes(figures: Figures) -> Iterator[Remark]:
         if num := figures.source.notes.get(name):
             most = _MANY_NOTED.get(name, 1.0) * figures.source.samples
             grade = Grade.wrong if num > most else Grade.look
-            is_longer = name == "media_unread"  # with their media
+            is_longer = name == "media_unread"  # these samples get longer with their media
             yield Remark(grade, f"{part(num, figures.source.samples)} {what}", why, knob, changes_lens=is_longer)
 
 
 def unknown_keys(figures: Figures) -> Iterator[Remark]:
-    """Keys of records that nothing knows."""
+    """Tell which keys of records nothing here knows."""
     keys = figures.source.unknown_keys
     if not keys:
         return
@@ -200,7 +200,7 @@ def unknown_keys(figures: Figures) -> Iterator[Remark]:
 
 
 def images(figures: Figures) -> Iterator[Remark]:
-    """Images that are all as small, or as large, as the model sees any."""
+    """Tell that most images have the fewest, or the most, tokens the model allows."""
     if num := figures.source.without_visual:
         why = "the model is shown nothing of their media"
         knob = "model.processor, media=…"
@@ -231,7 +231,7 @@ def images(figures: Figures) -> Iterator[Remark]:
 
 
 def alike(figures: Figures) -> Iterator[Remark]:
-    """Samples that are there several times."""
+    """Tell how many samples are there several times."""
     source = figures.source
     if source.alike > _ALIKE * source.measured:
         what = f"{part(source.alike, source.measured)} are the same as another one, byte for byte"
@@ -239,7 +239,7 @@ def alike(figures: Figures) -> Iterator[Remark]:
 
 
 def demo(figures: Figures) -> Iterator[Remark]:
-    """Lengths that are no model's."""
+    """Tell that lengths were counted with the demo's processor, not with a model's."""
     if figures.demo:
         why = "its samples, and the lengths by its small processor, are no model's"
         yield Remark(Grade.note, "this is the built-in demo", why, "source.path, model.processor")

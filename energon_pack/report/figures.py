@@ -1,4 +1,4 @@
-"""What a page shows of a run, as plain figures: counted from arrays once, some kB whatever the number of samples."""
+"""Count what a page shows of a run: plain figures, counted once from arrays, some kB whatever the number of samples."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,8 +24,8 @@ from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 from energon_pack.templates.families.rules import MediaRules
 
-_UNKNOWN = "unknown"  # medium of samples that could not be read
-_MOST_COMPARED = 1 << 25  # samples, of more a share by chance
+_UNKNOWN = "unknown"  # the medium of samples that could not be read
+_MOST_COMPARED = 1 << 25  # samples; of more, a random share is compared
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class MediumIn:
 
     samples: int
     measured: int
-    tokens: int  # of those that were measured
-    num_supervised: int  # tokens of these that are trained on
+    tokens: int  # tokens of the samples that were measured
+    num_supervised: int  # tokens of these samples that are trained on
     token_len: dict[str, int]  # min, p50, p90, p99, max
 
 
@@ -45,42 +45,42 @@ class Origin:
 
     name: str
     samples: int
-    lost: int  # to bad data
-    left_out: int  # by the settings
-    tokens: int  # of those that are packed
+    lost: int  # samples lost to bad data
+    left_out: int  # samples left out by the settings
+    tokens: int  # tokens of the samples that are packed
 
 
 @dataclass(frozen=True)
 class Source:
-    """What came in, before anything is planned."""
+    """What came in, before anything is planned: counts of samples and tokens."""
 
     samples: int
     measured: int
     tokens: int
-    skipped_by_reason: dict[str, int]  # without what a plan leaves out
-    notes: dict[str, int]  # samples with what `NOTES` names
+    skipped_by_reason: dict[str, int]  # without the samples that a plan leaves out
+    notes: dict[str, int]  # samples by note; `NOTES` names the notes
     by_medium: dict[str, MediumIn]
     token_len: Histogram | None  # None: no sample was measured
-    lens: dict[str, int]  # of all media: min, p50, p90, p99, max
+    lens: dict[str, int]  # lengths of all media together: min, p50, p90, p99, max
     num_supervised: int  # tokens that are trained on
     visual_tokens: int
-    untrained: int  # samples without any of these
-    alike: int  # samples that are, byte for byte, another one
+    untrained: int  # samples without any trained token
+    alike: int  # samples that are, byte for byte, the same as another one
     without_visual: int  # samples with media that hold no visual token
     images: TokensOfImages | None  # None: there are none, or their rules can't be asked
-    sees_media: bool  # the model
+    sees_media: bool  # whether the model sees media
     drawn_again: int = 0
-    unknown_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # as of `Report`
-    num_weighted: int = 0  # trained tokens that count other than 1 in the loss
+    unknown_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see `Report.unknown_keys`
+    num_weighted: int = 0  # trained tokens whose weight in the loss is not 1
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What the plan left out."""
+    """Samples and tokens that the plan left out."""
 
     overlong: int  # samples
     overlong_tokens: int
-    overlong_medium: str  # that most of these tokens are of
+    overlong_medium: str  # the medium that most of these tokens belong to
     over_cap: int
     is_too_much: bool = False  # a run asks for packing.overlong=drop
     is_meant: bool = False  # packing.overlong=drop is set by name
@@ -88,16 +88,16 @@ class Loss:
 
 @dataclass(frozen=True)
 class Tries:
-    """What candidate lengths would come to."""
+    """The results of candidate pack lengths."""
 
     choices: list[Choice]
-    num_samples: int  # they were tried with
+    num_samples: int  # samples that the lengths were tried with
     of: int  # samples that were measured
 
 
 @dataclass(frozen=True)
 class Figures:
-    """All of a page that is counted."""
+    """Everything counted for a page."""
 
     max_token_len: int
     source: Source
@@ -107,23 +107,23 @@ class Figures:
     report: Report | None = None
     packs: PackFigures | None = None
     demo: bool = False
-    smaller: SmallerImages | None = None  # what would help against long samples of images
-    examples: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)  # of the ledger, by reason
+    smaller: SmallerImages | None = None  # a limit of pixels that makes long samples of images shorter; None: none helps
+    examples: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)  # entries of the ledger, by reason
 
     @property
     def skipped_by_reason(self) -> dict[str, int]:
-        """Of the plan, or of the source alone."""
+        """Return the skipped samples of the plan, or of the source where nothing was planned."""
         return self.report.skipped_by_reason if self.report else self.source.skipped_by_reason
 
 
 def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: int = 0, num_repeated: int = 0) -> Source:
-    """What came in.
+    """Count what came in.
 
     Args:
-        lengths: before samples are cut.
-        rules: of the model's media; None: it has none, or they are asked of a processor.
-        max_token_len: that is to be inside the histogram.
-        num_repeated: draws of samples that were drawn before.
+        lengths: of the samples, before any is cut.
+        rules: of the model's media; None: it has none, or only its processor knows them.
+        max_token_len: a length that the histogram has to contain.
+        num_repeated: how many draws took a sample that was drawn before.
     """
     num, items, images = lengths.num_samples, lengths.items, Tally()
     kinds = {name: _Kind() for name in (*MEDIA_TYPES, _UNKNOWN)}
@@ -167,14 +167,14 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
 
 
 class _Kind:
-    """What is counted of the samples of one medium."""
+    """Counts over the samples of one medium."""
 
     def __init__(self) -> None:
         self.samples = self.num_supervised = self.visual_tokens = self.untrained = self.without_visual = 0
-        self.lens = Tally()  # of those that were measured
+        self.lens = Tally()  # lengths of the samples that were measured
 
     def add(self, items: Items) -> None:
-        """Count some more."""
+        """Count the samples of these items, too."""
         self.samples += len(items)
         there = items.lens > 0
         self.lens.add(items.lens[there])
@@ -186,7 +186,7 @@ class _Kind:
 
 
 def _num_alike(lengths: Lengths) -> int:
-    """Samples that have the checksum, size and length of one before; of very many about how many."""
+    """Count the samples with the checksum, size and length of an earlier one; among very many samples, estimate it."""
     share = -(-lengths.num_samples // _MOST_COMPARED)
     found = []
     for block in blocks(lengths.num_samples):
@@ -199,7 +199,7 @@ def _num_alike(lengths: Lengths) -> int:
 
 
 def loss_of(lengths: Lengths, plan: PackPlan) -> Loss:
-    """What a plan left out."""
+    """Count what a plan left out."""
     overlong, tokens, over_cap = 0, np.zeros(len(MEDIA_TYPES)), 0
     for block in blocks(lengths.num_samples):
         left_out = plan.left_out[block]
@@ -211,7 +211,7 @@ def loss_of(lengths: Lengths, plan: PackPlan) -> Loss:
 
 
 def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[Origin]:
-    """What became of the samples of each folder, the most lost first; of each file, where one folder lost some."""
+    """Count what became of the samples of each folder, most lost first; of each file, if one folder lost some."""
     names, of_sample = sorted({name.rpartition("/")[0] for name in lengths.shard_names}), lengths.items.dataset
     if len(names) == 1 and (lengths.reasons or (plan and plan.left_out[: lengths.num_samples].any())):
         names, of_sample = lengths.shard_names, lengths.items.shard
@@ -231,7 +231,7 @@ def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[Origin]:
 
 
 def _by_policy(lengths: Lengths, origin: AnyInts, num: int) -> Ints:
-    """Samples of each origin that the settings leave out, whatever the plan."""
+    """Count the samples of each origin that the settings leave out, whatever the plan."""
     out = np.zeros(num, np.int64)
     if lengths.reasons[Reason.NOT_IN_FLAVOR]:
         for start, _, table in lengths.tables(["reason", "does_not_fit"], with_parts=False):

@@ -1,4 +1,5 @@
-"""A grid of packs: a strip a pack, which the page's script sorts, filters and searches; without it, the first ones.
+"""A grid of packs, each drawn as a strip. The page's script sorts, filters and searches them;
+without a script, the first ones are seen.
 
 plan ──every n-th pack──► members: tokens, visual tokens, medium, id ──JSON──► strips, by pages/packs.js
 """
@@ -17,12 +18,12 @@ from energon_pack.plan.plan import PackPlan, costs_of_packs, media_of_packs, tak
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.cost import CostModel
 
-_MOST_PACKS, _MOST_MEMBERS = 2_000, 8_000  # on a page
-_MOST_IDS_READ = 500_000  # samples of a run whose ids are read for a page
-_MOST_BYTES = 300_000  # of ids
-_WITHOUT_SCRIPT = 16  # packs that are seen without a script, fewer where they have many members
+_MOST_PACKS, _MOST_MEMBERS = 2_000, 8_000  # packs and members that a page shows
+_MOST_IDS_READ = 500_000  # ids are read for a page only where a run has at most so many samples
+_MOST_BYTES = 300_000  # bytes of all ids on a page
+_WITHOUT_SCRIPT = 16  # packs that are seen without a script; fewer where packs have many members
 _MEMBERS_WITHOUT_SCRIPT = 400
-#: what packs are sorted and filtered by, as the script names it
+#: figures by which packs are sorted and filtered, as the script names them
 _MEASURES = {
     "number": "the order of the plan",
     "fill": "fill, %",
@@ -34,14 +35,14 @@ _MEASURES = {
 
 @dataclass(frozen=True)
 class GridPack:
-    """A pack as a strip."""
+    """One pack, to be drawn as a strip."""
 
-    number: int  # in the order of the plan
+    number: int  # its place in the order of the plan
     medium: str
     trained: int  # tokens that are trained on
-    cost: float  # of a forward pass, relative to the mean of all that are shown
+    cost: float  # of a forward pass, relative to the mean of all packs on the page
     members: list[tuple[int, int, str]]  # tokens, visual tokens and medium of each
-    ids: list[str]  # of the samples; [] where they are not read
+    ids: list[str]  # of the samples; []: they were not read
 
     @property
     def tokens(self) -> int:
@@ -50,7 +51,7 @@ class GridPack:
 
 @dataclass(frozen=True)
 class PackGrid:
-    """Packs of a plan, or some that stand for all."""
+    """The packs of a plan that a page shows: all, or some that stand for all."""
 
     packs: list[GridPack]
     num_packs: int
@@ -58,7 +59,7 @@ class PackGrid:
 
 
 def grid_of(lengths: Lengths, plan: PackPlan, cost: CostModel, max_token_len: int) -> PackGrid:
-    """The packs of a plan; of many, every second, third … of them."""
+    """Return the packs of a plan; where there are many, every second, third … of them."""
     every = max(1, -(-plan.num_packs // _MOST_PACKS), -(-len(plan.items) // _MOST_MEMBERS))
     numbers = np.arange(0, plan.num_packs, every)
     shown, items = taken(plan, [numbers]), lengths.items
@@ -78,7 +79,7 @@ def grid_of(lengths: Lengths, plan: PackPlan, cost: CostModel, max_token_len: in
 
 
 def _ids(lengths: Lengths, items: Ints) -> list[str]:
-    """What samples are called; [] where there are too many to be read, or to be in a page."""
+    """Return the ids of samples; [] where there are too many to be read, or to be in a page."""
     if lengths.num_samples > _MOST_IDS_READ:
         return []
     ids = [""] * len(items)
@@ -90,10 +91,10 @@ def _ids(lengths: Lengths, items: Ints) -> list[str]:
 
 
 def grid_section(grid: PackGrid, folder: str | None) -> Html | None:
-    """The packs as strips, and what the script of the page draws them from.
+    """Build the section with the strips of the packs, and the data from which the page's script draws them.
 
     Args:
-        folder: of the dataset; None: it is not written.
+        folder: of the dataset; None: no dataset is written.
     """
     if not grid.packs:
         return None
@@ -121,7 +122,7 @@ def grid_section(grid: PackGrid, folder: str | None) -> Html | None:
 
 
 def _controls(grid: PackGrid, has_ids: bool) -> Html:
-    """What is typed and chosen; the script shows it."""
+    """Build the fields to type in and to choose from; the page's script shows them."""
     kinds = sorted({pack.medium for pack in grid.packs}, key=MEDIA_TYPES.index)
     options = [tag("option", what, value=name) for name, what in _MEASURES.items()]
     media = [tag("option", "all media", value=""), *(tag("option", f"{kind} packs", value=kind) for kind in kinds)]
@@ -142,7 +143,7 @@ def _controls(grid: PackGrid, has_ids: bool) -> Html:
 
 
 def pack_strip(pack: GridPack, max_token_len: int) -> Html:
-    """A pack as a strip."""
+    """Draw a pack as a strip."""
     pieces = [
         Piece(kind, size, f"{kind}, {size:,} tokens", number % 2 == 1)
         for number, (tokens, visual, medium) in enumerate(pack.members)
@@ -161,7 +162,7 @@ def _facts(pack: GridPack, max_token_len: int) -> str:
 
 
 def _data(grid: PackGrid, folder: str | None) -> dict[str, object]:
-    """What the script reads."""
+    """Return the data that the page's script reads."""
     return {
         "most": grid.max_token_len,
         "command": f"python -m energon_pack.inspect {shlex.quote(folder)}" if folder else "",

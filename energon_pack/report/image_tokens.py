@@ -1,4 +1,4 @@
-"""Whether images are as large as the model sees any, or as small: then its size settings say what they come to."""
+"""Count whether images have the most, or the fewest, tokens the model allows: then its size settings limit them."""
 
 import math
 from contextlib import suppress
@@ -11,38 +11,39 @@ from energon_pack.samples.media.probe import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.families.rules import MediaRules
 
-#: width and height of the smallest images and of the largest, some of them flat: rules of tiles like these best
+#: width and height of the smallest images and of the largest; some are flat, because rules that cut tiles like these
+#: best
 _SMALLEST = ((16, 16), (32, 32), (64, 64))
 _LARGEST = ((16_000, 16_000), (16_000, 8_000), (8_000, 16_000), (16_000, 5_000))
-_NEAR = 0.1  # of the bound
+_NEAR = 0.1  # share of the bound that still counts as near
 
 
 @dataclass(frozen=True)
 class TokensOfImages:
-    """Visual tokens of an image, over samples that have nothing but images."""
+    """How many visual tokens an image has, counted over samples that hold images and no other media."""
 
-    least: int  # that any image has, whatever its size
+    least: int  # tokens that any image has, whatever its size
     most: int
     samples: int
-    at_least: int  # samples whose images have about the least
+    at_least: int  # samples whose images have about the fewest tokens
     at_most: int
 
 
 def tokens_of_images(
     rules: MediaRules | None, visual: AnyInts, num_images: AnyInts, counts: AnyInts
 ) -> TokensOfImages | None:
-    """How many tokens images have, between the bounds of the model's rules.
+    """Count how many tokens images have, between the bounds of the model's rules.
 
     Args:
-        visual, num_images: of a sample.
-        counts: how many samples have so many.
+        visual, num_images: visual tokens and images of a sample.
+        counts: how many samples have these two numbers.
     """
     bounds = _bounds(rules) if rules and len(visual) else None
     if bounds is None:
         return None
     least, most = bounds
     each = visual / np.maximum(num_images, 1)
-    # Each side is rounded to whole tokens, which is felt where there are few.
+    # Each side is rounded to whole tokens, which matters where there are few.
     near_least = max(least * (1 + _NEAR), (math.sqrt(least) + 1) ** 2)
     near_most = min(most * (1 - _NEAR), (math.sqrt(most) - 1) ** 2)
     at_least, at_most = (int(counts[of].sum()) for of in (each <= near_least, each >= near_most))
@@ -50,7 +51,7 @@ def tokens_of_images(
 
 
 def _bounds(rules: MediaRules) -> tuple[int, int] | None:
-    """Visual tokens of the smallest image and of the largest; None: the model sees none."""
+    """Return the visual tokens of the smallest image and of the largest; None: the model sees no images."""
     found = []
     for width, height in (*_SMALLEST, *_LARGEST):
         with suppress(Skip):

@@ -1,4 +1,4 @@
-"""A contact sheet of what the plan leaves out: the longest samples with images or videos, a small picture of each."""
+"""A contact sheet of samples that the plan leaves out: the longest with images or videos, each with a picture."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,13 @@ from energon_pack.sources.shard import Shard
 from energon_pack.views.thumbnails import thumbnail
 from energon_pack.views.view import Medium
 
-_MOST = 6  # pictures
-_MOST_BYTES = 8 << 20  # of a medium: a large video is not read for a picture
+_MOST = 6  # samples that are shown
+_MOST_BYTES = 8 << 20  # bytes of a medium that is read; a larger video is not read for a picture
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A sample that is in no pack: its first medium."""
+    """A sample that is in no pack, with its first medium."""
 
     shard: Shard
     part: MediaPart
@@ -30,7 +30,7 @@ class LeftOut:
 
 
 def left_out_pictures(lengths: Lengths, plan: PackPlan) -> list[LeftOut]:
-    """The longest samples with media that the plan leaves out."""
+    """Return the longest samples with media that the plan leaves out."""
     num, items = lengths.num_samples, lengths.items
     numbers = np.flatnonzero((plan.left_out[:num] > 0) & (items.media[:num] > 0))
     numbers = numbers[np.argsort(-lengths.sample_lens[numbers], kind="stable")[:_MOST]]
@@ -46,7 +46,7 @@ def left_out_pictures(lengths: Lengths, plan: PackPlan) -> list[LeftOut]:
 
 
 def drawn(pictures: list[LeftOut]) -> list[Medium]:
-    """The pictures; may run in a worker. One that can't be read or drawn says why."""
+    """Draw the pictures; may run in a worker. A picture that can't be read or drawn says why."""
     with Reader() as reader:
         return [_medium(reader, picture) for picture in pictures]
 

@@ -1,4 +1,4 @@
-"""Which `packing.max_token_len` to take: what others would drop and fill, and which one a stated rule takes."""
+"""Recommend a `packing.max_token_len`: compare what each length would drop and fill, and take one by a stated rule."""
 
 import math
 from collections.abc import Sequence
@@ -13,24 +13,24 @@ from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.scratch import blocks
 
-#: samples that are planned with each length, beside a plan of all; of more a seeded draw stands for all
+#: samples that each length is tried with, beside the plan of all; of more, a seeded draw is tried
 _MOST_TRIED = 2_000
-#: share of the tokens that may be dropped, and of packs that has to be filled
+#: share of the tokens that may be dropped, and share of the packs that has to be filled
 MOST_DROPPED, FILLED = 0.01, 0.95
 _KEEPS = f"drops at most {MOST_DROPPED:.0%} of the tokens"
 RULE = f"the shortest length that {_KEEPS} and fills {FILLED:.0%} of its packs, or has as few packs as any plan"
-_STEP = 1024  # of a length that holds every sample
+_STEP = 1024  # tokens; a length that holds every sample is a multiple of it
 
 
 class Recommended(NamedTuple):
-    """The length that a stated rule takes."""
+    """The length that a stated rule takes, and the rule."""
 
     choice: Choice
     rule: str
 
 
 def recommended(choices: Sequence[Choice]) -> Recommended | None:
-    """The length by `RULE`, or by what takes its place where none is such; None: there is nothing to pack."""
+    """Take a length by `RULE`, or by the next rule where no length meets it; None: there is nothing to pack."""
     some = [choice for choice in choices if choice.packs and not choice.is_beyond_model]
     keeping = [choice for choice in some if choice.dropped_tokens_share <= MOST_DROPPED]
     filling = [choice for choice in keeping if fills(choice)]
@@ -47,12 +47,12 @@ def recommended(choices: Sequence[Choice]) -> Recommended | None:
 
 
 def does(choice: Choice) -> bool:
-    """Whether nothing is to be said against a length: it drops little, and fills its packs."""
+    """Say whether a length drops little and fills its packs."""
     return choice.dropped_tokens_share <= MOST_DROPPED and fills(choice)
 
 
 def fills(choice: Choice) -> bool:
-    """Whether packs are as full as a rule wants them; or as few as their tokens need, where there are only a few."""
+    """Say whether packs are as full as the rule wants; a few packs need only be as few as their tokens allow."""
     return choice.fill >= FILLED or choice.packs == math.ceil(choice.fill * choice.packs)
 
 
@@ -63,10 +63,11 @@ def _length(choice: Choice) -> int:
 def lens_to_try(
     lens: Sequence[int], packing: PackingConfig, longest: int = 0, most_positions: int | None = None
 ) -> list[int]:
-    """Those of the settings, the one that is planned, and one that holds the longest sample where all are shorter.
+    """List the lengths to try: those of the settings, the planned one, and one that holds the longest sample where all
+    are shorter.
 
     Args:
-        most_positions: of the model: that one is no longer; None: not known.
+        most_positions: of the model; the length that holds the longest sample is no longer. None: not known.
     """
     whole = {length - length % packing.pad_to_multiple_of for length in lens} | {packing.max_token_len}
     if longest > packing.max_token_len:
@@ -77,7 +78,7 @@ def lens_to_try(
 
 
 def num_tried(num_samples: int) -> int:
-    """With how many of the samples lengths are tried."""
+    """Return how many of the samples the lengths are tried with."""
     return min(num_samples, _MOST_TRIED)
 
 
@@ -90,12 +91,12 @@ def job_of(
     lens: Sequence[int],
     most_positions: int | None = None,
 ) -> TryJob:
-    """What `try_some` takes: all samples of a small run, or a draw of a large one.
+    """Build the job for `try_some`: all samples of a small run, or a draw from a large one.
 
-    The length of the settings is tried, too, and one that holds every sample.
+    The planned length is tried, too, and one that holds every sample.
     """
     items, scale = lengths.items, 1.0
-    packing = replace(packing, need_image=False)  # with some lengths there would be too few of them
+    packing = replace(packing, need_image=False)  # with some lengths there would be too few packs with an image
     upto = np.cumsum([0, *(np.count_nonzero(items.lens[block]) for block in blocks(len(items)))])
     num = int(upto[-1])
     there = np.arange(num_tried(num))
@@ -103,7 +104,7 @@ def job_of(
         rng = np.random.default_rng(lengths.seed)
         scale = num / len(there)
         there = np.sort(rng.choice(num, len(there), replace=False))
-        packing = replace(packing, window=None)  # a draw has fewer samples of each shard
+        packing = replace(packing, window=None)  # the samples drawn are fewer in each shard
     numbers = [
         block.start + np.flatnonzero(items.lens[block])[there[slice(*np.searchsorted(there, [start, end]))] - start]
         for block, (start, end) in zip(blocks(len(items)), pairwise(upto), strict=True)
@@ -114,7 +115,7 @@ def job_of(
 
 
 def try_some(job: TryJob) -> list[Choice]:
-    """What each length would come to, for the whole run; may run in a worker."""
+    """Return what each length would drop and fill, scaled to the whole run; may run in a worker."""
     items, packing, lens, seed, scale, most_positions = job
     choices = choices_of(items, packing, lens, seed, most_positions=most_positions)
     return [choice.scaled(scale) for choice in choices] if scale != 1 else choices

@@ -1,4 +1,4 @@
-"""A few packs to look at: of each medium one, and those at the edges."""
+"""Choose a few packs to look at: one of each medium, the fullest, the emptiest, and the one with most members."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,18 +22,19 @@ _MOST, _MEMBERS, _CHARS, _THUMBNAILS = 6, 8, 4_000, 4
 
 @dataclass(frozen=True)
 class LookJob:
-    """Packs of a dataset that is written."""
+    """The packs of a written dataset that a page shows."""
 
     folder: Path
     flavor: str
-    packs: dict[int, str]  # number in the order of the plan → why this one
+    packs: dict[int, str]  # its number in the order of the plan → why it is shown
     template_folder: str
     max_token_len: int
-    stored: str | None = None  # where its shards are, if not in the folder
+    stored: str | None = None  # the address of its shards, where they are not in the folder
 
 
 def packs_to_look_at(items: Items, plan: PackPlan) -> dict[int, str]:
-    """The first pack of each medium, the fullest, the emptiest and the one of most members: their numbers, and why."""
+    """Return the numbers of the packs to look at, each with why: the first of each medium, the fullest, the emptiest,
+    and the one with most members."""
     if not plan.num_packs:
         return {}
     kind, tokens = media_of_packs(items, plan), plan.per_pack(items.lens)
@@ -48,7 +49,7 @@ def packs_to_look_at(items: Items, plan: PackPlan) -> dict[int, str]:
 
 
 def look(job: LookJob) -> list[Html]:
-    """The packs, as parts of a page; may run in a worker, which has the tokenizer."""
+    """Build the parts of a page that show the packs; may run in a worker, which has the tokenizer."""
     return list(_sections(job))
 
 

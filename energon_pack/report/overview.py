@@ -1,4 +1,4 @@
-"""The top of the page: the figures in short, what to look at, what went in and came out."""
+"""Build the top of the page: the main figures, the remarks, and what became of the samples."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import CHECKED
 
 _FOLDERS, _NAME, _VALUE = 20, 120, 60  # rows, characters
-_LARGE = 10_000_000  # number that is told in short
+_LARGE = 10_000_000  # a larger number is shortened
 _SETTING = re.compile(r"\b(?:model|media|source|labels|packing|output|measure)\.[a-z_.]*[a-z_]\b(?![=…])")
 
 
 def cards(figures: Figures) -> Html:
-    """The figures that are asked for first."""
+    """Build the cards with the figures that readers ask for first."""
     source, report = figures.source, figures.report
     made = [_card(f"{source.samples:,}", "samples in"), _card(f"{source.measured:,}", "measured")]
     if report:
@@ -44,7 +44,7 @@ def _card(number: str, what: str) -> Html:
 
 
 def verdict(found: Sequence[Remark], is_published: bool) -> Html:
-    """One line: whether anything is wrong."""
+    """Say in one line whether anything is wrong."""
     wrong = [remark for remark in found if remark.grade is Grade.wrong]
     look = [remark for remark in found if remark.grade is Grade.look]
     if wrong:
@@ -59,7 +59,7 @@ def verdict(found: Sequence[Remark], is_published: bool) -> Html:
 
 
 def length(figures: Figures, found: Sequence[Remark] = ()) -> Html | None:
-    """One line: which length to take."""
+    """Say in one line which length to take."""
     best, mine = recommended(figures.tries.choices), figures.max_token_len
     if best is None:
         return None
@@ -93,10 +93,10 @@ def length(figures: Figures, found: Sequence[Remark] = ()) -> Html | None:
 
 
 def to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:
-    """The remarks, or what was checked where there is none.
+    """List the remarks, or, where there is none, the rules that were checked.
 
     Args:
-        config: whose settings are told where a remark names them.
+        config: its values are shown beside the settings that a remark names.
     """
     asks, name = "Is anything wrong, and which setting would change it?", "what to look at"
     if not found:
@@ -118,7 +118,7 @@ def to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:
 
 
 def _with_values(knob: str, config: PackConfig) -> str:
-    """Settings with what they are now."""
+    """Return the names of settings with their present values."""
 
     values = plain(config)
 
@@ -132,7 +132,7 @@ def _with_values(knob: str, config: PackConfig) -> str:
 
 
 def in_and_out(figures: Figures) -> Html:
-    """What became of the samples, by medium, by split and by folder."""
+    """Show what became of the samples, by medium, by split and by folder."""
     return section("What went in, and what came out?", *_in_and_out(figures), name="in and out")
 
 
@@ -166,7 +166,7 @@ def _in_and_out(figures: Figures) -> Iterator[Html]:
 
 
 def _besides(report: Report) -> Iterator[Html]:
-    """What is neither packed nor skipped as it came."""
+    """List the samples that were changed on their way: neither packed as they came nor skipped."""
     said = {
         "left out by split, exclude, slice, sample_ratio or limit": report.samples_excluded,
         "drawn again by sample_ratio": report.samples_repeated,

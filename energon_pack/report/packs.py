@@ -1,4 +1,4 @@
-"""What packs hold, and what training reads of them over time."""
+"""Count how full packs are, and how that changes over the time in which training reads them."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -17,38 +17,38 @@ from energon_pack.steps.cost import CostModel
 from energon_pack.steps.topology import Topology, stream
 
 _STRETCHES = 40
-_MOST_SHOWN = 1 << 20  # packs
+_MOST_SHOWN = 1 << 20  # packs; of more, some stand for all
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Packs that training reads in a row."""
+    """Packs that training reads one after another."""
 
-    tokens: dict[str, int]  # of a pack, by medium of the samples
-    cost: float  # of a pack, relative to the mean of all
-    trained: float  # tokens of a pack that are trained on, relative to the mean of all
+    tokens: dict[str, int]  # mean tokens of a pack, by medium of the samples
+    cost: float  # mean cost of a pack, relative to the mean of all packs
+    trained: float  # mean number of trained tokens of a pack, relative to the mean of all packs
 
 
 @dataclass(frozen=True)
 class PackFigures:
-    """Packs of a plan; histograms are by the medium of the packs, and None where there is nothing."""
+    """Figures of a plan's packs; histograms are by the packs' medium, and None where there is nothing to count."""
 
     fill: Histogram | None  # percent
     members: Histogram | None
     visual_tokens: Histogram | None
     attention_cost: Histogram | None
-    spreads: dict[str, dict[str, int]]  # of the same: min, p50, p90, p99, max
-    split: str | None  # that the stretches are of
+    spreads: dict[str, dict[str, int]]  # of the same figures: min, p50, p90, p99, max
+    split: str | None  # the split that the stretches belong to
     stretches: list[Stretch]
-    waits: dict[str, list[float]]  # percent that ranks wait in each stretch, `planned` and `by chance`; of a topology
+    waits: dict[str, list[float]]  # percent that ranks wait in each stretch, `planned` and `by chance`; with a topology
 
 
 def figures_of_packs(
     items: Items, plan: PackPlan, cost: CostModel, topology: Topology, max_token_len: int
 ) -> PackFigures:
-    """What the packs of a plan hold, and how training reads them; of very many, some stand for all."""
+    """Count what the packs of a plan hold, and how training reads them; of very many packs, some stand for all."""
     split, stretches, waits = _over_time(items, plan, cost, topology)
     share = -(-plan.num_packs // _MOST_SHOWN)
     if share > 1:
@@ -80,11 +80,11 @@ def figures_of_packs(
 def _over_time(
     items: Items, plan: PackPlan, model: CostModel, topology: Topology
 ) -> tuple[str | None, list[Stretch], dict[str, list[float]]]:
-    """The split that comes first, in stretches of what all ranks together read, and how long they wait in each."""
+    """Cut the first split into stretches of packs that all ranks together read; count how long ranks wait in each."""
     if not plan.num_packs:
         return None, [], {}
     split = split_of_packs(items, plan)
-    num = int((split == split[0]).sum())  # packs of a split come in a row, the first split's first
+    num = int((split == split[0]).sum())  # the packs of a split are neighbours, and the first split comes first
     order = stream(num, topology)
     if num > _MOST_SHOWN:
         step = topology.data_parallel * topology.micro_batches
@@ -118,7 +118,7 @@ def _of_medium(code: int, media: AnyInts, lens: AnyInts) -> AnyInts:
 
 
 def _waits(cost: Floats, topology: Topology) -> list[float]:
-    """Percent of its time that a rank waits for the slowest, in the mean of each stretch of whole steps."""
+    """Return how long a rank waits for the slowest, in percent of its time: the mean of each stretch of whole steps."""
     size = topology.data_parallel * topology.micro_batches
     num = len(cost) // size
     if topology.data_parallel == 1 or not num:
@@ -131,5 +131,5 @@ def _waits(cost: Floats, topology: Topology) -> list[float]:
 
 
 def _bounds(num: int) -> Ints:
-    """The first of each stretch of `num` things in a row."""
+    """Return the first of each stretch, where `num` things in a row are cut into stretches."""
     return np.unique(np.linspace(0, num, min(_STRETCHES, num) + 1).astype(np.int64)[:-1])

@@ -17,14 +17,14 @@ _TITLE = 120  # characters
 
 @dataclass(frozen=True)
 class About:
-    """What a page says beside its figures."""
+    """Facts that a page tells beside its figures."""
 
-    config: PackConfig  # as it was given
+    config: PackConfig  # as the user gave it
     title: str
     processor: str  # folder or hub id
-    facts: RunFacts | None = None  # of a run that is done
-    folder: str | None = None  # of the dataset, or its address; None: there is none
-    ledger: str | None = None  # where all skipped samples are named
+    facts: RunFacts | None = None  # of a finished run
+    folder: str | None = None  # of the dataset, or its address; None: there is no dataset
+    ledger: str | None = None  # the file that names all skipped samples
     failed: str | None = None  # why nothing is published
 
 
@@ -35,10 +35,10 @@ def run_page(
     grid: PackGrid | None = None,
     left_out: Sequence[Medium] = (),
 ) -> str:
-    """The document.
+    """Build the page as one HTML document.
 
     Args:
-        looked_at: a few packs.
+        looked_at: sections that show a few packs.
         grid: all packs as strips; None: nothing was planned.
         left_out: pictures of samples that the plan left out.
     """

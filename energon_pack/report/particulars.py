@@ -1,4 +1,4 @@
-"""The rest of the page: skipped samples, where the time went, the config, and how to load the packs."""
+"""Build the rest of the page: skipped samples, times, the config, and how to load the packs."""
 
 import json
 import sys
@@ -23,11 +23,11 @@ _PACKAGES = ("transformers", "tokenizers", "numpy", "pyarrow", "megatron-energon
 
 
 def skipped(figures: Figures, ledger: str | None, left_out: Sequence[Medium] = ()) -> Html:
-    """What was left out, and why, with examples.
+    """List the samples that were left out by reason, with examples.
 
     Args:
-        ledger: where all of them are named.
-        left_out: pictures of those that the plan left out.
+        ledger: the file that names all of them.
+        left_out: pictures of samples that the plan left out.
     """
     reasons, samples = figures.skipped_by_reason, figures.source.samples
     asks, name = "Which samples are in no pack, and why?", "skipped samples"
@@ -58,7 +58,7 @@ def _examples(entries: Sequence[Mapping[str, Any]]) -> Html:
 
 
 def time(facts: RunFacts) -> Html:
-    """Where the time went."""
+    """Show where the time went."""
     total = sum(facts.seconds.values()) or 1.0
     header = ("stage", "seconds", "of all", "samples", "from the cache", "samples/s", "MB/s", "peak memory, MB")
     rows = [
@@ -75,7 +75,7 @@ def time(facts: RunFacts) -> Html:
 
 
 def _pace(done: Mapping[str, int] | None, seconds: float) -> tuple[str, ...]:
-    """What a stage did in its seconds; nothing of those that count nothing, nor a rate where nothing was to be done."""
+    """Say how much a stage did in its seconds: nothing if it counts nothing, and no rate if it had no work."""
     if done is None:
         return ("",) * 4
     samples, cached, num_bytes = (done.get(key, 0) for key in ("samples", "cached", "bytes"))
@@ -105,11 +105,11 @@ def _beside(facts: RunFacts) -> Iterator[Html]:
 
 
 def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder: str | None) -> Html:
-    """The config, and how to load the packs.
+    """Show the config, and how to load the packs.
 
     Args:
         processor: folder or hub id.
-        folder: of the dataset; None: there is none.
+        folder: of the dataset; None: there is no dataset.
     """
     values = plain(config)
     changed = [(key, _value(value)) for key, value in _changed(values)]
@@ -128,7 +128,7 @@ def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder:
 
 
 def _changed(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Settings that are neither the default nor what the model's YAML says."""
+    """Yield the settings that differ from the default and from the model's YAML."""
     defaults = plain(PackConfig(model=ModelConfig(name="", template="")))
     name = values["model"]["name"]
     if name in packaged_models():

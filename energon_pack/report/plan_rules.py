@@ -1,4 +1,4 @@
-"""Rules over what became of the samples: what a plan left out, how full packs are, how long ranks wait."""
+"""Rules over the plan: samples it left out, how full packs are, and how long ranks wait."""
 
 import math
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from energon_pack.samples.skip import Reason
 _MANY_DROPPED = 0.25  # share of the tokens
 _LITTLE_FILL = 0.9
 _ABOVE_BOUND = 1.02  # times the fewest packs
-_WAITS = 1.05  # time of an epoch, 1 without waiting
-_SHORT = 8  # times the longest sample
+_WAITS = 1.05  # time of an epoch; without waiting it is 1
+_SHORT = 8  # times the longest sample: packs beyond it are called too long
 
 
 def smaller_media(figures: Figures) -> list[str]:
-    """What makes samples shorter of the medium that most dropped tokens are of, with figures where they are known."""
+    """Say how to make samples of the medium that loses most tokens shorter, with figures where they are known."""
     medium = figures.loss.overlong_medium if figures.loss and figures.loss.overlong else ""
     smaller = figures.smaller
     if medium == "video":
@@ -56,7 +56,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
 
 
 def over_cap(figures: Figures) -> Iterator[Remark]:
-    """Samples that break another limit."""
+    """Tell how many samples break another limit."""
     if figures.loss and figures.loss.over_cap:
         num = part(figures.loss.over_cap, figures.source.samples)
         why = "alone they are more than a pack may hold"
@@ -64,14 +64,14 @@ def over_cap(figures: Figures) -> Iterator[Remark]:
 
 
 def not_in_flavor(figures: Figures) -> Iterator[Remark]:
-    """Samples that the JSON of the packs can't hold."""
+    """Tell how many samples the JSON of the packs can't hold."""
     if num := figures.skipped_by_reason.get(Reason.NOT_IN_FLAVOR.value):
         what = f"{part(num, figures.source.samples)} have no place in packs of this flavour"
         yield Remark(Grade.look, what, "its JSON can't hold them", "output.flavor=packed_multi_mix_qa")
 
 
 def fill(figures: Figures) -> Iterator[Remark]:
-    """More packs than are needed, or emptier ones."""
+    """Tell that there are more packs than needed, or emptier ones."""
     report = figures.report
     if not report or not report.packs:
         return
@@ -81,7 +81,7 @@ def fill(figures: Figures) -> Iterator[Remark]:
         yield Remark(Grade.look, what, "each pack is a step's work, whatever it holds", knob)
     for name, medium in report.by_media.items():
         lens = figures.source.by_medium.get(name)
-        could_do = math.ceil(medium.fill * medium.packs)  # full ones, and a last one
+        could_do = math.ceil(medium.fill * medium.packs)  # full packs, and a last one
         if medium.fill < _LITTLE_FILL and medium.packs > _ABOVE_BOUND * could_do:
             half = lens and lens.token_len and lens.token_len["p50"] > figures.max_token_len / 2
             why = (
@@ -95,7 +95,7 @@ def fill(figures: Figures) -> Iterator[Remark]:
 
 
 def length(figures: Figures) -> Iterator[Remark]:
-    """Packs that are much longer than samples."""
+    """Tell that packs are much longer than samples."""
     most = figures.source.lens.get("max", 0)
     if most and most * _SHORT < figures.max_token_len:
         what = f"the longest sample has {most:,} tokens, a pack {figures.max_token_len:,}"
@@ -104,7 +104,7 @@ def length(figures: Figures) -> Iterator[Remark]:
 
 
 def steps(figures: Figures) -> Iterator[Remark]:
-    """Ranks that wait for each other."""
+    """Tell that ranks wait for each other."""
     steps = figures.report.steps if figures.report else None
     if steps and steps["in_order"]["steps"] and steps["in_order"]["both"]["epoch"] > _WAITS:
         what = f"an epoch takes {steps['in_order']['both']['epoch']:.3f} times what it would without waiting"
@@ -113,7 +113,7 @@ def steps(figures: Figures) -> Iterator[Remark]:
 
 
 def unverified(facts: RunFacts) -> Iterator[Remark]:
-    """Lengths that were not compared."""
+    """Tell that lengths were not compared with the full processor."""
     if num := facts.samples_not_verified:
         why = "their media can't be read by the full processor here, so lengths were not compared with it"
         what = f"{amount(num, 'sample')} of the draw {'is' if num == 1 else 'are'} not verified"

@@ -1,4 +1,4 @@
-"""What to look at in a run: rules over its figures, each with the number, why it matters, and the setting to turn."""
+"""Rules over the figures of a run. Each remark gives the number, why it matters, and the setting to turn."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,7 +7,7 @@ from energon_pack.report import data_rules, plan_rules
 from energon_pack.report.figures import Figures
 from energon_pack.report.remark import Grade, Remark
 
-#: what is looked at, as it is told where nothing stands out
+#: the rules by the words in which a page lists them where nothing stands out
 RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
     "samples": data_rules.empty,
     "lost modalities": data_rules.modalities,
@@ -31,10 +31,10 @@ CHECKED = ("bad data", *RULES, "verified samples")
 
 
 def remarks(figures: Figures, facts: RunFacts | None = None, max_skipped: float = 1.0) -> list[Remark]:
-    """What stands out, what is wrong first.
+    """Return what stands out; errors come first.
 
     Args:
-        facts: of the run, where it is done.
+        facts: of a finished run; None: it is not finished.
         max_skipped: share of the samples that bad data may cost.
     """
     found = [remark for rule in RULES.values() for remark in rule(figures)]

@@ -1,4 +1,4 @@
-"""The page of a run, as the run goes on: begun with the lengths, written where the run ends, well or not."""
+"""Collect the page of a run while it goes on: begun with the lengths, written when the run ends or fails."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,26 +28,26 @@ from energon_pack.steps.cost import CostModel, most_positions
 from energon_pack.templates.processor import folder_of, rules_of
 from energon_pack.views.view import Medium
 
-_EXAMPLES = 3  # of a reason
-_MOST_LOOKED_AT = 200_000  # bytes of the packs that are looked at
+_EXAMPLES = 3  # examples of each reason
+_MOST_LOOKED_AT = 200_000  # bytes of the sections that show packs
 
 
 class Seen(NamedTuple):
-    """What of a page is said on the terminal, too."""
+    """The parts of a page that the terminal shows, too."""
 
-    #: of each reason some entries of the ledger
+    #: some entries of the ledger, by reason
     examples: dict[str, list[Mapping[str, Any]]]
     wrong: list[Remark]
 
 
 class RunReport:
-    """What the page shows.
+    """Collects what the page shows.
 
     Args:
-        config: as it was given.
+        config: as the user gave it.
         processor: folder or hub id.
-        lengths: of the samples, before some are cut.
-        num_repeated: draws of samples that were drawn before.
+        lengths: of the samples, before any is cut.
+        num_repeated: how many draws took a sample that was drawn before.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RunReport:
     ):
         self._config, self._processor, self._run = config, processor, run
         self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
-        #: tokens of a sample for which the model has positions; None: not known
+        #: the tokens of a sample that the model has positions for; None: not known
         self.most_positions = most_positions(folder_of(method.template_folder))
         #: what pack lengths come to; a future: of some samples, tried beside the run
         self._choices: Sequence[Choice] | Future[list[Choice]] = []
@@ -73,7 +73,7 @@ class RunReport:
         self._choices = choices
 
     def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel) -> None:
-        """What became of the samples."""
+        """Add the plan, and what became of the samples."""
         self._of_plan = planned_figures(lengths, plan, report, cost, self._config.packing)
         self._packs = packs_to_look_at(lengths.items, plan)
         self._left_out = left_out_pictures(lengths, plan)
@@ -94,12 +94,12 @@ class RunReport:
 
         Args:
             ledger: skipped samples.
-            facts: of a run that is done.
-            folder: of the dataset as Energon names it, where there is one.
-            ledger_name: where all skipped samples are named.
+            facts: of a finished run; None: it is not finished.
+            folder: of the dataset as Energon names it; None: there is no dataset.
+            ledger_name: the file that names all skipped samples.
             failed: why nothing is published.
-            written: folder in which the packs are now.
-            stored: address of the folder in which their shards are, if that is another.
+            written: the folder that the packs are in now.
+            stored: address of the folder with their shards, if they are elsewhere.
         """
         with self._run.progress.timed("report"):
             looked_at = self._look(written, stored) if written else []
@@ -113,7 +113,7 @@ class RunReport:
             return Seen(figures.examples, self._wrong(figures, facts))
 
     def wrong(self) -> list[Remark]:
-        """What is wrong, for a run that writes no page."""
+        """Return what is wrong, for a run that writes no page."""
         with self._run.progress.timed("report"):
             return self._wrong(self._figures(), None)
 
@@ -150,7 +150,7 @@ class RunReport:
 
 
 def fitting(sections: Sequence[Html], room: int) -> list[Html]:
-    """Those that have a place in so many bytes; the first ones first."""
+    """Return the sections that fit into `room` bytes; the first ones are taken first."""
     taken = []
     for section in sections:
         size = len(section.encode())
@@ -161,11 +161,11 @@ def fitting(sections: Sequence[Html], room: int) -> list[Html]:
 
 
 def some_of_each(ledger: Iterable[Mapping[str, Any]], reasons: Mapping[str, int]) -> dict[str, list[Mapping[str, Any]]]:
-    """The first entries of each reason.
+    """Return the first entries of each reason.
 
     Args:
-        ledger: looked at until enough are found.
-        reasons: how many samples each has.
+        ledger: read only until each reason has enough entries.
+        reasons: how many samples each reason has.
     """
     left = {reason: min(number, _EXAMPLES) for reason, number in reasons.items() if number}
     found: dict[str, list[Mapping[str, Any]]] = {}

@@ -15,26 +15,26 @@ Numbers = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Histogram:
-    """Bars by kind; bar i counts values from edge i up to below edge i + 1, the last bar those at its end, too."""
+    """Bars by kind. Bar i counts values from edge i to below edge i + 1; the last bar also counts values at its end."""
 
     edges: list[float]
     counts: dict[str, list[int]]
 
     @property
     def octaves(self) -> list[int]:
-        """Numbers of the edges that are powers of two."""
+        """Return the indexes of the edges that are powers of two."""
         return [i for i, edge in enumerate(self.edges) if edge > 0 and math.log2(edge).is_integer()]
 
 
 def log_histogram(
     values: Mapping[str, Numbers], upto: float = 0.0, counts: Mapping[str, Numbers] | None = None
 ) -> Histogram | None:
-    """Bars a half, a quarter … of an octave wide. None: there is no value.
+    """Count values into bars a half, a quarter … of an octave wide. None: there is no value.
 
     Args:
         values: by kind; positive.
-        upto: what has to be inside, too.
-        counts: by kind how often each value is there; None: once.
+        upto: a value that the edges have to include.
+        counts: how often each value is there, by kind; None: once.
     """
     least, most = _range(values)
     if not most:
@@ -48,12 +48,12 @@ def log_histogram(
 
 
 def linear_histogram(values: Mapping[str, Numbers], share: int = 1, most: float = math.inf) -> Histogram | None:
-    """Bars of a round width, whole numbers where the values are. None: there is no value.
+    """Count values into bars of a round width, a whole number where the values are whole. None: there is no value.
 
     Args:
         values: by kind.
-        share: each value stands for so many.
-        most: that a value may be, and the last edge.
+        share: each value stands for so many values.
+        most: the largest possible value, and the last edge.
     """
     if not any(map(len, values.values())):
         return None
@@ -83,6 +83,6 @@ def _range(values: Mapping[str, Numbers]) -> tuple[float, float]:
 
 
 def _round_up(width: float) -> float:
-    """To 1, 2 or 5 of a power of ten."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(width))
     return next(power * by for by in (1, 2, 5, 10) if width <= power * by * (1 + 1e-9))

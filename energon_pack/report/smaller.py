@@ -1,6 +1,6 @@
-"""What fewer pixels an image would do to samples that are longer than a pack: bounds, from what is counted of them.
+"""Estimate what a smaller `max_pixels` would do to samples longer than a pack: bounds, computed from counts.
 
-An image of at most `max_pixels` has at most `max_pixels / factor²` tokens, so a sample of n of them has at most n times
+An image of at most `max_pixels` has at most `max_pixels / factor²` tokens, so a sample of n images has at most n times
 as many; no image is looked at again.
 """
 
@@ -13,11 +13,11 @@ from energon_pack.report.lens import MOST_DROPPED
 from energon_pack.run.scratch import blocks
 from energon_pack.templates.families.rules import MediaRules
 
-_FEWEST = 256  # tokens of an image, below which it shows little
+_FEWEST = 256  # tokens of an image; with fewer it shows little
 
 
 class SmallerImages(NamedTuple):
-    """A limit of pixels with which few tokens are dropped."""
+    """A limit of pixels that drops few tokens."""
 
     max_pixels: int
     tokens: int  # of an image, at most
@@ -25,14 +25,14 @@ class SmallerImages(NamedTuple):
 
 
 def smaller_images(lengths: Lengths, rules: MediaRules | None, room: int) -> SmallerImages | None:
-    """The largest of some limits that drops at most `MOST_DROPPED` more of the tokens than any of them.
+    """Return the largest of some limits that drops at most `MOST_DROPPED` more of the tokens than the best of them.
 
     Args:
         rules: of the model's media.
-        room: tokens that a sample may have, its padding left out.
+        room: tokens that a sample may have, without its padding.
 
     Returns:
-        None: none halves what is dropped, or the model's tokens are not squares of pixels.
+        None: no limit halves the dropped tokens, or the model's tokens are not squares of pixels.
     """
     settings = rules.settings if rules else {}
     if not (settings.get("factor") and settings.get("max_pixels") and settings.get("do_resize")):
@@ -48,7 +48,7 @@ def smaller_images(lengths: Lengths, rules: MediaRules | None, room: int) -> Sma
 
 
 def _dropped(lengths: Lengths, room: int, most: int) -> float:
-    """At most which share of the tokens is in samples that are too long, where an image has at most so many."""
+    """Bound the share of tokens in samples that are too long, if an image has at most `most` tokens."""
     dropped = tokens = 0
     for block in blocks(lengths.num_samples):
         items, lens = lengths.items, lengths.sample_lens[block].astype(np.int64)

@@ -1,4 +1,4 @@
-"""What the jobs of a sweep came to, side by side, and which is the best by rules that are stated."""
+"""Compare the jobs of a sweep, and choose the best by stated rules."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,33 +11,33 @@ from energon_pack.plan.report import RunFacts
 from energon_pack.report.lens import MOST_DROPPED, recommended
 from energon_pack.report.sweep_folder import jobs_of
 
-#: fields of report.json that tell of the run, not of what was packed
+#: fields of report.json that describe the run, not the packs
 _OF_THE_RUN = {field.name for field in fields(RunFacts)}
 _NEAR = 1.01  # times the least cost of a token
 
 
 @dataclass(frozen=True)
 class Row:
-    """A job that ended well; None: its stage does not tell."""
+    """A job that ended well. None in a field: the job's stage does not compute it."""
 
     number: int
-    settings: dict[str, str]  # those that differ between the jobs
+    settings: dict[str, str]  # the settings that differ between the jobs
     page: str | None
     max_token_len: int
-    samples: int  # that went in
+    samples: int  # samples that went in
     dropped: int
     dropped_tokens_share: float
     max_dropped_tokens: float  # `packing.max_dropped_tokens`, whatever `packing.overlong` is
     packs: int
     fill: float
     tokens: int  # in packs
-    attention_cost: float | None  # Σ len², of all packs
-    flops: float | None  # of an epoch, forward, waiting counted
+    attention_cost: float | None  # Σ len² over all packs
+    flops: float | None  # of an epoch's forward passes, waiting included
     cost_source: str | None
-    num_bytes: int | None  # that were written
+    num_bytes: int | None  # bytes that were written
     time: float | None = None  # of an epoch, relative to the shortest
-    time_of_token: float | None = None  # in packs, relative to the shortest
-    same_as: int | None = None  # an earlier job that came to the same figures
+    time_of_token: float | None = None  # time of a token in packs, relative to the shortest
+    same_as: int | None = None  # number of an earlier job with the same figures
 
     @property
     def may_be_best(self) -> bool:
@@ -47,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Failed:
-    """A job that did not."""
+    """A job that ended with an error."""
 
     number: int
     settings: dict[str, str]
@@ -57,7 +57,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All jobs."""
+    """All jobs of a sweep."""
 
     keys: list[str]  # settings that differ between the jobs
     rows: list[Row]
@@ -81,7 +81,7 @@ class Sweep:
         return "each drops more of the tokens than its packing.max_dropped_tokens"
 
     def best_of(self) -> dict[str, int]:
-        """By column the number of the job that is alone the best of those that are packed."""
+        """Return, by column, the number of the job that alone has the best value among the jobs that packed."""
         rows = [row for row in self.rows if row.packs]
         found: dict[str, int] = {}
         for name, sign in (("dropped_tokens_share", 1), ("fill", -1), ("time_of_token", 1)):
@@ -91,7 +91,7 @@ class Sweep:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """The content of sweep.json."""
+        """Return the content of sweep.json."""
         best = self.best
         return {"format": 1, "best": best.number if best else None, **asdict(self)}
 
@@ -104,7 +104,7 @@ BEST = (
 
 
 def sweep_of(folder: Path) -> Sweep:
-    """What the jobs left in the folder of a sweep."""
+    """Read what the jobs left in the folder of a sweep."""
     jobs = jobs_of(folder)
     keys = sorted({key for job in jobs for key in job["settings"]})
     keys = [key for key in keys if len({job["settings"].get(key) for job in jobs}) > 1]
@@ -120,10 +120,10 @@ def sweep_of(folder: Path) -> Sweep:
 
 
 def _same(row: Row, figures: Mapping[str, Any], first: dict[str, int]) -> Row:
-    """A row, with the job before it that came to the same figures.
+    """Return the row, with the number of the earlier job that has the same figures.
 
     Args:
-        first: by figures the first job that has them; this one is added.
+        first: the first job by figures; this job is added to it.
     """
     what = {key: value for key, value in figures.items() if key not in _OF_THE_RUN}
     number = first.setdefault(json.dumps(what, sort_keys=True, default=str), row.number)
@@ -181,7 +181,7 @@ def _of_lengths(figures: Mapping[str, Any], number: int, settings: dict[str, str
 
 
 def _timed(rows: Sequence[Row]) -> list[Row]:
-    """With times relative to the shortest."""
+    """Return the rows with times relative to the shortest."""
     flops = [row.flops for row in rows if row.flops]
     of_token = [row.flops / row.tokens for row in rows if row.flops and row.tokens]
     return [

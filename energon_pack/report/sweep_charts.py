@@ -1,4 +1,4 @@
-"""The chart of a sweep: curves over one number, a small chart for each value of another setting, else dots."""
+"""Draw the chart of a sweep: curves over one number, one small chart for each value of another setting; else dots."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ _BOTH = "% filled, % of tokens dropped"
 
 
 def over_keys(sweep: Sweep) -> Html | None:
-    """What the settings of a sweep change, drawn; None: there are fewer than two jobs to compare."""
+    """Draw the results over the settings of a sweep; None: there are fewer than two jobs to compare."""
     rows = [row for row in sweep.rows if row.packs]
     if len(rows) < 2 or not sweep.keys:
         return None
@@ -32,7 +32,7 @@ def _is_number(rows: Sequence[Row], key: str) -> bool:
 
 
 def _curves(rows: Sequence[Row], key: str, others: Sequence[str]) -> list[Html]:
-    """Over a number; for each value of the other setting a chart, all with the same axes."""
+    """Draw curves over a number: one chart for each value of the other setting, all with the same axes."""
     if not others:
         return [_curve(rows, key, is_half=False)]
     (other,) = others
@@ -55,7 +55,7 @@ def _curve(rows: Sequence[Row], key: str, is_half: bool) -> Html:
 
 
 def _dots(rows: Sequence[Row], keys: Sequence[str]) -> Html:
-    """A line a job: how much of its packs is filled, and how much of the tokens is dropped."""
+    """Draw one line for each job: how full its packs are, and which share of the tokens is dropped."""
     lines = [
         (clipped(", ".join(row.settings[key] for key in keys), _NAME),
          {"fill": 100 * row.fill, "dropped": 100 * row.dropped_tokens_share})

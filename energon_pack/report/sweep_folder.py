@@ -1,4 +1,4 @@
-"""Where the jobs of a sweep leave what they came to: one folder, whatever process a launcher runs them in.
+"""The folder in which the jobs of a sweep leave their results, whatever process a launcher runs them in.
 
     on_multirun_start ──the folder, in the environment──► each job leaves <number>.json there ──► sweep.html
 
@@ -19,36 +19,36 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.files import naming_place, write_whole
 
 _FOLDER = "ENERGON_PACK_SWEEP"
-_JOBS = "sweep_jobs"  # nothing else is in it: it is emptied
+_JOBS = "sweep_jobs"  # holds nothing else, because it is emptied
 _UNFINISHED = "it did not end: it was killed, or is still at work"
 
 
 class SweepFolder(Callback):
-    """Tells the jobs of a sweep where its folder is: theirs may be elsewhere, where the sweep is over output.dir."""
+    """Tells the jobs of a sweep where its folder is: their own may lie elsewhere, if the sweep is over output.dir."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(os.path.abspath(str(config.hydra.sweep.dir)))
         for path in [
             *_left_in(folder),
             *(folder / _JOBS).glob("*.claim"),
-        ]:  # by an earlier sweep that was given the same folder
+        ]:  # left by an earlier sweep with the same folder
             path.unlink(missing_ok=True)
         os.environ[_FOLDER] = str(folder)
 
 
 def sweep_folder() -> Path | None:
-    """The folder of the sweep that this process is part of."""
+    """Return the folder of the sweep that this process is part of; None: it is part of none."""
     folder = os.environ.get(_FOLDER)
     return Path(folder) if folder else None
 
 
 def forget_sweep() -> None:
-    """A command that is called by a job of a sweep is none of its jobs."""
+    """Forget the sweep: a command that a job of a sweep calls is not one of its jobs."""
     os.environ.pop(_FOLDER, None)
 
 
 class SweepJob:
-    """A job leaves what it is at its start, and what it came to at its end.
+    """Leaves the state of a job in the sweep's folder: at its start, and its result at its end.
 
     Args:
         folder: of the sweep.
@@ -64,11 +64,11 @@ class SweepJob:
         self._leave()
 
     def same_as(self, target: str, settings: str) -> int | None:
-        """The job before that leaves the same in the same place, which need not be done twice; None: there is none.
+        """Return the earlier job with the same target and settings, whose work need not be repeated; None: no job.
 
         Args:
-            target: what this job writes.
-            settings: all that what it writes depends on.
+            target: the place that this job writes to.
+            settings: everything that the written bytes depend on.
 
         Raises:
             PackError: another job writes there with other settings.
@@ -78,7 +78,7 @@ class SweepJob:
         made = claim.with_suffix(f".{mine['number']}")
         write_whole(made, json.dumps(mine).encode(), sync=False)
         try:
-            os.link(made, claim)  # of jobs that begin together one is the first
+            os.link(made, claim)  # where jobs start together, one of them wins
         except FileExistsError:
             first = json.loads(claim.read_bytes())
         else:
@@ -105,7 +105,7 @@ class SweepJob:
         self._leave()
 
     def failed(self, error: PackError) -> None:
-        """It ended with an error; one that lost too much left a page all the same."""
+        """Record that the job ended with an error; one that lost too many samples left a page nevertheless."""
         page = error.page if isinstance(error, SamplesLost) else None
         self._about |= {"error": str(error), "page": page and os.path.abspath(page)}
         self._leave()
@@ -118,7 +118,7 @@ class SweepJob:
 
 
 def jobs_of(folder: Path) -> list[dict[str, Any]]:
-    """What the jobs left, by their numbers; one that is the same as another has what that one left."""
+    """Read what the jobs left, by their numbers; a job that repeats another one gets that one's results."""
     jobs = {job["number"]: job for job in (json.loads(path.read_bytes()) for path in _left_in(folder))}
     for job in jobs.values():
         if (first := job.get("same_as")) is not None:

@@ -1,4 +1,4 @@
-"""The page of a sweep, its table on a terminal, and sweep.json."""
+"""Write the page of a sweep, its table on a terminal, and sweep.json."""
 
 import json
 import os
@@ -26,7 +26,7 @@ _TIME = (
     " wait, where packing.topology is set. Not counted: padding, loading, communication, how well kernels use short"
     " or long rows."
 )
-#: columns: their name, how their values are told, and the field; what is asked for first comes first
+#: columns: name, how their values are written, and the field; the most asked for come first
 _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
     ("fill", "{:.2%}".format, "fill"),
     ("tokens dropped", "{:.2%}".format, "dropped_tokens_share"),
@@ -40,7 +40,7 @@ _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
 ]
 
 
-#: columns of a terminal for all of these, and what narrower ones do without
+#: characters a terminal needs to show all columns, and the columns that a narrower one leaves out
 _WIDE, _OF_WIDE = 110, ("tokens", "attention_cost")
 
 
@@ -56,10 +56,10 @@ def end_sweep(folder: Path) -> None:
 
 
 def sweep_html(sweep: Sweep, folder: Path) -> str:
-    """The page.
+    """Build the page.
 
     Args:
-        folder: in which it is: links are relative to it.
+        folder: that the page will be in; links are relative to it.
     """
     best, names = sweep.best, _names(sweep.keys)
     done, failed = len(sweep.rows), len(sweep.failed)
@@ -110,19 +110,19 @@ def _jobs(sweep: Sweep, folder: Path) -> Html:
 
 
 def _names(keys: Sequence[str]) -> list[str]:
-    """Settings without their groups, where that tells them apart."""
+    """Return the settings without their groups, where the short names differ."""
     names = [key.rpartition(".")[2] for key in keys]
     return names if len(set(names)) == len(keys) else list(keys)
 
 
 def _cell(row: Row, told: Callable[[Any], str], field: str) -> str:
-    """Nothing, where the stage of a job does not tell."""
+    """Write one cell; it is empty where the stage of a job does not compute the field."""
     value = getattr(row, field)
     return "" if value is None else told(value)
 
 
 def _columns(sweep: Sweep) -> list[tuple[str, Callable[[Any], str], str]]:
-    """Those that some job has something of; the length, where it is no setting of the sweep."""
+    """Return the columns in which some job has a value; the pack length only where it is no setting of the sweep."""
     columns = [column for column in _COLUMNS if any(getattr(row, column[2]) is not None for row in sweep.rows)]
     if "packing.max_token_len" not in sweep.keys:
         columns.insert(2, ("max_token_len", "{:,}".format, "max_token_len"))

@@ -1,4 +1,4 @@
-"""Code of somebody else, by its name in a setting: `module:attribute`, or what an installed package adds."""
+"""Load somebody else's code by its name in a setting: `module:attribute`, or the name of an installed entry point."""
 
 import os
 import sys
@@ -9,10 +9,10 @@ from energon_pack.errors import PackError, one_line
 
 
 def load_named(setting: str, name: str) -> Any:
-    """Import what a setting names: from an installed package, or from a file in the current folder.
+    """Import the object that a setting names: from an installed package, or from a file in the current folder.
 
     Args:
-        setting: its key, for the error.
+        setting: its key, for the error message.
         name: `module:attribute`.
 
     Raises:
@@ -21,30 +21,30 @@ def load_named(setting: str, name: str) -> Any:
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise PackError(f"{setting}={name}: code is named module:attribute, as my_steps:shorten for my_steps.py here")
-    if not {"", os.getcwd()} & {*sys.path}:  # `python -m` has it there, a console script has not
+    if not {"", os.getcwd()} & {*sys.path}:  # `python -m` puts the current folder there, a console script does not
         sys.path.append(os.getcwd())
     try:
         return getattr(import_module(module), attribute)
-    except Exception as error:  # importing code of somebody else may fail in any way
+    except Exception as error:  # importing foreign code may fail in any way
         raise PackError(f"{setting}={name}: {one_line(error)}") from None
 
 
 def entry_point(group: str, setting: str, name: str) -> Any:
-    """What an installed package adds under a name; None: none does.
+    """Return the object that an installed package registers under a name; None: no package does.
 
     Args:
         group: `sources` for the entry points of `energon_pack.sources`.
-        setting: the key that has the name, for the error.
+        setting: the key with this name, for the error message.
 
     Raises:
         PackError: importing it fails.
     """
-    from importlib.metadata import entry_points  # only where a name is none of ours: it looks at every package
+    from importlib.metadata import entry_points  # imported only for names that are not ours: it looks at every package
 
     point = next(iter(entry_points(group=f"energon_pack.{group}", name=name)), None)
     if point is None:
         return None
     try:
         return point.load()
-    except Exception as error:  # importing code of somebody else may fail in any way
+    except Exception as error:  # importing foreign code may fail in any way
         raise PackError(f"{setting}={name} ({point.value}): {one_line(error)}") from None

@@ -1,4 +1,4 @@
-"""What commands share: exit codes, pages of help, signals, and the errors of users in one line."""
+"""What all commands share: exit codes, pages of help, signals, and users' errors in one line."""
 
 import argparse
 import io
@@ -16,7 +16,7 @@ from energon_pack.run.heavy_imports import collect_rarely
 from energon_pack.run.stores import is_address, losing_no_fault
 
 EXIT_INTERRUPTED = 130
-#: What a command ends with; all pages of help show them from here.
+#: The exit codes of every command; all pages of help show them from here.
 EXIT_CODES: dict[int, str] = {
     0: "done",
     PackError.exit_code: "refused, or wrong input: one line names the value and what to change",
@@ -48,13 +48,13 @@ def parser(
     examples: Sequence[str] = (),
     codes: Mapping[int, str] | None = None,
 ) -> argparse.ArgumentParser:
-    """The parser of `python -m energon_pack.<name>`, whose `--help` is a page.
+    """Make the parser of `python -m energon_pack.<name>`, whose `--help` is a page.
 
     Args:
-        takes: its arguments.
+        takes: its arguments, as the usage line shows them.
         description: one sentence.
-        examples: what stands behind its name in commands that work.
-        codes: of its exit codes those that say more than `EXIT_CODES`.
+        examples: arguments behind its name, in commands that work.
+        codes: exit codes for which this tool says more than `EXIT_CODES`.
     """
     program = f"python -m energon_pack.{name}"
     lines = ["examples:", *(f"  {program} {example}" for example in examples), ""] if examples else []
@@ -72,31 +72,31 @@ def parser(
 
 
 class _Page(argparse.RawDescriptionHelpFormatter):
-    """As wide as the terminal, but no wider than one reads."""
+    """Formats a page of help as wide as the terminal, but no wider than one reads."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28, width=min(_WIDEST_HELP, shutil.get_terminal_size().columns - 2))
 
 
 def exit_code_lines(codes: Mapping[int, str]) -> list[str]:
-    """A line a code."""
+    """Return a line for each exit code."""
     return [f"  {code:<4} {what.replace('`', '')}" for code, what in codes.items()]
 
 
 def tool_lines() -> list[str]:
-    """A line a tool."""
+    """Return a line for each tool."""
     return [f"  python -m energon_pack.{name:<12} {what}" for name, what in TOOLS.items()]
 
 
 def count(text: str) -> int:
-    """An argument that is a number from 1 on."""
+    """Parse an argument that is a number from 1 on."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
 
 
 def on_disk(text: str) -> Path:
-    """A file or folder that a tool writes, as it is given; raises PackError for an address."""
+    """Return the path of a file or folder that a tool writes; raises PackError for an address."""
     if is_address(text):
         raise PackError(
             f"{text} is on an object store, and this takes a folder of this machine: copy it, or mount the bucket"
@@ -105,7 +105,7 @@ def on_disk(text: str) -> Path:
 
 
 def prepare_process() -> None:
-    """Have no name or message end the work in an ASCII locale, and SIGTERM interrupt it as Ctrl-C does."""
+    """Keep names and messages from ending the work in an ASCII locale, and let SIGTERM interrupt it as Ctrl-C does."""
     collect_rarely()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -114,13 +114,13 @@ def prepare_process() -> None:
 
 
 def end_quietly() -> NoReturn:
-    """Whoever reads what is printed has seen enough, as `| head` has."""
+    """End without an error, because the reader of the output has seen enough, as `| head` has."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
 
 
 def run(name: str, work: Callable[[], int]) -> NoReturn:
-    """Do a tool's work and exit: with its result, 1 after a user's error, 130 where it is interrupted."""
+    """Run a tool and exit: with its result, 1 after a user's error, 130 after an interrupt."""
     prepare_process()
     try:
         try:

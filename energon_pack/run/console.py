@@ -1,4 +1,4 @@
-"""Standard output."""
+"""Print to standard output."""
 
 import io
 import sys
@@ -12,13 +12,13 @@ _ANY_WIDTH = 10_000  # columns
 
 
 def say(text: str) -> None:
-    """A line on standard output, never broken."""
+    """Print a line to standard output without breaking it."""
     console().print(text, soft_wrap=True)
 
 
 @contextmanager
 def in_one_piece(title: str) -> Iterator[None]:
-    """Say all at the end, below a title: where several processes have much to say, lines would be anyone's."""
+    """Print everything at the end, below a title: long texts of several processes would mix line by line."""
     out = io.StringIO()
     try:
         with redirect_stdout(out):
@@ -29,7 +29,7 @@ def in_one_piece(title: str) -> Iterator[None]:
 
 
 def print_table(table: Table) -> None:
-    """A table; where the terminal is too narrow for it, each row in words: no number is cut."""
+    """Print a table; if the terminal is too narrow for it, print each row in words: no number is cut."""
     out = console()
     if Console(width=_ANY_WIDTH).measure(table).minimum <= out.width:
         out.print(table)
@@ -41,5 +41,5 @@ def print_table(table: Table) -> None:
 
 
 def console() -> Console:
-    """Standard output: as wide as the terminal, or 120 columns."""
+    """Return standard output as a console: as wide as the terminal, or 120 columns."""
     return Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)

@@ -1,4 +1,4 @@
-"""What travels with every stage of a run."""
+"""The objects that every stage of a run gets."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +13,15 @@ from energon_pack.run.stores.mirror import Mirror
 
 @dataclass(frozen=True)
 class Run:
-    """Who does the jobs, what is shown of them, and where results are kept for the next run."""
+    """Who does the jobs, who shows progress, and where results are kept for the next run."""
 
     executor: Executor
     progress: Progress
-    cache_dir: Path | None = None  # None: nothing is kept
-    mirror: Mirror | None = None  # of a cache on an object store
+    cache_dir: Path | None = None  # None: results are not kept
+    mirror: Mirror | None = None  # for a cache on an object store
 
     def cache(self, *names: str) -> Path:
-        """The cache, or a folder in it."""
+        """Return the cache folder, or a folder in it."""
         assert self.cache_dir is not None, "a stage that keeps results needs a cache"
         if self.mirror is not None:
             self.mirror.fetch(*names)
@@ -29,7 +29,7 @@ class Run:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Time a stage that writes into the cache alone: a full disk is that of `cache_dir`."""
+        """Time a stage that writes into the cache only; name `cache_dir` where its disk is full."""
         with self.progress.timed(stage), naming_place("cache_dir", self.cache()):
             yield
             if self.mirror is not None:

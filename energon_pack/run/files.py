@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there at all, and how to tell those that were damaged later."""
+"""Write files and folders that are either whole or not there, and detect those that were damaged later."""
 
 import ctypes
 import errno
@@ -18,15 +18,15 @@ from energon_pack.errors import PackError
 
 #: Energon's folder of metadata in a dataset.
 META_FOLDER = ".nv-meta"
-#: In a folder of `make_once`: its files, and the hash of each.
+#: a file in each folder of `make_once`: the names of its files, and the hash of each
 _SUMS = "sums.json"
-#: Rights of what no other user is to read.
+#: permissions that let no other user read
 _OWN_FOLDER, _OWN_FILE = 0o700, 0o600
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
-    """Write a file beside, sync it, rename it into place: a kill or a power cut leaves the old one or the new."""
+    """Write a temporary file, sync it, rename it into place: a kill or a power cut leaves the old file or the new."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -40,10 +40,10 @@ def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Have a folder made, unless it is there as it was made; one of which a file was cut or lost is made again.
+    """Make a folder, unless it is there and whole; if one of its files was cut or lost, make it again.
 
     Args:
-        make: fills the folder it is given.
+        make: fills the folder that it gets.
     """
     if is_as_made(folder):
         return
@@ -63,7 +63,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def is_as_made(folder: Path) -> bool:
-    """Whether `make_once` made this folder, and every file of it is what it was then."""
+    """Say whether `make_once` made this folder, and each file still has the bytes it had then."""
     try:
         written = json.loads((folder / _SUMS).read_bytes())
     except (OSError, ValueError):
@@ -77,13 +77,13 @@ def _sums(folder: Path) -> dict[str, str]:
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file's bytes."""
+    """Return the SHA-256 of a file's bytes."""
     with open(path, "rb") as file:
         return digest_of_rest(file)
 
 
 def digest_of_rest(file: BinaryIO) -> str:
-    """The SHA-256 of what an open file has from where it stands."""
+    """Return the SHA-256 of an open file's bytes, from its present position on."""
     digest = hashlib.sha256()
     while block := file.read(1 << 20):
         digest.update(block)
@@ -91,7 +91,7 @@ def digest_of_rest(file: BinaryIO) -> str:
 
 
 def sync_file_system(path: Path) -> None:
-    """Have all that was written to the file system of a path outlast a power cut."""
+    """Sync the file system of a path, so that all files written to it outlast a power cut."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "syncfs"):  # not Linux
         os.sync()
@@ -106,7 +106,7 @@ def sync_file_system(path: Path) -> None:
 
 @contextmanager
 def naming_place(knob: str, folder: Path) -> Iterator[None]:
-    """Say where: the system names no file when a disk is full.
+    """Name the place and its setting when a disk is full: the system's error names no file.
 
     Raises:
         PackError: instead of an `OSError` of a full disk.
@@ -124,10 +124,10 @@ def naming_place(knob: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def one_of_machine(folder: Path) -> Iterator[None]:
-    """One process of this machine at a time, of those that want what is made in a folder; it is theirs when it ends.
+    """Let one process of this machine at a time make the content of a folder; the others wait for it.
 
-    The lock is a file of the machine's own: a shared file system may have none. It goes with its process, however that
-    ends, so nobody waits for ever; and whoever comes alone, before the others, passes.
+    The lock is a file on the machine's own disk, because a shared file system may have no locks. It is freed when its
+    process ends, however that happens, so nobody waits for ever. A process that comes alone, before the others, passes.
 
     Raises:
         PackError: as `own_temporary`.
@@ -142,10 +142,10 @@ def one_of_machine(folder: Path) -> Iterator[None]:
 
 
 def own_temporary(name: str) -> Path:
-    """A folder for files of all processes of this user on this machine, which no other user can list or write.
+    """Return a folder for files of all this user's processes on this machine; no other user can list or write it.
 
     Raises:
-        PackError: another user was there first: `TMPDIR` may be open to all.
+        PackError: another user made it first: `TMPDIR` may be open to all.
     """
     above = Path(tempfile.gettempdir()) / f"energon_pack-{os.getuid()}"
     above.mkdir(_OWN_FOLDER, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Imports that take seconds: torch, transformers, Energon."""
+"""Import packages that take seconds: torch, transformers, Energon."""
 
 import gc
 import sys
@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 
 def collect_rarely() -> None:
-    """Look for cycles of garbage after 50,000 new objects, not after 700: samples make none, and looks cost 8 %."""
+    """Collect cyclic garbage every 50,000 new objects, not every 700: samples make none, and collecting costs 8 %."""
     gc.set_threshold(50_000, 20, 20)
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import without looking for garbage, then or ever among what was imported: that takes a fifth of the time."""
+    """Import without collecting garbage, then or later, among the imported objects: that takes a fifth of the time."""
     num_modules, was_on = len(sys.modules), gc.isenabled()
     gc.disable()
     try:

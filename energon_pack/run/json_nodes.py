@@ -1,4 +1,4 @@
-"""A node of the config as JSON has it, and a node from such JSON: in manifests, reports and caches."""
+"""Turn a node of the config into JSON and back: for manifests, reports and caches."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -9,7 +9,7 @@ Node = TypeVar("Node")
 
 
 def plain(node: Any) -> dict[str, Any]:
-    """The fields of a dataclass, and of those in it, by name; of an enum its value."""
+    """Return the fields of a dataclass, and of dataclasses in it, by name; an enum becomes its value."""
 
     def value(item: Any) -> Any:
         if isinstance(item, dict):
@@ -21,13 +21,13 @@ def plain(node: Any) -> dict[str, Any]:
 
 
 def node_of(kind: type[Node], values: Mapping[str, Any]) -> Node:
-    """The dataclass whose fields have these values: `plain` the other way round.
+    """Build the dataclass whose fields have these values: the inverse of `plain`.
 
     Args:
-        values: keys that are no field are left out; a field that is not there has its default.
+        values: keys that are no fields are left out; a missing field gets its default.
 
     Raises:
-        ValueError: a value that its enum does not have.
+        ValueError: a value is not one of its enum's.
     """
     types = get_type_hints(kind)
     known = {field.name: values[field.name] for field in fields(kind) if field.name in values}  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""One of several equal parts of some work, divided the same by every process: nobody deals, nobody waits."""
+"""One of several equal parts of some work. Every process divides the work the same way: nobody deals, nobody waits."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,14 +10,14 @@ from energon_pack.run.seeded import Ints
 
 
 class Part(NamedTuple):
-    """`3/16`: the fourth of sixteen."""
+    """The number of a part, and how many parts there are: `3/16` is the fourth of sixteen."""
 
     number: int
     num_parts: int
 
     @classmethod
     def parse(cls, text: str) -> "Part":
-        """Read `NUMBER/PARTS`; raises PackError where it is something else."""
+        """Read `NUMBER/PARTS`; raises PackError for any other text."""
         number, _, num_parts = text.partition("/")
         if number.isdecimal() and num_parts.isdecimal() and int(number) < int(num_parts):
             return cls(int(number), int(num_parts))
@@ -34,7 +34,7 @@ class Spans:
         └─ 0/2 ─────┴── 1/2 ────┘
 
     Args:
-        sizes: of each; a part is as large as its share of their sum.
+        sizes: of each thing; each part gets an equal share of their sum.
     """
 
     def __init__(self, sizes: Sequence[int]):
@@ -42,16 +42,16 @@ class Spans:
         self._sizes = np.array(sizes, np.int64)
 
     def overlapping(self, part: Part) -> list[int]:
-        """The numbers of the things that have something in a part; one of size 0 is in one part as well."""
+        """Return the numbers of the things that overlap a part; a thing of size 0 belongs to one part as well."""
         first, last = self._part_of(self._ends - self._sizes, part), self._part_of(self._ends - 1, part)
         return np.flatnonzero((first <= part.number) & (np.maximum(first, last) >= part.number)).tolist()
 
     def within(self, part: Part) -> list[int]:
-        """The numbers of the things whose middle is in a part: each is in exactly one."""
+        """Return the numbers of the things whose middle is in a part: each thing is in exactly one part."""
         return np.flatnonzero(self._part_of(self._ends - self._sizes // 2 - 1, part) == part.number).tolist()
 
     def rows(self, part: Part, number: int, num_rows: int) -> Ints:
-        """Which rows of a thing are in a part, where all of its rows are of one size: each is in exactly one part.
+        """Return which rows of a thing are in a part, if all its rows have one size: each row is in exactly one part.
 
         Args:
             number: of the thing.

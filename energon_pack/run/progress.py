@@ -1,4 +1,4 @@
-"""What a run says while it works: on a terminal rich's bars over all its stages, in a log a line now and then."""
+"""Show what a run does while it works: on a terminal rich's bars for all its stages, in a log a line now and then."""
 
 import multiprocessing
 import os
@@ -24,31 +24,31 @@ from energon_pack.errors import amount
 _SECONDS_BEFORE_LINES = 30.0
 _MOST_SECONDS_BETWEEN_LINES = 600.0
 _DRAWN_A_SECOND = 8
-_NAME = 9  # characters of the longest stage's name
-_SHORTEST_FOR_RATES = 0.1  # seconds: a rate over less says nothing
-_SECONDS_OF_PACE = 3600.0  # the time left is by the rate of the last hour
-_NEVER_OF_USE = 2 * 86_400.0  # seconds: a time left beyond it is counted in days
+_NAME = 9  # characters of the longest name of a stage
+_SHORTEST_FOR_RATES = 0.1  # seconds: a rate over less time says nothing
+_SECONDS_OF_PACE = 3600.0  # the last hour's rate gives the time left
+_NEVER_OF_USE = 2 * 86_400.0  # seconds: a longer time left is given in days
 
 
 class Advance(Protocol):
-    """What a stage calls with the number of units just done."""
+    """The function that a stage calls with the number of units just done."""
 
     def __call__(self, count: int, cost: float | None = None, is_new: bool = True) -> None:
-        """One more result.
+        """Record one more result.
 
         Args:
-            cost: of these units, where a stage was given its own; None: as many as there are.
-            is_new: they were not there before: what was takes no time, and tells nothing of the rest.
+            cost: of these units, for a stage with costs of its own; None: the number of units.
+            is_new: the units were done in this run. Units found done took no time, and tell nothing of the rest.
         """
 
 
 @dataclass
 class Done:
-    """What a stage did in this run, and what it found done."""
+    """Counts of a stage: the work it did in this run, and the work it found done."""
 
     samples: int = 0
     bytes: int = 0  # read or written
-    cached: int = 0  # samples of which the cache knew all
+    cached: int = 0  # samples that the cache knew in full
     skipped: Counter[str] = field(default_factory=Counter)  # samples by reason
 
 
@@ -63,32 +63,32 @@ class Work:
     name: str
     total: int
     unit: str
-    #: the pace, by cost: rich leaves out what came before the first result, which was starting up
+    #: The pace, by cost. rich leaves out the time before the first result, which was starting up.
     task: bars.Task
-    #: cost of what is begun and not told of yet
+    #: returns the cost of units that are begun and not reported yet
     begun: Callable[[], float] = _nothing_begun
     done: int = 0
     cost: float = 0.0
 
     def counts(self) -> str:
-        """How many units are done, what is begun counted."""
+        """Return how many units are done, including those begun."""
         begun, total = self.begun(), self.task.total
         seen = int(min(1.0, (self.cost + begun) / total) * self.total) if begun and total else 0
         return f"{max(self.done, seen):,} of {self.total:,} {self.unit}"
 
 
 class Progress:
-    """Shows stages on stderr, and keeps what each did, its seconds and its peak memory.
+    """Shows stages on stderr, and keeps for each its counts, seconds and peak memory.
 
     Args:
-        stages: of a run, in their order: a terminal shows those to come, and keeps a line of each that is done.
-        job: which one of a sweep's jobs it is, where lines of several come at once.
+        stages: of a run, in their order; a terminal shows coming stages, and keeps a line of each finished one.
+        job: the number of this job in a sweep, where lines of several jobs come at once.
     """
 
     def __init__(self, stages: Sequence[str] = (), job: str = "", quiet: bool = False):
         self._stages, self._job = stages, job
         self._console = Console(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
-        #: whether stages are shown on a terminal as they go
+        #: whether a terminal shows stages as they go
         self.is_live = not quiet and _can_draw()
         self._bars = bars.Progress(
             bars.SpinnerColumn("line"),
@@ -106,17 +106,17 @@ class Progress:
         self._start = 0.0
         self._work: Work | None = None
         self._next_line = 0.0
-        #: what each stage did
+        #: counts by stage
         self.done: dict[str, Done] = {}
         #: wall seconds by stage
         self.seconds: dict[str, float] = {}
-        #: peak resident memory by stage, this process and its workers together, bytes
+        #: peak resident memory by stage, of this process and its workers together, in bytes
         self.peak_rss_bytes: dict[str, int] = {}
 
     def add(
         self, samples: int = 0, num_bytes: int = 0, cached: int = 0, skipped: Mapping[str, int] | None = None
     ) -> None:
-        """Count what the stage did: samples, bytes read or written, samples the cache knew, those that are lost."""
+        """Add to the stage's counts: samples, bytes read or written, samples the cache knew, lost samples by reason."""
         if self._stage is not None:
             done = self.done.setdefault(self._stage, Done())
             done.samples += samples
@@ -126,13 +126,13 @@ class Progress:
 
     @property
     def throughput(self) -> dict[str, dict[str, int]]:
-        """What each stage did, in numbers."""
+        """Return the counts of each stage as numbers."""
         names = ("samples", "cached", "bytes")
         return {stage: {name: getattr(done, name) for name in names} for stage, done in self.done.items()}
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Time a stage, watch its memory, and show that it is at work."""
+        """Time a stage, watch its memory, and show that it is running."""
         ended = Event()
         watcher = Thread(target=self._watch, args=(stage, ended), daemon=True)
         watcher.start()
@@ -160,11 +160,11 @@ class Progress:
         cost: float | None = None,
         begun: Callable[[], float] | None = None,
     ) -> Iterator[Advance]:
-        """Yields a function to call with the number of units just done.
+        """Yield a function to call with the number of units just done.
 
         Args:
-            cost: of all units, in what takes the time; None: each takes as long.
-            begun: says the cost of what is done and was not told yet; called while a terminal is drawn.
+            cost: of all units, in proportion to their time; None: each takes as long.
+            begun: returns the cost of work that is done and not reported yet; called whenever the terminal is drawn.
         """
         if total == 0:
             yield _nothing
@@ -197,7 +197,7 @@ class Progress:
 
     @property
     def line(self) -> str:
-        """How far it is, in a line."""
+        """Describe the progress in a line."""
         return self._stage or "" if self._work is None else self._log_line(self._work, time.monotonic())
 
     def _log_line(self, work: Work, now: float) -> str:
@@ -211,7 +211,7 @@ class Progress:
 
     @contextmanager
     def _task(self, total: float | None) -> Iterator[bars.Task]:
-        """A bar for the stage at work; without a total it only moves."""
+        """Add a bar for the running stage; without a total it only moves."""
         number = self._bars.add_task(self._stage or "", total=total)
         try:
             yield next(task for task in self._bars.tasks if task.id == number)
@@ -220,7 +220,7 @@ class Progress:
 
     @contextmanager
     def _shown(self, stage: str) -> Iterator[None]:
-        """The part of the terminal that is drawn anew while a stage is at work; one around it goes on."""
+        """Redraw a part of the terminal while a stage runs; a stage around it goes on."""
         if self._stage is not None:
             yield
             return
@@ -230,7 +230,7 @@ class Progress:
             console=self._console,
             refresh_per_second=_DRAWN_A_SECOND,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # else what goes into a file would go to the terminal
+            redirect_stdout=sys.stdout.isatty(),  # else text meant for a file would go to the terminal
             vertical_overflow="crop",
         )
         try:
@@ -243,7 +243,7 @@ class Progress:
             self._stage = None
 
     def _drawn(self) -> Group:
-        """The stage at work, and those to come."""
+        """Draw the running stage, and the coming ones."""
         stage, work = self._stage or "", self._work
         texts = []
         if work is not None:
@@ -270,7 +270,7 @@ class Progress:
 
 
 def finished_line(name: str, seconds: float, done: Done) -> str:
-    """What a stage came to."""
+    """Describe a finished stage in a line."""
     samples = [amount(done.samples, "sample")] if done.samples else []
     took = f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=int(seconds)))
     said = [f"{name:<{_NAME}}", f"{took:>8}", *samples, *_rates(done, seconds), *_cached(done), *_skipped(done)]
@@ -287,7 +287,7 @@ def _rates(done: Done, seconds: float) -> Iterator[str]:
 
 
 def _figure(value: float) -> str:
-    """Two digits at least."""
+    """Write a number with at least two digits."""
     return f"{value:,.0f}" if value >= 10 else f"{value:,.1f}" if value >= 1 else f"{value:.2g}"
 
 
@@ -309,10 +309,10 @@ def _left(seconds: float) -> str:
 
 
 def _nothing(count: int, cost: float | None = None, is_new: bool = True) -> None:
-    """Where there is nothing to do."""
+    """Do nothing: for stages without work."""
 
 
 def _can_draw() -> bool:
-    """Whether stderr is a terminal that one looks at; jobs of a sweep in processes would write over each other."""
+    """Say whether stderr is a terminal that one looks at; a sweep's jobs in processes would write over each other."""
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
     return is_terminal and not os.environ.get("CI") and multiprocessing.parent_process() is None

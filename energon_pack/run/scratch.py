@@ -1,6 +1,6 @@
-"""Arrays over all samples of a run: they lie in files, and memory holds what of them is at work.
+"""Arrays over all samples of a run: they lie in files, and only the parts in use are in memory.
 
-The files have no name, so nothing is left of a run that is killed.
+The files have no name, so a killed run leaves none behind.
 """
 
 import os
@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-AT_WORK = 1 << 20  # of a very long array: what is counted in blocks is the same whatever this is
+AT_WORK = 1 << 20  # numbers of a block; results computed in blocks do not depend on it
 
 
 def blocks(num: int, each: float = 1.0) -> Iterator[slice]:
-    """Slices of `num` things in a row, many at a time.
+    """Yield slices of `num` things in a row, many things each.
 
     Args:
-        each: how many numbers one of them is.
+        each: how many numbers one thing has.
     """
     size = max(1, int(AT_WORK / max(1.0, each)))
     for start in range(0, num, size):
@@ -29,7 +29,7 @@ def blocks(num: int, each: float = 1.0) -> Iterator[slice]:
 
 
 class Scratch:
-    """Where arrays lie.
+    """The place of the arrays.
 
     Args:
         folder: of the files; None: arrays are in memory.
@@ -39,20 +39,20 @@ class Scratch:
         self._folder = folder
 
     def column(self, dtype: npt.DTypeLike) -> "Column":
-        """An array that grows."""
+        """Return an array that grows."""
         return Column(dtype, self._folder)
 
     def zeros(self, num: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """An array to write to."""
+        """Return an array of zeros to write to."""
         if self._folder is None or not num:
             return np.zeros(num, dtype)
         with tempfile.TemporaryFile(dir=self._folder) as file:
-            os.posix_fallocate(file.fileno(), 0, num * np.dtype(dtype).itemsize)  # a full disk is said here
+            os.posix_fallocate(file.fileno(), 0, num * np.dtype(dtype).itemsize)  # raises here if the disk is full
             return np.memmap(file, dtype, shape=(num,)).view(np.ndarray)
 
 
 class Column:
-    """An array that is made one block after another.
+    """An array that is filled block by block.
 
     Args:
         folder: as in `Scratch`.
@@ -70,7 +70,7 @@ class Column:
                 weakref.finalize(self, stack.pop_all().close)
 
     def add(self, values: npt.NDArray[Any]) -> None:
-        """Put values behind those that are there."""
+        """Append values."""
         values = np.ascontiguousarray(values, self._dtype)
         self._num += len(values)
         if self._file is None:
@@ -79,7 +79,7 @@ class Column:
             self._file.write(values.data)
 
     def array(self) -> npt.NDArray[Any]:
-        """All of it; nothing is added after that."""
+        """Return the whole array; nothing can be appended after that."""
         if self._file is None or not self._num:
             return np.concatenate([np.zeros(0, self._dtype), *self._blocks])
         with self._file:

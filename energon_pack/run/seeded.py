@@ -1,4 +1,4 @@
-"""Chance that never changes: by a seed alone, on every machine and with every NumPy."""
+"""Random numbers that depend on a seed alone: the same on every machine and with every NumPy."""
 
 from typing import Any
 
@@ -6,17 +6,17 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
-#: Of any width: inside, arrays are as narrow as their values allow.
+#: Integers of any width: arrays are as narrow as their values allow.
 AnyInts = npt.NDArray[np.integer[Any]]
 _MULTIPLY = 0xD1342543DE82EF95, 0xAF251AF3B0F025B5
 _STEP, _MIX_1, _MIX_2, _WORD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 2**64 - 1
 
 
 def random_keys(num: int, seed: int, stream: int = 0, first: int = 0) -> npt.NDArray[np.uint64]:
-    """uint64[num] that look random and depend on `seed` and `stream` alone: not on the machine or NumPy's version.
+    """Return uint64[num] that look random and depend only on `seed` and `stream`, not on the machine or on NumPy.
 
     Args:
-        first: how many of the same come before.
+        first: how many numbers of the same sequence come before.
 
     Source: SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
     """
@@ -27,7 +27,7 @@ def random_keys(num: int, seed: int, stream: int = 0, first: int = 0) -> npt.NDA
 
 
 def mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Numbers whose bits look random and depend on all bits of those given, which are written over."""
+    """Mix numbers, so that each bit of a result depends on all bits of its number; overwrites `z`."""
     z ^= z >> np.uint64(30)
     z *= np.uint64(_MIX_1)
     z ^= z >> np.uint64(27)
@@ -37,7 +37,7 @@ def mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def mixed_one(z: int) -> int:
-    """`mixed` of one number."""
+    """Mix one number; see `mixed`."""
     z &= _WORD
     z = ((z ^ (z >> 30)) * _MIX_1) & _WORD
     z = ((z ^ (z >> 27)) * _MIX_2) & _WORD
@@ -45,21 +45,21 @@ def mixed_one(z: int) -> int:
 
 
 def seed_of(seed: int, epoch: int) -> int:
-    """The seed of what is drawn anew in each epoch; that of the first one is the seed itself."""
+    """Return the seed for draws of an epoch; the first epoch's is the seed itself."""
     return seed + 1_000_003 * epoch
 
 
 class Chance:
-    """One number of the same generator at a time."""
+    """The same generator, one number at a time."""
 
     def __init__(self, seed: int, stream: int = 0):
         self._state = (seed * _MULTIPLY[0] + stream * _MULTIPLY[1]) & _WORD
 
     def below(self, bound: int) -> int:
-        """An integer in [0, bound)."""
+        """Return an integer in [0, bound)."""
         self._state = (self._state + _STEP) & _WORD
         return mixed_one(self._state) % bound
 
     def skip(self, num: int) -> None:
-        """As if so many had been asked for."""
+        """Skip `num` numbers, as if they had been drawn."""
         self._state = (self._state + num * _STEP) & _WORD

@@ -1,4 +1,4 @@
-"""What is true of a version of a package and not of a dataset: kept for the next start, in the user's cache."""
+"""Keep facts about the version of a package, not about a dataset, in the user's cache for the next start."""
 
 import importlib.metadata
 import json
@@ -16,10 +16,10 @@ Kept = TypeVar("Kept")
 
 
 def read_kept(kind: str, key: str, parse: Callable[[Any], Kept]) -> Kept | None:
-    """What was kept under a key; None: nothing, or nothing that can be read.
+    """Return the value that was kept under a key; None: there is none, or it can't be read.
 
     Args:
-        parse: from JSON; ValueError, TypeError or KeyError where it is of another form.
+        parse: makes the value from JSON; raises ValueError, TypeError or KeyError if the JSON has another form.
     """
     path = _path(kind, key)
     try:
@@ -32,7 +32,7 @@ def read_kept(kind: str, key: str, parse: Callable[[Any], Kept]) -> Kept | None:
 
 
 def keep(kind: str, key: str, value: Any) -> None:
-    """Write JSON for the next start; a cache that can't be written costs time alone."""
+    """Write JSON for the next start; if the cache can't be written, only time is lost."""
     path = _path(kind, key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def keep(kind: str, key: str, value: Any) -> None:
 
 
 def version_of(package: str) -> str | None:
-    """The version of a package, of which most of what is kept is true; None: it is not installed."""
+    """Return the version of a package, as a part of keys; None: it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -50,7 +50,7 @@ def version_of(package: str) -> str | None:
 
 
 def user_folder(kind: str, name: str) -> Path:
-    """A folder in the user's cache, which may not be there yet."""
+    """Return the path of a folder in the user's cache; it may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "energon_pack" / kind / name
 
 

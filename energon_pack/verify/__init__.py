@@ -1,4 +1,4 @@
-"""Is a packed dataset whole, and what its source makes it? `python -m energon_pack.verify DIR`"""
+"""Verify that a packed dataset is whole, and equals its source: `python -m energon_pack.verify DIR`"""
 
 from energon_pack.verify.command import Options, verify
 

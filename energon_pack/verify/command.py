@@ -1,8 +1,9 @@
-"""Is a packed dataset whole, and what its source makes it? `python -m energon_pack.verify DIR`
+"""Verify that a packed dataset is whole, and equals its source: `python -m energon_pack.verify DIR`
 
-Every shard's headers, JSON and names are read, in parallel, and compared with the index, the plan, the ledger, the
-report and `.nv-meta`. `--decode` looks at pixels, `--source` at the bytes of the source, `--lengths` tokenizes. A
-defect never hides another: all that can be looked at is, whatever else is damaged. DIR may be an address.
+Workers read every shard's headers, JSON and names in parallel. They are compared with the index, the plan, the ledger,
+the report and `.nv-meta`. `--decode` also decodes pixels, `--source` compares the bytes of the source, `--lengths`
+tokenizes. No defect hides another: whatever can be checked is checked, even if the rest is damaged. DIR may be an
+address.
 """
 
 import argparse
@@ -52,19 +53,19 @@ from energon_pack.verify.videos import is_read_as_bytes
 
 @dataclass(frozen=True)
 class Options:
-    """What is looked at beside what always is, named as on the command line."""
+    """Checks beside those that always run, named as on the command line."""
 
-    decode: bool = False  # pixels, too
-    source: list[str] | None = None  # compare with the source, at these paths; none of them: where it was when packed
-    media_root: str | None = None  # where the media of a JSONL source are now; None: as when it was packed
-    map: str | None = None  # the step that may run on the records of the source: what `source.map` named
-    lengths: int = 0  # measure so many members again
-    model: str | None = None  # probe this class of models, or the one of this folder
-    packs_as: str | None = None  # of another tool's packs, for `lengths`: a model as in `+model=NAME`
-    reader: str = "own"  # of another tool's packs: the loader of its `own` stack, or `energon_pack`'s, has to read them
-    processor: str | None = None  # for `lengths` and `model`; None: as when it was packed
+    decode: bool = False  # decode pixels, too
+    source: list[str] | None = None  # compare with the source at these paths; []: at the paths it was packed from
+    media_root: str | None = None  # the media of a JSONL source now; None: where they were when packed
+    map: str | None = None  # the step that may run on the records of the source, as `source.map` named it
+    lengths: int = 0  # how many members are measured again
+    model: str | None = None  # probe this class of models, or the model of this folder
+    packs_as: str | None = None  # a model as in `+model=NAME`, to measure another tool's packs
+    reader: str = "own"  # the loader that has to read another tool's packs: its `own` stack's, or `energon_pack`'s
+    processor: str | None = None  # for `lengths` and `model`; None: the one it was packed with
     trust_remote_code: bool = False
-    max_errors: int = 20  # defects that are kept of each check
+    max_errors: int = 20  # defects of each check that are kept
     num_workers: int | None = None  # None: all cores
 
 
@@ -73,13 +74,13 @@ _DEFAULTS = Options()
 
 @losing_no_fault()
 def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
-    """Everything that is wrong with a packed dataset.
+    """Return everything that is wrong with a packed dataset.
 
     Args:
         dataset: its folder, or its address.
 
     Raises:
-        PackError: it is no packed dataset, or the source is not there.
+        PackError: it is not a packed dataset, or the source is missing.
     """
     folder = DatasetFolder(dataset)
     if options.media_root is not None and options.source is None:
@@ -133,14 +134,14 @@ def _verify_foreign(folder: DatasetFolder, options: Options, findings: Findings)
 
 @contextmanager
 def _working(num_jobs: int, options: Options) -> Iterator[Run]:
-    """Processes for so many jobs; a single one needs none."""
+    """Start processes for `num_jobs` jobs; a single job needs none."""
     with LocalExecutor(1 if num_jobs < 2 else options.num_workers) as executor:
         yield Run(executor, Progress())
 
 
 @dataclass(frozen=True)
 class Stated:
-    """What a dataset says of itself, as far as it can be read."""
+    """What a dataset's own files say of it, as far as they can be read."""
 
     folder: DatasetFolder
     flavor: PackedFlavor | None = None  # None: another tool packed it
@@ -159,7 +160,7 @@ def _stated(folder: DatasetFolder, findings: Findings) -> Stated:
 def _read(folder: DatasetFolder, name: str, check: str, findings: Findings) -> dict[str, Any]:
     try:
         return folder.read_object(name)
-    except FileNotFoundError:  # `files` says so
+    except FileNotFoundError:  # the check `files` reports it
         return {}
     except (OSError, ValueError) as error:
         findings.add(check, name.rpartition("/")[2], [f"it can't be read: {error}"])
@@ -207,7 +208,7 @@ def _jobs(stated: Stated, source: Source | None, options: Options) -> Iterator[V
 
 
 def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
-    """Shares of the splits, and the seed by which samples are in them; none where the manifest is damaged."""
+    """Return the shares of the splits, and the seed that draws them; no shares where the manifest is damaged."""
     splits, seed = at(manifest, "content", "output", "splits"), at(manifest, "content", "plan", "seed")
     try:
         return split_shares(splits), int(seed)
@@ -257,7 +258,7 @@ def _check_lengths(
 
 
 def print_findings(findings: Findings, max_errors: int) -> None:
-    """A row a check, then a line a defect."""
+    """Print a table with a row for each check, then a line for each defect."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("check", "what has to be true"):
         table.add_column(name)
@@ -279,7 +280,7 @@ def print_findings(findings: Findings, max_errors: int) -> None:
 
 
 def main() -> int:
-    """Entry point; the exit code."""
+    """Run the command; return its exit code."""
     given = vars(_arguments())
     findings = verify(given.pop("dataset"), options := Options(**given))
     print_findings(findings, options.max_errors)

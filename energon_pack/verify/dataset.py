@@ -1,4 +1,4 @@
-"""What must be true of a packed dataset as a whole: its files, what they say of one another, and their totals."""
+"""Checks of a packed dataset as a whole: its files, whether they agree, and their totals."""
 
 import json
 import re
@@ -29,12 +29,12 @@ _META_FILES = {
     REPLAY, "index.sqlite", "index.uuid", SAMPLE_LOADER,
 }  # fmt: skip
 _REASONS = {reason.value for reason in Reason}
-#: A sample may be packed and in the ledger too, where a later one with its key was left out.
+#: With these reasons a sample may be packed and in the ledger: the entry is a later sample with the same key.
 _OF_ANOTHER = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
 
 
 def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
-    """Every file is there, and no other."""
+    """Check that every file is there, and no other."""
     there = set(folder.names)
     yield from (f"{name} is missing" for name in sorted(NEEDED - there))
     known = {PLAN, LEDGER, REPORT, PAGE, *(f"{META_FOLDER}/{name}" for name in _META_FILES)}
@@ -48,7 +48,7 @@ def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
 
 
 def metadata(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
-    """`.info.json` and `.info.yaml` count the packs of the shards, `split.yaml` names the shards."""
+    """Check that `.info.json` and `.info.yaml` count the packs of the shards, and `split.yaml` names the shards."""
     packing, fingerprint = at(manifest, "content", "packing"), manifest.get("fingerprint")
     for name in ("max_token_len", "pad_to_multiple_of"):
         if type(at(packing, name)) is not int or at(packing, name) < 1:
@@ -65,11 +65,11 @@ def metadata(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequenc
 
 
 def counts(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[str]:
-    """What Energon's own files say of the shards is true."""
+    """Check what Energon's own files say of the shards."""
     there = {shard.name: len(shard.packs) for shard in shards}
     for name in (".info.json", ".info.yaml"):
         if not folder.has(f"{META_FOLDER}/{name}"):
-            continue  # `files` says so where it has to be
+            continue  # the check `files` reports it where the file is needed
         try:
             claimed = at(_load(folder, name), "shard_counts")
         except (OSError, ValueError) as error:
@@ -110,7 +110,7 @@ def _splits(folder: DatasetFolder, counts: Mapping[str, int], of_samples: Mappin
 
 
 def _replay(folder: DatasetFolder, fingerprint: Any) -> Iterator[str]:
-    """The samples kept for other versions can be read, and are of these packs."""
+    """Check that the samples kept for other versions can be read, and belong to these packs."""
     try:
         replays = read_replays(folder.path)
     except (OSError, ValueError):
@@ -122,7 +122,7 @@ def _replay(folder: DatasetFolder, fingerprint: Any) -> Iterator[str]:
 
 
 def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Energon is told to read them as they are; subflavors may be a user's own."""
+    """Check that Energon is told to read the packs as they are; subflavors may be a user's own."""
     name, which = manifest.get("flavor"), at(manifest, "content", "output", "dataset_yaml")
     flavor = FLAVORS.get(name) if isinstance(name, str) else None
     if flavor is None or which not in ("typed", "crude"):
@@ -143,7 +143,7 @@ def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterat
 
 
 def _sample_loader(folder: DatasetFolder, flavor: Flavor) -> Iterator[str]:
-    """Energon runs it: it is what packing wrote."""
+    """Check that sample_loader.py, which Energon runs, is the one that packing wrote."""
     try:
         if folder.read(f"{META_FOLDER}/{SAMPLE_LOADER}") not in map(sample_loader_py, FORMS[flavor.name]):
             yield f"{SAMPLE_LOADER} is not what packing writes"
@@ -152,7 +152,7 @@ def _sample_loader(folder: DatasetFolder, flavor: Flavor) -> Iterator[str]:
 
 
 def _load(folder: DatasetFolder, name: str) -> Any:
-    """A file of the metadata; raises OSError and ValueError."""
+    """Load a file of the metadata; raises OSError and ValueError."""
     path = f"{META_FOLDER}/{name}"
     if name.endswith(".json"):
         return folder.read_object(path)
@@ -166,7 +166,7 @@ def _load(folder: DatasetFolder, name: str) -> Any:
 
 
 def keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile | None) -> Iterator[str]:
-    """No pack is there twice, and none of the plan is missing."""
+    """Check that no pack is there twice, and none of the plan is missing."""
     packs = joined([shard.packs for shard in shards])
     if len(twice := several(packs)):
         found = (pack.files.key for shard in shards for _, pack, _ in packs_of(folder, shard.name))
@@ -184,7 +184,7 @@ def keys(folder: DatasetFolder, shards: Sequence[VerifiedShard], plan: PlanFile 
 
 
 def samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[str]:
-    """No sample is there twice, and of each that was cut every part."""
+    """Check that no sample is there twice, and that all parts of a cut sample are there."""
     parts: dict[str, list[str]] = {}
     for shard in shards:
         for sample, numbers in shard.parts.items():
@@ -201,7 +201,7 @@ def samples(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[
 
 
 def packed_samples(shards: Sequence[VerifiedShard]) -> Hashes:
-    """Every sample that is in a pack, whole or as its parts."""
+    """Return every sample that is in a pack, whole or in parts."""
     cut = {sample for shard in shards for sample in shard.parts}
     return joined([*(shard.samples for shard in shards), hashes(cut)])
 
@@ -210,7 +210,7 @@ def packed_samples(shards: Sequence[VerifiedShard]) -> Hashes:
 
 
 class Ledger:
-    """skipped.jsonl: who is in it, and what is wrong with it."""
+    """skipped.jsonl: the samples it names, and what is wrong with it."""
 
     def __init__(self, folder: DatasetFolder):
         self._folder = folder
@@ -229,7 +229,7 @@ class Ledger:
                     alone.append(samples[-1])
         except OSError as error:
             self.defects.append(f"it can't be read: {error.strerror or error}")
-        #: all it names, and those that can be in no pack
+        #: all samples it names, and those that can be in no pack
         self.samples, self.in_no_pack = np.array(samples, np.uint64), np.array(alone, np.uint64)
 
     def _entries(self) -> Iterator[tuple[int, Any]]:
@@ -244,7 +244,7 @@ class Ledger:
         yield from (str(at(entry, "sample_id")) for _, entry in self._entries())
 
     def check(self, packed: Hashes) -> Iterator[str]:
-        """Its lines are entries, and none is of a sample that is in a pack."""
+        """Check that its lines are entries, and that no entry names a packed sample."""
         yield from self.defects
         both = np.intersect1d(self.in_no_pack, packed)
         yield from (f"{sample} is in a pack, too" for sample in (named(both, self.names()) if len(both) else ()))
@@ -253,7 +253,7 @@ class Ledger:
 def totals(
     report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard], ledger: Ledger
 ) -> Iterator[str]:
-    """report.json and the manifest count what is there."""
+    """Check that report.json and the manifest count what is there."""
     packed = len(np.unique(packed_samples(shards)))
     num_cut = len({sample for shard in shards for sample in shard.parts})
     num_packs = sum(len(shard.packs) for shard in shards)
@@ -272,7 +272,7 @@ def totals(
         "num_supervised": sum(shard.num_supervised for shard in shards),
         "fingerprint": manifest.get("fingerprint"),
     }
-    if all(len(shard.splits) == 1 for shard in shards):  # else `metadata` says so, or the shares are not known
+    if all(len(shard.splits) == 1 for shard in shards):  # else `metadata` reports it, or the shares are not known
         counted["by_split"] = _by_split(shards)
     yield from (
         f"{REPORT} has {name}={short(report.get(name))}, there is {short(value)}"
@@ -298,7 +298,7 @@ def totals(
 
 
 def _by_split(shards: Sequence[VerifiedShard]) -> dict[str, dict[str, int]]:
-    """Packs, samples and tokens of each split; a shard is of the split that its samples are in."""
+    """Count packs, samples and tokens of each split; a shard belongs to the split that its samples are in."""
     found: dict[str, dict[str, int]] = {}
     for shard in shards:
         of = found.setdefault(next(iter(shard.splits)), {"packs": 0, "samples": 0, "tokens": 0})

@@ -1,4 +1,4 @@
-"""What a verification finds: how much was looked at, and what is wrong with it."""
+"""The result of a verification: how much was checked, and what is wrong."""
 
 import hashlib
 from collections import Counter
@@ -14,7 +14,7 @@ from energon_pack.errors import printable
 
 Hashes = npt.NDArray[np.uint64]
 
-#: check → what it shows, in the order of the report
+#: check → what it makes sure of, in the order of the report
 CHECKS = {
     "files": "every file is there, and no other",
     "tar": "headers of the shards are whole",
@@ -44,7 +44,7 @@ CHECKS = {
 
 
 class Defect(NamedTuple):
-    """One thing that is wrong."""
+    """One thing that is wrong, and where."""
 
     check: str
     where: str
@@ -56,17 +56,17 @@ class Defect(NamedTuple):
 
 @dataclass
 class Findings:
-    """The numbers of each check, and its first defects; all that one worker or one folder comes to."""
+    """The counts of each check, and its first defects; from one worker, or from a whole dataset."""
 
-    max_defects: int  # kept of each check; all are counted
+    max_defects: int  # defects of each check that are kept; all are counted
     num_looked_at: Counter[str] = field(default_factory=Counter)
     num_defects: Counter[str] = field(default_factory=Counter)
     defects: dict[str, list[Defect]] = field(default_factory=dict)
-    #: what a user has to know of it beside
+    #: facts that the user has to know, and that are no defects
     notes: list[str] = field(default_factory=list)
 
     def add(self, check: str, where: str, whats: Iterable[str], num_looked_at: int = 1) -> None:
-        """What a check found at one place."""
+        """Record what a check found at one place."""
         self.num_looked_at[check] += num_looked_at
         for what in whats:
             self.num_defects[check] += 1
@@ -75,11 +75,11 @@ class Findings:
                 kept.append(Defect(check, where, what))
 
     def note(self, notes: Iterable[str]) -> None:
-        """Keep what a user has to know beside; so many as defects of one check."""
+        """Keep notes for the user, at most as many as defects of one check."""
         self.notes += islice(notes, max(0, self.max_defects - len(self.notes)))
 
     def merge(self, other: "Findings") -> None:
-        """Take in what another found."""
+        """Add the findings of another."""
         self.num_looked_at += other.num_looked_at
         self.num_defects += other.num_defects
         for check, defects in other.defects.items():
@@ -88,7 +88,7 @@ class Findings:
         self.note(other.notes)
 
     def first(self, number: int) -> list[Defect]:
-        """So many defects, of as many checks as there can be: one with thousands hides no other."""
+        """Return at most `number` defects, from as many checks as possible: one check with thousands hides no other."""
         in_turn = chain.from_iterable(zip_longest(*self.defects.values()))
         chosen = [defect for defect in in_turn if defect is not None][:number]
         order = list(CHECKS)
@@ -96,7 +96,7 @@ class Findings:
 
 
 def hashed(name: str) -> int:
-    """64 bits of a name: a set of them is small enough for every sample there is."""
+    """Hash a name to 64 bits: a set of hashes is small enough for every sample there is."""
     data = name.encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
 
@@ -110,7 +110,7 @@ def joined(arrays: Sequence[npt.ArrayLike]) -> Hashes:
 
 
 def named(wanted: Hashes, names: Iterable[str]) -> Iterator[str]:
-    """Which of the names were meant, each once."""
+    """Yield the names whose hashes are wanted, each once."""
     left = set(wanted.tolist())
     for name in names:
         if left and (value := hashed(name)) in left:
@@ -119,6 +119,6 @@ def named(wanted: Hashes, names: Iterable[str]) -> Iterator[str]:
 
 
 def several(values: Hashes) -> Hashes:
-    """Those that come more than once."""
+    """Return the values that occur more than once."""
     unique, counts = np.unique(values, return_counts=True)
     return unique[counts > 1]

@@ -1,4 +1,4 @@
-"""A dataset that LLaVA-OneVision-2 or LoongForge packed: what can be said of it without plan, ledger and manifest."""
+"""Verify a dataset packed by LLaVA-OneVision-2 or LoongForge, as far as possible without plan, ledger and manifest."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -24,17 +24,17 @@ _PREPARE = "`energon prepare --non-interactive --split-ratio 1,0,0 --skip-datase
 def verify_foreign(
     folder: DatasetFolder, decode: bool, for_stack: bool, findings: Findings, run: Run
 ) -> list[VerifiedShard]:
-    """Verify a dataset of another tool's: its shards, and in the findings everything that is wrong with it.
+    """Verify another tool's dataset; its defects go to the findings.
 
     Args:
-        for_stack: the loader of the stack that packed it has to read it, too.
+        for_stack: whether the loader of the stack that packed it has to read it, too.
 
     Raises:
-        PackError: it is none.
+        PackError: it is no such dataset.
     """
-    if not folder.shards or folder.has(PLAN) or folder.has(REPORT):  # with these, it is ours
+    if not folder.shards or folder.has(PLAN) or folder.has(REPORT):  # a dataset with these files is ours
         raise PackError(f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}")
-    as_bytes = is_read_as_bytes(folder) or not for_stack  # as our loader does
+    as_bytes = is_read_as_bytes(folder) or not for_stack  # read as our loader does
     most, read, media = findings.max_defects, ReadSettings(), DatasetMedia(folder.path)
     jobs = [
         VerifyJob(name, of, None, None, {}, None, decode, as_bytes, None, read, media, most, for_stack=for_stack)
@@ -67,7 +67,7 @@ def verify_foreign(
 
 
 def _missing(folder: DatasetFolder) -> Iterator[str]:
-    """What Energon needs to load it."""
+    """Yield the files that Energon needs to load it, and that are missing."""
 
     def has(*names: str) -> bool:
         return any(folder.has(f"{META_FOLDER}/{name}") for name in names)
@@ -81,11 +81,11 @@ def _missing(folder: DatasetFolder) -> Iterator[str]:
 
 
 def _missing_code(folder: DatasetFolder) -> Iterator[str]:
-    """Files of Python beside it that its dataset.yaml names: `sample_loader.py:sample_loader`."""
+    """Yield the missing Python files that its dataset.yaml names: `sample_loader.py:sample_loader`."""
     try:
         value = yaml.safe_load(folder.read(f"{META_FOLDER}/dataset.yaml"))
     except (OSError, yaml.YAMLError):
-        return  # `_missing` says so, or Energon
+        return  # `_missing` reports it, or Energon
     named = value.values() if isinstance(value, dict) else ()
     files = {text.partition(":")[0] for text in named if isinstance(text, str) and ".py:" in text}
     yield from (

@@ -1,4 +1,4 @@
-"""Whether some members of packs still have the lengths they were packed with, by the template training uses."""
+"""Measure some members of packs again, with the template that training uses, and compare their lengths."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,20 +32,20 @@ def measured_again(
     trust_remote_code: bool,
     model: str | None = None,
 ) -> Iterator[tuple[str, list[str]]]:
-    """Which member, and what is wrong with its length, for a random `number` of them.
+    """Measure `number` random members; yield the name of each, and what is wrong with its length.
 
     Args:
         flavor: None: another tool packed them.
-        processor: folder or hub id; None: as of `load_template`.
-        model: of another tool's packs: as in `+model=NAME`.
+        processor: folder or hub id; None: see `load_template`.
+        model: for another tool's packs, as in `+model=NAME`.
     """
-    warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like
+    warnings.filterwarnings("ignore", module="PIL")  # about odd EXIF and the like
     try:
         template = load_template(folder.path, processor, trust_remote_code, model)
     except (OSError, ValueError, ImportError) as error:
         yield str(folder), [" ".join(str(error).split())]
         return
-    except (KeyError, TypeError, AttributeError) as error:  # of a damaged manifest
+    except (KeyError, TypeError, AttributeError) as error:  # the manifest is damaged
         yield str(folder), [f"the manifest does not say how it was measured: {error!r}"]
         return
     starts = np.cumsum([0, *(sum(shard.members) for shard in shards)])
@@ -61,11 +61,11 @@ def measured_again(
 
 
 def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
-    """The processor a dataset was packed with; None: the model's published one."""
+    """Return the processor a dataset was packed with; None: the model's published one."""
     processor: str | None = at(report, "config", "model", "processor")
     if processor is None and at(report, "config", "source", "path") is None and report:
         return demo_of(folder, report)[1]
-    return processor_folder(folder.path) or processor  # a hub id, or a folder that is no longer there
+    return processor_folder(folder.path) or processor  # a hub id, or a folder that is gone
 
 
 def _differs(file: Bytes, pack: Pack, index: int, template: Template) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _differs(file: Bytes, pack: Pack, index: int, template: Template) -> Iterato
     except (KeyError, IndexError) as error:
         yield f"it can't be measured: the pack lacks {error}"
         return
-    except (TypeError, ValueError) as error:  # of a damaged conversation
+    except (TypeError, ValueError) as error:  # the conversation is damaged
         yield f"it can't be measured: {short(str(error) or type(error).__name__)}"
         return
     for name, ours, theirs in zip(

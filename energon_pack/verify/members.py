@@ -1,4 +1,4 @@
-"""Whether the members of a pack are what the source makes them: their conversations, and their media byte for byte."""
+"""Compare the members of a pack with their source: the conversations, and the media byte for byte."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ def compared(
     sources: Sources,
     settings: ReadSettings,
 ) -> Iterator[tuple[str, str, Iterable[str]]]:
-    """Compare each member with what its row of the plan makes of the source.
+    """Compare each member with the sample that its row of the plan names.
 
     Args:
         file: the packed shard.
@@ -47,7 +47,7 @@ def compared(
             sample = sources.read(member, settings)
             content = conversation(sample, pack.flavor)
             parts = parts_beside(sample, content)
-        except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it is cut at a turn that it does not have
+        except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut
             yield "source text", member.sample_id, [str(error)]
             parts = [*member.parts]
         else:
@@ -59,7 +59,7 @@ def compared(
 
 
 def is_within(member: PlanRow, shard: Shard) -> bool:
-    """Whether a source shard is long enough: a damaged plan may ask for any number of bytes."""
+    """Say whether a source shard is long enough: a damaged plan may ask for any number of bytes."""
     record = member.record_offset, member.record_size
     if shard.media_root is not None:  # media are files of their own
         return record[0] >= 0 and record[1] >= 0 and sum(record) <= shard.size
@@ -85,12 +85,12 @@ def _text_differs(packed: Any, expected: dict[str, Any]) -> Iterator[str]:
 
 
 def _same(packed: Any, expected: Any) -> bool:
-    """Equal as JSON: 1 is not true, and not 1.0."""
+    """Say whether two values are equal as JSON: 1 equals neither true nor 1.0."""
     return json.dumps(packed, sort_keys=True) == json.dumps(expected, sort_keys=True)
 
 
 def _excerpts(packed: Any, expected: Any) -> tuple[str, str]:
-    """Both, of messages their texts, from a little before where they differ."""
+    """Cut both values around the place where they differ; of messages, cut their texts."""
     if isinstance(packed, dict) and isinstance(expected, dict) and packed.get("content") != expected.get("content"):
         packed, expected = packed.get("content"), expected.get("content")
     if isinstance(packed, str) and isinstance(expected, str):
@@ -106,7 +106,7 @@ def _media_differ(
 ) -> Iterator[str]:
     part = pack.parts.get(name)
     if part is None or part.size < 0:
-        return  # `parts` says so
+        return  # the check `parts` reports it
     try:
         source_file = sources.checked_file(member, source)
         if part.size != source.size:

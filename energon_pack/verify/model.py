@@ -1,4 +1,4 @@
-"""Does a model keep the members of this dataset's packs apart? A small one of its class is probed with some of them."""
+"""Check that a model keeps members of packs apart: probe a small model of its class with some of this dataset."""
 
 import copy
 import importlib
@@ -23,13 +23,13 @@ from energon_pack.training.members import Encoded
 from energon_pack.training.proof import Proof, prove, way_out
 from energon_pack.training.shrink import shrink
 
-_NUM_PACKS = 16  # looked at for short members
-_MAX_LEN = 2048  # of a member, where there are shorter ones
+_NUM_PACKS = 16  # packs that are searched for short members
+_MAX_LEN = 2048  # tokens of a member, where there are shorter ones
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What the probe saw, and what is wrong with it."""
+    """What the probe did, and what is wrong."""
 
     model: str
     num_members: int
@@ -45,20 +45,20 @@ class Checked:
 
 
 def check_model(folder: DatasetFolder, model: str, processor: str | None, trust_remote_code: bool) -> Checked:
-    """Probe a class of models with members of a dataset, on the CPU.
+    """Probe a class of models on the CPU, with members of a dataset.
 
-    What can't be run here is no defect: it is not shown either way, and training on it is refused by `guard`.
+    A model that can't run here is no defect. Nothing is shown then, and `guard` refuses to train on it.
 
     Args:
         folder: of the dataset.
         model: a class of transformers, `module:Class`, or a folder or hub id with a config.json.
         processor: folder or hub id; None: the one it was packed with.
-        trust_remote_code: run code of the model's and the processor's.
+        trust_remote_code: whether code of the model and the processor may run.
 
     Raises:
-        PackError: there is no such model, or its processor is not there.
+        PackError: there is no such model, or its processor is missing.
     """
-    warnings.filterwarnings("ignore")  # of models and media
+    warnings.filterwarnings("ignore")  # from models and media
     make, config = _named(model, trust_remote_code)
     try:
         encoder = PackedTaskEncoder(
@@ -84,7 +84,7 @@ def check_model(folder: DatasetFolder, model: str, processor: str | None, trust_
 
 
 def _named(model: str, trust_remote_code: bool) -> tuple[Any, Any]:
-    """A class of models, and its config."""
+    """Return a class of models, and its config."""
     prepare_torchvision()
     import transformers
 
@@ -107,7 +107,7 @@ def _named(model: str, trust_remote_code: bool) -> tuple[Any, Any]:
 
 
 def _for_template(config: Any, template: Template) -> Any:
-    """A config that knows the template's tokens."""
+    """Return a config that knows the template's tokens."""
     text = config.get_text_config()
     text.vocab_size = max(text.vocab_size, template.vocabulary_size)
     rules = template.rules
@@ -119,7 +119,7 @@ def _for_template(config: Any, template: Template) -> Any:
 
 
 def _by_config(config: Any, template: Template, trust_remote_code: bool) -> Any:
-    """The class of a config whose code is its own."""
+    """Return the model class that a config's own code defines."""
     import transformers
 
     kind = "ImageTextToText" if template.rules.media_tokens else "CausalLM"
@@ -128,7 +128,7 @@ def _by_config(config: Any, template: Template, trust_remote_code: bool) -> Any:
 
 
 def _members(folder: DatasetFolder, encoder: PackedTaskEncoder) -> list[Encoded]:
-    """Two short members with media and one without, or what there is; at least two."""
+    """Return two short members with media and one without, or as many as there are; at least two."""
 
     class Cooked(DefaultTaskEncoder[Any, Any, Any, Any]):
         decoder = None

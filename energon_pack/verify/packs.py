@@ -1,6 +1,6 @@
-"""What must be true of one pack. Each function looks at one thing and yields what is wrong with it, a line a defect.
+"""Checks of one pack. Each function checks one thing and yields its defects, a line each.
 
-They are asked one after another, whatever those before them found, and take any JSON there can be.
+All of them run, whatever the earlier ones report, and they take any JSON there can be.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ _ARRAY_MAGIC = b"\x93NUMPY"
 
 
 def parts(pack: Pack) -> Iterator[str]:
-    """Each part is there that the JSON names, and no other; JSON first, the media in the order they are named."""
+    """Check that a pack has exactly the parts its JSON names: JSON first, then the media in the JSON's order."""
     there = [part.name for part in pack.files.parts]
     yield from (f"{name} comes {number} times" for name, number in Counter(there).items() if number > 1)
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
@@ -48,7 +48,7 @@ def parts(pack: Pack) -> Iterator[str]:
 
 
 def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
-    """The first bytes of a part are those of its extension; of one without, those of its kind.
+    """Check that the first bytes of a part fit its extension; without an extension, its kind.
 
     Args:
         head: its first 16 bytes.
@@ -69,7 +69,7 @@ def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
 
 
 def placeholders(pack: Pack) -> Iterator[str]:
-    """Conversations are in normal form, and their placeholders are as many and of the kinds of their media."""
+    """Check that conversations are in normal form, and that their placeholders match their media in number and kind."""
     for index, member in enumerate(pack.members or ()):
         try:
             messages = pack.flavor.messages(member)
@@ -83,7 +83,7 @@ def placeholders(pack: Pack) -> Iterator[str]:
                 _, order, were_missing = place_media(stored, known)
                 if pack.flavor.is_ours and (were_missing or order != sorted(order)):
                     yield f"member {index}: its placeholders are not in the order of its media"
-        except (KeyError, TypeError, ValueError):  # it has no conversation
+        except (KeyError, TypeError, ValueError):  # the member has no conversation
             yield f"member {index}: no_messages: it has no conversation"
         except Skip as skip:
             yield f"member {index}: {skip}"
@@ -105,16 +105,16 @@ def sums(pack: Pack) -> Iterator[str]:
 
 
 def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] | None = None) -> Iterator[str]:
-    """No limit of `packing.*` is passed.
+    """Check that a pack passes no limit of `packing.*`.
 
     Args:
-        packing: that node of the config.
-        members: its rows of the plan, which alone tell its visual tokens.
+        packing: this node of the config.
+        members: the pack's rows of the plan; only they tell its visual tokens.
     """
     lens = pack.meta.get("token_lens", [])
     multiple = packing.get("pad_to_multiple_of")
     if type(multiple) is not int or multiple < 1:
-        return  # `metadata` says so
+        return  # the check `metadata` reports it
     may_be_long = packing.get("overlong") == Overlong.own_pack and type(packing.get("hard_limit")) is int
     knob = "hard_limit" if may_be_long and len(lens) == 1 else "max_token_len"
     counts = {
@@ -136,7 +136,7 @@ def fingerprint(pack: Pack, wanted: Any) -> Iterator[str]:
 
 
 def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
-    """A pack holds what its rows of the plan say."""
+    """Check that a pack holds the members that its rows of the plan name."""
     if members is None:
         yield "it is not in the plan"
         return
@@ -174,14 +174,14 @@ def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> str:
 
 
 def own_loader(pack: Pack) -> Iterator[str]:
-    """The stack that wrote a pack reads it."""
+    """Check that the stack that wrote a pack can read it."""
     return pack.flavor.unread(pack.fields)
 
 
 def samples_of(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:
-    """`<source shard>/<key>` of each member, and where it is a part of that sample, which (`2of3`).
+    """Yield `<source shard>/<key>` of each member, and for a part of a sample also which part (`2of3`).
 
-    The plan tells a part from a sample whose own key looks like one's.
+    The plan tells a part from a sample whose own key looks like a part's.
     """
     ids = pack.meta.get("sample_ids", ())
     if members is not None and [member.sample_id for member in members] == ids:

@@ -1,4 +1,4 @@
-"""The checks of one shard, in a worker: its tar, its index, each of its packs, and what they hold."""
+"""Check one shard, in a worker: its tar, its index, each of its packs, and their members."""
 
 import io
 import warnings
@@ -39,54 +39,54 @@ from energon_pack.verify.findings import Findings, hashed
 from energon_pack.verify.members import compared, is_within
 from energon_pack.verify.videos import decoded_by_energon, decoded_by_us
 
-#: Packs of which the rows of the plan are held at once; their bytes are still in memory when they are read after
-#: their headers, wherever the shard lies.
+#: How many packs, and bytes of packs, are checked together. The rows of the plan for all of them are held at once,
+#: and their bytes are still in memory when they are read after their headers.
 _PACKS, _BYTES = 256, 16 << 20
 
 
 @dataclass(frozen=True)
 class VerifyJob:
-    """One shard, and what it is compared with."""
+    """One shard, and everything it is compared with."""
 
     name: str
-    folder: DatasetFolder  # with this shard and its index
+    folder: DatasetFolder  # lists this shard and its index
     flavor: PackedFlavor | None  # None: another tool wrote it
     plan: PlanFile | None  # None: it can't be read
     packing: Mapping[str, Any]
     fingerprint: Any
     decode: bool
-    is_read_as_bytes: bool  # its dataset.yaml leaves nothing to Energon's own decoder
-    source: dict[str, Shard] | None  # by name; None: not compared
+    is_read_as_bytes: bool  # its dataset.yaml has Energon decode nothing
+    source: dict[str, Shard] | None  # source shards by name; None: not compared
     read: ReadSettings
     media: DatasetMedia
     max_defects: int
-    shares: Sequence[float] = ()  # of the splits; none: not known
+    shares: Sequence[float] = ()  # of the splits; empty: not known
     seed: int = 0
-    for_stack: bool = False  # ask for what the loader of the stack needs that packed it
+    for_stack: bool = False  # check what the loader of the stack that packed it needs
 
 
 @dataclass
 class VerifiedShard:
-    """What a shard holds, in numbers and hashes, and what is wrong with it."""
+    """What a shard holds, in numbers and hashes, and its defects."""
 
     name: str
     findings: Findings
     packs: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of their keys
     members: "array[int]" = field(default_factory=lambda: array("Q"))  # how many are in each
-    ends: "array[int]" = field(default_factory=lambda: array("Q", [0]))  # where each begins, and the last one ends
-    samples: "array[int]" = field(default_factory=lambda: array("Q"))  # of `<source shard>/<key>`, of whole samples
-    parts: dict[str, list[str]] = field(default_factory=dict)  # the other members: by that name, `2of3`
+    ends: "array[int]" = field(default_factory=lambda: array("Q", [0]))  # where each pack begins, and the last one ends
+    samples: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of whole samples' `<source shard>/<key>`
+    parts: dict[str, list[str]] = field(default_factory=dict)  # the other members: sample → its parts, as `2of3`
     num_tokens: int = 0
     num_supervised: int = 0
     media_types: Counter[str] = field(default_factory=Counter)
-    splits: set[str] = field(default_factory=set)  # in which its samples are, by their ids
-    whose: Counter[str] = field(default_factory=Counter)  # packs of other tools
+    splits: set[str] = field(default_factory=set)  # the splits of its samples, by their ids
+    whose: Counter[str] = field(default_factory=Counter)  # packs of other tools, by tool
 
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
-        """Count a pack in.
+        """Count a pack.
 
         Args:
-            members: its rows of the plan.
+            members: its rows of the plan; None: they are not known.
         """
         self.packs.append(hashed(pack.files.key))
         samples = list(checks.samples_of(pack, members))
@@ -107,7 +107,7 @@ class VerifiedShard:
 
 
 def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> list[VerifiedShard]:
-    """Verify shards; what is wrong with them joins the findings."""
+    """Verify shards; add their defects to the findings."""
     shards = []
     states = [job.folder.state(job.name) for job in jobs]
     sizes = [0 if state is None else state.size for state in states]
@@ -123,8 +123,8 @@ def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> li
 
 @losing_no_fault()
 def verify_shard(job: VerifyJob) -> VerifiedShard:
-    """All that can be said of one shard; runs in a worker."""
-    warnings.filterwarnings("ignore", module="PIL")  # of odd EXIF and the like
+    """Check everything in one shard; runs in a worker."""
+    warnings.filterwarnings("ignore", module="PIL")  # about odd EXIF and the like
     findings = Findings(job.max_defects)
     shard = VerifiedShard(job.name, findings)
     plan = None if job.plan is None else PlanRows(job.plan)
@@ -146,7 +146,7 @@ def verify_shard(job: VerifyJob) -> VerifiedShard:
 
 
 def _to_compare(job: VerifyJob, members: list[PlanRow]) -> list[tuple[PlanRow, int]]:
-    """The members of a pack that the source may have, as `Sources.ahead` takes them."""
+    """Return the members of a pack that can be compared with the source, as `Sources.ahead` takes them."""
     shards = job.source or {}
     return [(row, 0) for row in members if row.shard in shards and is_within(row, shards[row.shard])]
 
@@ -175,7 +175,7 @@ def _verify_pack(
 
 
 def _in_turn(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
-    """Packs of a shard, so many that they are looked at together."""
+    """Group the packs of a shard into lists that are checked together."""
     some: list[PackFiles] = []
     for files in packs:
         some.append(files)
@@ -192,11 +192,11 @@ def packs_of(
     flavor: PackedFlavor | None = DEFAULT,
     places: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[tuple[Bytes, Pack, list[str]]]:
-    """The packs of a shard: the file to read them from, each pack, and what its JSON lacks.
+    """Yield the packs of a shard: the file to read them from, each pack, and the defects of its JSON.
 
     Args:
-        flavor: it may be another's where only `meta` is asked for; None: another tool wrote them.
-        places: where those that are wanted begin and end; None: all.
+        flavor: need not be the packs' own where only `meta` is read; None: another tool wrote them.
+        places: where the wanted packs begin and end; None: read all.
     """
     media = DatasetMedia(folder.path)
     with folder.open(name) as file:
@@ -207,7 +207,7 @@ def packs_of(
 
 
 def _alone(file: File, start: int, end: int) -> Bytes:
-    """A part of a file, of an object the only one that is read."""
+    """Return a part of a file; of an object, no other part is read."""
     read_ahead([(file, [(start, end - start)])])
     return Range(file, start, end - start)
 
@@ -227,7 +227,7 @@ def _damage(compressed: str | None, scan: TarScan, num_packs: int) -> Iterator[s
 
 
 def _index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
-    """Where each pack's first header is, and where the last pack ends, as Energon wants it."""
+    """Check that the index gives each pack's first header and the end of the last pack, as Energon wants it."""
     wanted = shard.ends if shard.packs else []
     try:
         data = job.folder.read(f"{job.name}.idx")
@@ -245,7 +245,7 @@ def _index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
 
 
 def _rows(plan: PlanRows, job: VerifyJob, some: list[PackFiles], findings: Findings) -> dict[str, list[PlanRow]] | None:
-    """The rows of the plan of some packs; None where it can't be read."""
+    """Return the rows of the plan for some packs; None where the plan can't be read."""
     try:
         return plan.members({files.key for files in some})
     except PackError as error:
@@ -289,10 +289,10 @@ def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) ->
 
 
 def _decoded(file: Bytes, part: Part, beside: list[str] | None) -> Iterator[str]:
-    """What of a medium does not decode.
+    """Decode a medium, and yield what fails.
 
     Args:
-        beside: where to put what Energon's own decoder can't do, if that is no defect.
+        beside: collects what Energon's own decoder can't do, if that is no defect.
     """
     try:
         if part.name.endswith(".npy"):

@@ -1,4 +1,4 @@
-"""Whether every sample of the source is accounted for: in a pack, in the ledger, or left out by the source settings."""
+"""Check that every sample of the source is accounted for: in a pack, in the ledger, or left out by source settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ from energon_pack.verify.findings import Hashes, hashes, joined, named
 def find_source(
     folder: DatasetFolder, report: Mapping[str, Any], given: Sequence[str], media_root: str | None = None
 ) -> Source:
-    """The source a dataset was packed from.
+    """Find the source that a dataset was packed from.
 
     Args:
-        given: where it is now; empty: where report.json says it was; of packs that refer to it, where loading looks.
-        media_root: where the media of JSONL are now; None: as it was.
+        given: its paths now; empty: those of report.json, or, if packs refer to their source, where loading looks.
+        media_root: where the media of JSONL are now; None: where they were.
 
     Raises:
-        PackError: nothing there, or report.json does not say.
+        PackError: nothing is there, or report.json names no source.
     """
     settings = at(report, "config", "source")
     if not isinstance(settings, dict) or "path" not in settings:
@@ -64,7 +64,7 @@ def find_source(
 
 
 def _now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
-    """Where a path of report.json's config is now; one in a source that packs refer to is where loading looks."""
+    """Return where a path of report.json's config is now; if packs refer to their source, it is where loading looks."""
     path, root = when_packed(report, path), report.get("source_root")
     if not isinstance(root, str) or not lies_in(path, root):
         return path
@@ -72,30 +72,30 @@ def _now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
 
 
 def demo_of(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:
-    """The source and the processor of a packed demo; they are in its cache, or made again."""
+    """Return the source and the processor of a packed demo: from its cache, or made again."""
     cache = at(report, "config", "cache_dir")
     given = when_packed(report, cache) if isinstance(cache, str) else None
     return make_demo(cache_folder(given, folder_of(folder.path)) / "demo")
 
 
 def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
-    """How samples were read, without `source.map`: code is not run because a dataset names it."""
+    """Return the settings that samples were read with, without `source.map`: a dataset can't make its code run."""
     node = at(manifest, "content", "source")
     values = node.items() if isinstance(node, dict) else ()
     try:
         return node_of(ReadSettings, {key: value for key, value in values if isinstance(value, str) and key != "map"})
-    except ValueError:  # damaged
+    except ValueError:  # the manifest is damaged
         return ReadSettings()
 
 
 def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
-    """The `source.map` that samples were read with, for `ReadSettings`; None: there was none.
+    """Return the `source.map` that samples were read with, for `ReadSettings`; None: there was none.
 
     Args:
         trusted: the step that the caller lets run, as `module:function`.
 
     Raises:
-        PackError: the caller names none or another one, or the file of this one has changed.
+        PackError: the caller names no step or another one, or the step's file has changed.
     """
     name = at(manifest, "content", "source", "map")
     step = name.partition("#")[0] if isinstance(name, str) else None
@@ -108,7 +108,7 @@ def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Which samples of a source were packed."""
+    """The settings by which samples of a source were drawn for packing."""
 
     limit: int | None
     slice_of: tuple[int, int]
@@ -116,7 +116,7 @@ class Drawn:
 
 
 def drawn_of(report: Mapping[str, Any]) -> Drawn:
-    """As report.json says it; all, where it is damaged."""
+    """Read the settings of the draw from report.json; where it is damaged, all samples are drawn."""
     limit, text, seed = (at(report, "config", *keys) for keys in (("source", "limit"), ("source", "slice"), ("seed",)))
     try:
         slice_of = parse_slice(text if isinstance(text, str) else None)
@@ -127,19 +127,19 @@ def drawn_of(report: Mapping[str, Any]) -> Drawn:
 
 @dataclass(frozen=True)
 class SourceSamples:
-    """The samples that are drawn of a source, and what can't be read of it."""
+    """The samples that are drawn from a source, and what can't be read of it."""
 
     jobs: "list[_Job]"
-    hashes: list[Hashes]  # of each shard
+    hashes: list[Hashes]  # of the samples of each shard
     defects: list[str]
 
 
 def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
-    """All samples that are drawn. Asked first: what is read for it of an object store is kept for what comes next."""
+    """Read all samples that are drawn. Call it first: bytes read from an object store are kept for the next steps."""
     jobs = [_Job(shard, source.excluded.get(shard.name, frozenset()), drawn.seed) for shard in source.shards]
     found, defects = list[Hashes](), list[str]()
     number, num_slices = drawn.slice_of
-    start = 0  # of this shard, among all that are drawn
+    start = 0  # of this shard, among all drawn samples
     size = sum(job.shard.size for job in jobs)
     with run.progress.stage("source", len(jobs), "shards", size) as advance:
         for job, values in zip(jobs, run.executor.map(_samples_of, jobs), strict=True):
@@ -158,11 +158,11 @@ def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
 def unaccounted(
     samples: SourceSamples, packed: Hashes, skipped: Hashes, names: Iterator[str]
 ) -> Iterator[tuple[int, list[str]]]:
-    """How many samples the source has, and what is wrong with it; then those that are lost, and what is none of it.
+    """Yield how many samples the source has, with its defects; then the lost ones; then names it lacks, or has twice.
 
     Args:
-        packed, skipped: the samples in packs, and those of the ledger, one entry an entry.
-        names: all samples of packs and ledger, for what is to be named.
+        packed, skipped: the samples in packs; the samples of the ledger, one for each entry.
+        names: all samples of packs and ledger, to name those that are reported.
     """
     yield sum(map(len, samples.hashes)), samples.defects
     wanted, num_wanted = np.unique(joined(samples.hashes), return_counts=True)
@@ -180,7 +180,7 @@ def unaccounted(
 
 @dataclass(frozen=True)
 class _Job:
-    """A source shard, the keys of it that are left out, and what `sample_ratio` is drawn with."""
+    """A source shard, its keys that are left out, and the settings of `sample_ratio`'s draw."""
 
     shard: Shard
     excluded: frozenset[str]
@@ -196,7 +196,7 @@ def _samples_of(job: _Job) -> Hashes | str:
 
 
 def _names(job: _Job) -> Iterator[str]:
-    """All that are drawn of a shard, in its order, those left out among them."""
+    """Yield all samples drawn from a shard in its order, including those left out."""
     shard = job.shard
     keys = shard.index()["key"].to_pylist()
     if shard.ratio != 1:

@@ -1,4 +1,4 @@
-"""Whether `.nv-meta/index.sqlite` says where the packs and their parts are, as Energon asks it."""
+"""Check that `.nv-meta/index.sqlite` gives the places of the packs and their parts, as Energon queries it."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ INDEX = "index.sqlite"
 
 
 def sqlite(folder: DatasetFolder, shards: Sequence[str]) -> Iterator[str]:
-    """What is wrong with an index of these shards."""
+    """Yield what is wrong with an index of these shards."""
     try:
         with (
             folder.on_this_machine(f"{META_FOLDER}/{INDEX}") as path,

@@ -1,7 +1,7 @@
-"""Videos as those who train on them read them: all frames by this package's decoder, some by Energon's.
+"""Decode videos as trainings do: all frames by this package's decoder, some by Energon's.
 
-Energon 7.4.1's AVDecoder goes to a frame by its container's index of keyframes. Where times in the index are not those
-of the frames, as in every AVI of H.264, it lands on another keyframe: its frames are wrong, or FFmpeg's seek fails with
+Energon 7.4.1's AVDecoder seeks a frame by its container's index of keyframes. Where the index has other times than the
+frames, as in every AVI of H.264, it lands on another keyframe: its frames are wrong, or FFmpeg's seek fails with
 `[Errno 1] Operation not permitted`. The file is whole, and decodes well from its start.
 """
 
@@ -22,7 +22,7 @@ _NUM_ASKED = 8  # frames that Energon is asked for, from the first to the last
 
 
 def decoded_by_us(medium: Media, data: bytes) -> tuple[list[float], list[str]]:
-    """When each frame is shown, in seconds, and what is wrong: training would miss a frame that the header promises."""
+    """Return each frame's time in seconds, and defects: frames that the header promises and training would miss."""
     try:
         times = frame_times(data)
     except ValueError as error:
@@ -32,24 +32,24 @@ def decoded_by_us(medium: Media, data: bytes) -> tuple[list[float], list[str]]:
 
 
 def decoded_by_energon(times: Sequence[float], data: bytes) -> Iterator[str]:
-    """What Energon's AVDecoder, asked for single frames by number, makes of a video: the first that is not right.
+    """Ask Energon's AVDecoder for single frames by number; yield the first that is not right.
 
     Args:
-        times: of all its frames, in seconds.
+        times: of all frames, in seconds.
     """
-    from megatron.energon.av import AVDecoder  # torch
+    from megatron.energon.av import AVDecoder  # imports torch
 
     apart = median([later - earlier for earlier, later in pairwise(times)] or [0.0])
     for index in sorted({i * (len(times) - 1) // (_NUM_ASKED - 1) for i in range(_NUM_ASKED)}):
         try:
             decoder = AVDecoder(io.BytesIO(data), suppress_warnings=True)
             clips = decoder.get_video_clips([(index, index)], video_unit="frames", video_out_frame_size=(8, 8))[1]
-        except ImportError:  # what it needs is not there: no loader here uses it
+        except ImportError:  # a package it needs is missing: no loader here uses it
             return
-        except Exception as error:  # it is another's code, on any bytes there can be
+        except Exception as error:  # the decoder is foreign code, and bytes may be any
             what = f"fails: {short(str(error) or type(error).__name__)}"
         else:
-            if clips and not abs(clips[0][0] - times[index]) > 1.5 * apart:  # by number, it may be one off in mkv
+            if clips and not abs(clips[0][0] - times[index]) > 1.5 * apart:  # by number, it may be off by one in mkv
                 continue
             what = f"gives the one at {clips[0][0]:.2f} s" if clips else "gives none"
         yield (
@@ -60,9 +60,9 @@ def decoded_by_energon(times: Sequence[float], data: bytes) -> Iterator[str]:
 
 
 def is_read_as_bytes(folder: DatasetFolder) -> bool:
-    """Whether `dataset.yaml` says `decoder: null`: its sample loader gets bytes, and Energon decodes nothing."""
+    """Say whether `dataset.yaml` has `decoder: null`: its sample loader gets bytes, and Energon decodes nothing."""
     try:
         value = yaml.safe_load(folder.read(f"{META_FOLDER}/dataset.yaml"))
-    except (OSError, ValueError, yaml.YAMLError):  # `metadata` says so
+    except (OSError, ValueError, yaml.YAMLError):  # the check `metadata` reports it
         return False
     return isinstance(value, dict) and "decoder" in value and value["decoder"] is None

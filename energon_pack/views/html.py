@@ -1,4 +1,4 @@
-"""A pack, and a sample, as parts of a page: what they are filled with, their pictures, and their text as tokens."""
+"""Show a pack, and a sample, as parts of a page: a strip of the members, their pictures, and their text as tokens."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -9,10 +9,10 @@ from energon_pack.pages.svg import Piece, legend, strip
 from energon_pack.views.strips import pieces_of
 from energon_pack.views.view import Medium, MemberView, PackView, Span, times
 
-_MOST_PIECES = 400  # of a strip: more are narrower than a pixel
-_LEAST_CHARS = 240  # of a member's text
-_OPEN = 4  # members that are seen without a click
-_LEAST_SPANS, _CHARS_OF_SPAN = 24, 16  # of a member that are shown, and characters for which there is one more
+_MOST_PIECES = 400  # pieces of a strip; more would be narrower than a pixel
+_LEAST_CHARS = 240  # characters of a member's text
+_OPEN = 4  # members that are open without a click
+_LEAST_SPANS, _CHARS_OF_SPAN = 24, 16  # spans of a member that are shown, and characters that allow one more
 _LEAST_SHOWN = 40  # characters of a span
 MARKED = (
     "Marked text is what is trained on; ×0.5 behind it is how much each of its tokens counts, where that is not 1. Grey"
@@ -21,11 +21,11 @@ MARKED = (
 
 
 def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24) -> Html:
-    """A pack: a strip of its members, then each of them.
+    """Build the section of a pack: a strip of its members, then each of them.
 
     Args:
-        max_chars: of all text that is shown; of longer texts the middle is left out.
-        max_members: that are shown; of all others only their place in the strip.
+        max_chars: of all text that is shown; longer texts lose their middle.
+        max_members: members that are shown; of the others, the strip shows the place.
     """
     shown = view.members[:max_members]
     each = max(_LEAST_CHARS, max_chars // max(1, len(shown)))
@@ -50,7 +50,7 @@ def _more(number: int) -> str:
 
 
 def pack_facts(view: PackView) -> str:
-    """A pack in a line."""
+    """Describe a pack in a line."""
     members = amount(len(view.members), "member")
     facts = [view.media_type, members]
     if (total := view.token_len) is not None:
@@ -65,7 +65,7 @@ def pack_facts(view: PackView) -> str:
 
 
 def pack_strip(view: PackView) -> Html | None:
-    """The bar of a pack; None where no length is known."""
+    """Draw the bar of a pack; None where no length is known."""
     pieces = _fewer(pieces_of(view))
     if not pieces:
         return None
@@ -76,7 +76,7 @@ def pack_strip(view: PackView) -> Html | None:
 
 
 def members_table(members: Sequence[MemberView]) -> Html:
-    """A row a member."""
+    """Build a table with one row for each member."""
     rows = [
         (
             tag("code", f"#{number} {member.sample_id}"),
@@ -94,7 +94,7 @@ def _count(number: int | None) -> str:
 
 
 def member_block(member: MemberView, name: str, max_chars: int) -> Html:
-    """A member or a sample: its id, lengths, pictures and text.
+    """Build the block of a member or a sample: its id, lengths, pictures and text.
 
     Args:
         max_chars: of its text.
@@ -113,7 +113,7 @@ def member_block(member: MemberView, name: str, max_chars: int) -> Html:
 
 
 def member_facts(member: MemberView) -> str:
-    """A member in a line."""
+    """Describe a member in a line."""
     facts = [member.media_type, amount(len(member.turns), "turn")]
     if member.token_len is not None:
         facts.append(f"{member.token_len:,} tokens")
@@ -129,7 +129,7 @@ def member_facts(member: MemberView) -> str:
 
 
 def pictures(media: Sequence[Medium]) -> Html | None:
-    """The media of a member, side by side."""
+    """Show the media of a member side by side."""
     if not media:
         return None
     return tag("div", *map(_figure, media), class_="pictures")
@@ -148,10 +148,10 @@ def _figure(medium: Medium) -> Html:
 
 
 def tokens_text(spans: Sequence[Span], max_chars: int) -> Html:
-    """The text of tokens: special ones and media as such, what is trained on marked.
+    """Show tokens as text: special tokens and media look different, trained text is marked.
 
     Args:
-        max_chars: about. Of longer texts the middle is left out, of what is trained on last; the end is always there.
+        max_chars: approximate. Longer texts lose their middle, trained text last; the end is always there.
     """
     most = max(_LEAST_SPANS, max_chars // _CHARS_OF_SPAN)
     end = min(len(spans), most // 4)
@@ -163,7 +163,7 @@ def tokens_text(spans: Sequence[Span], max_chars: int) -> Html:
 
 
 def _marked(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]:
-    """Spans, those that are trained on in marks."""
+    """Yield the spans; trained ones are in marks."""
     for weight, alike in groupby(spans, key=lambda span: span.weight):
         some = list(alike)
         inner = [_token(span, next(rooms)) for span in some]
@@ -171,7 +171,7 @@ def _marked(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]:
 
 
 def _rooms(spans: Sequence[Span], max_chars: int) -> list[int]:
-    """How many characters of each span are shown: three quarters are for what is trained on, where it needs them."""
+    """Return how many characters of each span are shown: three quarters go to trained text, if it needs them."""
     trained, others = ([len(s.text) for s in spans if s.kind == "text" and s.is_trained is of] for of in (True, False))
     of_others = shared_evenly(others, max(max_chars // 4, max_chars - sum(trained)))
     of_trained = shared_evenly(trained, max(max_chars - sum(min(size, of_others) for size in others), 0))
@@ -179,7 +179,7 @@ def _rooms(spans: Sequence[Span], max_chars: int) -> list[int]:
 
 
 def shared_evenly(sizes: Sequence[int], room: int) -> int:
-    """The largest size to which all are cut so that together they have a place in the room."""
+    """Return the largest size to which all can be cut so that together they fit into `room`."""
     ascending = sorted(sizes)
     for place, size in enumerate(ascending):
         if size * (len(ascending) - place) > room:
@@ -189,7 +189,7 @@ def shared_evenly(sizes: Sequence[int], room: int) -> int:
 
 
 def _trained(inner: Sequence[Html], num_tokens: int, weight: float) -> Html:
-    """What is trained on; where it does not count 1, with its weight."""
+    """Mark text that is trained on; show its weight where that is not 1."""
     told = f"trained on: {num_tokens:,} tokens"
     if weight == 1:
         return tag("mark", *inner, title=told)
@@ -206,7 +206,7 @@ def _token(span: Span, room: int) -> Html:
 
 
 def turns_table(member: MemberView, max_chars: int) -> Html | None:
-    """The messages by role, where no tokenizer is there."""
+    """Build a table of the messages by role, for a page without a tokenizer."""
     if not member.turns:
         return None
     each = max(80, max_chars // len(member.turns))
@@ -215,14 +215,14 @@ def turns_table(member: MemberView, max_chars: int) -> Html | None:
 
 
 def _gapped(text: Sequence[str]) -> Html:
-    """The head of a text, and its end where the middle was left out."""
+    """Show the head of a text, and its end if the middle was left out."""
     if len(text) == 1:
         return join(text)
     return join((text[0], tag("span", text[1], class_="faint"), text[2]))
 
 
 def _folded(text: str, most: int) -> list[str]:
-    """A text, or its head, how much is left out, and its end."""
+    """Return a text, or its head, a note of how much is left out, and its end."""
     if len(text) <= most:
         return [text]
     tail = most // 4
@@ -231,7 +231,7 @@ def _folded(text: str, most: int) -> list[str]:
 
 
 def _fewer(pieces: Sequence[Piece]) -> list[Piece]:
-    """So many pieces at most: beyond, those side by side are one each, of the kind that most of it is."""
+    """Merge neighbours until few enough pieces are left; a merged piece has the kind that most of it is."""
     every = -(-len(pieces) // _MOST_PIECES)
     return list(pieces) if every < 2 else list(_joined(pieces, every))
 

@@ -1,4 +1,4 @@
-"""What a template makes of a member: its tokens, and how many of them each medium takes."""
+"""Add a member's tokens to its view, and how many of them each medium takes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,10 +12,10 @@ from energon_pack.views.view import Medium, MemberView
 
 
 def encoded(view: MemberView, template: Template, sample: Sample) -> MemberView:
-    """A member with its tokens; raises Skip where it has none.
+    """Return the member's view with its tokens; raises Skip where the template has none for it.
 
     Args:
-        view: of the same media; those of a kind are in the order of the sample's.
+        view: has the same media as the sample; media of one kind are in the same order.
     """
     view = replace(view, media=_as_videos(view.media, sample.media))
     sample = as_seen(sample)
@@ -38,10 +38,10 @@ def encoded(view: MemberView, template: Template, sample: Sample) -> MemberView:
 
 
 def _as_videos(media: Sequence[Medium], looked_at: Sequence[Media]) -> list[Medium]:
-    """The media of a view, the frames of one video as one medium: the picture is that of its first.
+    """Merge the frames of one video into one medium of a view; its picture is the first frame's.
 
     Args:
-        looked_at: the same media, or the same of each kind, as the sample has them.
+        looked_at: the same media as the sample has them, or the same number of each kind.
     """
     if not has_lists(looked_at):
         return list(media)
@@ -59,7 +59,7 @@ def _as_videos(media: Sequence[Medium], looked_at: Sequence[Media]) -> list[Medi
 
 
 def seen_by(template: Template, media: Sequence[Media]) -> list[str | None]:
-    """What `media.*` makes of each medium before the processor gets it, and the frames of a video; None: nothing."""
+    """Say how `media.*` changes each medium before the processor gets it, and a video's frames; None: unchanged."""
     seen = []
     for medium in media:
         frames = template.choose_frames(medium) if medium.kind == "video" else []

@@ -1,4 +1,4 @@
-"""A written pack as a person wants to see it, as far as it can be told: packs may be damaged, or another tool's."""
+"""Build the view of a written pack, as far as it can be read: packs may be damaged, or written by another tool."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 
 @dataclass(frozen=True)
 class Place:
-    """Where a pack stands in its dataset."""
+    """The place of a pack in its dataset."""
 
-    number: int  # in the order of the plan
+    number: int  # its number in the order of the plan
     num_packs: int
     shard: str
     max_token_len: int | None = None
@@ -40,15 +40,15 @@ def pack_view(
     notes: Sequence[str] = (),
     most_encoded: int | None = None,
 ) -> PackView:
-    """A pack with all of its members.
+    """Build the view of a pack with all of its members.
 
     Args:
-        file: the shard that it is in.
-        rows: of the plan; None: there is none, or it can't be read.
-        template: that it was packed with; None: without tokens.
-        max_thumbnails: pictures of so many media.
-        notes: what is wrong with its JSON.
-        most_encoded: members that are encoded, the first ones; None: all.
+        file: the shard that the pack is in.
+        rows: of the plan; None: there is no plan, or it can't be read.
+        template: that the pack was made with; None: show no tokens.
+        max_thumbnails: how many media get a picture.
+        notes: faults of its JSON.
+        most_encoded: how many members are encoded, the first ones; None: all.
     """
     if rows is not None and len(rows) != len(pack.ids):
         notes, rows = [*notes, f"the plan has {len(rows)} members of it"], None
@@ -98,13 +98,13 @@ def _member(
         notes.append(f"{skip}")
     except (KeyError, IndexError) as error:
         notes.append(f"the pack lacks {error}")
-    except (TypeError, ValueError, AttributeError) as error:  # of a damaged conversation
+    except (TypeError, ValueError, AttributeError) as error:  # a damaged conversation
         notes.append(f"its conversation can't be read: {str(error) or type(error).__name__}")
     return view
 
 
 def _checked(stated: MemberView, made: MemberView) -> MemberView:
-    """What was made of a member, and a note where the pack states another length."""
+    """Return the encoded member, with a note where the pack states another length."""
     for name, ours, theirs in (
         ("tokens", made.token_len, stated.token_len),
         ("trained tokens", made.num_supervised, stated.num_supervised),

@@ -1,4 +1,4 @@
-"""A sample of a source, or of a plan whose packs are not written, as a person wants to see it."""
+"""Build the view of a sample: of a source, or of a plan whose packs are not written."""
 
 from dataclasses import replace
 
@@ -23,12 +23,12 @@ def sample_view(
     template: Template | None = None,
     max_thumbnails: int = 0,
 ) -> MemberView:
-    """A sample that was read, with its tokens; where the template has none, why it would be in no pack.
+    """Build the view of a sample with its tokens; where the template has none, say why it would be in no pack.
 
     Args:
-        sample: of `read_sample` or `read_again`.
-        shard: that it is in.
-        max_thumbnails: pictures of so many media.
+        sample: as `read_sample` or `read_again` returned it.
+        shard: that the sample is in.
+        max_thumbnails: how many media get a picture.
     """
     view = MemberView(
         sample_id,

@@ -1,8 +1,8 @@
-"""The tokens of a sample in stretches of alike ones: text, special tokens, media; what is trained on apart.
+"""Split the tokens of a sample into spans of one kind: text, special tokens, media; trained text is apart.
 
     Rendered ──tokenizer──► ids, and the characters of each ──spans_of──► Span, Span, …   all of its tokens, once each
 
-A character that takes several tokens is shown with the first of them. Whatever stands for a medium is one span.
+A character that takes several tokens is shown with the first of them. All tokens of a medium are one span.
 """
 
 from itertools import groupby, repeat
@@ -14,10 +14,10 @@ from energon_pack.views.view import Span
 
 
 def spans_of(template: Template, sample: Sample, rendered: Rendered) -> list[Span]:
-    """The tokens of a sample.
+    """Split the tokens of a sample into spans.
 
     Args:
-        rendered: what the template makes of it.
+        rendered: the sample as the template wrote it.
     """
     tokenizer = template.tokenizer
     encoding = tokenizer.encode(rendered.text, add_special_tokens=template.spec.add_special_tokens)
@@ -32,7 +32,7 @@ def spans_of(template: Template, sample: Sample, rendered: Rendered) -> list[Spa
     in_order = [sample.media[i] for _, i in sorted((place, i) for i, place in enumerate(rendered.media))]
     is_special = [token in special and special[token].special for token in encoding.ids]
 
-    spans, done = [], 0  # characters
+    spans, done = [], 0  # characters that are in a span already
     alike = [
         (n, n is None and token, weight) for n, token, weight in zip(medium_of, is_special, weight_of, strict=True)
     ]
@@ -40,7 +40,7 @@ def spans_of(template: Template, sample: Sample, rendered: Rendered) -> list[Spa
         indices = list(group)
         end = max(done, offsets[indices[-1]][1])
         text, kind = rendered.text[done:end], "special" if is_token else "text"
-        if not text:  # the tokenizer's own, around the text
+        if not text:  # a token that the tokenizer adds around the text
             text = "".join(tokenizer.id_to_token(encoding.ids[i]) or "" for i in indices) if is_token else ""
         if number is not None:
             medium = in_order[number]

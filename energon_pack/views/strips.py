@@ -1,4 +1,4 @@
-"""What a pack is filled with, as pieces of a bar: text, images and videos by member; what is left is padding."""
+"""Cut a pack into the pieces of a bar: text, images and videos by member; the rest is padding."""
 
 from itertools import groupby
 
@@ -7,7 +7,7 @@ from energon_pack.views.view import MemberView, PackView
 
 
 def pieces_of(pack: PackView) -> list[Piece]:
-    """The pieces in order, each with what it is; none of a member that was not measured."""
+    """Return the pieces in order, each with its label; a member that was not measured has none."""
     return [
         piece._replace(is_odd=number % 2 == 1)
         for number, member in enumerate(pack.members)
@@ -16,7 +16,7 @@ def pieces_of(pack: PackView) -> list[Piece]:
 
 
 def member_pieces(member: MemberView, name: str) -> list[Piece]:
-    """The pieces of a member: by its tokens, or, without them, its media and then its text."""
+    """Return the pieces of a member: by its tokens, or, without them, its media and then its text."""
     where = f"{name}, {member.sample_id}"
     if member.spans is not None:
         alike = groupby(member.spans, key=lambda span: span.kind if span.kind in ("image", "video") else "text")

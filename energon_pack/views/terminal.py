@@ -1,4 +1,4 @@
-"""A pack, and a sample, in a terminal: right at any width, in a pipe and without colours."""
+"""Print a pack, and a sample, in a terminal: right at any width, in a pipe and without colours."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -22,17 +22,17 @@ _COLOURS = {
     "padding": "bright_black",
 }
 _BLOCK = "█"
-_HEIGHT = 84  # lines, where no terminal says its own
-_LEAST = 12  # members in the table, and lines of their text
-_AROUND = 20  # lines that are neither
+_HEIGHT = 84  # lines of a terminal that does not tell its height
+_LEAST = 12  # members in the table, and lines of their text, at least
+_AROUND = 20  # lines that are neither of the two
 _TURN_LINES = 6
 
 
 def print_pack(view: PackView, to: Console, full: bool = False) -> None:
-    """A pack: what it is, what fills it, its members, and what they say.
+    """Print a pack: its facts, a bar of its content, its members, and their text.
 
     Args:
-        full: all members and all of their text.
+        full: print all members and all of their text.
     """
     to.print(Text.assemble(f"pack {view.number:,} of {view.num_packs:,}  ", (view.key, "bold")))
     to.print(pack_facts(view))
@@ -58,7 +58,7 @@ def print_pack(view: PackView, to: Console, full: bool = False) -> None:
 
 
 def pack_facts(view: PackView) -> str:
-    """A pack in a line."""
+    """Describe a pack in a line."""
     facts = [view.media_type, amount(len(view.members), "member")]
     total = view.token_len
     if total is not None and view.members:
@@ -71,20 +71,20 @@ def pack_facts(view: PackView) -> str:
 
 
 def print_next(command: str, others: Sequence[str], to: Console) -> None:
-    """What may be typed next."""
+    """Print the commands that may be typed next."""
     to.print()
     to.print(Text(f"next: {command}", "dim"), soft_wrap=True)
     to.print(Text(f"or:   {', '.join(others)}", "dim"))
 
 
 def print_notes(notes: Iterable[str], to: Console) -> None:
-    """What is wrong, or can't be told."""
+    """Print what is wrong, or can't be told."""
     for note in notes:
         to.print(Text(f"! {printable(note)}", "red"))
 
 
 def print_strip(view: PackView, to: Console) -> None:
-    """The bar of a pack, as wide as the terminal, and what its colours are; nothing where there are no colours."""
+    """Print the bar of a pack, as wide as the terminal, and a key to its colours; print nothing without colours."""
     members = [member_pieces(member, "") for member in view.members]
     used = sum(piece.size for pieces in members for piece in pieces)
     if not used or not _has_colours(to):
@@ -103,7 +103,7 @@ def _has_colours(to: Console) -> bool:
 
 
 def _columns(members: Sequence[Sequence[Piece]], total: float, width: int) -> Iterator[tuple[str, int]]:
-    """For each column what is in its middle: a kind, and the number of the member."""
+    """Yield what the middle of each column shows: a kind, and the number of the member."""
     ends: list[tuple[float, str, int]] = []
     upto = 0.0
     for number, pieces in enumerate(members):
@@ -119,7 +119,7 @@ def _columns(members: Sequence[Sequence[Piece]], total: float, width: int) -> It
 
 
 def members_table(members: Sequence[MemberView], width: int) -> Table:
-    """A row a member; the sample's id is cut at its beginning, where they are alike."""
+    """Build a table with one row for each member; ids are cut at their beginning, where they are alike."""
     rows = [
         (
             str(number),
@@ -147,10 +147,10 @@ def members_table(members: Sequence[MemberView], width: int) -> Table:
 
 
 def print_member(member: MemberView, to: Console, most: int | None) -> int:
-    """What a member says: its tokens, where they are known, or its turns; the number of lines.
+    """Print the tokens of a member, or its turns where tokens are not known; return the number of lines.
 
     Args:
-        most: lines; None: all.
+        most: lines to print; None: all.
     """
     num_lines = 0
     if member.refused:
@@ -182,8 +182,9 @@ def print_member(member: MemberView, to: Console, most: int | None) -> int:
 
 
 def tokens_text(spans: Sequence[Span], to: Console) -> Text:
-    """Tokens as text: special ones and media dim, what is trained on green, or between « and »; `×0.5` behind it is how
-    much each counts, where that is not 1.
+    """Return tokens as text: special ones and media dim, trained text green, or between « and ».
+
+    If trained text has a weight other than 1, the weight follows it: `×0.5`.
     """
     has_colours = _has_colours(to)
     text = Text()
@@ -203,15 +204,15 @@ def tokens_text(spans: Sequence[Span], to: Console) -> Text:
 
 
 def _plain(text: str) -> Text:
-    """Text that a terminal shows as it is."""
+    """Return text that a terminal shows unchanged."""
     return Text("\n".join(map(printable, text.expandtabs(4).split("\n"))))
 
 
 def _wrapped(text: Text, to: Console, width: int, most: int | None) -> tuple[list[Text], int]:
-    """Lines, and how many characters are in none of them.
+    """Wrap text into lines; return them, and the number of characters that are in none of them.
 
     Args:
-        most: lines; None: all.
+        most: lines to return; None: all.
     """
     width = max(20, width)
     head = text if most is None else text[: 2 * most * width]
@@ -243,12 +244,12 @@ def _cut_left(text: str, most: int) -> str:
 def print_sample(
     view: MemberView, place: str, raw: str, remarks: Iterable[str], to: Console, full: bool = False
 ) -> None:
-    """A sample before it is packed: as it was read, as it was understood, and its tokens.
+    """Print a sample before it is packed: as it was read, as it was understood, and its tokens.
 
     Args:
-        raw: its JSON.
-        remarks: what is to know of it.
-        full: all of its text.
+        raw: the JSON of the sample.
+        remarks: notes to print.
+        full: print all of its text.
     """
     to.print(Text(printable(view.sample_id), "bold"), soft_wrap=True)
     to.print(Text(place, "dim"), soft_wrap=True)

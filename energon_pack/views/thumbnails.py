@@ -1,4 +1,4 @@
-"""Small pictures of media."""
+"""Make small pictures of media."""
 
 import io
 
@@ -12,17 +12,17 @@ _QUALITY = 60
 
 
 def thumbnail(data: bytes, kind: str) -> bytes:
-    """An image, or the first frame of a video, as WebP of a few KB.
+    """Return an image, or the first frame of a video, as WebP of a few KB.
 
     Raises:
-        ValueError: it can't be decoded, or PyAV is not there; says so.
+        ValueError: it can't be decoded, or PyAV is missing; the message says which.
     """
     try:
         if kind == "video":
             image = decode_frames(data, [0])[0]
         else:
             file = Image.open(io.BytesIO(data))
-            file.draft("RGB", (2 * _EDGE, 2 * _EDGE))  # of a large JPEG not all is decoded
+            file.draft("RGB", (2 * _EDGE, 2 * _EDGE))  # a large JPEG is not decoded in full
             image = upright(file)
         image.thumbnail((_EDGE, _EDGE))
         written = io.BytesIO()

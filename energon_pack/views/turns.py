@@ -1,4 +1,4 @@
-"""The messages of a conversation as text."""
+"""Write the messages of a conversation as text."""
 
 import json
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from energon_pack.views.view import Turn
 
 
 def turns_of(messages: Iterable[Message]) -> list[Turn]:
-    """Each message as text: its content, then what else it holds (tool calls, reasoning), as JSON."""
+    """Return each message as text: its content, then its other keys (tool calls, reasoning), as JSON."""
     turns = []
     for message in messages:
         content = message.get("content", "")

@@ -1,4 +1,4 @@
-"""The process beside all others on the machine that drives many: where it is killed, another does its jobs."""
+"""Run single jobs of a run in a process on the machine that drives many; if it is killed, a new one replaces it."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -11,12 +11,12 @@ from energon_pack.run.executors.local import LocalExecutor, WorkerKilled
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-_PROCESSES = 2  # the one beside, and this one
+_PROCESSES = 2  # the process for these jobs, and this one
 _TRIES = 3
 
 
 class Beside:
-    """Single jobs of a run that other machines do: on one machine a kill ends the run, here it does not."""
+    """Runs a run's single jobs where other machines do the rest. A kill ends a run on one machine; here it does not."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -24,11 +24,11 @@ class Beside:
         self._begun: dict[Future[Any], tuple[LocalExecutor, Callable[[Any], Any], Any]] = {}
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[Result]:
-        """As `Executor.map`."""
+        """See `Executor.map`."""
         return self._local.map(function, jobs)
 
     def start(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
-        """As `Executor.start`."""
+        """See `Executor.start`."""
         try:
             future = self._local.start(function, job)
         except WorkerKilled:
@@ -38,10 +38,10 @@ class Beside:
         return future
 
     def result(self, future: "Future[Result]") -> Result:
-        """As `Executor.result`.
+        """See `Executor.result`.
 
         Raises:
-            WorkerKilled: each process that did the job was killed.
+            WorkerKilled: every process that tried the job was killed.
         """
         for _ in range(_TRIES - 1):
             try:
@@ -59,7 +59,7 @@ class Beside:
         return result
 
     def _replace(self, killed: LocalExecutor) -> None:
-        """Have another one do jobs, unless that has happened: it breaks for all jobs at once."""
+        """Start a new process for jobs, unless another job has done so: a kill fails all waiting jobs at once."""
         if self._local is killed:
             self._local = self._stack.enter_context(LocalExecutor(_PROCESSES))
 

@@ -1,4 +1,4 @@
-"""The executor that the settings name."""
+"""Choose the executor that the settings name."""
 
 from contextlib import AbstractContextManager
 
@@ -10,10 +10,10 @@ from energon_pack.run.executors.workers import RAY_IS_QUIET, environment
 
 
 def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:
-    """Who does the jobs of a run, while it lasts.
+    """Return the executor of a run, as a context that ends with the run.
 
     Raises:
-        PackError: there is no such cluster, or what it needs is not installed.
+        PackError: the cluster is not there, or a package it needs is not installed.
     """
     if settings.kind is ExecutorKind.slurm:
         raise PackError("executor=slurm submits commands: it is for the command line alone")

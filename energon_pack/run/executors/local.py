@@ -1,8 +1,8 @@
 """Run a function over many jobs, in order, on local processes.
 
 Jobs are taken from their iterator only as workers become free, so neither jobs nor results pile up: memory does
-not grow with their number. No wait has no end: workers that do nothing at all are an error, and the run's end kills
-what has not ended by itself.
+not grow with their number. Every wait ends: workers that do nothing at all are an error, and the end of the run
+kills workers that have not ended by themselves.
 """
 
 import multiprocessing
@@ -31,13 +31,13 @@ Result = TypeVar("Result")
 
 _JOBS_PER_WORKER = 2  # one at work, one waiting
 _KILLED = "a worker process was killed, most likely for memory: try a smaller executor.num_workers"
-_START_SECONDS = 0.3  # about what starting a worker takes
-_LOOK_SECONDS = 10.0  # how often workers are looked at that give no result
-_END_SECONDS = 5.0  # for workers to end by themselves, and then for the system to end them
+_START_SECONDS = 0.3  # seconds that starting a worker takes, roughly
+_LOOK_SECONDS = 10.0  # how often workers without a result are checked
+_END_SECONDS = 5.0  # given to workers to end by themselves, and then to the system to end them
 
 
 class WorkerKilled(PackError):
-    """A process that did a job is no more."""
+    """The process that did a job was killed."""
 
     def __init__(self) -> None:
         super().__init__(_KILLED)
@@ -48,7 +48,7 @@ class WorkerKilled(PackError):
 
 @contextmanager
 def _kills_named() -> Iterator[None]:
-    """Say what happened to a pool, and which knob to turn."""
+    """Explain why a pool broke, and which knob to turn."""
     try:
         yield
     except BrokenProcessPool:
@@ -56,12 +56,12 @@ def _kills_named() -> Iterator[None]:
 
 
 class LocalExecutor:
-    """Up to `num_workers` processes, started as there are jobs for them, and one beside; with one worker, none.
+    """Up to `num_workers` processes, started as jobs need them, and one for single jobs; with one worker, no processes.
 
     Args:
-        num_workers: None: as many as this process may use cores.
-        patience: seconds without a result, a read or any work to speak of after which workers count as stuck.
-        runs_script: jobs may be functions of the script that was started; else it needs no `if __name__ == …`.
+        num_workers: None: the number of cores that this process may use.
+        patience: seconds without a result, a read or noticeable work after which workers count as stuck.
+        runs_script: jobs may be functions of the started script; if False, it needs no `if __name__ == …`.
     """
 
     def __init__(self, num_workers: int | None = None, patience: float = 600.0, runs_script: bool = True):
@@ -70,17 +70,17 @@ class LocalExecutor:
         self._pool: ProcessPoolExecutor | None = None
         self._beside: ProcessPoolExecutor | None = None
         self._context = Context(runs_script)
-        self._life, self._hand = self._context.Pipe(duplex=False)  # workers live while the hand is on the pipe
-        self._ends: list[Connection] = []  # of the pipes between pools and workers: those that workers use
-        self._last: Future[Any] | None = None  # of the jobs beside
+        self._life, self._hand = self._context.Pipe(duplex=False)  # workers live as long as the hand is open
+        self._ends: list[Connection] = []  # the workers' ends of the pipes between pools and workers
+        self._last: Future[Any] | None = None  # the last of the single jobs
         self._busy: Busy | None = None
         self._one_thread = environment(ONE_THREAD)
 
     def share(self, folders: Sequence[Folder]) -> None:
-        """As `Executor.share`: one machine sees its own."""
+        """Do nothing: one machine sees its own folders."""
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
-        """As `Executor.map`; jobs that are short run here until they have taken as long as starting a process."""
+        """See `Executor.map`. Short jobs run here until they have taken as long as starting a process."""
         jobs = iter(jobs)
         if self.num_workers == 1:
             yield from map(function, jobs)
@@ -94,8 +94,8 @@ class LocalExecutor:
         jobs = chain(first_two, jobs)
         if self._pool is None:
             self._pool = self._start_pool(self.num_workers)
-        # What waits when an error comes is not cancelled: Python 3.11's pools stop half way where one breaks that has a
-        # cancelled future. The end of the run drops it.
+        # Jobs that wait when an error comes are not cancelled: if a pool of Python 3.11 breaks and has a cancelled
+        # future, it stops half way. The end of the run drops these jobs.
         waiting: deque[Future[Result]] = deque()
         for job in jobs:
             waiting.append(_submit(self._pool, function, job))
@@ -105,7 +105,7 @@ class LocalExecutor:
             yield self.result(waiting.popleft())
 
     def start(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
-        """As `Executor.start`: in the one process beside all others."""
+        """See `Executor.start`: the one process for single jobs does it."""
         if self.num_workers > 1:
             if self._beside is None:
                 self._beside = self._start_pool(1)
@@ -119,43 +119,43 @@ class LocalExecutor:
         return future
 
     def _alone(self, function: Callable[[Job], Result], job: Job) -> Result:
-        """One job: in the process beside, unless it has another to do."""
+        """Run one job in the process for single jobs, unless that is busy."""
         if self._last is not None and not self._last.done():
             return function(job)
         return self.result(self.start(function, job))
 
     @_kills_named()
     def result(self, future: "Future[Result]") -> Result:
-        """As `Executor.result`; raises PackError where a worker was killed, or all are stuck."""
+        """See `Executor.result`; raises PackError if a worker was killed, or all are stuck."""
         self._busy = None
         seconds = min(_LOOK_SECONDS, self._patience / 2)
         while True:
             try:
                 return future.result(seconds)
             except NoResultYet:
-                if future.done():  # it came just now, or the error is the job's own
+                if future.done():  # the result came just now, or the error is the job's own
                     return future.result()
                 self.look(seconds)
 
     def submit(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
-        """Begin a job in a process, for one who takes results as they come, and has a `look` while they don't."""
+        """Submit a job to a process, for a caller that takes results as they come and calls `look` while none comes."""
         if self._pool is None:
             self._pool = self._start_pool(self.num_workers)
         return _submit(self._pool, function, job)
 
     def look(self, seconds: float) -> None:
-        """See whether the workers are at work.
+        """Check whether the workers are at work.
 
         Args:
-            seconds: that were waited since the last look, without any result.
+            seconds: waited since the last check, without any result.
 
         Raises:
-            WorkerKilled: one was.
-            PackError: they are stuck.
+            WorkerKilled: a worker was killed.
+            PackError: all workers are stuck.
         """
         if any(process.exitcode is not None for process in self._context.started):
-            raise WorkerKilled from None  # half a result may be waited for, of one that was killed
-        if self._busy is None:  # looking costs more than most waits
+            raise WorkerKilled from None  # a killed worker may have sent half a result, and the rest never comes
+        if self._busy is None:  # checking costs more than most waits
             self._busy = Busy(partial(work_of, self._context))
         elif self._busy.seconds_without_work(seconds) > self._patience:
             pids = ", ".join(str(process.pid) for process in self._context.started)
@@ -167,21 +167,21 @@ class LocalExecutor:
     def __enter__(self) -> "LocalExecutor":
         self._one_thread.__enter__()
         if multiprocessing.get_start_method(allow_none=True) not in (None, *multiprocessing.get_all_start_methods()):
-            multiprocessing.set_start_method("spawn", force=True)  # workers would look for joblib's, and end
+            multiprocessing.set_start_method("spawn", force=True)  # else workers look for joblib's process, and end
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._one_thread.__exit__(None, None, None)
-        ending = Thread(target=self._shut_down, daemon=True)  # waits as long as any worker is at work
+        ending = Thread(target=self._shut_down, daemon=True)  # waits for workers that are at work
         ending.start()
         if kind is None:
             ending.join(_END_SECONDS)
-        if kind is not None or ending.is_alive():  # what is at work after an error is not waited for
+        if kind is not None or ending.is_alive():  # after an error, running jobs are not waited for
             for process in self._context.started:
                 process.kill()
-            for end in self._ends:  # a pool may wait for the rest of a message of which a half was sent
+            for end in self._ends:  # a pool may wait for the rest of a half-sent message
                 ending.join(_END_SECONDS / len(self._ends))
                 if ending.is_alive():  # else it closes them itself
                     _hang_up(end)
@@ -199,7 +199,7 @@ class LocalExecutor:
             num_workers,
             mp_context=self._context,
             initializer=start_worker,
-            # The kernel takes the end of the thread that started a worker for that of its parent.
+            # When the thread that started a worker ends, the kernel takes that for the end of the worker's parent.
             initargs=(self._life, os.getpid() if current_thread() is main_thread() else None),
         )
         self._ends += [pool._result_queue._writer, pool._call_queue._reader]
@@ -207,7 +207,7 @@ class LocalExecutor:
 
 
 def at_once(function: Callable[[Job], Result], jobs: Iterator[Job]) -> Iterator[Result]:
-    """Do short jobs here, until they have taken as long as having others do them; the rest stay in `jobs`."""
+    """Run short jobs here, until they have taken as long as starting a worker would; the rest stay in `jobs`."""
     start = time.perf_counter()
     for job in jobs:
         yield function(job)
@@ -216,16 +216,18 @@ def at_once(function: Callable[[Job], Result], jobs: Iterator[Job]) -> Iterator[
 
 
 def _hang_up(end: Connection) -> None:
-    """Close a pipe for whoever waits at its other end; its number stays taken, as its pool closes it once more."""
+    """Close a pipe for the process at its other end; its number stays taken, because its pool closes it once more."""
     null = os.open(os.devnull, os.O_RDWR)
-    with suppress(OSError):  # the pool was first
+    with suppress(OSError):  # the pool closed it first
         os.dup2(null, end.fileno())
     os.close(null)
 
 
 @_kills_named()
 def _submit(pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
-    """Hand a job to a pool, which may start a process for it: one that an interrupt cut short would complain."""
+    """Submit a job to a pool, which may start a process for it; hold interrupts back until then, as a process that an
+    interrupt cuts short would complain.
+    """
     if current_thread() is not main_thread():
         return pool.submit(function, job)
     came: list[int] = []
@@ -240,5 +242,5 @@ def _submit(pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: J
 
 
 def count_cores() -> int:
-    """Cores this process may use: fewer than the machine has in most containers and cluster jobs."""
+    """Count the cores that this process may use: in most containers and cluster jobs fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,9 +2,9 @@
 
     job ──pickled──► task of Ray ──► any worker of any node ──► its result, pickled ──► taken here, in the job's turn
 
-A job whose worker or node was lost is done again, on one node after the other. One that takes long while there is room
-is begun once more beside: its worker may be frozen. Single jobs, and those that run beside all others, are done by
-processes of this machine.
+A job whose worker or node was lost is done again, on one node after the other. A slow job is begun once more if there
+is room, because its worker may be frozen. Single jobs, and jobs that run beside all others, are done by processes of
+this machine.
 """
 
 import pickle
@@ -48,32 +48,32 @@ Result = TypeVar("Result")
 
 _LOST = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError, OutOfMemoryError, ObjectLostError)
 _JOBS_PER_SLOT = 2  # one at work, one waiting
-_LEAST_NODES = 2  # on which a job is tried: the fault may be that of its node
-_LOOK_SECONDS = 10.0  # how often the size of the cluster is asked for, and signs of life
+_LEAST_NODES = 2  # on which a job is tried: the fault may be the node's
+_LOOK_SECONDS = 10.0  # how often the cluster's size and signs of life are asked for
 
 
 @dataclass(eq=False)
 class _Task:
-    """A job on its way."""
+    """A job that was handed to Ray."""
 
     job: bytes
-    num_lost: int = 0  # workers and nodes
-    nodes: list[str] = field(default_factory=list)  # on which it was begun again
-    copies: list[Any] = field(default_factory=list)  # of it that are at work
-    begun: float = 0.0  # when the first of these was
-    outcome: bytes | str | BaseException = ""  # as `run_job`, or why there is none
+    num_lost: int = 0  # workers and nodes that were lost with it
+    nodes: list[str] = field(default_factory=list)  # where it was begun again
+    copies: list[Any] = field(default_factory=list)  # running copies of it
+    begun: float = 0.0  # when the first copy began
+    outcome: bytes | str | BaseException = ""  # the result as `run_job` returns it, or the error
 
 
-#: Copies of tasks that came to an end, and what became of them: Ray tells it in a thread of its own.
+#: Copies of tasks that ended, and their results: Ray reports them in a thread of its own.
 _Ended = SimpleQueue[tuple[_Task, Any, "Future[bytes | str]"]]
 
 
 class RayExecutor:
-    """Tasks of a Ray cluster, as many at once as it has room for; Ray is left as it was found.
+    """Runs jobs as tasks of a Ray cluster, as many at once as it has room for; leaves Ray as it was.
 
     Args:
-        patience: seconds without a read or any work to speak of after which a worker counts as stuck.
-        slow_after: seconds after which a job is done by another worker, too, where one is idle.
+        patience: seconds without a read or noticeable work after which a worker counts as stuck.
+        slow_after: seconds after which an idle worker does a job, too.
     """
 
     def __init__(self, settings: ExecutorConfig, patience: float = 600.0, slow_after: float = 30.0):
@@ -85,15 +85,15 @@ class RayExecutor:
         self._ticket = b""
         self._remote: Any = None
         self._room, self._next_look = 0, 0.0
-        self._turn = 0  # of the nodes, for jobs that are begun again
+        self._turn = 0  # the next node for jobs that are begun again
 
     def share(self, folders: Sequence[Folder]) -> None:
-        """As `Executor.share`: each worker looks for them before its first job."""
+        """See `Executor.share`: each worker checks them before its first job."""
         terms = self._stack.enter_context(terms_of(folders))
         self._ticket = pickle.dumps(Ticket(terms, self._run, self._patience, self._settings.give_up_after / 4))
 
     def map(self, function: Callable[[Job], Result], jobs: Iterable[Job], are_short: bool = False) -> Iterator[Result]:
-        """As `Executor.map`; jobs that are short run here until they have taken as long as starting a process."""
+        """See `Executor.map`. Short jobs run here until they have taken as long as starting a process."""
         jobs = iter(jobs)
         if are_short:
             yield from at_once(function, jobs)
@@ -115,15 +115,15 @@ class RayExecutor:
             self._drop(waiting)
 
     def start(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
-        """As `Executor.start`: in the one process beside all others, of this machine."""
+        """See `Executor.start`: a process of this machine, the one for single jobs, does it."""
         return self._here.start(function, job)
 
     def result(self, future: "Future[Result]") -> Result:
-        """As `Executor.result`."""
+        """See `Executor.result`."""
         return self._here.result(future)
 
     def _begin(self, task: _Task, ended: _Ended, node: str | None = None) -> None:
-        """Hand a copy of a task to Ray, for a node if there still is that one."""
+        """Hand a copy of a task to Ray, for a given node if that still exists."""
         where = {} if node is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
         copy = self._remote.options(**where).remote(self._ticket, task.job)
         if not task.copies:
@@ -133,7 +133,7 @@ class RayExecutor:
         copy.future().add_done_callback(lambda future: ended.put((task, copy, future)))
 
     def _first(self, waiting: deque[_Task], ended: _Ended) -> Any:
-        """The result of the first job that waits; those that are lost or slow meanwhile are begun again."""
+        """Return the result of the first waiting job; begin lost and slow jobs again meanwhile."""
         seconds, quiet = min(_LOOK_SECONDS, self._settings.give_up_after / 4, self._slow_after / 2), 0.0
         sign: bytes | None = None
         while waiting[0] in self._at_work or not ended.empty():
@@ -148,13 +148,13 @@ class RayExecutor:
                     raise PackError(self._why_idle()) from None
                 continue
             quiet = 0.0
-            if copy in task.copies:  # else another one was faster
+            if copy in task.copies:  # else another copy was faster
                 self._take(task, copy, future, ended)
         return _result(waiting.popleft())
 
     def _take(self, task: _Task, copy: Any, future: "Future[bytes | str]", ended: _Ended) -> None:
-        """Note what became of a copy: the first to end is the result; where all are lost, it begins again."""
-        task.copies.remove(copy)  # Ray forgets the result
+        """Record how a copy ended. The first to end gives the result; if all are lost, the job begins again."""
+        task.copies.remove(copy)  # so that Ray forgets the result
         error = future.exception()
         if not isinstance(error, _LOST):
             self._drop([task])
@@ -165,7 +165,7 @@ class RayExecutor:
             self._begin_again(task, error, ended)
 
     def _begin_beside(self, waiting: Iterable[_Task], ended: _Ended) -> None:
-        """Begin once more the jobs that take long, as far as workers are idle."""
+        """Begin slow jobs once more, as far as workers are idle."""
         idle = self._most() // _JOBS_PER_SLOT - sum(len(task.copies) for task in self._at_work)
         late = time.monotonic() - self._slow_after
         slow = (task for task in waiting if len(task.copies) == 1 and task.begun < late)
@@ -174,7 +174,7 @@ class RayExecutor:
 
     def _begin_again(self, task: _Task, error: RayError, ended: _Ended) -> None:
         nodes = self._nodes()
-        least = _LEAST_NODES if len(nodes) >= _LEAST_NODES else 0  # one of them is not where it was lost first
+        least = _LEAST_NODES if len(nodes) >= _LEAST_NODES else 0  # one is not the node that lost it first
         if task.num_lost > max(self._settings.retries, least):
             raise PackError(
                 f"the worker of one job was lost {task.num_lost} times, the last time by {one_line(error)}; most likely"
@@ -188,12 +188,12 @@ class RayExecutor:
         self._begin(task, ended, task.nodes[-1] if new else None)
 
     def _nodes(self) -> list[str]:
-        """The nodes of the cluster on which a task has room."""
+        """Return the nodes of the cluster that have room for a task."""
         each = self._settings.num_cpus
         return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0.0) >= each]
 
     def _most(self) -> int:
-        """Jobs that may be on their way: clusters grow and shrink."""
+        """Return how many jobs may be handed to Ray at once: clusters grow and shrink."""
         now, most = time.monotonic(), self._settings.num_workers
         if now >= self._next_look:
             total, self._next_look = ray.cluster_resources(), now + _LOOK_SECONDS
@@ -204,7 +204,7 @@ class RayExecutor:
         return self._room if most is None or self._settings.address is None else min(most, self._room)
 
     def _sign_of_life(self) -> bytes | None:
-        """Another one each time that a worker with a long job says that it is at work."""
+        """Return a value that changes each time a worker with a long job signals that it is at work."""
         sign: bytes | None = _internal_kv_get(self._run.encode())
         return sign
 
@@ -220,7 +220,7 @@ class RayExecutor:
         )
 
     def _drop(self, tasks: Iterable[_Task]) -> None:
-        """Have Ray end what was not taken: nobody waits for it."""
+        """Have Ray end tasks that nobody waits for."""
         for task in tasks:
             self._at_work.discard(task)
             while task.copies:
@@ -235,7 +235,7 @@ class RayExecutor:
             self._remote = ray.remote(
                 num_cpus=self._settings.num_cpus,
                 memory=self._settings.memory or 0,
-                max_retries=0,  # Ray's own have no bound where a worker runs out of memory
+                max_retries=0,  # Ray's own retries are unbounded where a worker runs out of memory
                 runtime_env={"env_vars": ONE_THREAD},
             )(_by_value())
             self._stack = stack.pop_all()
@@ -249,7 +249,7 @@ class RayExecutor:
 
 
 def _by_value() -> Callable[[bytes, bytes], bytes | str]:
-    """What workers are sent. They get it whole, not by its name: they may not have this package, or another one."""
+    """Return the function for workers, to be sent whole, not by name: they may lack this package, or have another."""
 
     def energon_pack_job(ticket: bytes, job: bytes) -> bytes | str:
         import platform
@@ -264,11 +264,11 @@ def _by_value() -> Callable[[bytes, bytes], bytes | str]:
 
 
 def _result(task: _Task) -> Any:
-    """What a job made.
+    """Return the result of a job.
 
     Raises:
-        PackError: its machine is unfit, or Ray could not do it.
-        Exception: that of the job, with its type.
+        PackError: its machine is unfit, or Ray could not run it.
+        Exception: the job's own, with its type.
     """
     outcome = task.outcome
     if isinstance(outcome, RayTaskError):

@@ -1,4 +1,4 @@
-"""The Ray of a run: a cluster that is there, or one of this machine alone, for the run alone."""
+"""Connect to the Ray of a run: an existing cluster, or a Ray on this machine, for this run only."""
 
 import logging
 import secrets
@@ -21,16 +21,16 @@ _ENDED = (
     "energon-pack: error: this process was ended by Ray, where the head of its cluster or the node of this machine was"
     " lost, or by the system; the same command goes on from what is there"
 )
-#: Who has it may run code in a Ray that this process starts. Ray keeps what it read first, so there is one.
+#: Whoever has the token may run code in a Ray that this process starts. There is one token, as Ray keeps the first.
 _TOKEN = secrets.token_hex(32)
 
 
 @contextmanager
 def cluster_of(settings: ExecutorConfig) -> Iterator[None]:
-    """The Ray of the settings, unless this process has one already; that one is used, and left.
+    """Connect to the Ray of the settings; if this process has a Ray already, use that one and leave it running.
 
     Raises:
-        PackError: there is none at this address.
+        PackError: no cluster is at this address.
     """
     if ray.is_initialized():
         yield
@@ -46,7 +46,7 @@ def cluster_of(settings: ExecutorConfig) -> Iterator[None]:
             raise PackError(f"executor.address={settings.address}: no Ray there: {one_line(error)}") from None
         finally:
             if threading.current_thread() is threading.main_thread():
-                for number, handler in handlers.items():  # Ray's own exits where a run would end well
+                for number, handler in handlers.items():  # Ray's own handlers exit where a run would end well
                     signal.signal(number, handler)
         try:
             with last_words(_ENDED):
@@ -57,14 +57,14 @@ def cluster_of(settings: ExecutorConfig) -> Iterator[None]:
 
 @contextmanager
 def _private() -> Iterator[None]:
-    """Have a Ray that is started meanwhile listen on the loopback alone, and take orders from who has its token alone.
+    """Make a Ray started here listen on the loopback only, and accept commands only with its token.
 
-    Ray has no setting for the first: it does so by itself where it can't have more than one machine.
+    Ray has no setting for the first: it does so only where it can't have more than one machine.
     """
     can_have_more, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     try:
         with environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}):
-            Config.initialize("")  # else this process believes what it read when Ray was imported
+            Config.initialize("")  # else this process uses the token that Ray read when it was imported
             yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = can_have_more
@@ -73,10 +73,10 @@ def _private() -> Iterator[None]:
 
 @contextmanager
 def last_words(text: str) -> Iterator[None]:
-    """Have a line said where this process is ended meanwhile, with no chance to say it: Ray does so in its C++ code."""
+    """Print a line even if Ray's C++ code ends this process meanwhile, which leaves Python no chance to print it."""
     with subprocess.Popen(["sh", "-c", 'read -r _ || echo "$0" >&2', text], stdin=subprocess.PIPE) as listener:
         try:
             yield
         finally:
-            with suppress(BrokenPipeError):  # an interrupt that went to all processes of a terminal
+            with suppress(BrokenPipeError):  # an interrupt may go to all processes of a terminal
                 listener.communicate(b"\n")

@@ -1,4 +1,4 @@
-"""What a worker process of a Ray cluster runs: a job, and a watch that ends the process where it is stuck."""
+"""Code that a worker process of a Ray cluster runs: a job, and a watch that ends the process if it is stuck."""
 
 import faulthandler
 import os
@@ -18,16 +18,16 @@ from energon_pack.run.executors.workers import Busy
 
 @dataclass(frozen=True)
 class Ticket:
-    """What travels with every job of a run."""
+    """Facts about the run that travel with each of its jobs."""
 
     terms: Terms
-    run: str  # its name: under it workers say that they are at work
+    run: str  # the name under which workers signal that they are at work
     patience: float  # seconds without any work after which a worker counts as stuck
     beat: float  # seconds between two signs of life
 
 
 def run_job(ticket: bytes, job: bytes) -> bytes | str:
-    """Do a job, a pickled function and what it takes: its pickled result, or why this machine is unfit."""
+    """Run a pickled function with its argument; return the pickled result, or why this machine is unfit, as text."""
     watch = _watch_of(ticket)
     if isinstance(watch, str):
         return watch
@@ -41,25 +41,25 @@ def run_job(ticket: bytes, job: bytes) -> bytes | str:
 
 @cache
 def _watch_of(ticket: bytes) -> "_Watch | str":
-    """Once a process: whether its machine is fit, and who watches it."""
+    """Check once in a process whether its machine is fit; return the watch, or why it is unfit."""
     told: Ticket = pickle.loads(ticket)
     return why_unfit(told.terms) or _Watch(told)
 
 
 class _Watch:
-    """Looks after the thread that does the jobs. A process that is ended is a lost worker: its job is done again."""
+    """Watches the thread that does the jobs. Ending the process loses a worker, and its job is done again."""
 
     def __init__(self, ticket: Ticket):
         self._ticket = ticket
         self._at_work = threading.Event()
-        self._number = 0  # of the job
+        self._number = 0  # of the present job
         self._lock = threading.Lock()
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         self._io = f"/proc/self/task/{threading.get_native_id()}/io"
         threading.Thread(target=self._look, daemon=True).start()
 
     def begin(self) -> None:
-        """A job begins: it may keep all other threads of Python from running from now on."""
+        """Start to watch a job, which may keep all other threads of Python from running."""
         with self._lock:
             self._number += 1
             self._set_alarm()
@@ -71,7 +71,7 @@ class _Watch:
             faulthandler.cancel_dump_traceback_later()
 
     def _set_alarm(self) -> None:
-        """Have the process end where nobody sets the alarm again; the thread that waits for it needs no GIL."""
+        """Set an alarm that ends the process unless it is set again; the thread that waits for it needs no GIL."""
         faulthandler.dump_traceback_later(self._ticket.patience, exit=True)
 
     def _look(self) -> None:
@@ -93,9 +93,9 @@ class _Watch:
                     _internal_kv_put(self._ticket.run.encode(), uuid.uuid4().bytes, overwrite=True)
 
     def _work(self) -> tuple[float, int]:
-        """What the thread of the jobs has done, for `Busy`: Ray's own threads are never quite idle."""
+        """Measure the work of the thread that does jobs, for `Busy`: Ray's own threads are never quite idle."""
         num_bytes = 0
-        if os.path.exists(self._io):  # Linux
+        if os.path.exists(self._io):  # only Linux has this file
             with open(self._io) as file:
                 said: dict[str, Any] = dict(line.split(": ") for line in file)
             num_bytes = sum(int(said[name]) for name in ("rchar", "wchar", "read_bytes"))

@@ -1,4 +1,4 @@
-"""Who does the jobs of a run: the config's node `executor`."""
+"""The settings of the executor, which does a run's jobs: the config's node `executor`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class ExecutorKind(str, Enum):
     ray = "ray"
 
 
-#: settings that mean nothing to the others
+#: settings that only one kind of executor has
 _OWN = {
     ExecutorKind.slurm: (
         *("num_tasks", "at_once", "sbatch", "sbatch_lengths", "sbatch_plan", "sbatch_write", "sbatch_publish"),
@@ -30,9 +30,9 @@ _OWN = {
 class ExecutorConfig:
     """Processes of this machine, or of others."""
 
-    #: processes of this machine · a chain of Slurm's jobs · tasks of a Ray cluster
+    #: local: processes of this machine · slurm: a chain of Slurm's jobs · ray: tasks of a Ray cluster
     kind: ExecutorKind = ExecutorKind.local
-    #: of each machine; None: all cores
+    #: processes of each machine; None: one for each core
     num_workers: int | None = None
     #: slurm: tasks of each array
     num_tasks: int = 16
@@ -40,31 +40,31 @@ class ExecutorConfig:
     at_once: int | None = None
     #: slurm: options of `sbatch` for every job; None: none
     sbatch: str | None = None
-    #: slurm: more options of the tasks that measure
+    #: slurm: further options for the tasks that measure
     sbatch_lengths: str | None = None
-    #: slurm: more options of the job that plans, in one process
+    #: slurm: further options for the job that plans, in one process
     sbatch_plan: str | None = None
-    #: slurm: more options of the tasks that write
+    #: slurm: further options for the tasks that write
     sbatch_write: str | None = None
-    #: slurm: more options of the job that publishes
+    #: slurm: further options for the job that publishes
     sbatch_publish: str | None = None
-    #: slurm: whether the command waits for the end of what it submitted
+    #: slurm: whether the command waits until the submitted jobs end
     wait: bool = True
     #: slurm: print the scripts, and submit nothing
     show: bool = False
-    #: ray: where the cluster is: auto, HOST:PORT or ray://HOST:PORT; None: a Ray of this machine, for the run alone
+    #: ray: address of the cluster: auto, HOST:PORT or ray://HOST:PORT; None: a Ray of this machine, for this run only
     address: str | None = None
     #: ray: CPUs of a task
     num_cpus: float = 1.0
-    #: ray: bytes of memory of a task; None: they are not counted
+    #: ray: bytes of memory that a task reserves; None: none
     memory: float | None = None
-    #: ray: how often a job is done again whose worker or node was lost
+    #: ray: how often a job is done again after its worker or node was lost
     retries: int = 3
-    #: ray: seconds that no node works on the run, after which it ends
+    #: ray: seconds without any node at work after which the run ends
     give_up_after: float = 3600.0
 
     def check(self) -> None:
-        """Raises PackError where no work could be done so, or a setting is another executor's."""
+        """Raise PackError for settings that allow no work, or that belong to another executor."""
         for kind, names in _OWN.items():
             if kind is not self.kind:
                 self._refuse_given(names, f"is for executor={kind.value}")
@@ -84,7 +84,7 @@ class ExecutorConfig:
         return set_back if self.num_workers is None else {**set_back, "num_workers": self.num_workers}
 
     def _refuse_given(self, names: Iterable[str], why: str) -> None:
-        """Raises PackError where one is not as it is by default."""
+        """Raise PackError if one of these settings is not its default."""
         for name in names:
             if (value := getattr(self, name)) != getattr(ExecutorConfig, name):
                 raise PackError(f"executor.{name}={value} {why}")

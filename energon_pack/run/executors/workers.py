@@ -1,4 +1,4 @@
-"""The processes of a pool: how they are made, how they live and end, and whether they are at work."""
+"""Make the processes of a pool, end them with their parent, and tell whether they are at work."""
 
 import atexit
 import ctypes
@@ -17,19 +17,19 @@ import psutil
 
 from energon_pack.run.heavy_imports import collect_rarely
 
-#: One thread a worker; the processes are the parallelism, and threads that wait for each other use the cores, too.
+#: Workers use one thread each: processes give the parallelism, and waiting threads would use cores, too.
 ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-#: What Ray reads when it is imported, and when it starts: it prints no event of its cluster, and reports nothing.
+#: Variables that Ray reads at import and at start: it prints no events of its cluster, and reports nothing home.
 RAY_IS_QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_USAGE_STATS_ENABLED": "0"}
-#: what ends a run; workers leave it to their parent
+#: signals that end a run; workers leave them to their parent
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-_IDLE = 0.01  # of the time: workers that wait for the GIL for ever wake up, and use less
+_IDLE = 0.01  # share of the time: workers that wait for the GIL for ever wake up, and use less than that
 
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have processes that are started meanwhile, and modules that are imported, find these variables."""
+    """Set these variables for processes that are started and modules that are imported meanwhile."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -42,9 +42,9 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class _Worker(SpawnProcess):
-    """Leaves SIGTERM to its parent, as every worker does; so it is killed where a pool wants it ended.
+    """A worker ignores SIGTERM, which is its parent's to handle; so a pool has to kill it.
 
-    From Python 3.12 on, a pool one of whose workers was killed joins the others with its lock held: a job handed to it
+    From Python 3.12 on, if a worker of a pool was killed, the pool joins the others with its lock held. A job submitted
     then would wait for ever.
     """
 
@@ -53,7 +53,7 @@ class _Worker(SpawnProcess):
 
 
 class _Guest(_Worker):
-    """A worker that does not run the caller's script once more: it may have no `if __name__ == "__main__"`."""
+    """A worker that does not run the caller's script again: it may have no `if __name__ == "__main__"`."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
@@ -66,12 +66,12 @@ class _Guest(_Worker):
 
 
 class Context(SpawnContext):
-    """Remembers the processes it makes.
+    """Makes processes and remembers them.
 
-    Processes are spawned, not forked: the parent may hold threads (torch, pyarrow) that a fork would break.
+    Processes are spawned, not forked: the parent may have threads (torch, pyarrow) that a fork would break.
 
     Args:
-        runs_script: jobs may be functions of the script that was started.
+        runs_script: jobs may be functions of the started script.
     """
 
     def __init__(self, runs_script: bool = True) -> None:
@@ -89,22 +89,22 @@ class Context(SpawnContext):
 
 
 class Busy:
-    """Tells for how long nothing at all was done.
+    """Measures for how long no work was done.
 
     Args:
-        work: seconds of the processor that were used so far, and bytes read and written.
+        work: returns the seconds of the processor used so far, and the bytes read and written.
     """
 
     def __init__(self, work: Callable[[], tuple[float, int]]):
         self._work = work
-        self._idle = 0.0  # seconds that were waited: by the clock, all of a job that is suspended would be
+        self._idle = 0.0  # seconds that were waited; the clock would include the suspension of a job
         self._done = work()
 
     def seconds_without_work(self, waited: float) -> float:
-        """Since the last look at which any of the processor was used, or a byte was read or written.
+        """Return the seconds since the last call that saw a used processor, or a read or written byte.
 
         Args:
-            waited: seconds since the look before.
+            waited: seconds since the last call.
         """
         self._idle += waited
         done = self._work()
@@ -114,20 +114,20 @@ class Busy:
 
 
 def work_of(context: Context) -> tuple[float, int]:
-    """What the processes of a context have done, for `Busy`."""
+    """Return the processor seconds and bytes of a context's processes, for `Busy`."""
     seconds, num_bytes = 0.0, 0
     for started in context.started:
         with suppress(psutil.Error):
             process = psutil.Process(started.pid)
             seconds += sum(process.cpu_times()[:2])
-            if hasattr(process, "io_counters"):  # not on macOS
+            if hasattr(process, "io_counters"):  # macOS has none
                 io = process.io_counters()
-                num_bytes += io.read_chars + io.write_chars + io.read_bytes  # these of mapped files
+                num_bytes += io.read_chars + io.write_chars + io.read_bytes  # includes reads of mapped files
     return seconds, num_bytes
 
 
 def start_worker(life: Connection, parent: int | None) -> None:
-    """A worker leaves interrupts to its parent, and lives until the parent closes its end of the pipe, or dies."""
+    """Prepare a worker: it leaves interrupts to its parent, and lives until the parent closes its pipe, or dies."""
     for interrupt in INTERRUPTS:
         signal.signal(interrupt, signal.SIG_IGN)
     collect_rarely()
@@ -146,7 +146,7 @@ def start_worker(life: Connection, parent: int | None) -> None:
 
 
 def _leave() -> None:
-    """End without taking modules apart, torch's above all: that takes half a second, and may hang."""
+    """Exit without unloading modules: torch's alone take half a second, and may hang."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
