@@ -74,8 +74,8 @@ def join(parts: Iterable[Media], joins: Mapping[str, Join] | None = None) -> dic
 
     Raises:
         ValueError: sizes that can't be joined.
-        """
-        parts = [part for part in parts if part]
+    """
+    parts = [part for part in parts if part]
     joined = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         try:
