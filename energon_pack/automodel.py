@@ -1,4 +1,4 @@
-"""Packs in NeMo Automodel (0.7): a dataset and a collate function that its YAML names with `_target_`, no patches.
+"""Use packs in NeMo Automodel (0.7): a dataset and a collate function for `_target_` in its YAML, no patches.
 
     dataset:
       _target_: energon_pack.automodel.dataset
@@ -7,9 +7,9 @@
     dataloader:
       collate_fn: {_target_: energon_pack.automodel.collate}
 
-`validation_dataset` and `validation_dataloader` are written alike. A section `packed_sequence` would pack the packs.
-Batches have the keys of Automodel's own packs; labels are shifted within each member. What keeps members apart is for
-the built model to say, which no data loader sees: `check_automodel(recipe)` asks it.
+`validation_dataset` and `validation_dataloader` are written alike. Leave out `packed_sequence`: it would pack the packs
+again. Batches have the keys of Automodel's own packs; labels are shifted within each member. Only the built model shows
+which mask keeps members apart, and no data loader sees it: call `check_automodel(recipe)`.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,17 +36,17 @@ def dataset(
     pixels: str | None = "bfloat16",
     **settings: Any,
 ) -> "PackRows":
-    """Packs for `dataset` or `validation_dataset` of a YAML.
+    """Return packs for `dataset` or `validation_dataset` of a YAML.
 
     Args:
         pack: overrides as on the command line.
-        mask: of `MASKS`, by the attention of the model; in `packing=thd` none.
-        metadata: `packed_token_indices`, `cu_seqlens` and `max_seqlen` beside another mask, which Qwen3.5 wants.
-        pixels: dtype of pixels in a batch; null: as the processor makes them.
-        settings: of LazyPackedDataset: `split`, `max_packs`, `pad_to`, `on_bad_member` …
+        mask: a key of `MASKS`, chosen by the model's attention; none with `packing=thd`.
+        metadata: add `packed_token_indices`, `cu_seqlens` and `max_seqlen` to another mask, as Qwen3.5 needs.
+        pixels: dtype of pixels in a batch; null: the processor's.
+        settings: arguments of LazyPackedDataset: `split`, `max_packs`, `pad_to`, `on_bad_member` …
 
     Raises:
-        PackError: a value that is none of these; weights or dummy images, which Automodel's training step knows not.
+        PackError: a setting has no such value; weights or dummy images, which Automodel's training step can't use.
     """
     if mask not in (None, *MASKS):
         raise PackError(f"mask={mask}: one of {', '.join(MASKS)}")
@@ -62,10 +62,10 @@ def dataset(
 
 @dataclass(frozen=True)
 class PackRows(torch.utils.data.Dataset["PackRow"]):
-    """Packs that know how Automodel wants them laid out.
+    """Packs, with the layout for Automodel.
 
-    They are planned when their number is first asked for, by all ranks at once: where Automodel makes a dataset, the
-    other ranks wait for the first, which must not wait for them.
+    They are planned at the first `len()`, which all ranks call together. Planning earlier would hang: while Automodel
+    makes a dataset, the other ranks wait for the first one.
     """
 
     make: Callable[[], LazyPackedDataset]
@@ -89,13 +89,13 @@ class PackRows(torch.utils.data.Dataset["PackRow"]):
         return PackRow(self.packs[index], self)
 
     def robust_collate(self, collate_fn: Callable[[Any], Any]) -> "EpochCollate":
-        """What Automodel's loader asks of a dataset: the function by which it collates, told of epochs."""
+        """Return the collate function for Automodel's loader; it switches epochs, too."""
         return EpochCollate(collate_fn, self)
 
 
 @dataclass(frozen=True)
 class EpochCollate:
-    """A collate function through which Automodel's scheduler says which epoch it is: each has a plan of its own."""
+    """A collate function through which Automodel's scheduler sets the epoch: each epoch has its own plan."""
 
     collate_fn: Callable[[Any], Any]
     dataset: PackRows
@@ -115,11 +115,11 @@ class PackRow(NamedTuple):
 
 
 def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
-    """A batch as Automodel's `neat_packed_vlm_collater` or `packed_sequence_thd_vlm_collater` give it.
+    """Make a batch in the form of Automodel's `neat_packed_vlm_collater` or `packed_sequence_thd_vlm_collater`.
 
     Args:
-        rows: B packs; in `thd` one (`step_scheduler.local_batch_size: 1`).
-        processor: Automodel's, which it gives to every collate function; not used.
+        rows: B packs; one in `thd` (`step_scheduler.local_batch_size: 1`).
+        processor: Automodel passes it to every collate function; not used.
 
     Returns:
         neat: input_ids, labels, mm_token_type_ids, _packed_seq_ids [B, S]; position_ids [B, S], or [3, B, S] of M-RoPE;
@@ -145,13 +145,13 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
 
 
 def check_automodel(recipe: Any) -> None:
-    """Ask the model that Automodel has built whether it keeps the members of these packs apart.
+    """Check that the model that Automodel built keeps the members of these packs apart.
 
     Args:
         recipe: a `FinetuneRecipeForVLM` after `setup()`.
 
     Raises:
-        PackError: says what to set.
+        PackError: it does not; the message says which setting to change.
     """
     for name in ("cp_size", "pp_size"):
         if (size := getattr(recipe.mesh_context, name)) > 1:
@@ -162,10 +162,10 @@ def check_automodel(recipe: Any) -> None:
 
 
 def check_rows(models: Sequence[Any], rows: PackRows) -> None:
-    """As `check`, for one dataset.
+    """Check one dataset: see `check_automodel`.
 
     Args:
-        models: the model, or the stages of it on this rank.
+        models: the model, or its pipeline stages on this rank.
     """
     theirs = import_module("nemo_automodel.components.models.common.packing")
     if not hasattr(theirs, "configure_packing_for_models"):
@@ -179,7 +179,7 @@ def check_rows(models: Sequence[Any], rows: PackRows) -> None:
             raise PackError(f"packing=thd: {name} has no place for it; te has in a model with THD, others take neat")
         return
     contract = theirs.configure_packing_for_models(models)
-    own = hasattr(model, "backend")  # else its attention is that of transformers
+    own = hasattr(model, "backend")  # else its attention is transformers'
     told = contract.packed_mask_type
     exact = {told}
     if not own and encoder.mask != "positions":

@@ -1,4 +1,4 @@
-"""From the parts of an Energon sample to a flavour: the registered sample loader, and cookers for crude datasets.
+"""Turn the parts of an Energon sample into a flavour: the registered sample loader, and cookers for crude datasets.
 
 `dataset.yaml` names `make_sample_loader` and `make_part_filter`, so nothing but this package has to be importable
 where the data are read. Both ways give the same samples. Parts may come as bytes (the default here) or decoded by
@@ -64,7 +64,7 @@ __all__ = [
     "train_arguments",
 ]
 
-_AUTO = ReadSettings()  # each sample is looked at
+_AUTO = ReadSettings()  # the form of each sample is recognised
 
 
 # ------------------------------------------------------------------------------------------- named by dataset.yaml
@@ -79,17 +79,17 @@ def make_sample_loader(
     take: str | None = None,
     tools: str = "auto",
 ) -> Callable[[Parts], dict[str, Any]]:
-    """The sample loader of a flavour: from the parts of a sample to the fields of its class.
+    """Return the sample loader of a flavour: it turns the parts of a sample into the fields of its class.
 
     Args:
-        flavor: a name of `samples.flavors.FLAVORS`.
-        messages_key, sample_type, caption_prompt, take, tools: how unpacked samples are read, `source.*` of the
+        flavor: a name in `samples.flavors.FLAVORS`.
+        messages_key, sample_type, caption_prompt, take, tools: how unpacked samples are read: `source.*` of the
             packing.
-        source_root: where the media lie that packs of `output.media=reference` refer to; None: where
-            ENERGON_PACK_SOURCE_ROOT says, else where it was.
+        source_root: the folder of the media that packs of `output.media=reference` refer to; None: the folder in
+            ENERGON_PACK_SOURCE_ROOT, else the one at packing.
 
-    Raises:
-        ValueError: an unknown flavour, sample type, side or way of tools.
+        Raises:
+            ValueError: an unknown flavour, sample type, side or way of tools.
     """
     if flavor not in FLAVORS:
         raise ValueError(f"no sample loader for flavor {flavor!r}; there are: {', '.join(FLAVORS)}")
@@ -106,7 +106,7 @@ def make_sample_loader(
 
 
 def make_part_filter() -> Callable[[str], bool]:
-    """All parts of a sample are read."""
+    """Return a filter that keeps all parts of a sample."""
     return lambda part: True
 
 
@@ -114,10 +114,10 @@ def make_part_filter() -> Callable[[str], bool]:
 
 
 def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str, Any]:
-    """The fields of a `MultiMixQASample` from an unpacked source sample, read as packing reads it.
+    """Return the fields of a `MultiMixQASample` from an unpacked source sample, read as packing reads it.
 
     Raises:
-        Skip: where packing would have skipped it.
+        Skip: packing would skip this sample.
     """
     key, files = str(parts.get("__key__", "")), [Part(name, 0, 0) for name in parts if not name.startswith("__")]
     record = _record(parts, settings)
@@ -150,10 +150,10 @@ def _record(parts: Parts, settings: ReadSettings) -> Record:
 
 
 def cookers(**read: Any) -> list[Any]:
-    """Cookers of all flavours, for the `cookers` of a task encoder that reads crude datasets (`crude.yaml`).
+    """Return cookers of all flavours, for the `cookers` of a task encoder that reads crude datasets (`crude.yaml`).
 
     Args:
-        read: as in `make_sample_loader`, for unpacked samples.
+        read: arguments of `make_sample_loader` for unpacked samples.
     """
     from megatron.energon import Cooker
 
@@ -194,21 +194,21 @@ def train_arguments(
     states: Sequence[State] = (),
     micro_batches: int | None = None,
 ) -> dict[str, Any]:
-    """What `megatron.energon.get_train_dataset(dataset, **…)` has to be given to read packs in the order of their plan.
+    """Return the arguments of `megatron.energon.get_train_dataset(dataset, **…)` to read packs in the plan's order.
 
     Args:
-        dataset: folder of packs, adopted ones too; for an encoder with `packing_buffer_size`, of samples, which Energon
-            shuffles and packs. Of a Metadataset each worker draws its datasets by chance: steps are not even, which is
-            said.
-        task_encoder: a `PackedTaskEncoder`; of another one, Energon itself deals the packs.
-        worker_config: Energon's: this rank, how many there are, and the workers of each.
-        states: where training goes on: `Journal.state()` of every rank of a checkpoint, whatever their number; or of
-            this rank alone, where the number of ranks stays. Of a blend they only say how much was consumed.
-        micro_batches: packs of each rank in a step; where given, a number with which steps are not even is said.
+        dataset: folder of packs, adopted ones too; for an encoder with `packing_buffer_size`, folder of samples, which
+            Energon shuffles and packs. From a Metadataset each worker draws its datasets at random: a warning says that
+            steps are not even.
+        task_encoder: a `PackedTaskEncoder`; with any other encoder, Energon itself deals the packs.
+        worker_config: Energon's: this rank, the number of ranks, and the workers of each.
+        states: the states to go on from: `Journal.state()` of every rank of a checkpoint, whatever their number; or only
+            this rank's, if the number of ranks stays. For a blend they only say how much was consumed.
+        micro_batches: packs of each rank in a step; if steps are not even with this number, a warning says so.
 
     Raises:
-        ValueError: another task encoder, with ranks and workers that the packs were not laid out for, or with states;
-            states that are none; packs to be packed.
+        ValueError: another task encoder is given states, or ranks and workers for which the packs were not laid out;
+            the states are not a journal's; the dataset to pack has packs already.
     """
     refuse_none(states, "Journal.state()")
     common = {"worker_config": worker_config, "batch_size": 1, "shuffle_buffer_size": None}
@@ -230,7 +230,7 @@ def train_arguments(
 
 
 def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: bool) -> None:
-    """Energon's own way deals as planned only where the product of ranks and workers is the planned one."""
+    """Raise ValueError if Energon's own dealing breaks the plan: ranks × workers is not the planned product."""
     if ours:
         return
     knob = "read with PackedTaskEncoder, or derive from reading.PacksInOrder"
@@ -249,14 +249,14 @@ def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: b
 
 
 def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]:
-    """How packs were made: what they say themselves, or, where another tool packed them, what `model` says.
+    """Return how packs were made: their own manifest, or `model`'s settings for packs of another tool.
 
     Args:
         dataset: folder of a packed dataset, or the YAML of a Metadataset of several.
-        model: of another tool's packs: as in `+model=NAME`, or the path of a model's YAML.
+        model: for packs of another tool: the NAME of `+model=NAME`, or the path of a model's YAML.
 
     Raises:
-        FileNotFoundError, ValueError: no packed dataset, one that needs a `model`, or one that says it itself.
+        FileNotFoundError, ValueError: there is no packed dataset; it needs a `model`; or it names its own and gets one.
     """
     if model is None:
         try:
@@ -272,7 +272,7 @@ def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]
         "layout": "neat",
         "mask": node["mask"],
         "pad_to_multiple_of": 1,
-        "max_token_len": None,  # they do not say
+        "max_token_len": None,  # other tools do not record it
         "fingerprint": None,
         "content": {
             "model": node,
@@ -286,18 +286,18 @@ def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]
 def load_template(
     dataset: str | Path, processor: str | None = None, trust_remote_code: bool = False, model: str | None = None
 ) -> Template:
-    """The template a dataset was packed with: `load_template(path).encode(sample)` gives the measured lengths.
+    """Load the template a dataset was packed with: `load_template(path).encode(sample)` gives the measured lengths.
 
     Args:
         dataset: folder of a packed dataset, or the YAML of a Metadataset of several.
         processor: folder or hub id of the model's processor; by default the folder that the dataset was packed with,
-            where that is here, else the model's published one.
-        trust_remote_code: run code of the processor's; never taken from the dataset.
-        model: as of `manifest_of`.
+            if it exists here, else the model's published one.
+        trust_remote_code: run the processor's own code; this is never taken from the dataset.
+        model: see `manifest_of`.
 
     Raises:
-        ValueError: the processor is not what the lengths were measured with, or other versions of transformers,
-            tokenizers or this package make another length of a sample that is kept; says which.
+        ValueError: the processor is not the one the lengths were measured with; or with these versions of transformers,
+            tokenizers or this package a sample in the manifest gets another length. The message says which.
     """
     manifest = manifest_of(dataset, model)
     node = manifest["content"]["model"]
@@ -329,10 +329,10 @@ def pack_encoder(
     model: str | None = None,
     **options: Any,
 ) -> "PackEncoder":
-    """What encodes the packs of a dataset, whoever reads them; arguments and errors as of `load_template`.
+    """Return the encoder for the packs of a dataset; other arguments and errors are those of `load_template`.
 
     Args:
-        options: of PackEncoder.
+        options: options of PackEncoder.
     """
     from energon_pack.training.pack_encoder import PackEncoder
 
@@ -341,7 +341,7 @@ def pack_encoder(
 
 
 def _built(settings: TemplateSettings) -> Template:
-    """The template as it was chosen when the dataset was packed, or where that can't be asked here, as chosen here."""
+    """Build the template that was chosen at packing; if that choice can't be repeated here, choose one here."""
     try:
         return load_model_template(settings)
     except PackError:

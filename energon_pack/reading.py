@@ -1,8 +1,8 @@
-"""Packs in the order of their plan through Energon's loader, for any number of ranks and workers.
+"""Read packs in the order of their plan through Energon's loader, with any number of ranks and workers.
 
-Energon deals each worker a stretch of the dataset, which depends on how many there are. A task encoder that is
-`PacksInOrder` has it read turns of one stream instead: what Energon itself reads, unshuffled, where a dataset is
-trained on by those for whom it was laid out; the same order for all others, and from the middle of it.
+Energon deals each worker a stretch of the dataset, which depends on the number of workers. With `PacksInOrder` as its
+task encoder each worker reads turns of one stream instead. For the ranks and workers of the plan this is the order in
+which Energon itself reads, unshuffled. Any other number reads in the same order, and can go on from the middle of it.
 """
 
 import copy
@@ -30,14 +30,14 @@ from energon_pack.steps.topology import Topology, topology_of
 __all__ = ["PackStream", "PacksInOrder", "positions_of"]
 
 _log = logging.getLogger(__name__)
-#: shards that a worker keeps open: as many as it reads by turns, at most these
+#: most shards that a worker keeps open; it opens as many as it reads in turn
 _MAX_OPEN = 64
 Manifest = dict[str, Any]
 Encoder = TypeVar("Encoder", bound="PacksInOrder")
 
 
 class PackStream(SavableDataset[Any]):
-    """Raw packs of one rank's share; an iteration ends with the epoch, the next one goes on."""
+    """The raw packs of one rank's share; an iteration ends with the epoch, the next iteration goes on after it."""
 
     _savable_fields = ("_share", "_count", "_epoch")
 
@@ -56,9 +56,9 @@ class PackStream(SavableDataset[Any]):
         self.reset_state_own()
 
     def reset_state_own(self) -> None:
-        #: plain, as states are; with the rest it says which pack is next
+        #: a plain copy, for the saved state; with `_count` it tells the next pack
         self._share = copy.deepcopy(self._begun)
-        #: packs that this worker has read
+        #: number of packs that this worker has read
         self._count = 0
         share = Share.of(self._share)
         row = share.taken.left(0) * share.ranks
@@ -83,7 +83,7 @@ class PackStream(SavableDataset[Any]):
         self._epoch += 1
 
     def _pack(self, position: int) -> Any:
-        """A pack's parts as Energon reads them; None: the dataset excludes it."""
+        """Return a pack's parts as Energon reads them; None: the dataset excludes it."""
         pack = self._reader[self._stream.index(position)]
         if pack is not None:
             pack["__restore_key__"] = (type(self).__name__, position)
@@ -116,13 +116,13 @@ class PackStream(SavableDataset[Any]):
 
 
 def positions_of(packs: Sequence[Any]) -> list[int]:
-    """Where in the stream packs are, from their restore keys; none for packs that Energon deals itself."""
+    """Return the positions of packs in the stream, from their restore keys; none for packs that Energon itself deals."""
     keys = (pack.__restore_key__[-2:] for pack in packs)
     return list(dict.fromkeys(int(key[1]) for key in keys if key[:1] == (PackStream.__name__,)))
 
 
 class _InOrder(BaseCoreDatasetFactory[Any]):
-    """A dataset that is read in the order of its plan; all else is Energon's."""
+    """Energon's dataset factory, except that packs are read in the order of the plan."""
 
     def __init__(self, factory: BaseWebdatasetFactory[Any], share: Share, worker_config: WorkerConfig):
         self.factory, self.share, self.worker_config = factory, share, worker_config
@@ -146,17 +146,17 @@ class _InOrder(BaseCoreDatasetFactory[Any]):
 
 
 class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
-    """For a task encoder, before Energon's default one: a packed dataset is read in the order of its plan.
+    """A base class of task encoders, put before Energon's default one: it reads a packed dataset in its plan's order.
 
-    That is so where it is the only one, and the settings leave its order: `shuffle_over_epochs_multiplier=None`,
-    `parallel_shard_iters=1`, no shuffle buffer. `loading.train_arguments` gives them.
+    The dataset must be the only one, and the settings must keep its order: `shuffle_over_epochs_multiplier=None`,
+    `parallel_shard_iters=1`, no shuffle buffer. `loading.train_arguments` returns such settings.
     """
 
     _states: Sequence[State] = ()
     _micro_batches: int | None = None
 
     def going_on(self: Encoder, states: Sequence[State], micro_batches: int | None = None) -> Encoder:
-        """This encoder, with which training goes on where these states are: see `loading.train_arguments`."""
+        """Return this encoder, set to go on from these states: see `loading.train_arguments`."""
         encoder = copy.copy(self)
         encoder._states, encoder._micro_batches = states, micro_batches
         return encoder
@@ -164,10 +164,10 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
     def build_train_datasets(
         self, *, datasets: list[Any], worker_config: WorkerConfig, shuffle_buffer_size: int | None = None, **more: Any
     ) -> SavableDataset[Any]:
-        """Energon's own, of a dataset that is read in order.
+        """Call Energon's own method with a dataset that is read in order.
 
         Raises:
-            ValueError: see `steps.journal.begin`; or states of packs in order, where these are not read so.
+            ValueError: see `steps.journal.begin`; or there are states, and these packs are not read in order.
         """
         manifests = [_manifest(loaded.dataset) for loaded in datasets]
         if len(datasets) == 1 and _keeps_order(datasets[0].dataset, shuffle_buffer_size):
@@ -198,7 +198,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
 
     def _share_of(self, factory: BaseWebdatasetFactory[Any], manifest: Manifest, worker: WorkerConfig) -> Share:
         ranks, planned = worker.world_size, topology_of(manifest)
-        # Not planned for anybody: each rank of those that begin gets a stretch of shards, however many workers it has.
+        # Without a planned topology each rank that begins gets a stretch of shards, however many workers it has.
         topology = planned if planned != Topology() else Topology(ranks)
         share = begin(Place(len(factory), _fingerprint(factory, manifest), topology), ranks, worker.rank, self._states)
         if worker.rank == 0 and planned.has_steps:
@@ -209,7 +209,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
 
 
 def _other_steps(planned: Topology, ranks: int, micro_batches: int | None) -> str:
-    """What would make steps even that are not; empty where they may be."""
+    """Say which setting would make steps even; empty: they may be even already."""
     if planned.row % ranks:
         return f"these are {ranks}: steps are not even; they are with ranks that divide {planned.row}"
     of_each = planned.unit // ranks
@@ -221,7 +221,7 @@ def _other_steps(planned: Topology, ranks: int, micro_batches: int | None) -> st
 
 
 def _left_out(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:
-    """That packs are not read with which steps are even: all that come later are in other steps."""
+    """Warn that excluded packs make steps uneven: all later packs move to other steps; empty: none is excluded."""
     of_splits = [split["packs"] for split in manifest.get("splits", {}).values()]
     if not factory.sample_excludes and len(factory) in of_splits:
         return ""
@@ -229,7 +229,7 @@ def _left_out(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:
 
 
 def _within_step(planned: Topology, share: Share) -> str:
-    """That others stopped in the middle of a step of these ranks, so that each step has parts of two."""
+    """Say that the checkpoint lies inside a planned step, so each step mixes parts of two; empty: it does not."""
     taken, size = share.place.taken, share.ranks
     if planned.rows_per_step > 1:
         size = planned.unit
@@ -240,7 +240,7 @@ def _within_step(planned: Topology, share: Share) -> str:
 
 
 def _keeps_order(factory: Any, shuffle_buffer_size: int | None) -> bool:
-    """Whether what a dataset was loaded with leaves its packs in their order."""
+    """Whether a dataset's loader settings keep the order of its packs."""
     return (
         isinstance(factory, BaseWebdatasetFactory)
         and type(factory).build is BaseWebdatasetFactory.build
@@ -254,7 +254,7 @@ def _keeps_order(factory: Any, shuffle_buffer_size: int | None) -> bool:
 
 
 def _manifest(factory: Any) -> Manifest:
-    """What a dataset says of its packing; nothing, where it does not."""
+    """Return a dataset's manifest of its packing; empty if it has none."""
     path = getattr(factory, "path", None)
     file = None if path is None else path / META_FOLDER / MANIFEST
     content: Manifest = json.loads(file.read_text()) if file is not None and file.is_file() else {}
@@ -262,6 +262,6 @@ def _manifest(factory: Any) -> Manifest:
 
 
 def _fingerprint(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:
-    """Which packs are read: those of another packing, or of other shards, are others."""
+    """Return a hash that identifies the packs: another packing or other shards give another one."""
     shards = [[shard.name, shard.count] for shard in factory.shards]
     return hashlib.sha256(json.dumps([manifest, shards], sort_keys=True).encode()).hexdigest()[:16]

@@ -232,8 +232,8 @@ class LengthGroupedSampler(Sampler[list[int]]):
         """Return the state, which is the same on all ranks: numbers and texts.
 
         Args:
-            num_batches: batches that were trained on since this sampler was made, loaded or sent to an epoch. Pass it
-                if a loader's workers read ahead; by default all batches that were yielded count.
+            num_batches: batches trained on since this sampler was made, loaded or sent to an epoch. Pass it if a loader's
+                workers read ahead; by default all batches that were yielded count.
         """
         place = self._place
         if num_batches is not None:

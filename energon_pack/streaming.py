@@ -124,7 +124,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):
     def statistics(self) -> dict[str, Any]:
         """Return packs, samples, tokens and images so far, fill, the longest wait in packs, samples left out by reason.
 
-        The figures are for all workers of this rank, with packs that they read ahead. A loaded state's counts are included.
+        The figures are for all workers of this rank, with packs that they read ahead. Loaded states' counts are included.
         """
         return self._counted.total(self._measuring.packing.max_token_len)
 

@@ -1,12 +1,12 @@
-"""Packs → batches in which no member sees another: the task encoder for Energon.
+"""The task encoder for Energon: it turns packs into batches in which no member sees another.
 
     pack ─encode_sample─► members, each encoded alone ─batch─► one row a pack (neat), or one physical row (thd)
 
     dataset = get_train_dataset("packed/…", batch_size=1, task_encoder=PackedTaskEncoder("packed/…"), …)
 
-Batches are made for any `batch_size` from 1 on; with `batch_size=None` Energon hands on packs that are not laid out.
-What it needs to know it reads from the dataset's energon_pack.json; of packs of another tool, `model` says it. Unpacked
-samples (`MultiMixQASample`, or crude ones through the cookers) become packs of one member, so both can be blended.
+Any `batch_size` from 1 on works; with `batch_size=None` Energon yields packs that are not laid out. The encoder reads
+its settings from the dataset's energon_pack.json; for packs of another tool, from `model`. Unpacked samples
+(`MultiMixQASample`, or crude ones through the cookers) become packs of one member, so both can be blended.
 
 With `packing_buffer_size` unpacked samples are packed while Energon reads them, by the settings of the dataset:
 
@@ -68,10 +68,10 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
     Args:
         dataset: folder of the packed dataset, or the YAML of a Metadataset of several.
         processor: folder or hub id; by default as of `loading.load_template`.
-        trust_remote_code: run code of the processor's.
-        model: of packs of another tool: as in `+model=NAME` of packing, or the path of a model's YAML.
-        packing_buffer_size: pack unpacked samples by the settings of `dataset`, so many at a time: `train_arguments`
-            tells Energon the same.
+        trust_remote_code: run the processor's own code.
+        model: for packs of another tool: the NAME of packing's `+model=NAME`, or the path of a model's YAML.
+        packing_buffer_size: pack unpacked samples by the settings of `dataset`, so many at a time; `train_arguments`
+            gives Energon the same number.
         options: `layout`, `pad_to`, `labels`, `loss_weight`, `attention_mask`, `pad_to_multiple_of`, `rope_rows`,
             `on_bad_member`, `dummy_image`, `tokens_per_second`: see `training.pack_encoder.PackEncoder`.
 
@@ -80,7 +80,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         MixingError: a hybrid model whose kernels are missing.
     """
 
-    decoder = None  # images stay files until a member needs them
+    decoder = None  # images stay undecoded until a member needs them
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
     ):
         super().__init__()
         self.encoder = pack_encoder(dataset, processor, trust_remote_code=trust_remote_code, model=model, **options)
-        #: what `guard` asks
+        #: `guard` uses these
         self.template, self.members = self.encoder.template, self.encoder.members
         self.mask, self.max_token_len = self.encoder.mask, self.encoder.max_token_len
         content = manifest_of(dataset, model)["content"]
@@ -143,9 +143,9 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         return waiting
 
     def select_samples_to_pack(self, samples: list[MeasuredSample]) -> list[list[MeasuredSample]]:
-        """Which of the samples in Energon's buffer share a pack: all are in one, as if there were no others.
+        """Choose which samples in Energon's buffer share a pack; every sample is in one, as if no more came.
 
-        Energon's loader asks for full packs instead, and what is over waits: see `build_batch`.
+        `build_batch` replaces this method in Energon's loader: there only full packs are made, and the rest waits.
         """
         return self._chosen(samples, at_end=True)
 
@@ -157,10 +157,10 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         return [[samples[i] for i in pack] for pack in packs]
 
     def build_batch(self, dataset: Any, **settings: Any) -> Any:
-        """Energon's own, that keeps in its buffer what fills no pack yet.
+        """Call Energon's own method, but keep samples that fill no pack yet in its buffer.
 
         Raises:
-            ValueError: one of Energon and this encoder has a `packing_buffer_size`, and the other has none.
+            ValueError: only one of Energon and this encoder has a `packing_buffer_size`.
         """
         given = settings.get("packing_buffer_size")
         if (given is None) is not (self._measuring is None):
@@ -176,7 +176,10 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         return built
 
     def _choose_and_keep(self, packing: Any, samples: list[MeasuredSample]) -> list[list[MeasuredSample]]:
-        """What Energon calls with all that is in its buffer, having emptied it; only the last time it is not full."""
+        """Choose packs, and put the other samples back in Energon's buffer, which Energon emptied before this call.
+
+        The buffer is full at every call but the last.
+        """
         packs = self._chosen(samples, at_end=len(samples) < packing.buffer_size)
         chosen = {id(sample) for pack in packs for sample in pack}
         packing._reading_buffer.extend([sample for sample in samples if id(sample) not in chosen])
@@ -187,13 +190,13 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         """Encode the members of a pack, with their media.
 
         Raises:
-            FatalSampleError, SkipSample: as `encode_sample`.
+            FatalSampleError, SkipSample: see `encode_sample`.
         """
         others = f"+{len(samples) - 1}" if len(samples) > 1 else ""
         return self._encoded(samples[0], samples[0].__key__ + others, (sample.member for sample in samples))
 
     def _encoded(self, first: Any, key: str, members: Iterable[MemberInput]) -> EncodedPack:
-        """A pack with what Energon knows of its first sample."""
+        """Encode a pack, with Energon's keys and sources of its first sample."""
         try:
             pack = self.encoder.encode(key, members)
         except BadPack as error:
@@ -205,7 +208,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         return encoded
 
     def _compare_with_plan(self, pack: EncodedPack, planned: int | None) -> None:
-        """Name a pack that is longer than another tool planned it: the 1st, 2nd, 4th, 8th … of this worker."""
+        """Warn of a pack that is longer than another tool planned: of this worker's 1st, 2nd, 4th, 8th …"""
         num_tokens = sum(len(member.tokens) for member in pack.members)
         if planned is None or num_tokens <= planned:
             return
@@ -231,20 +234,20 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             batch = self.encoder.batch([Pack(of.__key__, of.members, of.media, of.dropped) for of in samples])
         except BadPack as error:
             raise FatalSampleError(str(error)) from None
-        batch |= {"positions": positions_of(samples), "__restore_key__": ()}  # which Energon fills in
+        batch |= {"positions": positions_of(samples), "__restore_key__": ()}  # Energon fills in the key
         return batch
 
     def probe_members(self) -> list[Encoded]:
-        """Members to try a model with: see `guard`."""
+        """Return members to try a model with: see `guard`."""
         return self.encoder.probe_members()
 
 
 def inputs_of(sample: Any) -> Iterator[MemberInput]:
-    """The members of a sample of any flavour.
+    """Yield the members of a sample of any flavour.
 
     Raises:
-        FatalSampleError: it is of none.
-        Skip: the conversation of a member can't be told.
+        FatalSampleError: the sample has no known flavour.
+        Skip: the conversation of a member can't be recognised.
     """
     flavor = flavor_of_sample(sample)
     if flavor is None:

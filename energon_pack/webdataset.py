@@ -1,11 +1,11 @@
-"""Packed shards read with `webdataset` alone: the packs and batches that the task encoder makes, without Energon.
+"""Read packed shards with `webdataset` alone: the same packs and batches as the task encoder's, without Energon.
 
     encoded = packs("packed/…", layout="neat")
     shards = wds.WebDataset(shard_urls("packed/…"), shardshuffle=100, nodesplitter=wds.split_by_node)
     loader = DataLoader(shards.compose(encoded), batch_size=2, collate_fn=encoded.collate, num_workers=2)
 
-Who reads which shard, shuffling, `resampled` and caches are webdataset's own. Unshuffled, the packs of a shard come in
-the order of the plan.
+Webdataset itself deals shards to workers, shuffles, resamples and caches. Unshuffled, the packs of a shard come in the
+order of the plan.
 """
 
 import logging
@@ -33,14 +33,14 @@ _log = logging.getLogger(__name__)
 
 
 def shard_urls(dataset: str | Path, split: str = "train") -> list[str]:
-    """The shards of a part of a packed dataset, in the order of the plan: what `wds.WebDataset` takes.
+    """Return the shards of a part of a packed dataset, in the order of the plan: the argument of `wds.WebDataset`.
 
     Args:
         dataset: folder of the packed dataset.
         split: a part of its split.yaml; shards that it excludes are left out.
 
     Raises:
-        PackError: no such part, or none of its shards is left; a folder without a split; a Metadataset.
+        PackError: there is no such part, or all its shards are excluded; the folder has no split.yaml; a Metadataset.
     """
     prepared = _prepared(dataset, split)
     if prepared is None:
@@ -62,13 +62,13 @@ def packs(
     model: str | None = None,
     **options: Any,
 ) -> "Packs":
-    """What `compose` takes: a stage from webdataset's samples to encoded packs.
+    """Return the stage for `compose` that turns webdataset's samples into encoded packs.
 
     Args:
         dataset: folder of the packed dataset.
         processor: folder or hub id; by default as of `loading.load_template`.
-        trust_remote_code: run code of the processor's.
-        model: of packs of another tool: as in `+model=NAME` of packing, or the path of a model's YAML.
+        trust_remote_code: run the processor's own code.
+        model: for packs of another tool: the NAME of packing's `+model=NAME`, or the path of a model's YAML.
         options: `layout`, `pad_to`, `labels` …: see `training.pack_encoder.PackEncoder`.
 
     Raises:
@@ -82,10 +82,10 @@ def packs(
 
 
 class Packs:
-    """A stage of a webdataset pipeline; it travels to workers that are spawned."""
+    """A stage of a webdataset pipeline; it can be pickled for spawned workers."""
 
     def __init__(self, dataset: str, encoder: PackEncoder, prepared: Prepared | None):
-        #: what `guard` asks
+        #: pass it to `guard`
         self.encoder = encoder
         self._dataset = dataset
         self._root = os.path.join(os.path.abspath(dataset), "")
@@ -97,12 +97,12 @@ class Packs:
         self._flavor = PACKED[read_manifest(dataset)["flavor"]] if is_ours else DEFAULT
 
     def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Pack]:
-        """Encode each pack; those that split.yaml excludes, and those all of whose members are dropped, are left out.
+        """Encode each pack; packs that split.yaml excludes, and packs that lost all members, are left out.
 
-        After the last one a warning names shards of which not every pack came.
+        After the last pack a warning names shards that lacked some of their packs.
 
         Raises:
-            BadPack: as `PackEncoder.encode`, whatever handlers the pipeline has; or the JSON of a pack can't be read.
+            BadPack: see `PackEncoder.encode`; the pipeline's handlers do not catch it. Or a pack's JSON can't be read.
             PackError: this worker has no shard, and webdataset's `empty_check` is on.
         """
         seen: Counter[str] = Counter()
@@ -120,11 +120,11 @@ class Packs:
                 _log.warning(what, self._dataset, count, shard, self._counts[shard])
 
     def collate(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Lay packs out: `collate_fn` of a DataLoader, `collation_fn` of `batched`; raises as `PackEncoder.batch`."""
+        """Lay packs out: `collate_fn` of a DataLoader, `collation_fn` of `batched`; errors: see `PackEncoder.batch`."""
         return self.encoder.batch(packs)
 
     def _shard(self, url: str) -> str:
-        """The shard of an address as split.yaml names it: one that is relative, remote or piped ends with its name."""
+        """Return split.yaml's name of the shard at an address; a relative, remote or piped address ends with that name."""
         if url not in self._names:
             path = url.removeprefix(self._root)
             named = [name for name in self._counts if path == name or path.endswith(f"/{name}")]
@@ -132,7 +132,7 @@ class Packs:
         return self._names[url]
 
     def _some(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """All samples; says whom webdataset gave none."""
+        """Yield all samples; if webdataset gave this worker no shard, the error names the worker."""
         stream = iter(samples)
         try:
             first = next(stream, None)
@@ -156,14 +156,14 @@ class Packs:
 
 
 class _Parts(dict[str, Any]):
-    """The parts of a pack by their names in its JSON, of which webdataset makes lower case."""
+    """The parts of a pack by their names in its JSON; webdataset has the names in lower case."""
 
     def get(self, name: str, default: Any = None) -> Any:
         return super().get(name.lower(), default)
 
 
 def _prepared(dataset: str | Path, split: str | None = None) -> Prepared | None:
-    """What split.yaml says.
+    """Read split.yaml.
 
     Raises:
         PackError: it has no such part, or the dataset is a file.
