@@ -20,14 +20,13 @@ from support.texts import write_texts
 def test_parts_are_killed_and_come_to_the_same_bytes(demo: tuple[Path, Path], tmp_path: Path, seed: int) -> None:
     """An Indexed Job of Kubernetes starts each part again until it ends well, in any order, and some parts twice."""
     source = write_texts(tmp_path / "texts", 16, 200, 120)
-    common: tuple[str, ...] = ("+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={source}")
-    common = (
-        *common,
+    common: tuple[str, ...] = (
+        "+model=qwen2_5_vl",
+        f"model.processor={demo[1]}",
+        f"source.path={source}",
         "output.name=packed",
-        "output.max_shard_packs=10",
-        "packing.max_token_len=4096",
-        "executor.num_workers=1",
     )
+    common = (*common, "output.max_shard_packs=10", "packing.max_token_len=4096", "executor.num_workers=1")
     assert run_here(*common, f"output.dir={tmp_path / 'alone'}", cwd=ROOT)[0] == 0
     common = (*common, "measure.verify=0", f"output.dir={tmp_path / 'parts'}")
     num_kills = _run_parts((*common, "stage=lengths"), Random(seed))
