@@ -1,4 +1,4 @@
-"""Bytes that are read by their places, wherever they lie: a tar, a member of it, a file of its own."""
+"""Reads bytes by offset and size, wherever they lie: in a tar, in a member of a tar, in a separate file."""
 
 import io
 from typing import BinaryIO, Protocol
@@ -11,11 +11,11 @@ class Bytes(Protocol):
     def size(self) -> int: ...
 
     def read(self, offset: int, size: int) -> bytes:
-        """The `size` bytes from `offset` on; fewer where the end is before that."""
+        """Read the `size` bytes from `offset` on; fewer if the end comes before."""
 
 
 class Range:
-    """The bytes of a part of a file, as if they were all there is."""
+    """A part of a file that reads like a whole file."""
 
     __slots__ = ("_file", "_offset", "size")
 
@@ -52,5 +52,5 @@ class _Stream(io.RawIOBase):
 
 
 def as_file(data: Bytes, buffer_size: int = 4096) -> BinaryIO:
-    """The bytes as a seekable file; reads about as much as the caller looks at, `buffer_size` bytes at a time."""
+    """Wrap bytes as a seekable file that reads only what the caller looks at, `buffer_size` bytes at a time."""
     return io.BufferedReader(_Stream(data), buffer_size)

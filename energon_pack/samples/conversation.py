@@ -1,9 +1,9 @@
-"""A record and its media as one conversation: what packs store of it, and what a template renders. Pure.
+"""Joins a record and its media into one conversation, as packs store it and as a template renders it. Pure.
 
     record, kinds of its media ──place──► messages whose placeholders match the media, one to one
-                                 ──timed──► the same with the time of each frame in the text
+                                 ──timed──► these messages with the time of each frame in the text
 
-Measuring, writing and training all come this way, so that a sample means the same in each of the three.
+Measuring, writing and training all use these functions, so that a sample means the same in each of the three.
 """
 
 from collections.abc import Sequence
@@ -23,33 +23,33 @@ class Placed(NamedTuple):
 
     record: Record  # its `media_settings` are in the order of the placeholders
     num_images: int
-    messages: list[Message]  # as packs store them: no times in the text
-    order: list[int]  # the media by their placeholders: `[1, 0]` where the text names the second one first
-    were_put_in: bool  # there were no placeholders
+    messages: list[Message]  # as packs store them, without times in the text
+    order: list[int]  # media by their placeholders: `[1, 0]` if the text names the second one first
+    were_put_in: bool  # the sample had no placeholders
 
     @property
     def position_names(self) -> list[str]:
-        """As `times.position_names`."""
+        """Return the names of the files with patch positions, as `times.position_names` does."""
         return position_names(self.record.fields, self.num_images)
 
     def timed(self, arrays: Sequence[Any]) -> list[Message]:
-        """The messages as a template renders them: with `<0.5 seconds>` before an image of a sample that has `fps`.
+        """Return the messages as a template renders them: `<0.5 seconds>` before each image if the sample has `fps`.
 
         Args:
-            arrays: what the files of `position_names` hold, None for an image without; empty where none is named.
+            arrays: the contents of the files of `position_names`; None for an image without; empty if none is named.
 
         Raises:
             Skip: `bad_message`, `placeholder_mismatch`.
         """
         fields = self.record.fields
         if has_lists(fields.get("media_settings")):
-            return self.messages  # a model tells the times of a video itself
+            return self.messages  # the model's own processor writes the times of a video
         marks = time_marks(fields.get("fps"), fields.get("timestamp_decimal"), arrays or [None] * self.num_images)
         return stamped(self.messages, marks)
 
 
 def place(record: Record, kinds: Sequence[str]) -> Placed:
-    """Match a record with its media, of these kinds in the order it lists them; raises Skip as `place_media`."""
+    """Match a record with its media, whose kinds are in the order it lists them; raises Skip as `place_media` does."""
     messages, order, were_put_in = place_media(record.messages, kinds)
     if said := part_settings(record.messages, kinds):
         fields = {**record.fields, "media_settings": _merged(record.fields.get("media_settings"), said)}
@@ -58,7 +58,7 @@ def place(record: Record, kinds: Sequence[str]) -> Placed:
 
 
 def _merged(listed: Any, said: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
-    """What a sample lists of its media and what their content parts say: the parts come first."""
+    """Merge the settings that a sample lists for its media with those in its content parts; the parts win."""
     if listed is None:
         return said
     if not isinstance(listed, list) or len(listed) != len(said):

@@ -1,4 +1,4 @@
-"""Part of a conversation that is too long for a pack: where one may be cut, and what a part holds."""
+"""Cuts a conversation that is too long for a pack: the places where it may be cut, and the content of a part."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import pyarrow as pa
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message
 
-#: Which part of a sample that was cut.
+#: The part of a sample that was cut.
 PART_OF = re.compile(r"[1-9]\d{0,6}of[1-9]\d{0,6}")
 
 CUT_TYPE = pa.struct(
@@ -24,12 +24,12 @@ CUT_TYPE = pa.struct(
 
 
 class Cut(NamedTuple):
-    """Which part of a sample this is: a row of `CUT_TYPE`."""
+    """Names a part of a sample: a row of `CUT_TYPE`."""
 
     part: str  # `2of3`
     first_turn: int  # a range of messages; the system turn is in each part
     end_turn: int
-    num_characters: int | None  # kept of the last one's text; None: all
+    num_characters: int | None  # characters kept of the last message's text; None: all
     kinds: str  # i or v for each medium of the whole sample
 
     @property
@@ -38,16 +38,16 @@ class Cut(NamedTuple):
 
 
 def split_id(sample_id: str) -> tuple[str, str | None]:
-    """The sample that an id of a member names, and which part of it (`2of3`); None: the whole."""
+    """Split a member's id into the id of its sample and the name of the part (`2of3`; None: the whole sample)."""
     sample, mark, part = sample_id.rpartition("#")
     return (sample, part) if mark and PART_OF.fullmatch(part) else (sample_id, None)
 
 
 def exchanges(messages: Sequence[Message]) -> list[int]:
-    """Where a conversation may be cut: the first message of each exchange, and the end.
+    """Return where a conversation may be cut: the index of the first message of each exchange, and the end.
 
-    An exchange is a user's turn with all that follows up to the next user's turn after an answer; it has an answer. A
-    document is one.
+    An exchange begins with a user's turn, holds at least one answer, and ends before the next user's turn that follows
+    an answer. A document is one exchange.
     """
     starts: list[int] = []
     has_answer = True
@@ -59,12 +59,12 @@ def exchanges(messages: Sequence[Message]) -> list[int]:
             has_answer = False
         has_answer |= message["role"] == "assistant"
     if len(starts) > 1 and not has_answer:
-        starts.pop()  # a question at the end goes with the exchange before it
+        starts.pop()  # a question without an answer at the end belongs to the exchange before it
     return [*starts, len(messages)]
 
 
 def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[int]:
-    """How many media stand in the messages before each one, and in all."""
+    """Count the media in the messages before each message, and in all messages."""
     counts = [0]
     for message in split_content(messages, kinds):
         content = message["content"]
@@ -73,7 +73,7 @@ def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[
 
 
 def messages_of(messages: Sequence[Message], first: int, end: int, num_characters: int | None) -> list[Message]:
-    """The messages of a part: the system turn, if there is one, and a range of the others."""
+    """Return the messages of a part: the system turn, if there is one, and a range of the others."""
     has_system = messages[0]["role"] == "system"
     part = [*messages[:has_system], *messages[max(first, has_system) : end]]
     if num_characters is not None:
@@ -82,10 +82,10 @@ def messages_of(messages: Sequence[Message], first: int, end: int, num_character
 
 
 def media_of_part(messages: Sequence[Message], cut: Cut) -> tuple[slice, slice]:
-    """Which images and which videos of the whole sample are in a part of it.
+    """Return the range of the sample's images and the range of its videos that are in a part.
 
     Args:
-        messages: of the whole sample.
+        messages: those of the whole sample.
     """
     before = num_media_before(messages, cut.all_kinds)
     first, end = cut.kinds[: before[cut.first_turn]], cut.kinds[: before[cut.end_turn]]
@@ -93,10 +93,10 @@ def media_of_part(messages: Sequence[Message], cut: Cut) -> tuple[slice, slice]:
 
 
 def fields_of_part(fields: Mapping[str, Any], cut: Cut, images: slice, videos: slice) -> dict[str, Any]:
-    """The other fields of a part: `video_frames`, `patch_positions` and `media_settings` list its own media alone.
+    """Return the other fields of a part: `video_frames`, `patch_positions` and `media_settings` list only its media.
 
     Args:
-        fields: of the whole sample.
+        fields: those of the whole sample.
     """
     own = dict(fields)
     if isinstance(frames := fields.get("video_frames"), list):

@@ -1,8 +1,8 @@
-"""A video that a sample gives as the files of its frames. Pure.
+"""Reads a video that a sample gives as a list of frame files. Pure.
 
-    {"type": "video", "video": ["f0.jpg", "f1.jpg"]} ──frame_parts──► <image><image>, {"list_of_frames": 2} of the first
+    {"type": "video", "video": ["f0.jpg", "f1.jpg"]} ──frame_parts──► <image><image>, {"list_of_frames": 2} on the first
 
-Sources, plans and packs have the images. A template and a model see the video: `templates.frame_lists`.
+Sources, plans and packs hold the images. A template and a model see one video: see `templates.frame_lists`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from energon_pack.samples.skip import Reason, Skip
 
 
 def frame_parts(names: Sequence[Any], said: Mapping[str, Any]) -> list[Message]:
-    """The content parts of a video whose frames are files of these names.
+    """Make the content parts of a video whose frames are files with these names.
 
     Args:
-        said: of the video.
+        said: the settings of the video.
 
     Raises:
-        Skip: `missing_media` for what is no name.
+        Skip: `missing_media` for an entry that is no name.
     """
     if not names or not all(isinstance(name, str) for name in names):
         raise Skip(Reason.MISSING_MEDIA, f"a video lists something that is no frame: {str(list(names))[:80]}")
@@ -29,12 +29,12 @@ def frame_parts(names: Sequence[Any], said: Mapping[str, Any]) -> list[Message]:
 
 
 def list_settings(num: int, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of the first of `num` images that are one video, where this is said of the video."""
+    """Return the settings for the first of `num` images that are one video, from the settings of that video."""
     return {FRAMES: num, **said}
 
 
 def without_lists(messages: Sequence[Message]) -> list[Message]:
-    """Messages in which the frames of a video are images like others."""
+    """Return messages in which the frames of a video are ordinary images."""
 
     def plain(part: Message) -> Message:
         if FRAMES not in part.get("settings", ()):
@@ -50,5 +50,5 @@ def without_lists(messages: Sequence[Message]) -> list[Message]:
 
 
 def has_lists(settings: Any) -> bool:
-    """Whether a sample's `media_settings` have a list of frames."""
+    """Tell whether a sample's `media_settings` have a list of frames."""
     return isinstance(settings, list) and any(isinstance(item, Mapping) and item.get(FRAMES) for item in settings)

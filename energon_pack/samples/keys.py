@@ -1,8 +1,8 @@
-"""Which keys of a record are read, which are harmless, and which mean something in another tool. Pure.
+"""Lists the keys of a record: those that are read, harmless ones, and those that mean something in another tool. Pure.
 
-A key that is read has its place in `_READ`, one that changes nothing of what is trained in `_HARMLESS`, with a word on
-what it is. One that changes what another tool trains, and nothing here, is in `_ELSEWHERE`: it costs the sample, unless
-it has a value that says nothing. Any other is unknown: the report lists it, with a sample that has it.
+`_READ` has the keys that are read, `_HARMLESS` those that change nothing that is trained, each with its meaning.
+`_ELSEWHERE` has keys that change what another tool trains and that this package can't follow: such a key costs the
+sample, unless its value has no effect. Every other key is unknown: the report lists it with a sample that has it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,18 +14,18 @@ from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
-_MOST, _LONGEST = 8, 60  # unknown keys of one sample that are told, characters of one
+_MOST, _LONGEST = 8, 60  # most unknown keys that are reported of a sample; most characters of each
 
 
 class _Elsewhere(NamedTuple):
-    """What a key means where it is read."""
+    """The meaning of a key in the tools that read it."""
 
     meaning: str
-    silent: tuple[Any, ...] = (None, False, "", [], {})  # values that say nothing
+    silent: tuple[Any, ...] = (None, False, "", [], {})  # values without effect
     reason: Reason = Reason.BAD_MESSAGE
 
 
-#: sample · turn · content part: as an unknown key is named, and what stands before it there
+#: levels of a record (sample, turn, content part), with the prefix of their unknown keys
 _PLACES = ("", "messages[].", "content[].")
 
 _READ: tuple[frozenset[str], ...] = (
@@ -36,7 +36,7 @@ _READ: tuple[frozenset[str], ...] = (
             *("name", "media_files", "media", "media_type", "images", "image", "videos", "video"),
             *("fps", "timestamp_decimal", "patch_positions", "video_frames", "objects"),
             *OPTION_KEYS,
-            *(PREFERENCE_KEYS - {"chosen", "rejected", *LABELS}),  # which are read where they make preference data
+            *(PREFERENCE_KEYS - {"chosen", "rejected", *LABELS}),  # these are read if they make preference data
         )
     ),
     frozenset(
@@ -128,11 +128,11 @@ _KNOWN = tuple(read.union(harmless) for read, harmless in zip(_READ, _HARMLESS, 
 
 
 def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> tuple[str, ...]:
-    """The keys of a sample, of its turns (`messages[].mood`) and of their parts (`content[].mood`) that nothing knows.
+    """Find the unknown keys of a sample, of its turns (`messages[].mood`) and of content parts (`content[].mood`).
 
     Args:
-        value: the sample, as it is spelled.
-        conversation: its keys that hold turns; what is no list of turns has none.
+        value: the sample's JSON as its author wrote it.
+        conversation: the keys that hold turns; a value that is no list of turns has none.
 
     Raises:
         Skip: a key that means something in another tool.

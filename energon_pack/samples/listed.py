@@ -1,4 +1,4 @@
-"""Which parts of a sample are its media: those that its JSON lists, or all that look like media."""
+"""Finds the media among a sample's parts: those that its JSON lists, or all that look like media."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from energon_pack.samples.skip import Reason, Skip
 
 
 def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
-    """The media of a sample in the order it lists them, else all media parts in the tar's order.
+    """Return the listed media of a sample in their order; without a list, all media parts in the tar's order.
 
     A listed name is a part (`0.jpg`), a whole member name (`00012.0.jpg`), or the extension of the only part that
     has it (`jpg`).
@@ -30,7 +30,7 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
 
 
 def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part]:
-    """Those of the parts that are listed, by the names that `media_parts` takes; raises Skip as that does."""
+    """Return the listed parts, by the names that `media_parts` takes; raises Skip as `media_parts` does."""
     by_name = {part.name: part for part in parts}
     chosen = []
     for listed in listed_media:

@@ -1,9 +1,9 @@
-"""A user's own step on each record, before anything reads it: `source.map=module:function`.
+"""Runs the user's own function on each record before anything reads it: `source.map=module:function`.
 
     JSON object ──map──► JSON object, or None: the sample is left out
 
-The step is named with a hash of its file wherever a result of it is kept (`tidy:shorten#3f2a91c0d4e5`): lengths, packs
-and reports of another version of the file are told apart, and every process runs the same code.
+Everything that keeps a result of the function names it with a hash of its file (`tidy:shorten#3f2a91c0d4e5`). So
+lengths, packs and reports of two versions of the file never mix, and every process runs the same code.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ Step = Callable[[dict[str, Any]], Any]
 
 
 def with_hash(name: str) -> str:
-    """The name of a step with the hash of its file: `module:function#hash`.
+    """Return the name of a function with the hash of its file: `module:function#hash`.
 
     Raises:
-        PackError: there is no such function, or the name has the hash of another version.
+        PackError: there is no such function, or the name already has the hash of another version.
     """
     step = name.partition(_MARK)[0]
     named = f"{step}{_MARK}{_load(step)[1]}"
@@ -39,24 +39,24 @@ def with_hash(name: str) -> str:
 
 
 def mapped(value: Any, settings: ReadSettings) -> Any:
-    """The JSON of a sample after the step that the settings name; the same JSON where they name none.
+    """Return a sample's JSON after the function that the settings name; the same JSON if they name none.
 
-    A list at the root is given to the step as an object with the one key `messages`.
+    A list at the root is passed to the function as an object with the one key `messages`.
 
     Raises:
-        Skip: `left_out_by_map`, `map_error`, and as `parse_json` of what the step returned.
-        PackError: there is no such step, or it is another version of it.
+        Skip: `left_out_by_map`, `map_error`, and those of `parse_json` for the value that the function returned.
+        PackError: there is no such function, or its file is another version.
     """
     if settings.map is None:
         return value
     if isinstance(value, list):
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
-        return value  # which is refused for what it is
+        return value  # the caller refuses a value that is no object
     step, name = _step(settings.map), settings.map.partition(_MARK)[0]
     try:
         record = step(value)
-    except Exception as error:  # of somebody else's code
+    except Exception as error:  # an error in the user's code
         raise Skip(Reason.MAP_ERROR, f"{name} raised {type(error).__name__}: {error}") from None
     if record is None:
         raise Skip(Reason.LEFT_OUT_BY_MAP, f"{name} returned None")
@@ -77,7 +77,7 @@ def _step(name: str) -> Step:
 
 @lru_cache
 def _load(name: str) -> tuple[Step, str]:
-    """A function, and a hash of the files that hold it: of the module that is named, and of the one that defines it."""
+    """Load a function; return it with a hash of two files: the named module and the module that defines it."""
     step = load_named(_SETTING, name)
     if not callable(step):
         raise PackError(f"{_SETTING}={name} is a {type(step).__name__}, not a function")

@@ -1,4 +1,4 @@
-"""Names of images and videos in the fields of a sample: what it seems to hold, whether or not it is read."""
+"""Finds names of images and videos in the fields of a sample, whether or not these fields are read."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.record import MESSAGE_KEYS
 
-_LONGEST = 1024  # characters of a name
+_LONGEST = 1024  # most characters of a name
 
 
 def named_media(fields: Mapping[str, Any]) -> Iterator[str]:
-    """What looks like the file of an image or a video, in any field but those of the conversation."""
+    """Yield values that look like an image or video file, in all fields except those of the conversation."""
     waiting = [item for key, item in fields.items() if key not in MESSAGE_KEYS]
     while waiting:
         item = waiting.pop()

@@ -1,4 +1,4 @@
-"""What a sample says of how it is to be rendered and trained; read from fields of a source and of a pack alike. Pure.
+"""Reads a sample's options for rendering and training, from the fields of a source and of a pack alike. Pure.
 
 {"weight": 0.5, "chat_template_kwargs": {"enable_thinking": false}, "media_settings": [{"max_pixels": 50176}, null]}
 """
@@ -11,22 +11,22 @@ from energon_pack.samples.media.settings import SHARED_KEYS
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import sample_weight
 
-#: fields of a sample that `options_of` reads
+#: the fields of a sample that `options_of` reads
 OPTION_KEYS = ("weight", "chat_template_kwargs", "media_settings")
 _NAMES = frozenset(OPTION_KEYS)
 
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """What one sample asks for."""
+    """The options of one sample."""
 
-    #: a factor of its loss
+    #: the factor of its loss
     weight: float = 1.0
-    #: variables of the chat template, above those of the run
+    #: variables of the chat template; they override those of the run
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    #: of each medium, in the order of their placeholders, what its content part says of it; empty: nothing
+    #: for each medium, in the order of their placeholders, the settings in its content part; empty: none
     media: tuple[Mapping[str, Any] | None, ...] = ()
-    #: what is said of all of them: ms-swift's `chat_template_kwargs: {"max_pixels": …}`
+    #: settings of all media: ms-swift's `chat_template_kwargs: {"max_pixels": …}`
     all_media: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -34,15 +34,15 @@ NO_OPTIONS = SampleOptions()
 
 
 def option_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a sample's fields that `options_of` reads."""
+    """Return the fields of a sample that `options_of` reads."""
     return {key: fields[key] for key in OPTION_KEYS if fields.get(key) is not None}
 
 
 def options_of(fields: Mapping[str, Any]) -> SampleOptions:
-    """What a sample asks for.
+    """Read the options of a sample.
 
     Args:
-        fields: of the sample, beside its messages.
+        fields: the fields of the sample beside its messages.
 
     Raises:
         Skip: `bad_message` for a value of another form.

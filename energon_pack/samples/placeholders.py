@@ -1,7 +1,7 @@
-"""Where the media of a sample stand in its text.
+"""Finds the places of a sample's media in its text.
 
 messages + kinds of the media ──place_media──► messages whose placeholders match the media, one to one
-                              ──split_content──► the same as a chat template takes them
+                              ──split_content──► these messages as a chat template takes them
 """
 
 import re
@@ -14,16 +14,16 @@ from energon_pack.samples.skip import Reason, Skip
 
 PLACEHOLDERS = {"image": "<image>", "video": "<video>"}
 _PLACEHOLDER = re.compile("<(image|video)>")
-_OWN = ("name", "settings")  # what a content part says of its medium
+_OWN = ("name", "settings")  # the key for a content part's settings of its medium
 
 
 def spells_placeholder(text: str) -> bool:
-    """Whether a text holds `<image>` or `<video>`."""
+    """Tell whether a text holds `<image>` or `<video>`."""
     return _PLACEHOLDER.search(text) is not None
 
 
 def num_placeholders(messages: Sequence[Message]) -> int:
-    """How many `<image>` and `<video>` the texts of a conversation spell."""
+    """Count `<image>` and `<video>` in the texts of a conversation."""
     texts = (m["content"] for m in messages if isinstance(m["content"], str))
     return sum(len(_PLACEHOLDER.findall(text)) for text in texts)
 
@@ -39,8 +39,8 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
         The messages as they are stored and rendered, the order of the media by their placeholders (indices into
         `kinds`), and whether the placeholders had to be put in (at the start of the first user turn).
 
-    A placeholder of a kind of which the sample has no media is text. Where the assistant's turns spell more
-    placeholders than there are media and the other turns fit exactly, those of the assistant are text.
+    A placeholder is plain text if the sample has no media of its kind. If there are more placeholders than media, and
+    those outside of the assistant's turns fit exactly, the assistant's placeholders are plain text.
 
     Raises:
         Skip: `placeholder_mismatch`.
@@ -64,26 +64,26 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
 
 
 def part_settings(messages: Sequence[Message], kinds: Sequence[str]) -> list[dict[str, Any] | None]:
-    """What content parts say of the media that they stand for, in the order of their placeholders; empty: nothing.
+    """Return the settings in content parts for their media, in the order of the placeholders; empty: none.
 
     Args:
         messages: as in `Record.messages`.
-        kinds: as of `place_media`.
+        kinds: as in `place_media`.
     """
     if not any("settings" in part for m in messages if isinstance(m["content"], list) for part in m["content"]):
         return []
     found = [(m["role"], said) for m in messages for said in _settings(m, kinds)]
-    if len(found) != len(kinds):  # placeholders of the assistant's are text
+    if len(found) != len(kinds):  # the assistant's placeholders are plain text
         found = [(role, said) for role, said in found if role != "assistant"]
     return [said for _, said in found]
 
 
 def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Message]:
-    """Stored messages as a chat template takes them: placeholders become content parts of their own.
+    """Turn stored messages into messages for a chat template: each placeholder becomes a separate content part.
 
     Args:
         messages: as `place_media` returned them.
-        kinds: the media in the order of their placeholders.
+        kinds: kinds of the media in the order of their placeholders.
     """
     if not kinds:
         return list(messages)
@@ -100,7 +100,7 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
 
 
 def flat_content(parts: list[Message]) -> str | list[Message]:
-    """Content parts as a string with placeholders; as they are where it could not tell all that they do."""
+    """Join content parts into a string with placeholders; return them unchanged if the string would lose something."""
     texts = [part["text"] for part in parts if part["type"] == "text"]
     if any(key in part for key in _OWN for part in parts) or any(map(spells_placeholder, texts)):
         return parts
@@ -110,17 +110,19 @@ def flat_content(parts: list[Message]) -> str | list[Message]:
 
 
 def _has_seam(part: Message, other: Message) -> bool:
-    """Whether white space stands where two texts meet."""
+    """Tell whether there is white space where two texts meet."""
     if part["type"] != "text" or other["type"] != "text":
         return False
     return bool(part["text"][-1:].isspace() or other["text"][:1].isspace())
 
 
 def kind_of_parts(conversations: Iterable[Any]) -> str | None:
-    """What the content parts of conversations stand for; None: all of it is text. A part is never text as `<image>` is.
+    """Tell which media the content parts of conversations stand for; None: all are text.
+
+    Unlike `<image>` in a text, a part for a medium is never plain text.
 
     Args:
-        conversations: lists of messages that were read well; what is no such list has no parts.
+        conversations: lists of valid messages; any other value counts as without parts.
     """
     contents = [
         content
@@ -132,7 +134,7 @@ def kind_of_parts(conversations: Iterable[Any]) -> str | None:
     if not contents:
         return None
     parts = [part for content in contents for part in content if isinstance(part, dict)]
-    results = (part["content"] for part in parts if isinstance(part.get("content"), list))  # of tools
+    results = (part["content"] for part in parts if isinstance(part.get("content"), list))  # results of tools
     parts += [part for result in results for part in result if isinstance(part, dict)]
     kinds = {str(part.get("type")).removesuffix("_url") for part in parts} & PLACEHOLDERS.keys()
     return media_type([*kinds]) if kinds else None

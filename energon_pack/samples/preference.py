@@ -1,4 +1,4 @@
-"""Preference data: two answers, or one and whether it is good. Trained as it stands, the bad ones would be, too. Pure.
+"""Reads preference data: two answers, or one answer with a verdict. Trained unread, bad answers would be learnt. Pure.
 
 {"prompt": …, "chosen": …, "rejected": …}     TRL: texts, lists of turns, whole conversations; LLaMA-Factory: turns
 {"messages": […], "rejected_response": …}     ms-swift, and `rejected_messages`
@@ -13,21 +13,21 @@ from energon_pack.samples.settings import Take
 from energon_pack.samples.skip import Reason, Skip
 
 _REJECTED = frozenset(("rejected_response", "rejected_messages", "rejected_images"))
-#: whether an answer is good: true or false, as 1 or 0 or a word, too; another value is a remark
+#: keys that say whether an answer is good: true or false, 1 or 0, or a word; any other value is a remark
 LABELS = ("label", "kto_tag")
 _PROMPTS = ("prompt", "question")
 PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED, *LABELS))
 
 
 def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) -> dict[str, Any]:
-    """A sample with its good conversation alone.
+    """Keep only the good conversation of a sample.
 
     Args:
-        keys: that may hold messages.
+        keys: the keys that may hold messages.
 
     Raises:
-        Skip: `preference_data` where `take` is None, `not_chosen` for what is labelled false, `bad_message` for a good
-            answer whose prompt can't be told.
+        Skip: `preference_data` if `take` is None, `not_chosen` for an answer labelled false, `bad_message` for a good
+            answer whose prompt can't be found.
     """
     key = next((key for key in keys if value.get(key)), keys[0])
     has_pair = value.get("chosen") is not None and value.get("rejected") is not None
@@ -53,12 +53,12 @@ def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) 
 
 
 def _is_good(label: Any) -> bool | None:
-    """What a label says of an answer; None: it is of another kind."""
+    """Tell whether a label calls an answer good; None: it is no such label."""
     return {"true": True, "1": True, "false": False, "0": False}.get(str(label).lower())
 
 
 def _prompt(value: Mapping[str, Any], key: str) -> list[Message]:
-    """The turns that are answered: those of the conversation, or a prompt."""
+    """Return the turns before the answer: those of the conversation, or of a prompt."""
     if isinstance(value.get(key), list):
         return list(value[key])
     prompt: Any = next((value[name] for name in _PROMPTS if value.get(name)), [])
@@ -66,7 +66,7 @@ def _prompt(value: Mapping[str, Any], key: str) -> list[Message]:
 
 
 def _with_answer(prompt: list[Message], answer: Any) -> list[Any]:
-    """A conversation with its answer: a text, a turn, or turns; turns that begin before the answer are all of it."""
+    """Join a prompt and an answer, which is a text, a turn or turns; turns that repeat the prompt stand alone."""
     if isinstance(answer, list):
         first = answer[0] if answer and isinstance(answer[0], dict) else {}
         begins_anew = first.get("role", first.get("from")) in ("system", "user", "human")

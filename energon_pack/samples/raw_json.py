@@ -1,4 +1,4 @@
-"""A sample's JSON from its bytes: only values that every other reader of JSON takes, and every tokenizer."""
+"""Parses a sample's JSON from its bytes, and allows only values that every JSON reader and every tokenizer takes."""
 
 import json
 import math
@@ -8,17 +8,16 @@ from typing import Any
 from energon_pack.samples.skip import Reason, Skip
 
 _MANY_BRACKETS = 200
-_NESTING_OF_PACK = 200  # levels kept free for the pack's own JSON, and for readers that recurse
+_NESTING_OF_PACK = 200  # levels of nesting kept free for the pack's own JSON, and for recursive readers
 
 
 def load_json(raw: bytes) -> Any:
     """Parse one sample's JSON (UTF-8, or UTF-16/32 by its first bytes).
 
-    NaN and infinite numbers, which Python writes and JSON has not, become null: else a strict reader would refuse the
-    whole pack the sample is in.
+    NaN and infinite numbers become null: Python writes them, but a strict reader would refuse the sample's whole pack.
 
     Raises:
-        Skip: `invalid_json`, also for half a surrogate pair, which no tokenizer can encode.
+        Skip: `invalid_json`; also for half a surrogate pair, which no tokenizer can encode.
     """
     try:
         return parse_json(raw.decode(json.detect_encoding(raw)))
@@ -27,11 +26,11 @@ def load_json(raw: bytes) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """As `load_json`, from text."""
+    """Do `load_json` on a text."""
     try:
         value = _DECODER.decode(text)
         if "\\u" in text or text.count("[") + text.count("{") > _MANY_BRACKETS:
-            # Only an escape can bring half a character in; and what is nested to the limit has no room in a pack.
+            # Only an escape can bring in half a character; a value nested to the limit would not fit into a pack.
             json.dumps(reduce(lambda inner, _: [inner], range(_NESTING_OF_PACK), value), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise Skip(Reason.INVALID_JSON, f"text is not valid Unicode: {error}") from None

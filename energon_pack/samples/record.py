@@ -1,8 +1,8 @@
-"""One source sample's JSON, normalised: the messages, and the names of the media they speak of.
+"""Normalises the JSON of one source sample to messages and the names of its media.
 
     bytes ──raw_json.load_json──► JSON ──parse_record──► Record ──listed.media_parts──► the parts that are its media
 
-Pure functions. Measuring, writing and training all call them, so that a sample means the same in each of the three.
+Pure functions. Measuring, writing and training all call them, so a sample means the same in each of the three.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,34 +45,34 @@ _KIND_KEYS = ("media", "media_type")
 
 @dataclass
 class Record:
-    """One sample's JSON, normalised, before its media were looked at."""
+    """One sample's normalised JSON, before its media are opened."""
 
-    #: role (system | developer | user | assistant | tool), content (a string, or a list of parts), and keys of their
-    #: own; or one of role `document`, a raw text
+    #: messages with role (system | developer | user | assistant | tool), content (a string, or a list of parts) and
+    #: further keys; or one message of role `document`, a raw text
     messages: list[Message]
     #: tool schemas for the chat template
     tools: list[Any] | None = None
-    #: names of the media in order, as the sample lists them; None: all media parts, in the tar's order
+    #: names of the media in the sample's order; None: all media parts, in the tar's order
     listed_media: list[str] | None = None
-    #: `image`, `video`, `mix` or `text`, as the sample declares, or as its content parts say
+    #: `image`, `video`, `mix` or `text`, as the sample or its content parts declare
     declared: str | None = None
-    #: the sample's other fields, untouched
+    #: the sample's other fields, unchanged
     fields: dict[str, Any] = field(default_factory=dict)
-    #: keys that nothing knows, as `keys.unknown_keys` names them
+    #: unknown keys, as `keys.unknown_keys` names them
     unknown: tuple[str, ...] = ()
-    #: whether it has tools that the settings leave out
+    #: whether the settings leave its tools out
     leaves_out_tools: bool = False
 
 
 def parse_record(value: Any, settings: ReadSettings) -> Record:
-    """Normalise one sample's JSON to messages; a list at the root is a list of them.
+    """Normalise one sample's JSON; a list at the root is a list of messages.
 
-    Tried: `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question, a `text`;
-    `settings.messages_key` alone, where it is given.
+    It looks for `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question, a `text`, in this
+    order; if `settings.messages_key` is set, only for that.
 
     Raises:
         Skip: `not_an_object`, `no_messages`, `no_assistant_turn`, `bad_message`; `preference_data`, `not_chosen`;
-            `unsupported_media`, where a text names a medium.
+            `unsupported_media` if a text names a medium.
     """
     if isinstance(value, list):
         value = {settings.messages_key or "messages": value}
@@ -130,23 +130,23 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
 
 
 def caption_record(caption: str, settings: ReadSettings) -> Record:
-    """The conversation of a caption: `settings.caption_prompt` asks, the caption answers."""
+    """Make a conversation of a caption: `settings.caption_prompt` asks, the caption answers."""
     return Record([_turn("user", settings.caption_prompt), _turn("assistant", caption.strip())])
 
 
 def begins_with_assistant(messages: Sequence[Message]) -> bool:
-    """Whether nobody asks before the first answer: roles may have changed places."""
+    """Tell whether no question stands before the first answer: the roles may be swapped."""
     first = next((message["role"] for message in messages if message["role"] != "system"), None)
     return first == "assistant" and len(messages) > 1
 
 
 def _keys(settings: ReadSettings) -> tuple[str, ...]:
-    """The fields that may hold the turns."""
+    """Return the fields that may hold the turns."""
     return (settings.messages_key,) if settings.messages_key else MESSAGE_KEYS
 
 
 def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[list[Message], set[str]]:
-    """The messages of a sample and the keys they came from."""
+    """Return the messages of a sample, and the keys they came from."""
     if settings.sample_type is SampleType.document:
         key = settings.messages_key or "text"
         if isinstance(value.get(key), str) and value[key]:
@@ -173,7 +173,7 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
             if not isinstance(answer, str):
                 raise Skip(Reason.BAD_MESSAGE, f"{answer_key} is not text: {answer!r}")
             several = isinstance(value[answer_key], list) and len(value[answer_key]) > 1
-            used = {question} if several else {question, answer_key}  # the others travel along
+            used = {question} if several else {question, answer_key}  # the others stay among the sample's fields
             return [_turn("user", value[question]), _turn("assistant", answer)], used
     if settings.sample_type is SampleType.auto and (text := text_alone(value)):
         return document_of(text), {"text"}
@@ -223,7 +223,7 @@ def _turn(role: str, content: str) -> Message:
 
 
 def _turns(message: Any, index: int) -> list[Message]:
-    """role/content from either spelling; other keys of the message (loss …) stay. Results of tools are turns."""
+    """Normalise a message to turns with role and content; other keys (loss …) stay; tool results become turns."""
     if not isinstance(message, dict):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is a {type(message).__name__}, not an object")
     role_key = "role" if "role" in message else "from"
@@ -265,7 +265,7 @@ def _with_content(turn: Message, index: int) -> Message:
 
 
 def _content(items: list[Any], index: int) -> str | list[Message]:
-    """Structured content: parts of type text, image or video, as a string where `placeholders.flat_content` can."""
+    """Normalise content parts of type text, image or video; return a string if `placeholders.flat_content` can."""
     parts: list[Message] = []
     for item in items:
         kind = item.get("type", "text" if "text" in item else None) if isinstance(item, dict) else None
@@ -301,7 +301,7 @@ def _listed_media(value: Mapping[str, Any], messages: list[Message]) -> list[str
 
 
 def _is_listing(value: Any) -> bool:
-    """Whether `name` lists media: a list does, a string only if it looks like a file; `"name": "alpaca"` is a field."""
+    """Tell whether `name` lists media: any list does, a string only if it looks like a file (unlike "alpaca")."""
     return bool(value) if isinstance(value, list) else isinstance(value, str) and kind_by_name(value) is not None
 
 

@@ -1,4 +1,4 @@
-"""One sample, independent of any model: its parts, and what kinds of media they are."""
+"""The parts of one sample and the kinds of its media, independent of any model."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 from energon_pack.samples.media.formats import kind_by_name
 
 Message = dict[str, Any]
-#: under which names a message has its reasoning, the standard one first
+#: the keys under which a message may have its reasoning, the standard one first
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 class Part(NamedTuple):
-    """One file of a sample: where its bytes are in the shard, or in a file of their own that its name names."""
+    """One file of a sample: its offset and size in the shard, or in the separate file that its name names."""
 
     name: str
     offset: int
@@ -19,25 +19,25 @@ class Part(NamedTuple):
 
 
 class MediaPart(NamedTuple):
-    """A part that was looked at: a medium."""
+    """A part whose content was read and is a medium."""
 
     name: str
     offset: int
     size: int
     kind: str  # image | video
-    extension: str  # of the content
+    extension: str  # extension of the content
 
 
 AnyPart = Part | MediaPart
 
 
 def media_type_by_name(names: Sequence[str]) -> str | None:
-    """What a sample seems to be by the names of its parts; None where there are no media."""
+    """Guess the media type of a sample by the names of its parts; None: there are no media."""
     kinds = [kind for name in names if (kind := kind_by_name(name))]
     return media_type(kinds) if kinds else None
 
 
 def media_type(kinds: Sequence[str]) -> str:
-    """`text`, `image`, `video`, or `mix` where a sample has both."""
+    """Return `text`, `image`, `video`, or `mix` if a sample has both."""
     present = set(kinds)
     return present.pop() if len(present) == 1 else ("mix" if present else "text")

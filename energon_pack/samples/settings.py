@@ -1,4 +1,4 @@
-"""How samples are read from their files: a part of the config's node `source`, on which each length depends."""
+"""Settings for reading samples: the part of the config's node `source` that every length depends on."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,7 +8,7 @@ from energon_pack.run.json_nodes import plain
 
 
 class SampleType(str, Enum):
-    """Which keys of a sample's JSON hold its conversation."""
+    """The kind of a sample's JSON: which keys hold its conversation."""
 
     auto = "auto"
     chat = "chat"
@@ -18,27 +18,27 @@ class SampleType(str, Enum):
 
 
 class ToolsAs(str, Enum):
-    """How tools and calls reach the chat template."""
+    """The form in which tools and calls reach the chat template."""
 
     auto = "auto"
     text = "text"
 
 
 class Take(str, Enum):
-    """Which side of preference data is packed."""
+    """The side of preference data that is packed."""
 
     chosen = "chosen"
 
 
 class ControlTokens(str, Enum):
-    """What becomes of a sample whose text spells a special token."""
+    """The treatment of a sample whose text spells a special token."""
 
     keep = "keep"
     skip = "skip"
 
 
 class Frames(str, Enum):
-    """What a list of frames in the place of a video is."""
+    """The treatment of a list of frames in place of a video."""
 
     video = "video"
     images = "images"
@@ -46,7 +46,7 @@ class Frames(str, Enum):
 
 @dataclass
 class ReadSettings:
-    """How the JSON of a sample becomes messages."""
+    """Settings that turn the JSON of a sample into messages."""
 
     #: the one field that holds the messages; None: `messages`, `conversations`, `texts`, prompts and captions …
     messages_key: str | None = None
@@ -67,9 +67,12 @@ class ReadSettings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What lengths depend on, as JSON; a map only where there is one: what was measured without is still good."""
+        """Return as JSON the settings that lengths depend on.
+
+        The map is left out if there is none, so that lengths that were measured before maps existed stay valid.
+        """
         return {name: value for name, value in plain(self).items() if name != "map" or value is not None}
 
 
-#: of conversations that packs store: an answer alone was no document where it was read
+#: for conversations that packs store: an answer alone was not read as a document there
 STORED = ReadSettings(sample_type=SampleType.chat)

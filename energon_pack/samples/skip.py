@@ -1,4 +1,4 @@
-"""The reasons to leave a sample out, and how one is left out."""
+"""The reasons for leaving a sample out, and the exception that does it."""
 
 from enum import Enum
 
@@ -6,7 +6,7 @@ from energon_pack.errors import without_passwords
 
 
 class Reason(str, Enum):
-    """Why a sample is in no pack. The words of `skipped.jsonl`."""
+    """The reason why a sample is in no pack; its value stands in `skipped.jsonl`."""
 
     MISSING_JSON = "missing_json"
     INVALID_JSON = "invalid_json"
@@ -34,18 +34,18 @@ class Reason(str, Enum):
 
     @property
     def is_policy(self) -> bool:
-        """A choice of the settings, not a fault of the data: does not count against `max_skipped`."""
+        """Tell whether the settings chose it, not a fault of the data: then it does not count for `max_skipped`."""
         return self in (
             Reason.OVERLONG, Reason.OVER_CAP, Reason.NOT_IN_FLAVOR, Reason.NOT_CHOSEN, Reason.LEFT_OUT_BY_MAP
         )  # fmt: skip
 
 
 class Skip(Exception):
-    """This sample, and only this one, is left out."""
+    """Raised to leave out this one sample."""
 
     def __init__(self, reason: Reason, detail: str):
         super().__init__(reason, detail)
-        #: what the sample seems to be, as far as that was seen
+        #: the sample's media type, as far as it was read
         self.media_type: str | None = None
         self.reason = reason
         self.detail = without_passwords(" ".join(detail.split()))[:300]

@@ -1,7 +1,7 @@
-"""Times of frames that a sample lists as images, as LLaVA-OneVision-2 writes them into the text. Pure.
+"""Writes the times of frames that a sample lists as images into its text, as LLaVA-OneVision-2 does. Pure.
 
-`fps` and the patch positions of a frame make `<0.5 seconds><image>` of its `<image>`, with a newline after it. The time
-is text: it is counted with the rest.
+`fps` and the patch positions of a frame turn its `<image>` into `<0.5 seconds><image>` and a newline. The time is text,
+so its tokens count.
 """
 
 import io
@@ -19,10 +19,10 @@ _MOST_DECIMALS = 9
 
 
 def position_names(fields: Mapping[str, Any], num_images: int) -> list[str]:
-    """The .npy of each image, "" for one without; none at all where the sample names none.
+    """Return the name of each image's .npy, "" for an image without; empty if the sample names none.
 
     Raises:
-        Skip: `bad_message` for another number of them.
+        Skip: `bad_message` if there are more or fewer names than images.
     """
     listed = fields.get("patch_positions") or []
     names = [name or "" for name in (listed if isinstance(listed, list) else [listed])]
@@ -34,13 +34,13 @@ def position_names(fields: Mapping[str, Any], num_images: int) -> list[str]:
 
 
 def load_positions(raw: bytes, name: str) -> Any:
-    """The array of a .npy: t, h and w of each patch.
+    """Load the array of a .npy: t, h and w of each patch.
 
     Raises:
         Skip: `unreadable_media`.
     """
     try:
-        array = np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)  # np.load reads zips, too
+        array = np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)  # np.load would read zips, too
     except Exception as error:  # a damaged header makes numpy raise anything
         raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no .npy: {error}") from None
     if array.ndim != 2 or array.shape[1] != 3 or not len(array) or array.dtype.kind not in "iu":
@@ -49,13 +49,13 @@ def load_positions(raw: bytes, name: str) -> Any:
 
 
 def time_marks(fps: Any, decimals: Any, positions: Sequence[Any]) -> list[str]:
-    """`<0.5 seconds>` for each image; none without `fps`.
+    """Return `<0.5 seconds>` for each image; empty without `fps`.
 
     Args:
-        positions: the array of each image; None: its t is 0.
+        positions: the array of each image; None: the time index is 0.
 
     Raises:
-        Skip: `bad_message` for an `fps` or a number of decimals that is none.
+        Skip: `bad_message` for an invalid `fps` or number of decimals.
     """
     fps, decimals = (value[0] if isinstance(value, list) and value else value or None for value in (fps, decimals))
     if fps is None or not positions:
@@ -70,13 +70,13 @@ def time_marks(fps: Any, decimals: Any, positions: Sequence[Any]) -> list[str]:
 
 
 def stamped(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
-    """Messages with the time of each image before it, and a newline after it.
+    """Write the time of each image before it, and a newline after it.
 
     Args:
         messages: as `place_media` returned them.
 
     Raises:
-        Skip: `placeholder_mismatch` where the images are not those of the user.
+        Skip: `placeholder_mismatch` if an image stands outside of the user's turns.
     """
     if not marks:
         return list(messages)

@@ -1,7 +1,7 @@
-"""Tool calls and their results as other tools spell them, put into OpenAI's words: `tool_calls`, role `tool`. Pure.
+"""Translates other tools' spellings of tool calls and results into OpenAI's: `tool_calls`, role `tool`. Pure.
 
 ShareGPT, LLaMA-Factory  {"from": "function_call", "value": "{\"name\": …, \"arguments\": {…}}"}, "observation"
-ms-swift                 {"role": "tool_call", "content": "{…}"}, a call a turn; "tool_response"
+ms-swift                 {"role": "tool_call", "content": "{…}"}, one call in each turn; "tool_response"
 Anthropic                content parts of type tool_use and tool_result; thinking
 LLaMA-Factory v1         content parts of type tool_call and reasoning, with a value
 OpenAI, of old           {"role": "assistant", "function_call": {…}}, and a list as `functions`
@@ -19,14 +19,14 @@ from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
 #: roles of turns that are calls
 CALL_ROLES = frozenset(("function_call", "tool_call"))
-#: types of content parts that are no part of a text: calls, their results, thoughts
+#: types of content parts that are no text: calls, their results, thoughts
 OTHER_PARTS = ("tool_use", "tool_call", "tool_result", "thinking", "reasoning")
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def call_turn(turn: Message, index: int) -> Message:
-    """A turn whose content is calls: one as JSON, or a list; with a thought before it, or a text beside tags.
+    """Read a turn whose content is calls: the JSON of one or a list, after a thought; or tagged calls beside a text.
 
     Raises:
         Skip: `bad_message`.
@@ -38,7 +38,7 @@ def call_turn(turn: Message, index: int) -> Message:
 
 
 def with_tool_calls(turn: Message, index: int) -> Message:
-    """A turn of the assistant whose calls are OpenAI's of old (`function_call`), or one JSON string for a list of them.
+    """Read an assistant's turn whose calls are OpenAI's old `function_call`, or a JSON string of a list of calls.
 
     Raises:
         Skip: `bad_message`.
@@ -61,7 +61,7 @@ def with_tool_calls(turn: Message, index: int) -> Message:
 
 
 def turns_of_parts(turn: Message, index: int) -> list[Message]:
-    """A turn whose content parts hold calls, thoughts, or results, which become turns before the rest of it.
+    """Read a turn whose content parts hold calls, thoughts or results; results become turns before the rest of it.
 
     Raises:
         Skip: `bad_message`.
@@ -100,12 +100,12 @@ def turns_of_parts(turn: Message, index: int) -> list[Message]:
 
 
 def joined(before: Message | None, turn: Message, spelled: Any) -> Message | None:
-    """A turn of calls as one with the turn before it; None: it is a turn of its own.
+    """Join a turn of calls with the turn before it; None: it stays a separate turn.
 
-    Consecutive calls are one turn, and so is a text with the calls that follow where ms-swift spells them.
+    Consecutive calls are one turn. In ms-swift's spelling, so are a text and the calls that follow it.
 
     Args:
-        spelled: the role that the turn of calls had.
+        spelled: the role of the turn of calls in the source.
     """
     if before is None or before["role"] != "assistant" or spelled not in CALL_ROLES:
         return None
@@ -121,7 +121,7 @@ def joined(before: Message | None, turn: Message, spelled: Any) -> Message | Non
 
 
 def as_text(message: Message, index: int) -> Message:
-    """A turn with the JSON of its calls at the end of its text, in place of them.
+    """Replace the calls of a turn by their JSON at the end of its text.
 
     Raises:
         Skip: `bad_message`.
@@ -129,7 +129,7 @@ def as_text(message: Message, index: int) -> Message:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    if not isinstance(calls, list):  # beside a turn that is no answer
+    if not isinstance(calls, list):  # the turn is no answer
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has tool_calls that are no list of calls: {str(calls)[:80]}")
     functions = (_call(call, index)["function"] for call in calls)
     written = "\n".join(json.dumps(_spoken(function), ensure_ascii=False) for function in functions)
@@ -142,7 +142,7 @@ def as_text(message: Message, index: int) -> Message:
 
 
 def tools_of(value: Any) -> list[Any] | None:
-    """Tool schemas for the chat template: a list, or its JSON; a function alone is wrapped as OpenAI's are.
+    """Read tool schemas for the chat template from a list or its JSON; a bare function is wrapped as OpenAI's are.
 
     Raises:
         Skip: `bad_message`.
@@ -169,7 +169,7 @@ def _tool(item: Any) -> Any:
 
 
 def _calls_in(value: Any, index: int) -> tuple[str, list[Message]]:
-    """The text and the calls of a turn that is spelled as calls."""
+    """Return the text and the calls of a turn of calls."""
     text, calls = "", value
     if isinstance(value, str):
         calls = _parsed(value)
@@ -188,7 +188,7 @@ def _flat(values: Any) -> list[Any]:
 
 
 def _parsed(text: str) -> Any:
-    """JSON, or None."""
+    """Parse JSON; None: it is none."""
     try:
         return parse_json(text)
     except Skip:
@@ -196,7 +196,7 @@ def _parsed(text: str) -> Any:
 
 
 def _call(value: Any, index: int) -> Message:
-    """A call in OpenAI's words; arguments stay as they are, JSON in a string too."""
+    """Return a call in OpenAI's form; its arguments stay unchanged, also JSON in a string."""
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} is no JSON of a tool call with a name: {str(value)[:80]}")
@@ -206,7 +206,7 @@ def _call(value: Any, index: int) -> Message:
 
 
 def _checked(call: Message, index: int) -> Message:
-    """A call of OpenAI's as it stands, but for arguments that are not there; raises Skip as `_call`."""
+    """Return an OpenAI call unchanged, except that missing arguments are added; raises Skip as `_call` does."""
     arguments = _call(call, index)["function"]["arguments"]
     function = call.get("function", call)
     if "arguments" not in function or function["arguments"] == arguments:
@@ -216,7 +216,7 @@ def _checked(call: Message, index: int) -> Message:
 
 
 def _arguments(value: Any, index: int) -> Any:
-    """Arguments of a call: an object, or JSON of one in a string."""
+    """Return the arguments of a call: an object, or the JSON of an object in a string."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return {}
     if not isinstance(value, dict) and not (isinstance(value, str) and isinstance(_parsed(value), dict)):
@@ -226,7 +226,7 @@ def _arguments(value: Any, index: int) -> Any:
 
 
 def _spoken(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Name and arguments of a call, these as an object where a string holds one."""
+    """Return name and arguments of a call; arguments in a JSON string become an object."""
     arguments = function.get("arguments", {})
     parsed = _parsed(arguments) if isinstance(arguments, str) else None
     return {"name": function.get("name"), "arguments": parsed if isinstance(parsed, dict) else arguments}

@@ -1,4 +1,4 @@
-"""What other tools write into texts and replace when they train. Here nothing replaces it: it would be trained as is.
+"""Refuses texts with marks that other tools replace when they train. Here the marks would be trained as text.
 
 ms-swift    "<ref-object> is at <bbox>", with names and boxes in the field `objects`; "<audio>", with files in `audios`
 Qwen-VL     "Picture 1: <img>a.png</img>"
@@ -12,8 +12,8 @@ from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
-_MEDIUM = re.compile(r"<img>([^<>\n]+)</img>")  # HTML's img has no end, and a text about it names no file in one
-#: field → what stands in the text for its values, unless a tag ends it (HTML, `<bbox>1,2,3,4</bbox>`); what is wrong
+_MEDIUM = re.compile(r"<img>([^<>\n]+)</img>")  # HTML has no </img>
+#: field → mark in the text for its values, unless an end tag follows (HTML, `<bbox>1,2,3,4</bbox>`); the message
 _FIELDS = {
     "objects": (("<ref-object>", "<bbox>"), Reason.BAD_MESSAGE),
     "audios": (("<audio>",), Reason.UNSUPPORTED_MEDIA),
@@ -22,11 +22,11 @@ _FIELDS = {
 
 
 def refuse_unrendered(messages: Sequence[Message], fields: Mapping[str, Any]) -> None:
-    """Look for what would be trained as it stands.
+    """Refuse a sample with marks that nothing here would replace.
 
     Args:
         messages: as in `Record.messages`.
-        fields: of the sample.
+        fields: the sample's other fields.
 
     Raises:
         Skip: `bad_message`, `unsupported_media`.
@@ -47,7 +47,7 @@ def refuse_unrendered(messages: Sequence[Message], fields: Mapping[str, Any]) ->
 
 
 def _texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """Role and text of all that is text."""
+    """Yield role and text of every text in the messages."""
     for message in messages:
         content = message["content"]
         if isinstance(content, str):

@@ -1,14 +1,14 @@
-"""How much each turn counts in the loss, as the turn itself says. Pure.
+"""Reads how much each turn counts in the loss, from the turn's own keys. Pure.
 
-Each key keeps the meaning it has where it comes from:
+Each key has the meaning of the tool it comes from:
 
-    loss          ms-swift          a switch, of answers; true trains an answer whatever `labels.train_on` says
-    loss_scale    ms-swift          a factor, of answers
-    weight        OpenAI            a factor, of answers
-    loss_weight   LLaMA-Factory v1  a factor, of any turn: a question has 0 without it
-    train, training                 axolotl: a switch, of any turn
-    masked, mask                    torchtune: a switch, of any turn; true: not trained
-    loss_mask, trainable            a switch, of answers
+    loss          ms-swift          a switch for answers; true trains an answer whatever `labels.train_on` says
+    loss_scale    ms-swift          a factor for answers
+    weight        OpenAI            a factor for answers
+    loss_weight   LLaMA-Factory v1  a factor for any turn: a question has 0 without it
+    train, training                 axolotl: a switch for any turn
+    masked, mask                    torchtune: a switch for any turn; true: not trained
+    loss_mask, trainable            a switch for answers
 """
 
 from collections.abc import Mapping
@@ -21,26 +21,26 @@ from energon_pack.samples.skip import Reason, Skip
 _FACTORS = frozenset(("loss_scale", "weight", "loss_weight"))
 _SWITCHES = frozenset(("loss", "train", "training", "loss_mask", "trainable"))
 _MASKS = frozenset(("masked", "mask"))
-#: keys by which any turn may be trained, not only an answer
+#: keys that can train any turn, not only an answer
 _OF_ANY_TURN = frozenset(("loss_weight", "train", "training", "masked", "mask"))
-#: keys that train an answer which `labels.train_on` leaves out
+#: keys that train an answer even if `labels.train_on` leaves it out
 _OVERRIDE = _OF_ANY_TURN | {"loss"}
-#: sums of products of larger ones would lose all others in float32
+#: with larger weights, float32 sums of losses would lose all other terms
 _MOST = 1_000_000
 TURN_WEIGHT_KEYS = _FACTORS | _SWITCHES | _MASKS
 
 
 def turn_weight(message: Message, chosen: bool) -> float:
-    """How much a turn counts.
+    """Return how much a turn counts.
 
     Args:
-        chosen: whether the run trains such turns (`labels.train_on`).
+        chosen: whether `labels.train_on` trains this turn.
 
     Returns:
-        0: it is not trained. Several keys are multiplied.
+        The weight; 0: the turn is not trained. The values of several keys are multiplied.
 
     Raises:
-        Skip: `bad_message` for a value that says nothing: below 0, or no number.
+        Skip: `bad_message` for an invalid value: below 0, or no number.
     """
     is_answer = message["role"] in ("assistant", DOCUMENT)
     weight, overrides = 1.0, False
@@ -56,30 +56,30 @@ def turn_weight(message: Message, chosen: bool) -> float:
 
 
 def has_weight(message: Message) -> bool:
-    """Whether a turn says how much it counts."""
+    """Tell whether a turn has a key for its weight."""
     return not TURN_WEIGHT_KEYS.isdisjoint(message)
 
 
 def says_zero(message: Message) -> bool:
-    """Whether a turn says itself that it is not trained; raises Skip as `turn_weight`."""
+    """Tell whether a turn's own keys say that it is not trained; raises Skip as `turn_weight` does."""
     return has_weight(message) and turn_weight({**message, "role": "assistant"}, True) == 0
 
 
 def sample_weight(fields: Mapping[str, Any]) -> float:
-    """The factor of a whole sample, its field `weight`; 1 without one.
+    """Return the factor of a whole sample, its field `weight`; 1 without one.
 
     Raises:
-        Skip: `bad_message`, as `turn_weight`.
+        Skip: `bad_message`, as in `turn_weight`.
     """
     value = fields.get("weight")
     return 1.0 if value is None else number(value, "the sample's weight")
 
 
 def number(value: Any, name: str) -> float:
-    """A number of at least 0.
+    """Check that a value is a number of at least 0, and return it.
 
     Raises:
-        Skip: `bad_message`: it is none, or more than `_MOST`.
+        Skip: `bad_message`: it is not, or it is more than `_MOST`.
     """
     if not isinstance(value, (bool, int, float)) or value < 0:
         raise Skip(Reason.BAD_MESSAGE, f"{name} is {value!r}, no number of at least 0")

@@ -1,1 +1,1 @@
-"""Where samples come from: an index of what lies where, and one sample read by its place."""
+"""Reads sources: indexes the place of each sample, and reads single samples by their places."""

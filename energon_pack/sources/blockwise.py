@@ -1,7 +1,7 @@
-"""The bytes of an object by place: in blocks that are kept, and ahead of their time, in the order in which they lie.
+"""Reads the bytes of an object of a store, in blocks that are kept, or ahead of time in the order of their offsets.
 
-Blocks serve whoever reads in order. Who knows what is read next, in whatever order, has it read ahead: in large
-requests, 16 at a time, and no byte that nobody asks for, but where two ranges lie close to each other.
+Blocks serve a reader that reads in order. A reader that knows its next ranges, in any order, has them read ahead: in
+large requests, 16 at a time. Only where two ranges lie close together are the bytes between them read, too.
 """
 
 import os
@@ -20,9 +20,9 @@ from energon_pack.run.stores.blocks import BLOCK, BLOCKS, key_of
 _MOST_BLOCKS = 8  # of one request
 _GAP = 128 << 10  # bytes between two ranges that are read with them: a request costs more
 _LARGEST = 4 << 20  # request ahead
-_AT_ONCE = 16  # of these: a store takes its time for each
+_AT_ONCE = 16  # requests at a time: a store is slow to answer each
 _IN_MEMORY = 32 << 20  # bytes of what is read ahead; more lie in a file
-_SHARE = 8  # of what is free on the disk, a process takes one of so many for that
+_SHARE = 8  # a process takes this fraction (one in so many) of the free disk space
 
 
 class Blockwise:
@@ -34,7 +34,7 @@ class Blockwise:
         self._next = -1  # the block after the last that was fetched
         self._in_order = 1  # blocks of the next request, where it is for that one
         self._starts: list[int] = []  # of what was read ahead, ascending
-        self._ahead: list[tuple[int, _Spool, int]] = []  # of each its end, and where it is
+        self._ahead: list[tuple[int, _Spool, int]] = []  # for each, its end and its place
 
     def read(self, offset: int, size: int) -> bytes:
         """The `size` bytes from `offset` on; fewer where the end is before that.
@@ -50,7 +50,7 @@ class Blockwise:
         return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
     def _read_ahead(self, offset: int, end: int) -> bytes:
-        """What was read ahead of some bytes: their beginning, or nothing."""
+        """Return the beginning of a range as far as it was read ahead, or nothing."""
         number = bisect_right(self._starts, offset) - 1
         if number < 0 or offset >= self._ahead[number][0]:
             return b""
@@ -66,7 +66,7 @@ class Blockwise:
         return kept if is_whole else bytes(self._fetch(number, -(-end // BLOCK))[here])
 
     def _fetch(self, number: int, before: int) -> memoryview:
-        """A block, and those after it that are read next: of what is asked for, or of an object that is read in order.
+        """Fetch a block, and the following blocks if they are asked for or if the object is read in order.
 
         Args:
             before: the block after the last that is asked for.
@@ -94,7 +94,7 @@ class Blockwise:
         """Start and end of each request for ranges of which not all is kept.
 
         Args:
-            ranges: offsets, and how many bytes each.
+            ranges: an offset and a number of bytes each.
         """
         runs: list[tuple[int, int]] = []
         for offset, size in sorted(ranges):
@@ -108,16 +108,16 @@ class Blockwise:
         return [(at, min(at + _LARGEST, end)) for start, end in runs for at in range(start, end, _LARGEST)]
 
     def have_ahead(self, spool: "_Spool", found: Sequence["_Fetched"]) -> None:
-        """Have these bytes for what is read next."""
+        """Keep these bytes for the next reads."""
         self._starts = [one.start for one in found]
         self._ahead = [(one.end, spool, one.place) for one in found]
 
     def forget_ahead(self) -> None:
-        """Let go what was read ahead."""
+        """Drop the bytes that were read ahead."""
         self._starts, self._ahead = [], []
 
     def meet(self) -> None:
-        """Have a client of the store: threads that begin at once would make one each."""
+        """Make the store's client now: threads that begin at once would make one each."""
         stores.meet(self._address)
 
 
@@ -137,11 +137,11 @@ class _Spool:
             weakref.finalize(self, os.close, self._fd)
 
     def has_room(self, place: int) -> bool:
-        """Whether there may be room for what belongs there."""
+        """Tell whether there may be room for bytes at this place."""
         return place < len(self._memory) or not self._is_full
 
     def write(self, place: int, data: memoryview) -> bool:
-        """Have bytes in their place; whether there was room for all."""
+        """Write bytes at their place; return whether there was room for all."""
         here = data[: max(0, len(self._memory) - place)]
         self._memory[place : place + len(here)] = here
         data, place = data[len(here) :], place + len(here)
@@ -172,10 +172,10 @@ def most_ahead() -> int:
 
 
 def read_ahead(wanted: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) -> None:
-    """Read what will be asked for next, in place of what was read ahead of these objects before.
+    """Read the next ranges of these objects ahead, and drop those that were read ahead before.
 
     Args:
-        wanted: of each object its ranges: offsets, and how many bytes each.
+        wanted: for each object its ranges: an offset and a number of bytes each.
     """
     found: list[tuple[Blockwise, list[_Fetched]]] = []
     size = 0

@@ -1,6 +1,6 @@
-"""Compressed files, by their first bytes: sources are read in place, so these are refused with what to do about it.
+"""Finds compressed files by their first bytes, and refuses them with advice, because sources are read in place.
 
-Tars may be copied, too: streamed once, and kept as long as the compressed one is the same.
+Compressed tars may also be unpacked into a copy, which is kept as long as the compressed file stays the same.
 """
 
 import bz2
@@ -44,7 +44,7 @@ def compression(file: Bytes) -> str | None:
 
 
 def compressed_error(path: str, number: int = 1) -> PackError:
-    """What to do about a compressed file, with a command after which the same source is read."""
+    """Make the error for a compressed file, with a command after which the same source can be read."""
     with open_file(path) as file:
         command = compression(file)
     plain = plain_name(path)
@@ -61,13 +61,13 @@ def compressed_error(path: str, number: int = 1) -> PackError:
 
 
 def plain_name(path: str) -> str:
-    """What a file is called once it is unpacked."""
+    """Return the name of a file after unpacking."""
     stem = _ENDING.sub("", path)
     return f"{stem}.tar" if COMPRESSED_NAMES.search(path) and not stem.endswith(".tar") else stem
 
 
 def plain_copies(tars: Sequence[str], folder: Path) -> dict[str, str]:
-    """Where copies of compressed tars are that hold what these hold; they are made where they are not there.
+    """Return the uncompressed copy of each compressed tar, and make the copies that are missing.
 
     Args:
         folder: of all copies.

@@ -1,4 +1,4 @@
-"""Files whose writer meant other keys than Energon reads: what looks like a part is a sample of its own.
+"""Finds files whose writer meant other keys than Energon reads: they look like parts but are separate samples.
 
 A key ends at the first dot of a name. So `scene.0001.json`, `scene.0002.json` … would be parts of one sample `scene`,
 and all but one line of them would be lost. What tells them from a sample with a further part, `0001.json` and
@@ -23,7 +23,7 @@ from energon_pack.samples.skip import Skip
 Member = tuple[str, int, int]  # part, offset, size
 
 _ENDINGS = (".json", ".txt")
-_MOST_ASKED = 16  # parts of one name of which the form is compared: those of all other samples are then like them
+_MOST_ASKED = 16  # so many parts of one name are compared; the others are assumed to be like them
 
 #: A tar with no dot in its names but the last.
 _RENAME = (
@@ -33,7 +33,7 @@ _RENAME = (
 
 
 class DottedFile(NamedTuple):
-    """A file that is a sample of its own, and can't be read as such."""
+    """A file that is a separate sample but can't be read as one."""
 
     key: str  # whose part it would be
     part: str
@@ -48,7 +48,7 @@ class DottedFile(NamedTuple):
 
 
 def refusal(path: str, name: str, number: int) -> str:
-    """Say why a tar is not read.
+    """Say why a tar is refused.
 
     Args:
         name: of a file in it that is a sample of its own.
@@ -93,14 +93,14 @@ class DottedKeys:
                 self._doubts.setdefault(name, []).append(key)
 
     def files(self) -> Iterator[DottedFile]:
-        """After the last sample of a shard: its files that are samples of their own, and can't be read as such."""
+        """Yield, after the last sample of a shard, its files that are separate samples but can't be read as such."""
         yield from self._samples
         for part, keys in self._doubts.items():
             if part not in self._beside_a_record:
                 yield from (DottedFile(key, part) for key in keys)
 
     def _is_sample(self, part: Member, record: Member, parts: Collection[Member]) -> bool:
-        """Whether a part beside a record is another one's."""
+        """Tell whether a part beside a record is itself the record of another sample."""
         name = part[0]
         stem, _, ending = name.rpartition(".")
         asked = self._beside_a_record.setdefault(name, 0)
@@ -121,7 +121,7 @@ def _media(parts: Collection[Member]) -> list[str]:
 
 
 def _has_its_own_media(like_records: Collection[Member], parts: Collection[Member]) -> bool:
-    """Whether a key has a medium, and no part that is like a record has one."""
+    """Tell whether a key has a medium, and no part that looks like a record has one."""
     stems = tuple(f"{name.rpartition('.')[0]}." for name, *_ in like_records)
     media = _media(parts)
     return any("." not in name for name in media) and not any(name.startswith(stems) for name in media)

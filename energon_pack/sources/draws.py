@@ -1,4 +1,4 @@
-"""Which samples of a source are drawn, and how often: `sample_ratio` of a meta file, and `source.slice`. Pure."""
+"""Draws samples of a source by the `sample_ratio` of a meta file and by `source.slice`. Pure."""
 
 from collections.abc import Sequence
 from zlib import crc32
@@ -10,7 +10,7 @@ from energon_pack.run.seeded import Ints, random_keys
 
 
 def drawn_rows(num_rows: int, ratio: float, name: str, seed: int) -> Ints:
-    """Rows of a shard, ascending: each `ratio` times, a broken one of them for some by chance.
+    """Draw rows of a shard, ascending: each row `ratio` times; the fraction of `ratio` draws some rows once more.
 
     Args:
         name: of the shard, so that two do not draw alike.
@@ -23,13 +23,13 @@ def drawn_rows(num_rows: int, ratio: float, name: str, seed: int) -> Ints:
 
 
 def copy_numbers(rows: Ints) -> Ints:
-    """Of each of these ascending rows how often it came before."""
+    """Count for each of these ascending rows how often it came before."""
     first: Ints = np.searchsorted(rows, rows)
     return np.arange(len(rows)) - first
 
 
 def drawn_keys(keys: Sequence[str], rows: Ints, copies: Ints) -> list[str]:
-    """The keys of these rows; `@2` is added to that of one that is drawn a second time."""
+    """Return the keys of these rows; a row that is drawn a second time gets `@2` at the end."""
     pairs = zip(rows.tolist(), copies.tolist(), strict=True)
     return [f"{keys[row]}@{copy + 1}" if copy else keys[row] for row, copy in pairs]
 

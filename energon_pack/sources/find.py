@@ -1,4 +1,4 @@
-"""Which tars a source is: folders, files and globs, less what Energon's split or excludes leave out."""
+"""Finds the tars of a source from folders, files and globs, without what Energon's split or excludes leave out."""
 
 import os
 import re
@@ -77,7 +77,7 @@ def find_shards(path: str | Sequence[str], split: str | None = None, copies: Pat
 
 
 def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
-    """What each file is called in sample ids: the same wherever its root lies.
+    """Name each file for sample ids; the names do not depend on where the roots lie.
 
     One root: the path from there. Several: each under the name of its root, with as many of the folders above it as
     tell the roots apart, and none above the folder that holds them all. A root inside another is no root.

@@ -1,4 +1,4 @@
-"""What a file is that is neither a tar nor JSONL, by its first bytes; and what a user may do with it. Pure."""
+"""Recognises files that are neither tar nor JSONL by their first bytes, with advice for the user. Pure."""
 
 _LINES = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
 _ROWS = f"it is not read yet: its rows can be written as JSONL ({_LINES}), or packed in the loader by energon_pack.lazy"
@@ -8,5 +8,5 @@ _FORMATS = ((b"PAR1", PARQUET), (b"ARROW1", f"Arrow: {_ROWS}"), (b"PK\x03\x04", 
 
 
 def what_else(head: bytes) -> str | None:
-    """What a file is that begins so, and what to do about it; None: none of these."""
+    """Name the format of a file that begins with these bytes, with advice; None: unknown."""
     return next((what for magic, what in _FORMATS if head.startswith(magic)), None)

@@ -1,4 +1,4 @@
-"""What of a source is packed, where Energon has prepared it: its split, and what it excludes.
+"""Reads the split and the excludes of a folder that Energon has prepared.
 
 Only `split.yaml` (or `split.json`) and `.info.json` are read; the other YAML of a prepared folder can run code.
 """
@@ -35,21 +35,21 @@ class Prepared:
 
 
 class LeftOut(NamedTuple):
-    """What of a tar is left out."""
+    """The part of a tar that is left out."""
 
     keys: frozenset[str] | None = frozenset()  # None: the whole tar is
     num_samples: int = 0  # of a whole tar, as far as its folder says
 
 
 class Selection:
-    """Asks, for each tar, the nearest prepared folder it lies in."""
+    """Finds the left-out part of each tar in the nearest prepared folder around it."""
 
     def __init__(self, split: str | None):
         self._split = split
         self._prepared: dict[str, Prepared | None] = {}
 
     def left_out(self, tar: str) -> LeftOut:
-        """What of a tar is left out.
+        """Return the part of a tar that is left out.
 
         Raises:
             PackError: a split is asked for, and there is no such split.

@@ -1,4 +1,4 @@
-"""Samples by their places: bytes of a shard, and of media in files of their own."""
+"""Reads samples by their places: bytes of shards, and of media in separate files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -40,7 +40,7 @@ class Reader:
         self._ahead: dict[str, File] = {}  # shards of which something was read ahead
 
     def ahead(self, items: Iterable[Item], samples: Samples[Item], of_medium: OfMedium) -> Iterator[Item]:
-        """The same items; of what lies on object stores, all that some of them need is read at once, in its order.
+        """Yield the same items, after reading ahead everything that a group of them needs from object stores.
 
         Args:
             samples: those that an item is made of.
@@ -111,7 +111,7 @@ class Reader:
         return self.part_file(shard, part).read(part.offset, part.size)
 
     def checksum(self, shard: Shard, raw: bytes, parts: Sequence[AnyPart]) -> int:
-        """What tells whether a sample is still what was measured, at two short reads a medium.
+        """Return a checksum that shows whether a sample changed since it was measured; two short reads for each medium.
 
         Args:
             raw: its JSON or text.
@@ -190,7 +190,7 @@ def whole_if_small(offset: int, size: int) -> list[tuple[int, int]]:
 
 
 def _places(shard: Shard, row: MeasuredRow, of_medium: OfMedium) -> Iterator[tuple[Shard, int, int]]:
-    """What is read of a sample, by offset and size, each with the header before it; nothing of one on a disk."""
+    """Yield the ranges to read for a sample, each with the header before it; nothing for a sample on a disk."""
     if is_address(shard.path):
         parts: list[AnyPart] = [*row.parts, *row.positions] if shard.media_root is None else []
         media = chain.from_iterable(of_medium(part.offset, part.size) for part in parts)
@@ -211,7 +211,7 @@ def state_of(path: str) -> State | None:
 
 
 class SourceChanged(PackError):
-    """A shard is not what was measured."""
+    """A shard changed since it was measured."""
 
     def __init__(self, path: str, what: str = ""):
         named = f"{path}: {what}" if what else path

@@ -1,5 +1,5 @@
-"""Media that packs refer to, read where they lie in the source. An offset is believed where what is there is still
-what was packed: size, name in the tar, and the bytes at both ends tell.
+"""Reads the media that packs refer to from the source. Before a medium is used, its size, its name in the tar and the
+bytes at both ends are compared with those that were packed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ AT_ONCE = 32
 
 
 class Ends(NamedTuple):
-    """What stands before a part of a source, its first and its last bytes."""
+    """The header before a part of a source, and the part's first and last bytes."""
 
     header: bytes  # of the tar; none before a file of its own
     first: bytes
@@ -32,7 +32,7 @@ class Ends(NamedTuple):
 
     @property
     def checksum(self) -> int:
-        """What tells it from any other of its size; raises ValueError where the header is none."""
+        """Return a checksum that other parts of this size do not have; raises ValueError if the header is invalid."""
         name = b""
         if self.header:
             member = member_of(self.header)
@@ -84,7 +84,7 @@ class SourceMedia:
         return found
 
     def read_ahead(self, references: Sequence[Reference], whole: bool = True) -> None:
-        """Have media read at once that lie on an object store; that one can't be read, `read` and `opened` say.
+        """Read media from an object store ahead, all at once; `read` and `opened` report those that can't be read.
 
         Args:
             references: at most `AT_ONCE`.

@@ -1,4 +1,4 @@
-"""The files of a source. What a kind of them is stands here: how its samples are found, read and called.
+"""The files of a source: for each kind of file, a class that finds, reads and names its samples.
 
 Shard ──index──► a row a sample ──record──► Record ──media, part──► where its media lie
 """
@@ -55,7 +55,7 @@ class _File:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """All that its index depends on."""
+        """Return everything that its index depends on."""
         return self.real_path, self.size, self.version, None
 
     @property
@@ -65,7 +65,7 @@ class _File:
 
     @property
     def is_same_object(self) -> bool:
-        """Whether a store still has it as it was: its version says so of every byte."""
+        """Tell whether a store still has the same object; its version covers every byte."""
         return state_of(self.path) == (self.size, self.version)
 
     def path_of(self, name: str) -> str:
@@ -78,7 +78,7 @@ class _File:
         return 1.0
 
     def sample_id(self, key: str) -> str:
-        """What a sample is called in packs and ledger: `<shard>/<key>`, `<file>:<line>`."""
+        """Return the name of a sample in packs and ledger: `<shard>/<key>`, `<file>:<line>`."""
         return f"{self.name}{self.mark}{key}"
 
 
@@ -233,7 +233,7 @@ def shard_of(name: str, path: str, lines: Lines | None = None, kind: type[JsonlS
 
 @dataclass(frozen=True)
 class Source:
-    """The files that `source.path` names, and what of them is left out."""
+    """The files that `source.path` names, and the shards and samples that are left out."""
 
     shards: list[Shard]  # in name order
     folders: frozenset[Path]  # named as a whole: nothing may be written anywhere in them

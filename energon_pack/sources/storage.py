@@ -1,10 +1,10 @@
-"""Where the files of a source lie: which there are, their size and version, and their bytes by place.
+"""Lists the files of a source, and reads their size, version and bytes, on this machine or on object stores.
 
     path ──expand, walk──► paths ──state_of──► size and version
                               └───open_file──► File: the same, and its bytes; a descriptor where the kernel can copy
 
-All that is known of the storage stands here: files of this machine, objects of stores by their addresses, and values
-that were read whole.
+Only this module knows the storage: files of this machine, objects of stores by their addresses, and values that were
+read whole.
 """
 
 import glob
@@ -30,7 +30,7 @@ _SHORT = 4096  # bytes; of longer reads nothing is kept
 
 
 class State(NamedTuple):
-    """What tells whether a file is still the same."""
+    """Size and version of a file, which show whether it changed."""
 
     size: int
     version: str  # another once it was written to: today the time of that
@@ -67,7 +67,7 @@ class File(ABC):
 
 
 class _Read:
-    """What this process has read through files, and not had copied by the kernel."""
+    """Counts the bytes that this process read itself, without those that the kernel copied."""
 
     num_bytes = 0
 

@@ -1,4 +1,4 @@
-"""Which objects an entry of `source.path` stands for."""
+"""Lists the objects on a store that an entry of `source.path` stands for."""
 
 import re
 from collections.abc import Collection

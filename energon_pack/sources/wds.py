@@ -1,4 +1,4 @@
-"""The samples of a WebDataset tar: where their parts are, and the record of one.
+"""Indexes the samples of a WebDataset tar by the places of their parts, and reads the record of one sample.
 
 A member's key is its path up to the first dot of the basename, its part the rest, as Energon groups them; the
 members of a sample are adjacent. Nothing is unpacked and nothing is written beside the tars.
@@ -43,7 +43,7 @@ _SKIPPED_FOLDER = re.compile("__[^/]*__/")  # at the start of a path, as in Ener
 
 
 def index_tar(path: str) -> pa.Table:
-    """Where each sample's files are: one row of `INDEX_SCHEMA` a sample, damage in the schema's metadata.
+    """Index the files of each sample: one row of `INDEX_SCHEMA` for each sample, damage in the schema's metadata.
 
     A key twice in a tar is a `duplicate_key` (the first wins). A key that comes back with other parts is one
     sample, `non_adjacent_member`, in the row of what was there first. A sample beside a damage, with no media left, is

@@ -128,7 +128,7 @@ def _no_token(token: str, template: str, name: str, where: str) -> str:
 
 @dataclass(frozen=True)
 class _Files:
-    """What a processor's folder says."""
+    """The contents of a processor's folder."""
 
     tokenizer: Any  # of transformers
     chat_template: Any
@@ -138,7 +138,7 @@ class _Files:
 
 
 def _of_folder(folder: Path, kwargs: dict[str, Any], where: str) -> _Files:
-    """Without the full processor, which needs torchvision for most; read once for all families."""
+    """Read the files once for all families, without the full processor, which mostly needs torchvision."""
     return _read(os.fspath(folder), json.dumps(kwargs), where, state_of(folder))
 
 
@@ -165,7 +165,7 @@ def _read(name: str, settings: str, where: str, state: str) -> _Files:
 
 
 def _of_full(processor: ProcessorSettings, where: str) -> _Files:
-    """As the full processor has it, which may add tokens to its tokenizer."""
+    """Read the files through the full processor, which may add tokens to its tokenizer."""
     try:
         full = full_processor(processor)
     except Exception as error:  # any class of any processor may be behind it
@@ -239,7 +239,7 @@ def _rules(family: type[MediaRules], processor: ProcessorSettings, model: ModelC
 
 
 def _video(folder: Path, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Where transformers looks for them; the image settings stand in where there are none for videos."""
+    """Read the video settings where transformers looks for them; without any, the image settings serve."""
     if isinstance(own.get("video_processor"), dict):
         return dict(own["video_processor"])
     for name in ("video_preprocessor_config.json", "preprocessor_config.json"):

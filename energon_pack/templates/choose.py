@@ -1,4 +1,4 @@
-"""Which rules count a processor's media: the first that make what the full processor makes, shown before any sample.
+"""Chooses the rules that count a processor's media: the first whose tokens equal the full processor's in a trial.
 
 rules of a family ─► shapes (the processor's own call, without pixels) ─► pixels (with blank images)
 """
@@ -32,7 +32,7 @@ _PARTS = {MIXED: {"image", "video"}, UNEVEN: {"video"}}
 
 @dataclass(frozen=True)
 class Tried:
-    """Rules that were tried and not taken."""
+    """Rules that were tried and rejected."""
 
     template: str
     why_not: str
@@ -40,7 +40,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Choice:
-    """How a model's media are counted, and what that was compared with: kept beside its template, and reported."""
+    """The chosen rules for a model's media and their comparison; kept beside the template, and reported."""
 
     template: str  # of FAMILIES
     processor: str = ""  # the class that was asked
@@ -53,7 +53,7 @@ class Choice:
     note: str = ""
 
     def lines(self, asked: str) -> list[str]:
-        """What to say of it before samples are measured.
+        """Return the lines that a run prints about it before samples are measured.
 
         Args:
             asked: `model.template` of the config.
@@ -83,7 +83,7 @@ class _Candidate:
 
     @property
     def exact(self) -> set[str]:
-        """Kinds of media that it counts as the full processor does; none where even a text differs."""
+        """Return the kinds of media that it counts as the full processor does; none if even a text differs."""
         if self.outcomes["text"].difference:
             return set()
         return {kind for kind, outcome in self.outcomes.items() if kind != "text" and outcome.is_exact}
@@ -102,7 +102,7 @@ class _Candidate:
 
 @errors_only()
 def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
-    """The template of a model: by its family's rules where they are exact, or by the next that are.
+    """Build the template of a model with its family's rules if they are exact, else with the next exact ones.
 
     Args:
         settings: whose `model.template` is a family, or of AUTO.

@@ -1,4 +1,4 @@
-"""Whether lengths that were measured elsewhere are those of here: with other versions, or another processor."""
+"""Checks that lengths measured elsewhere still hold here, with other package versions or another processor."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +12,15 @@ _log = logging.getLogger(__name__)
 
 
 class Drift:
-    """How a dataset was measured, and what of that is another here."""
+    """How a dataset was measured, and the differences between that and this machine."""
 
     def __init__(self, dataset: str, fingerprints: Mapping[str, str], replays: Sequence[Replay | None]):
         """Compare versions.
 
         Args:
             fingerprints: of the template it was packed with.
-            replays: its samples, or those of each dataset of a blend; None: of one that was packed before there were.
+            replays: the kept samples of the dataset, or of each dataset of a blend; None for a dataset that was packed
+                before replays existed.
         """
         self._dataset, self._fingerprints = dataset, fingerprints
         self._kept = [replay for replay in replays if replay is not None]
@@ -30,10 +31,10 @@ class Drift:
 
     @contextmanager
     def naming_versions(self) -> Iterator[None]:
-        """Say that other versions built the template, where it can't be built here.
+        """Name the other versions in the error if the template can't be built here.
 
         Raises:
-            PackError: in place of that of the building.
+            PackError: replaces the error of building.
         """
         try:
             yield
@@ -43,15 +44,15 @@ class Drift:
             raise PackError(f"{error} ({self._dataset} was packed with {' and '.join(self._others)})") from None
 
     def refuse_other_lengths(self, template: Template, processor: str, has_own_code: bool) -> None:
-        """Measure samples of the dataset again, where anything is another; one line of the log says what came of it.
+        """Measure samples of the dataset again if anything differs; one line of the log gives the result.
 
         Args:
             template: built here.
             has_own_code: the processor's code is its own: no version says whether it changed.
 
         Raises:
-            ValueError: one has another length, or other tokens by another tokenizer; or none is kept that could be
-                measured, and the processor is another.
+            ValueError: a sample has another length, or another tokenizer gives it other tokens; or the processor
+                differs and no sample was kept that could be measured.
         """
         theirs, ours = self._fingerprints, template.fingerprints
         differ = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]

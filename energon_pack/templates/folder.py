@@ -1,4 +1,4 @@
-"""Where a processor's files are: a folder, or one that the model hub gives."""
+"""Finds the folder with a processor's files, which may come from the model hub."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def refuse_missing_folder(processor: str) -> None:
 
 
 def _why_not(error: Exception) -> str:
-    """What a user can do something about."""
+    """Return the part of an error that a user can act on."""
     from huggingface_hub import constants, errors
 
     if constants.HF_HUB_OFFLINE:
@@ -75,5 +75,5 @@ def settings_files(folder: Path) -> list[Path]:
 
 
 def state_of(folder: Path) -> str:
-    """Another text whenever the files of a processor are others."""
+    """Return a text that changes whenever the files of a processor change."""
     return str([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in settings_files(folder)])

@@ -1,4 +1,4 @@
-"""The full processor of transformers, loaded once a process."""
+"""Loads transformers' full processor (tokenizer and media), once in each process."""
 
 import json
 from functools import lru_cache
@@ -13,11 +13,11 @@ if TYPE_CHECKING:  # families ask for it themselves
 
 
 def full_processor(processor: "ProcessorSettings") -> Any:
-    """The processor with its tokenizer and all that prepares media; the same one for all who ask, none may change it.
+    """Load the processor with its tokenizer and media processors; all callers share it, so none may change it.
 
     Raises:
         ImportError: it needs a package that is not here, torchvision for most.
-        Exception: whatever its class makes of its files.
+        Exception: any error of its class on its files.
     """
     folder = processor.folder
     return _loaded(folder, json.dumps(processor.kwargs, sort_keys=True), state_of(Path(folder)))

@@ -1,4 +1,4 @@
-"""What a template is made of, and what tells it from another: plain data that lies beside it in the cache."""
+"""The parts of a template and its fingerprints: plain data that lies beside it in the cache."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ NO_SHORTCUT = {"shortcut": "none"}
 
 @dataclass(frozen=True)
 class TemplateSpec:
-    """What a template is made of, beside its tokenizer: plain data, kept as JSON beside tokenizer.json."""
+    """The parts of a template beside its tokenizer: plain data, kept as JSON beside tokenizer.json."""
 
     family: str
     chat_template: str
@@ -37,7 +37,7 @@ class TemplateSpec:
 
 @dataclass(frozen=True)
 class Identity:
-    """What tells templates apart, known without reading a tokenizer: kept as JSON beside the template."""
+    """The fingerprints of a template, readable without its tokenizer: kept as JSON beside the template."""
 
     fingerprints: dict[str, str]  # a hash for each thing a length depends on
     labels: dict[str, Any]  # settings of `labels`, on which the number of trained tokens depends

@@ -1,4 +1,4 @@
-"""What is done to media before a model's processor sees them: by `media.*` of the run, and by what a record says.
+"""Prepares media before a model's processor sees them, by the run's `media.*` and by the settings of a record.
 
     Media ──choose_frames──► indices ──prepared──► the size that the processor is told of
     pixels ──prepare_image, prepare_frames──► pixels of that size

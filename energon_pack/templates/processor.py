@@ -90,7 +90,7 @@ def without_shortcut(folder: str) -> str:
 
 
 def _as_known(saved: Path) -> str:
-    """A template's folder, or the one beside it where its chat template was seen to look at texts."""
+    """Return a template's folder, or the one beside it without the shortcut if its chat template looks at texts."""
     spec = json.loads((saved / "spec.json").read_bytes())
     if not (spec["shortcut"] and _note_of(saved).exists()):
         return os.fspath(saved)
@@ -109,7 +109,7 @@ def _as_known(saved: Path) -> str:
 
 
 def _note_of(folder: str | Path) -> Path:
-    """The file that says so of a chat template, whichever processor has it."""
+    """Return the file that notes that a chat template looks at texts, whichever processor has it."""
     chat_template = json.loads(Path(folder, "spec.json").read_bytes())["chat_template"]
     return Path(folder).parent / "look_at_texts" / hash_of(chat_template)
 
@@ -145,7 +145,7 @@ def date_of(folder: str) -> str | None:
 
 
 def identity_of(folder: str) -> Identity:
-    """Of the template that `Template.save` wrote."""
+    """Read the identity of the template that `Template.save` wrote."""
     return node_of(Identity, json.loads(Path(folder, "identity.json").read_bytes()))
 
 
@@ -160,7 +160,7 @@ def load_saved(folder: str) -> Template:
 
 
 def rules_of(folder: str) -> MediaRules | None:
-    """Those of the template that `prepare_template` wrote, without its tokenizer; None: its processor is asked."""
+    """Load the rules of a template of `prepare_template`, without its tokenizer; None: they ask the processor."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     return None if values["family"] in ASKED else FAMILIES[values["family"]](ProcessorSettings(**values["processor"]))
 
@@ -181,7 +181,7 @@ def _saved(settings: TemplateSettings, cache_dir: Path, folder: Path) -> Path:
 
 
 def _key(settings: TemplateSettings, folder: Path, place: str = "") -> str:
-    """Hash of all that `build` reads: the folder's small files, the settings, and the versions that read them.
+    """Hash everything that `build` reads: the folder's small files, the settings, and the versions that read them.
 
     Args:
         place: of the folder, from which the full processor is loaded again; empty: wherever it is.

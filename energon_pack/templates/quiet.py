@@ -1,4 +1,4 @@
-"""Loading processors without transformers' warnings."""
+"""Silences the warnings and logs of transformers while a processor is loaded."""
 
 import warnings
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 @contextmanager
 def errors_only() -> Iterator[None]:
-    """Have transformers log errors alone, and warn of nothing, for a while; a training's own warnings are not lost.
+    """Make transformers log only errors and give no warnings in this context; other code's warnings are not lost.
 
-    Processors warn of what they are made of; where Python makes errors of warnings, they would refuse all media.
+    Processors warn about their own settings. If Python turns warnings into errors, they would refuse all media.
     """
     with importing():
         prepare_torchvision()

@@ -1,4 +1,4 @@
-"""What is refused before any sample is measured: damaged files, models that no pack serves, templates without media."""
+"""Refuses, before any sample is measured, damaged files, models that can't take packs, and templates without media."""
 
 import inspect
 from pathlib import Path

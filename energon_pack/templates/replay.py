@@ -1,4 +1,4 @@
-"""Samples of a dataset, and what each measured: whether other versions of what measures make other lengths.
+"""Keeps measured samples beside a dataset, and measures them again to see whether other versions change a length.
 
     packing:  drawn samples ──record──► Replay, a file beside the manifest
     loading:  Replay ──compare──► Compared: which length differs, with the template that is built here
@@ -40,14 +40,14 @@ _MEDIA = ("kind", "width", "height", "num_frames", "fps", "frames")
 
 
 def versions() -> dict[str, str]:
-    """Of the packages whose code makes lengths."""
+    """Return the versions of the packages whose code decides lengths."""
     found = {name: importlib.metadata.version(name) for name in ("transformers", "tokenizers")}
     return {**found, "energon_pack": __version__}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A sample as it is kept, and what it measured."""
+    """A kept sample and its measured length."""
 
     sample: Sample
     has_text: bool  # the messages are its own
@@ -64,7 +64,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of measuring a replay again."""
+    """The result of measuring a replay again."""
 
     num_kept: int = 0
     num_measured: int = 0
@@ -82,7 +82,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Replay:
-    """Samples of a dataset, those that tell most first, and what measured them."""
+    """Kept samples of a dataset, the most telling first, and the versions that measured them."""
 
     fingerprint: str
     versions: Mapping[str, str]
@@ -114,7 +114,7 @@ class Replay:
 
     @staticmethod
     def from_bytes(data: bytes) -> "Replay":
-        """What `to_bytes` wrote.
+        """Read a replay that `to_bytes` wrote.
 
         Raises:
             ValueError: it was cut or damaged, or is of another format.
@@ -152,10 +152,10 @@ def record(template: Template, drawn: Iterable[Sample]) -> Replay:
 
 
 def _measure(template: Template, samples: Sequence[Sample], seconds: float = math.inf) -> list[tuple[int, str] | Skip]:
-    """Of each sample its tokens and a hash of their ids, or why it is refused.
+    """Return for each sample the number of its tokens and a hash of their ids, or the reason why it is refused.
 
     Args:
-        seconds: of this thread's own time, after which no other sample is begun.
+        seconds: CPU time of this thread after which no further sample is begun.
     """
     rendered: list[Rendered | Skip] = []
     end = time.thread_time() + seconds
@@ -178,7 +178,7 @@ def _length(tokens: Tokens) -> tuple[int, str]:
 
 
 def _smaller(sample: Sample) -> Iterable[tuple[Sample, bool]]:
-    """The sample with the beginnings of its texts, then with none; and whether it has some."""
+    """Yield the sample with the beginnings of its texts, then without texts; and whether it has texts."""
     sample = as_seen(sample)
     messages = split_content(sample.messages, [media.kind for media in sample.media])
     for num_characters in _CUTS:
@@ -210,7 +210,7 @@ def _of_media(media: list[Media]) -> Sample:
 
 
 def _content(sample: Sample, has_text: bool) -> str:
-    """What tells a sample from another, as JSON."""
+    """Return the JSON that identifies a sample."""
     value: dict[str, Any] = {"media": [_numbers(item) for item in sample.media]}
     if has_text:
         value |= {"messages": sample.messages, **({"tools": sample.tools} if sample.tools else {})}

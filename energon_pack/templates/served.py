@@ -1,4 +1,4 @@
-"""What the files in a processor's folder say: its class, and the models that go with it."""
+"""Reads the small files in a processor's folder: its class, its settings, and the model classes it serves."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -38,12 +38,12 @@ def models_of(folder: Path) -> Iterator[Any]:
 
 
 def class_of(folder: Path) -> str:
-    """The class of a processor, as its folder names it."""
+    """Return the class name of a processor from its folder."""
     return str(said(folder, PROCESSOR_FILES, "processor_class") or "processor")
 
 
 def said(folder: Path, names: Sequence[str], key: str) -> Any:
-    """What the first of these files says that says it.
+    """Return the value of a key from the first of these files that has it.
 
     Raises:
         PackError: one of them is no JSON.

@@ -168,7 +168,7 @@ class Template(Preparation):
                     yield self.prepared(medium, 0)
 
     def _expand(self, media: Sequence[Media]) -> tuple[list[tuple[str, int]], str, str]:
-        """What stands for each medium of a sample and how many of its tokens hold features; what is first, and last."""
+        """Return each medium's text with its number of feature tokens, and the texts before and after everything."""
         frames = [self.choose_frames(medium) if medium.kind == "video" else [] for medium in media]
         kinds = self.spec.kinds
         if kinds is not None and MIXED not in kinds and len({medium.kind for medium in media}) > 1:
@@ -194,7 +194,7 @@ class Template(Preparation):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of `tokenizers`; not to be changed."""
+        """Return the tokenizer of the package `tokenizers`; callers must not change it."""
         return self._tokenizer
 
     def token_id(self, token: str) -> int | None:
@@ -246,7 +246,7 @@ class Template(Preparation):
         return [(len(tokens[i].ids), tokens[i].num_supervised) if c is None else c for i, c in enumerate(counted)]
 
     def counter(self, engine: str) -> TokenCounter:
-        """What counts for this tokenizer; made once."""
+        """Return the token counter of this tokenizer; made once."""
         if self.spec.add_special_tokens:
             engine = "tokenizers"
         if engine not in self._counters:
@@ -313,7 +313,7 @@ class Template(Preparation):
         write_whole(folder / "spec.json", json.dumps(asdict(self.spec), ensure_ascii=False).encode())
 
     def _num_control_tokens(self, messages: list[Message], tools: list[Any] | None) -> int:
-        """In texts, and in all else a message holds: reasoning, arguments of tool calls."""
+        """Count the special tokens that messages spell in texts, reasoning and arguments of tool calls."""
         texts = texts_of(messages)
         rest = [{key: m[key] for key in m if key not in ("role", "content")} for m in messages if len(m) > 2]
         if rest or tools:

@@ -1,4 +1,4 @@
-"""A template tried against its full processor, before any sample is measured: samples made by chance through both."""
+"""Compares a template with its full processor on random samples, before any real sample is measured."""
 
 import json
 import math
@@ -46,7 +46,7 @@ _RATES = (2.0, 10.0, 24.0, 25.0, 30.0)  # frames a second
 
 @dataclass
 class Outcome:
-    """What came of the samples of one kind."""
+    """The result of the random samples of one kind."""
 
     num_compared: int = 0  # media; of texts, samples
     num_refused: int = 0  # by the full processor itself
@@ -61,7 +61,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Try:
-    """One sample of noise."""
+    """One random sample, whose pixels are noise."""
 
     sample: Sample
     pixels: list[Any] = field(repr=False)  # of each medium: an image, or all frames of a video
@@ -75,7 +75,7 @@ class Try:
 
 
 class Trial:
-    """Samples of noise, and what the full processor makes of them."""
+    """Random samples, and the tokens that the full processor makes of them."""
 
     def __init__(self, seed: int = 0, lists: Sequence[Sequence[str]] = _LISTS):
         """Draw sizes and noise.
@@ -90,14 +90,14 @@ class Trial:
 
     @errors_only()
     def outcomes(self, template: Template) -> dict[str, Outcome]:
-        """By kind of samples, what came of them: see `kinds_of`; under `text`, of the one without media.
+        """Return the outcome for each kind of samples (see `kinds_of`), and under `text` for the sample without media.
 
         Args:
             template: of the same processor and settings as any before it, but for its family.
 
         Raises:
             ImportError: the full processor needs a package that is not here.
-            Exception: whatever its class makes of its files.
+            Exception: any error of its class on its files.
         """
         full = full_processor(template.spec.processor)
         outcomes = {kind: Outcome() for kind in ("text", *kinds_of(template.media_tokens))}
@@ -131,7 +131,7 @@ class Trial:
         outcome.num_compared += max(len(one.sample.media), 1)
 
     def _truth(self, full: Any, template: Template, number: int) -> list[int] | str:
-        """What the full processor makes of a sample; a text: why nothing."""
+        """Return the tokens that the full processor makes of a sample, or its error text."""
         settings = template.rules.call_settings(template.spec.processor)
         key = json.dumps([number, settings], sort_keys=True, default=str)
         if key not in self._truths:
@@ -172,18 +172,18 @@ class Trial:
 
 
 def kinds_of(media: Iterable[str]) -> set[str]:
-    """Kinds of samples that there are with these kinds of media."""
+    """Return the kinds of samples that have these kinds of media."""
     kinds = {*media}
     return kinds | ({MIXED} if len(kinds) > 1 else set()) | ({UNEVEN} if "video" in kinds else set())
 
 
 @errors_only()
 def further_difference(rules: Template, shapes: Template, seed: int = 0) -> str:
-    """What two templates make of many more sizes, odd ones among them, without any pixels; empty: the same.
+    """Compare two templates on many more sizes, odd ones among them, without pixels; empty: they agree.
 
     Args:
-        rules: of a family, that was exact in a trial; by chance, maybe, for another family's processor.
-        shapes: of the same processor, and exact, too.
+        rules: a template by a family's rules that was exact in a trial, perhaps by chance: the family may be wrong.
+        shapes: the template of the same processor by `Shapes`, which was exact, too.
     """
     rng = np.random.default_rng(seed)
     for kind in rules.media_tokens:
@@ -218,7 +218,7 @@ def _medium(kind: str, rng: np.random.Generator, num_frames: tuple[int, int]) ->
 
 
 def _with_frames(full: Any, template: Template, one: Try) -> list[int]:
-    """What the full processor makes of frames that it chose before, as in training; nothing where that fails, too.
+    """Return the full processor's tokens for frames that it chose before, as in training; empty if that fails, too.
 
     A class may choose a single frame, and have its call fail on it.
     """
@@ -259,7 +259,7 @@ def _described(medium: Media) -> str:
 
 
 def _counted(made: list[int] | str, truth: list[int] | str) -> str:
-    """How both differ, in few words."""
+    """Say in a few words how the two results differ."""
     numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (made, truth)]
     if isinstance(made, list) and isinstance(truth, list) and len(made) == len(truth):
         first = next(_differing(made, truth))

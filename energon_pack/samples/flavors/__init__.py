@@ -1,4 +1,4 @@
-"""The flavours there are. A new one is its class in a file here, and an entry below."""
+"""Lists all flavours. To add one, write its class in a file here and add an entry below."""
 
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -15,33 +15,33 @@ from energon_pack.samples.sample import Message
 
 UNPACKED = MultiMixQA()
 DEFAULT = PackedMultiMixQA()
-#: Those that are written, by `output.flavor`.
+#: The flavours that packing writes, by `output.flavor`.
 PACKED: dict[str, PackedFlavor] = {flavor.name: flavor for flavor in (DEFAULT, PackedCaptioning())}
-#: Of each of these, the forms in which another stack's sample class can be given it.
+#: For each of these flavours, its forms: one for each sample class of another stack that takes it.
 FORMS: dict[str, tuple[PackedFlavor, ...]] = {name: (flavor,) for name, flavor in PACKED.items()}
 FORMS[DEFAULT.name] += (PackedQuestions(),)
 FORM_NAMES = [form.form_name for forms in FORMS.values() for form in forms]
-#: Those that are loaded, by the `flavor` of dataset.yaml.
+#: The flavours that loading reads, by the `flavor` of dataset.yaml.
 FLAVORS: dict[str, Flavor] = {**PACKED, UNPACKED.name: UNPACKED}
-#: Those that only other tools write; the first whose fields are there is it.
+#: The flavours that only other tools write. The first whose fields are in a pack's JSON is the pack's flavour.
 FOREIGN: tuple[PackedFlavor, ...] = (LlavaCaptioning(), LoongForgeMixQA(), LoongForgeChatMix())
 
 
 def do_not_fit(messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> dict[str, str | None]:
-    """For each form of a flavour that is written, what of a sample has no place in it."""
+    """Say for each form of a written flavour which content of a sample it can't hold; None: it holds all."""
     return {form.form_name: form.does_not_fit(messages, tools, kinds) for forms in FORMS.values() for form in forms}
 
 
 def foreign_flavor(value: Fields) -> PackedFlavor | None:
-    """Which other tool's layout the JSON of a pack is; None: none that is known."""
+    """Find the other tool's flavour that the JSON of a pack has; None: no known one."""
     return next((flavor for flavor in FOREIGN if set(flavor.told_by) <= value.keys()), None)
 
 
 def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
-    """The fields of a flavour's sample class from the parts of a pack, whoever wrote it; raises Skip as its `load`.
+    """Make the fields of a flavour's sample class from the parts of any writer's pack; raises Skip as its `load` does.
 
     Args:
-        read: what reads media of a pack that has none from its source.
+        read: reads the media from the source if the pack has no copies.
     """
     value = json_of(parts["json"])
     whose = _whose(value, flavor)
@@ -49,7 +49,7 @@ def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, 
 
 
 def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Iterator[MemberInput]:
-    """The members of a pack from its parts, without a sample class; raises Skip as `load` and `inputs` do.
+    """Yield the members of a pack from its parts, without a sample class; raises Skip as `load` and `inputs` do.
 
     Args:
         read: as in `load_pack`.
@@ -57,7 +57,7 @@ def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Itera
     value = json_of(parts["json"])
     whose = _whose(value, flavor)
     loaded = whose.load(*all_parts(parts, value, whose, read))
-    fields = {"__key__": parts["__key__"], "token_lens": None, **loaded}  # None: by the sample class
+    fields = {"__key__": parts["__key__"], "token_lens": None, **loaded}  # None: through the sample class
     yield from whose.inputs(SimpleNamespace(**fields))
 
 
@@ -67,6 +67,6 @@ def _whose(value: Fields, flavor: PackedFlavor) -> PackedFlavor:
 
 
 def flavor_of_sample(sample: Any) -> Flavor | None:
-    """The flavour whose sample class an object is; None: it is of no class in `energon_pack.flavors`."""
+    """Find the flavour of an object by its sample class; None: its class is not in `energon_pack.flavors`."""
     names = [cls.__name__ for cls in type(sample).__mro__ if cls.__module__ == "energon_pack.flavors"]
     return next((flavor for flavor in FLAVORS.values() if flavor.sample_class in names), None)

@@ -16,7 +16,7 @@ from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
 
-#: The lists with an entry for each member, in the order of writing.
+#: The fields that are lists with an entry for each member, in the order of writing.
 COLUMNS: Schema = {
     "images": NAMES,
     "prompts": TEXTS,
@@ -39,7 +39,7 @@ class PackedCaptioning(PackedFlavor):
     schema: ClassVar[Schema] = {**COLUMNS, "sample_count": COUNT}
     optional: ClassVar[tuple[str, ...]] = _LEFT_OUT_IF_EMPTY
     meta: ClassVar[Schema] = META
-    names_content = False  # all are .jpg
+    names_content = False  # all images are .jpg
     times_in_text = False
     media_field = "images"
     gives: ClassVar[tuple[str, ...]] = (
@@ -50,7 +50,7 @@ class PackedCaptioning(PackedFlavor):
         return not_alternating(messages, tools) or ("a video" if "video" in kinds else None)
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
-        """`img3_0.jpg`, for which LLaVA-OneVision-2's loader asks, whatever the bytes are."""
+        """Name images `img3_0.jpg`, as LLaVA-OneVision-2's loader wants them, whatever their format is."""
         return [f"img{index}_{number}.jpg" for number in range(len(media))]
 
     def positions_part(self, image: str) -> str | None:
@@ -161,7 +161,7 @@ class PackedCaptioning(PackedFlavor):
 
 
 def not_alternating(messages: Sequence[Message], tools: list[Any] | None) -> str | None:
-    """What of a conversation is more than texts of user and assistant in turn; None: nothing."""
+    """Say why a conversation is not only texts of user and assistant in turn; None: it is."""
     roles = [message["role"] for message in messages]
     if other := next((role for role in ("system", "developer", "tool", DOCUMENT) if role in roles), None):
         return "a document" if other == DOCUMENT else f"a {other} turn"
@@ -180,7 +180,7 @@ def not_alternating(messages: Sequence[Message], tools: list[Any] | None) -> str
 
 
 def _stems(index: int, num_images: int) -> list[str]:
-    """What the JSON calls the images of a member, without their extensions."""
+    """Return the names of a member's images in the JSON, without their extensions."""
     return [f"img{index:03d}_sub{number:03d}" for number in range(num_images)]
 
 
@@ -189,19 +189,19 @@ def _as_list(turns: Any) -> Any:
 
 
 def alternating(prompts: Sequence[str], captions: Sequence[str]) -> list[Message]:
-    """The conversation that prompts and captions make."""
+    """Make a conversation of prompts and captions in turn."""
     turns = zip(prompts, captions, strict=True)
     return [{"role": role, "content": text} for turn in turns for role, text in zip(_ALTERNATING, turn, strict=True)]
 
 
 def _timed(member: Fields, positions: Sequence[Any], num_images: int) -> list[Message]:
-    """A conversation with its times in the text, and placeholders put in where another tool's pack has none.
+    """Write times into the text of a conversation, and put in placeholders if another tool's pack has none.
 
     Args:
-        positions: the array of each image, None for one without; empty: without times.
+        positions: the array of each image, None for an image without; empty: write no times.
 
     Raises:
-        Skip: the times can't be told, or the placeholders do not match the images.
+        Skip: the times can't be computed, or the placeholders do not match the images.
     """
     fields = {name: member[name] for name in ("fps", "timestamp_decimal")}
     record = Record(alternating(member["prompts"], member["captions"]), fields=fields)

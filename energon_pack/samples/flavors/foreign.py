@@ -1,4 +1,4 @@
-"""Layouts that other tools write and this package reads: each is loaded as the flavour that it derives from."""
+"""Layouts that only other tools write. This package loads each as the flavour that its class derives from."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ _TURNS = ("a list of texts, or of lists of them", _is_turns)
 
 
 class LlavaCaptioning(PackedCaptioning):
-    """LLaVA-OneVision-2's `packed_captioning`: without `_meta`, and its texts may leave placeholders out."""
+    """LLaVA-OneVision-2's `packed_captioning`: it has no `_meta`, and its texts may lack placeholders."""
 
     whose = "LLaVA-OneVision-2's packed_captioning"
     told_by = ("images", "captions")
@@ -55,7 +55,7 @@ class LoongForgeChatMix(PackedMultiMixQA):
     whose = "LoongForge's packed_chat_mix"
     told_by = ("messages", "media_files", "_meta")
     meta: ClassVar[Schema] = {name: META[name] for name in ("pack_id", "sample_ids", "token_lens", "total_token_len")}
-    stated = ()  # its lengths are another processor's
+    stated = ()  # its lengths were measured with another processor
     names_content = False
 
     def kind(self, part: str) -> str | None:
@@ -66,7 +66,7 @@ class LoongForgeChatMix(PackedMultiMixQA):
         return {**super().load(parts, value), "planned_token_len": planned if is_count(planned) else None}
 
     def conversations(self, value: Fields, kinds: Sequence[list[str]]) -> list[dict[str, Any]]:
-        """Members with their roles and placeholders as packing writes them."""
+        """Return the members with roles and placeholders as packing writes them."""
         members = []
         for member, media_kinds in zip(self.members(value), kinds, strict=True):
             record = parse_record(member, STORED)
@@ -74,7 +74,7 @@ class LoongForgeChatMix(PackedMultiMixQA):
         return members
 
     def unread(self, fields: Fields) -> Iterator[str]:
-        """Energon decodes a part by what stands after its last dot; their cooker hands on what it gets."""
+        """Yield why their loader fails: Energon decodes a part by its last extension, and their cooker passes it on."""
         if fields.get("media_type") == "mix":
             yield "media_type is mix, and LoongForge's cooker takes text, image and video"
         if "media_files" in fields:
@@ -87,7 +87,7 @@ class LoongForgeChatMix(PackedMultiMixQA):
 
 
 class LoongForgeMixQA(LoongForgeChatMix):
-    """LoongForge's `packed_multi_mix_qa`: a prompt and a caption a member."""
+    """LoongForge's `packed_multi_mix_qa`: each member is a prompt and a caption."""
 
     subflavor = "packed_multi_mix_qa"
     whose = "LoongForge's packed_multi_mix_qa"

@@ -1,4 +1,4 @@
-"""Conversations with their media, packed and unpacked: what this package writes unless it is told otherwise.
+"""Conversations with their media, packed and unpacked: the default flavour of this package.
 
 <pack>.json  <pack>.s000.i00.jpg  <pack>.s001.v00.mp4 …
 """
@@ -38,7 +38,7 @@ class MultiMixQA(Flavor):
 
 
 class PackedMultiMixQA(PackedFlavor):
-    """A pack of such conversations, in JSON as each of them would have it alone."""
+    """A pack of such conversations; each has the JSON that it would have alone."""
 
     name = "packed_multi_mix_qa"
     sample_class = "PackedMultiMixQASample"
@@ -46,11 +46,11 @@ class PackedMultiMixQA(PackedFlavor):
     schema: ClassVar[Schema] = {"messages": OBJECTS, **MEDIA}
     meta: ClassVar[Schema] = META
     gives: ClassVar[tuple[str, ...]] = ("packed_messages", "packed_images", "packed_videos")
-    #: fields of `_meta` that its sample class has, beside the ids
+    #: fields of `_meta` that its sample class has too, beside the ids
     stated: ClassVar[tuple[str, ...]] = ("token_lens", "num_supervised", "fingerprint")
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
-        """`s003.i00.jpg` is the first image of member 3, with the extension of its content."""
+        """Name the parts: `s003.i00.jpg` is the first image of member 3, with the extension of its content."""
         counts = {"image": 0, "video": 0}
         names = []
         for kind, extension in media:
@@ -96,10 +96,10 @@ class PackedMultiMixQA(PackedFlavor):
         }
 
     def conversations(self, value: Fields, kinds: Sequence[list[str]]) -> list[dict[str, Any]]:
-        """Messages, tools and frames of each member, as packing writes them.
+        """Return messages, tools and frames of each member, as packing writes them.
 
         Args:
-            kinds: of the media of each.
+            kinds: `image` or `video` for each medium of each member.
         """
         return self.members(value)
 

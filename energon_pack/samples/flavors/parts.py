@@ -1,4 +1,4 @@
-"""The parts of an Energon sample: bytes, or what a decoder made of them."""
+"""Reads the parts of an Energon sample, which are bytes or already decoded."""
 
 import io
 import json
@@ -18,14 +18,14 @@ def json_of(part: Any) -> Any:
 
 
 def image_of(parts: Parts, name: str) -> Any:
-    """An image from its bytes, not yet decoded, or what a decoder made of them."""
+    """Return an image: not yet decoded if the part is bytes, else as Energon's decoder made it."""
     value = parts.get(name)
     is_undecoded = value is None or isinstance(value, bytes)
     return LazyImage(value, f"{parts.get('__key__')}.{name}") if is_undecoded else value
 
 
 def kind_of(parts: Parts, name: str) -> str:
-    """Content decides; of a part that is missing, or that a decoder was at, its name."""
+    """Tell the kind of a part by its content, or by its name if the part is missing or already decoded."""
     value = parts.get(name)
     if isinstance(value, bytes):
         format = format_of(value[:16])
@@ -34,5 +34,5 @@ def kind_of(parts: Parts, name: str) -> str:
 
 
 def positions_of(part: Any) -> Any:
-    """The array of a .npy."""
+    """Return the array of a .npy part."""
     return np.load(io.BytesIO(part), allow_pickle=False) if isinstance(part, bytes) else part

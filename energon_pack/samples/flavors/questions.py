@@ -1,6 +1,7 @@
-"""Packs of `packed_multi_mix_qa` for a sample class that takes a question and an answer of each member.
+"""A form of `packed_multi_mix_qa` for a sample class that takes one question and one answer of each member.
 
-The JSON is the same. What such a class has no place for is left out, and another sample_loader.py lies beside the data.
+The JSON is the same. Samples that do not fit into such a class are left out, and another sample_loader.py lies beside
+the data.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from energon_pack.samples.sample import Message
 
 
 class PackedQuestions(PackedMultiMixQA):
-    """As LoongForge's PackedMultiMixQASample has them."""
+    """Packs for LoongForge's PackedMultiMixQASample."""
 
     form = "questions"
     gives = ("images", "videos", "contexts", "answers")

@@ -1,9 +1,9 @@
-"""Packs without media: their JSON says where in the source each of them lies, and what tells whether it still does.
+"""Packs without copies of media: their JSON says where each medium lies in the source, and has a checksum of it.
 
     {"media_refs": [[["a.tar", 1536, 48211]]], "_meta": {"media_parts": [[["s000.i00.jpg", 48211, 230973]]], …}, …}
 
-`media_refs` takes the place of the field that names media, so that a reader who knows only copies fails at once. With
-the names put back, such a pack is read as one with copies. Pure.
+`media_refs` replaces the field that names media, so that a reader that knows only copies fails at once. Once the names
+are put back, such a pack is read like one with copies. Pure.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,21 +18,21 @@ REFS, PARTS = "media_refs", "media_parts"
 
 
 class Reference(NamedTuple):
-    """A medium of a pack, or an array beside one, where it lies in the source."""
+    """The place in the source of a pack's medium, or of an array beside a medium."""
 
-    name: str  # of the part that a copy is
-    place: tuple[str | int, ...]  # shard, offset and size; or the path of a file; or that of an LMDB and a key
+    name: str  # name of the part in a pack with copies
+    place: tuple[str | int, ...]  # (shard, offset, size), (path of a file), or (path of an LMDB, key)
     size: int
-    checksum: int  # of what it was when it was packed: `sources.referenced.checksum`
-    sample: str  # id of the member whose it is
+    checksum: int  # `sources.referenced.checksum` of its bytes when it was packed
+    sample: str  # id of the member that it belongs to
 
 
-#: The bytes of parts of a pack that lie in its source; the pack is known by the parts that it has.
+#: Reads the parts of a pack that lie in its source, given the parts that the pack itself has.
 ReadMedia = Callable[[Sequence[Reference], Parts], list[bytes]]
 
 
 def _is_place(value: Any) -> bool:
-    """`[shard, offset, size]`, `[path]` or `[path, key]`."""
+    """Tell whether a value is `[shard, offset, size]`, `[path]` or `[path, key]`."""
     names, numbers = (value[:1], value[1:]) if isinstance(value, list) and len(value) == 3 else (value, [])
     return is_list_of(str)(names) and 0 < len(names) < 3 and all(map(is_count, numbers))
 
@@ -49,16 +49,16 @@ def _is_lists_of(is_it: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def has_references(value: Fields) -> bool:
-    """Whether the media of a pack lie in its source."""
+    """Tell whether the media of a pack lie in its source."""
     return REFS in value
 
 
 def with_references(value: Fields, flavor: PackedFlavor, members: Sequence[Sequence[Reference]]) -> dict[str, Any]:
-    """The JSON of a pack whose parts are not copied.
+    """Turn the JSON of a pack with copies into the JSON of a pack with references.
 
     Args:
-        value: as it is with copies.
-        members: the parts of each, in the order of writing.
+        value: the JSON with copies.
+        members: the references of each member, in the order of writing.
     """
     refs = [[list(part.place) for part in parts] for parts in members]
     stated = [[[part.name, part.size, part.checksum] for part in parts] for parts in members]
@@ -67,7 +67,7 @@ def with_references(value: Fields, flavor: PackedFlavor, members: Sequence[Seque
 
 
 def with_names(value: Fields, flavor: PackedFlavor) -> dict[str, Any]:
-    """The JSON of a pack as it is with copies: the reverse of `with_references`."""
+    """Turn the JSON of a pack with references back: the reverse of `with_references`."""
     names = [[part[0] for part in parts] for parts in value["_meta"][PARTS]]
     return {
         flavor.media_field if name == REFS else name: flavor.media_names(names) if name == REFS else item
@@ -76,7 +76,7 @@ def with_names(value: Fields, flavor: PackedFlavor) -> dict[str, Any]:
 
 
 def references_of(value: Fields) -> list[list[Reference]]:
-    """The parts of each member that lie in the source, in the order of writing."""
+    """Return the references of each member, in the order of writing."""
     meta = value["_meta"]
     members = zip(value[REFS], meta[PARTS], meta["sample_ids"], strict=True)
     return [
@@ -86,7 +86,7 @@ def references_of(value: Fields) -> list[list[Reference]]:
 
 
 def defects_of(value: Fields) -> Iterator[str]:
-    """Why the references of a pack can't be read; nothing: they can."""
+    """Yield the reasons why the references of a pack can't be read."""
     meta = value["_meta"] if isinstance(value.get("_meta"), dict) else {}
     refs, parts, ids = value[REFS], meta.get(PARTS), meta.get("sample_ids")
     for name, found, (wanted, is_it) in (
@@ -106,7 +106,7 @@ def _are_others(refs: list[Any], parts: list[Any]) -> bool:
 
 
 def all_parts(parts: Parts, value: Fields, flavor: PackedFlavor, read: ReadMedia) -> tuple[Parts, Fields]:
-    """The parts of a pack and its JSON, as they are with copies: those that it lacks are read from the source."""
+    """Return parts and JSON as in a pack with copies, after reading the missing parts from the source."""
     if not has_references(value):
         return parts, value
     missing = [part for member in references_of(value) for part in member if part.name not in parts]

@@ -1,4 +1,4 @@
-"""What fields of JSON have to hold: in words, and how to tell."""
+"""The types that fields of the packs' JSON must have: each in words, with a function that checks it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,7 +29,7 @@ COUNT = ("a count", is_count)
 _COUNTS = ("a list of counts", lambda value: isinstance(value, list) and all(map(is_count, value)))
 _STRING = ("a string", lambda value: isinstance(value, str))
 
-#: `_meta` of every pack that this package writes.
+#: The fields of `_meta` in every pack that this package writes.
 META: Schema = {
     "format": (str(FORMAT), lambda value: type(value) is int and value == FORMAT),
     "pack_id": _STRING,
@@ -40,7 +40,7 @@ META: Schema = {
     "fingerprint": _STRING,
     "source_parts": NAMES,
 }
-#: Of packs that name the media of each member.
+#: Fields of `_meta` in packs that name the media of each member.
 MEDIA: Schema = {
     "media_files": NAMES,
     "media_type": ("text, image, video or mix", lambda value: value in ("text", "image", "video", "mix")),

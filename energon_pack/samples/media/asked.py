@@ -1,4 +1,4 @@
-"""The media of a sample with what the sample says of them: settings of each, and the frames it lists for its videos."""
+"""Adds to a sample's media what the sample asks for: settings of each medium, and frames listed for its videos."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,11 +10,11 @@ from energon_pack.samples.media.settings import FRAMES, settings_of
 from energon_pack.samples.options import SampleOptions
 from energon_pack.samples.skip import Reason, Skip
 
-_FPS = 2.0  # of frames of which nothing is said, as qwen_vl_utils has it
+_FPS = 2.0  # frames a second of a list of frames without a rate, as in qwen_vl_utils
 
 
 def as_asked(media: Sequence[Media], video_frames: Any, options: SampleOptions) -> list[Media]:
-    """The media of a sample as the sample wants them.
+    """Return the media of a sample with the settings and frames that the sample asks for.
 
     Args:
         media: in the order of their placeholders.
@@ -36,10 +36,10 @@ def as_asked(media: Sequence[Media], video_frames: Any, options: SampleOptions) 
 
 
 def span_of(video: Media) -> tuple[int, int]:
-    """The first frame of a video that is meant, and how many follow with it: those from `video_start` to `video_end`.
+    """Return the first frame and the number of frames of a video's span, from `video_start` to `video_end`.
 
     Raises:
-        Skip: `unreadable_media`: fewer than two of its frames lie there.
+        Skip: `unreadable_media`: fewer than two frames lie in that range.
     """
     settings, total = video.settings, video.num_frames
     if settings is None or not settings.is_range:
@@ -57,7 +57,7 @@ def span_of(video: Media) -> tuple[int, int]:
 
 
 def num_in_source(video: Media) -> float:
-    """Frames of what the frames of a video were chosen from: those of its span, at its `fps`."""
+    """Count the frames from which the frames of a video were chosen: those of its span, at its `fps`."""
     settings = video.settings
     if settings is not None and settings.sample_fps is not None:
         return video.num_frames / settings.sample_fps * video.fps
@@ -65,12 +65,12 @@ def num_in_source(video: Media) -> float:
 
 
 def has_lists(media: Sequence[Media]) -> bool:
-    """Whether images among them are the frames of a video."""
+    """Tell whether some of the images are the frames of a video."""
     return any(medium.settings is not None and medium.settings.list_of_frames is not None for medium in media)
 
 
 def lists_of_frames(media: Sequence[Media]) -> Iterator[tuple[Media, slice]]:
-    """The media as a model sees them, images that are the frames of one video together, and which ones each is."""
+    """Yield the media as a model sees them, a list of frames as one video, each with its range in `media`."""
     start = 0
     while start < len(media):
         medium = media[start]
@@ -80,7 +80,7 @@ def lists_of_frames(media: Sequence[Media]) -> Iterator[tuple[Media, slice]]:
 
 
 def _clip(first: Media) -> Media:
-    """The video of a list of frames, by the first of them."""
+    """Make the video of a list of frames from its first frame."""
     settings = first.settings
     assert settings is not None
     assert settings.list_of_frames is not None
@@ -92,7 +92,7 @@ def _clip(first: Media) -> Media:
 
 
 def _check_lists(media: Sequence[Media], each: Sequence[Mapping[str, Any] | None]) -> None:
-    """See that each list of frames has all of them, of one size, of which nothing else is said; raises Skip."""
+    """Check that each list of frames is complete, of one size, and without settings on later frames; raises Skip."""
     for place, first in enumerate(media):
         num = first.settings.list_of_frames if first.settings else None
         if num is None:
@@ -108,7 +108,7 @@ def _check_lists(media: Sequence[Media], each: Sequence[Mapping[str, Any] | None
 
 
 def _with_frames(media: Sequence[Media], listed: Any) -> list[Media]:
-    """The same, videos with the frames that are listed for them."""
+    """Return the media; each video has the frames that are listed for it."""
     num_videos = sum(medium.kind == "video" for medium in media)
     if not isinstance(listed, list) or len(listed) != num_videos:
         raise Skip(Reason.BAD_MESSAGE, f"video_frames is no list of {num_videos} lists of frames: {str(listed)[:80]}")

@@ -1,6 +1,6 @@
-"""The formats of images and videos: how their files are called, begin and end. A new format is a row.
+"""The formats of images and videos: extensions, first bytes and ends of their files. To add a format, add a row.
 
-Light: nothing is decoded here, and nothing imported that decodes.
+This module is light: it decodes nothing and imports no decoder.
 """
 
 import os
@@ -13,16 +13,16 @@ class Format(NamedTuple):
     """A format of images, or a container of videos."""
 
     kind: str  # image | video
-    extension: str  # the usual one, without a dot
-    magic: re.Pattern[bytes]  # what its first 16 bytes are
+    extension: str  # the usual extension, without a dot
+    magic: re.Pattern[bytes]  # matches the first 16 bytes of a file
     also: tuple[str, ...] = ()  # other extensions
-    in_pillow: tuple[str, ...] = ()  # what Pillow calls it, where that is not the usual extension
-    #: whether a video ends where its first bytes say; None: FFmpeg will tell
+    in_pillow: tuple[str, ...] = ()  # Pillow's name for it, if that is not the usual extension
+    #: checks that a video ends where its first bytes say; None: FFmpeg notices a cut file itself
     is_whole: Callable[[BinaryIO], bool] | None = None
 
 
 def _has_whole_boxes(file: BinaryIO) -> bool:
-    """Whether the outermost boxes of an mp4 end with it: FFmpeg opens one that was cut, and promises all its frames."""
+    """Tell whether the outermost boxes of an mp4 end with the file: FFmpeg opens a cut one and promises all frames."""
     end = file.seek(0, os.SEEK_END)
     position = 0
     while position + 8 <= end:
@@ -31,7 +31,7 @@ def _has_whole_boxes(file: BinaryIO) -> bool:
         size = int.from_bytes(head[:4], "big")
         if size == 1:
             size = int.from_bytes(head[8:16], "big")
-        elif size == 0:  # to the end of the file
+        elif size == 0:  # the box goes to the end of the file
             return True
         if size < 8:
             return False
@@ -40,7 +40,7 @@ def _has_whole_boxes(file: BinaryIO) -> bool:
 
 
 def _has_whole_riff(file: BinaryIO) -> bool:
-    """Whether the RIFF chunk that an AVI is ends within it."""
+    """Tell whether the RIFF chunk of an AVI ends within the file."""
     end = file.seek(0, os.SEEK_END)
     file.seek(0)
     head = file.read(8)
@@ -63,29 +63,29 @@ FORMATS = (
     Format("video", "mp4", _begins(_MP4), also=("mov", "m4v", "3gp"), is_whole=_has_whole_boxes),
     Format("video", "avi", _begins(rb"........AVI "), is_whole=_has_whole_riff),
     Format("video", "mkv", _begins(rb"\x1a\x45\xdf\xa3"), also=("webm",)),
-    Format("video", "ts", _begins(rb"G@[\0\x11][\x10-\x1f]")),  # that it begins with a list of its programs
+    Format("video", "ts", _begins(rb"G@[\0\x11][\x10-\x1f]")),  # it must begin with a list of its programs
     Format("video", "flv", _begins(rb"FLV\x01")),
     Format("video", "wmv", _begins(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"), also=("asf",)),
     Format("video", "mpg", _begins(rb"\0\0\x01\xba"), also=("mpeg",)),
 )
-#: extensions of the content of images
+#: extensions of images, by their content
 IMAGE_EXTENSIONS = frozenset(format.extension for format in FORMATS if format.kind == "image")
 _KINDS = {name: format.kind for format in FORMATS for name in (format.extension, *format.also)}
-#: extensions by which a video is known
+#: extensions that mark a file as a video
 VIDEO_NAMES = tuple(name for name, kind in _KINDS.items() if kind == "video")
 _IN_PILLOW = {name: format.extension for format in FORMATS for name in format.in_pillow}
 
 
 def format_of(head: bytes) -> Format | None:
-    """What a file is that begins with these 16 bytes; None: no format that is known."""
+    """Return the format of a file that begins with these 16 bytes; None: unknown."""
     return next((format for format in FORMATS if format.magic.match(head)), None)
 
 
 def extension_of(name: str) -> str:
-    """The usual extension of an image's format, by its name in Pillow."""
+    """Return the usual extension of an image format, by its name in Pillow."""
     return _IN_PILLOW.get(name, name.lower())
 
 
 def kind_by_name(part: str) -> str | None:
-    """`image`, `video` or None, by the extension."""
+    """Return `image`, `video` or None, by the extension of a name."""
     return _KINDS.get(part.rpartition(".")[2].lower())

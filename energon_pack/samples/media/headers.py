@@ -1,7 +1,7 @@
-"""Sizes of plain JPEG, PNG and WebP files from their first bytes, as Pillow finds them and many times as fast.
+"""Reads the sizes of plain JPEG, PNG and WebP files from their first bytes: Pillow's result, many times as fast.
 
-Plain means: in order, whole, of one frame, and with nothing that could turn it (EXIF, XMP). Of anything else nothing is
-said here, and Pillow is asked.
+Plain means: undamaged, whole, of one frame, and without metadata that could turn the picture (EXIF, XMP). Pillow reads
+all other files.
 """
 
 from zlib import crc32
@@ -10,13 +10,13 @@ from PIL import Image, WebPImagePlugin
 
 from energon_pack.samples.bytes import Bytes, Range
 
-_HEAD = 4096  # bytes; all that comes before the pixels, in most files
-_TAIL = 1024  # bytes; as many as its checksum is of, so that they are read once
+_HEAD = 4096  # bytes; in most files the pixels begin within them
+_TAIL = 1024  # bytes; as many as the checksum covers, so that they are read once
 _int = int.from_bytes
 
 _JPEG_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive
 _JPEG_SCAN, _JPEG_QUANTIZATION, _JPEG_PROFILE = 0xDA, 0xDB, 0xE2
-#: Other segments to pass over, and the least length with which Pillow can read them.
+#: Other segments to skip, each with the least length that Pillow can read.
 _JPEG_PASSED = {
     **{marker: 2 for marker in (0xC4, 0xDD, 0xFE, *range(0xE3, 0xED), 0xEF)},  # not 0xED, Photoshop's
     0xE0: 16,  # JFIF
@@ -24,11 +24,11 @@ _JPEG_PASSED = {
 }
 
 _PNG_BEGIN = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # of each type of color
+_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # channels of each colour type
 _PNG_LENGTHS = {b"gAMA": 4, b"sRGB": 1, b"pHYs": 9, b"cHRM": 32}
 _PNG_PASSED = frozenset((*_PNG_LENGTHS, b"PLTE", b"tRNS", b"bKGD", b"sBIT", b"tIME", b"hIST", b"tEXt"))
 _PNG_TURNS = frozenset((b"eXIf", b"zTXt", b"iTXt"))
-#: What a text may be about that surely is no EXIF.
+#: Keywords of text chunks that are surely no EXIF.
 _PNG_TOPICS = frozenset(
     topic.encode()
     for topic in (
@@ -39,7 +39,7 @@ _PNG_TOPICS = frozenset(
 
 
 def plain_image(file: Bytes, offset: int, size: int) -> tuple[int, int, str] | None:
-    """Width, height and usual extension of the image in these bytes of a file; None: ask Pillow."""
+    """Return width, height and usual extension of the image in this range of a file; None: ask Pillow."""
     head = file.read(offset, min(size, _HEAD))
     if head.startswith(b"\xff\xd8\xff"):
         found, extension = _jpeg(head), "jpg"
@@ -107,7 +107,7 @@ def _png(data: Bytes, head: bytes) -> tuple[int, int] | None:
             has_pixels = True
         elif kind in _PNG_TURNS or (kind == b"tEXt" and not _is_about_else(data.read(chunk + 8, min(length, 80)))):
             return None
-        elif not has_pixels:  # Pillow reads and checks what comes before them
+        elif not has_pixels:  # Pillow reads and checks the chunks before the pixels
             if kind not in _PNG_PASSED or position > len(head) or length != _PNG_LENGTHS.get(kind, length):
                 return None
             if kind == b"tRNS" and length < {0: 2, 2: 6}.get(color, 0):
@@ -125,7 +125,7 @@ def _is_about_else(text: bytes) -> bool:
 
 
 def _webp(head: bytes, size: int) -> tuple[int, int] | None:
-    """Of the two simple forms, which have no room for more than one picture."""
+    """Return the size of a WebP in one of the two simple forms, which hold only one picture."""
     length = _int(head[16:20], "little")
     if not WebPImagePlugin.SUPPORTED or size != 20 + length + length % 2 or size != 8 + _int(head[4:8], "little"):
         return None

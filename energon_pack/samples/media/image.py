@@ -1,4 +1,4 @@
-"""Images as transformers' `load_image` makes them: EXIF orientation is applied, then RGB."""
+"""Decodes images as transformers' `load_image` does: it applies the EXIF orientation, then converts to RGB."""
 
 import io
 import os
@@ -8,7 +8,7 @@ from PIL import Image
 
 _ORIENTATION = 0x0112  # EXIF tag; 5..8 turn the image on its side
 _PNG_ORIENTATION_CHUNKS = frozenset((b"eXIf", b"tEXt", b"zTXt", b"iTXt"))
-#: EXIF orientation → what turns the stored picture upright
+#: EXIF orientation → the operation that turns the stored picture upright
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -21,30 +21,30 @@ _TURNS = {
 
 
 def open_image(data: bytes) -> Image.Image:
-    """A decoded image: upright, RGB."""
+    """Decode an image: upright, RGB."""
     return upright(Image.open(io.BytesIO(data)))
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The same for an image that is open already."""
+    """Turn an open image upright and convert it to RGB."""
     image.load()
     turn = _TURNS.get(_orientation(image))
     return (image if turn is None else image.transpose(turn)).convert("RGB")
 
 
 def upright_size(image: Image.Image, png_chunks: set[bytes] | None) -> tuple[int, int]:
-    """Width and height of an open image, by its header.
+    """Return the upright width and height of an open image, by its header.
 
     Args:
-        png_chunks: of a PNG, as `png_chunks` returns them.
+        png_chunks: the chunk names of a PNG, as `png_chunks` returns them.
     """
     return image.size[::-1] if _orientation(image, png_chunks) >= 5 else image.size
 
 
 def is_whole(image: Image.Image, file: BinaryIO, chunks: set[bytes] | None) -> bool:
-    """Whether the end of the file looks like the end of an image; never for formats without an end mark."""
+    """Tell whether the file ends with the end mark of its format; False for formats without one."""
     if chunks is not None:
-        return b"IEND" in chunks and b"acTL" not in chunks  # of one that moves, a good end tells nothing
+        return b"IEND" in chunks and b"acTL" not in chunks  # in an animated image, a good end tells nothing
     if image.format in ("JPEG", "MPO"):
         file.seek(-2, os.SEEK_END)
         return file.read(2) == b"\xff\xd9"
@@ -56,7 +56,7 @@ def is_whole(image: Image.Image, file: BinaryIO, chunks: set[bytes] | None) -> b
 
 
 def png_chunks(image: Image.Image, file: BinaryIO) -> set[bytes] | None:
-    """Names of a PNG's whole chunks, None for another format; leaves the file where it was."""
+    """Return the names of a PNG's whole chunks, None for another format; keeps the file's position."""
     if image.format != "PNG":
         return None
     start, end = file.tell(), file.seek(0, os.SEEK_END)
@@ -73,15 +73,15 @@ def png_chunks(image: Image.Image, file: BinaryIO) -> set[bytes] | None:
 
 
 def _orientation(image: Image.Image, png_chunks: set[bytes] | None = None) -> int:
-    """EXIF orientation, 1..8, as Pillow's `exif_transpose` finds it.
+    """Return the EXIF orientation, 1..8, as Pillow's `exif_transpose` finds it.
 
-    Pillow decodes a whole PNG before it answers, because EXIF may follow the pixels: its chunk names are asked first.
-    Where the format has no end mark, the image has to be loaded: Pillow turns a TIFF itself, and then says 1.
+    Pillow decodes a whole PNG before it answers, because EXIF may follow the pixels; so its chunk names are read first.
+    An image of a format without an end mark must be loaded before: Pillow turns a TIFF itself, and then says 1.
     """
     if png_chunks is not None and not png_chunks & _PNG_ORIENTATION_CHUNKS:
         return 1
     try:
         value = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # damaged EXIF, of which Pillow raises anything: the picture is as it is stored
+    except Exception:  # Pillow raises any error on damaged EXIF: then the picture counts as it is stored
         return 1
     return value if value in range(1, 9) else 1

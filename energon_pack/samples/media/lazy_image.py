@@ -1,4 +1,4 @@
-"""Images whose pixels are decoded where they are needed: not in a shuffle buffer or on the way between processes."""
+"""Images that are decoded only when their pixels are needed: a shuffle buffer or a pipe holds the file's bytes."""
 
 import io
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from energon_pack.samples.media.image import open_image, png_chunks, upright_siz
 class LazyImage(Image.Image):
     """An upright RGB image whose pixels are decoded when something first asks for them.
 
-    Until then it is the bytes of its file; then it becomes a plain image. A file that can't be decoded, or that is
-    missing (`data` is None), is an `OSError` with the image's name, there and then.
+    Until then it holds the bytes of its file; then it becomes a plain image. A file that can't be decoded, or that is
+    missing (`data` is None), raises an `OSError` with the image's name at that moment.
 
-    It is for Pillow's methods, `numpy.asarray` and pickle; what reads `im`, the pixels in C, has to `load` it before.
+    It works with Pillow's methods, `numpy.asarray` and pickle. Code that reads `im`, the pixels in C, must call `load`.
     """
 
     def __init__(self, data: bytes | None, name: str):
@@ -26,7 +26,7 @@ class LazyImage(Image.Image):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height by the header."""
+        """Return width and height, from the header."""
         if self._size == (0, 0):
             with self._named():
                 file = io.BytesIO(self._bytes())
@@ -35,7 +35,7 @@ class LazyImage(Image.Image):
         return self._size
 
     def load(self) -> Any:
-        """Decode it, and become a plain image: Pillow's methods call this before they look at pixels."""
+        """Decode the file and become a plain image; Pillow's methods call this before they read pixels."""
         with self._named():
             image = open_image(self._bytes())
         self.__class__ = Image.Image  # type: ignore[assignment]
@@ -46,7 +46,7 @@ class LazyImage(Image.Image):
         return LazyImage, (self._data, self._name)
 
     def __repr__(self) -> str:
-        """Reads no header: Energon prints samples that failed, damaged ones too."""
+        """Describe the image without reading its header: Energon prints samples that failed, also damaged ones."""
         return f"<LazyImage {self._name}>"
 
     def _bytes(self) -> bytes:

@@ -1,4 +1,4 @@
-"""What media are, and their size, from their headers alone."""
+"""Reads kind and size of media from their headers alone."""
 
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -17,20 +17,20 @@ from energon_pack.samples.skip import Reason, Skip
 
 @dataclass(frozen=True)
 class Media:
-    """One medium of a sample as the model's size rule sees it."""
+    """One medium of a sample, with everything that the model's size rule needs."""
 
     kind: str  # image | video
     width: int = 0  # pixels, upright
     height: int = 0
-    extension: str = ""  # of the content, without a dot
+    extension: str = ""  # the extension of the content, without a dot
     num_frames: int = 0  # of a video
     fps: float = 0.0
-    frames: tuple[int, ...] = ()  # those a sample lists for its video; none: the model's own choice
-    settings: MediumSettings | None = None  # what the sample says of it; None: nothing
+    frames: tuple[int, ...] = ()  # indices that the sample lists for its video; empty: the model chooses
+    settings: MediumSettings | None = None  # settings that the sample gives it; None: none
 
 
 def probe_part(file: Bytes, part: AnyPart) -> Media:
-    """As `probe`, of a part of a file; names it where it can't be read."""
+    """Do `probe` on a part of a file; an error names the part."""
     plain = plain_image(file, part.offset, part.size)
     if plain is not None:
         return Media("image", *plain)
@@ -41,10 +41,10 @@ def probe_part(file: Bytes, part: AnyPart) -> Media:
 
 
 def probe(file: BinaryIO) -> Media:
-    """Kind and upright size of an image or a video file from its first bytes; content decides, not the name.
+    """Read kind and upright size of an image or a video from its first bytes; the content decides, not the name.
 
-    A cut image is found by its missing end mark, and only then decoded to be sure; formats without one (GIF, BMP, TIFF,
-    AVIF …) are always decoded.
+    An image without its end mark may be cut, so it is decoded to be sure. Images of formats without an end mark (GIF,
+    BMP, TIFF, AVIF …) are always decoded.
 
     Raises:
         Skip: `unreadable_media`.

@@ -1,4 +1,4 @@
-"""What a record says of one of its media: its pixels, its frames, the part of a clip; in qwen_vl_utils' words. Pure.
+"""Reads a record's settings of one medium: pixels, frames, part of a clip. The keys are qwen_vl_utils'. Pure.
 
 {"type": "image", "image": "a.jpg", "max_pixels": 50176}
 {"type": "video", "video": "b.mp4", "fps": 0.5, "video_start": 3, "video_end": 8.5}
@@ -11,14 +11,14 @@ from typing import Any
 
 from energon_pack.samples.skip import Reason, Skip
 
-#: by what is asked: the keys that say it
+#: setting → the keys that give it
 PIXEL_KEYS = ("min_pixels", "max_pixels", "resized_height", "resized_width", "total_pixels")
 NUMBER_OF_FRAMES_KEYS = ("fps", "nframes", "min_frames", "max_frames")
 RANGE_KEYS = ("video_start", "video_end")
 RATE_KEYS = ("sample_fps", "raw_fps")
-#: that so many images, from this one on, are the frames of one video
+#: the key of a number n: the n images from this one on are the frames of one video
 FRAMES = "list_of_frames"
-#: keys that may be said of all media of a sample, and those of a content part
+#: keys that may apply to all media of a sample, and keys of a content part
 SHARED_KEYS = (*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS, *RATE_KEYS)
 SETTING_KEYS = (*SHARED_KEYS, FRAMES)
 
@@ -28,24 +28,24 @@ _OF = {
     "video": frozenset((*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS)),
     FRAMES: frozenset((*PIXEL_KEYS, *RATE_KEYS, "fps", FRAMES)),
 }
-#: a float holds no whole number that is much larger
+#: a float can't hold whole numbers much larger than this exactly
 _MOST = sys.float_info.max
 _NAMES = {"image": "an image", "video": "a video", FRAMES: "a list of frames"}
 
 
 @dataclass(frozen=True)
 class MediumSettings:
-    """What is said of one medium; None: nothing."""
+    """The settings of one medium; None: the record does not set it."""
 
-    #: in all of an image, or of a frame
+    #: pixels in an image or a frame
     min_pixels: float | None = None
     max_pixels: float | None = None
-    #: pixels, before they are rounded to whole tokens; both or none
+    #: height and width in pixels before rounding to whole tokens; both are set or none
     resized_height: float | None = None
     resized_width: float | None = None
-    #: of all frames together
+    #: pixels in all frames together
     total_pixels: float | None = None
-    #: frames that are taken of a second; of a list of frames: those there are
+    #: frames to take of each second; in a list of frames: frames that there are of each second
     fps: float | None = None
     nframes: float | None = None
     min_frames: float | None = None
@@ -53,37 +53,37 @@ class MediumSettings:
     #: seconds
     video_start: float | None = None
     video_end: float | None = None
-    #: of a list of frames: those of a second, and those that the video had from which they were taken
+    #: for a list of frames: its frames a second, and the frames a second of the video they were taken from
     sample_fps: float | None = None
     raw_fps: float | None = None
     list_of_frames: int | None = None
 
     @property
     def pixels(self) -> list[str]:
-        """The keys among them by which pixels are resized."""
+        """Return the keys that resize pixels."""
         return [key for key in PIXEL_KEYS if getattr(self, key) is not None]
 
     @property
     def counts_frames(self) -> bool:
-        """Whether they say how many frames are taken."""
+        """Tell whether they set how many frames are taken."""
         return any(getattr(self, key) is not None for key in NUMBER_OF_FRAMES_KEYS)
 
     @property
     def is_range(self) -> bool:
-        """Whether only a part of the clip is meant."""
+        """Tell whether they select only a part of the clip."""
         return self.video_start is not None or self.video_end is not None
 
 
 def settings_of(value: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind: str) -> MediumSettings | None:
-    """The settings of a medium; None where nothing is said of it.
+    """Read the settings of a medium; None if the record sets nothing for it.
 
     Args:
-        value: what is said of this one; a value that is None says nothing.
-        of_all: what is said of all media of the sample: what makes no sense of this kind is not meant for it.
+        value: the settings of this medium; a key whose value is None sets nothing.
+        of_all: the settings of all media of the sample; keys that do not apply to this kind are ignored.
         kind: image or video.
 
     Raises:
-        Skip: `bad_message` for a key that says nothing of such a medium, a value of another form, and contradictions.
+        Skip: `bad_message` for a key of another kind of media, a value of another form, and contradictions.
     """
     own = {key: item for key, item in (value or {}).items() if item is not None}
     if not own and not of_all:

@@ -1,7 +1,6 @@
-"""Videos from their bytes with PyAV: size, rate and frames by the header for measuring, pixels for training.
+"""Reads videos with PyAV: size, rate and number of frames from the header for measuring, pixels for training.
 
-Frames are taken as they are stored: a rotation that the container asks players for is not applied, as PyAV itself
-does not.
+Frames are used as they are stored: a rotation that the container asks players for is not applied, as in PyAV itself.
 """
 
 import importlib
@@ -17,14 +16,14 @@ from PIL import Image
 from energon_pack.samples.media.formats import format_of
 from energon_pack.samples.skip import Reason, Skip
 
-_HIDDEN = 0.01  # of a frame: what may be left of rounding
+_HIDDEN = 0.01  # fraction of a frame that is taken for a rounding error
 
 
 def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
-    """Width, height, number of frames and frames a second of a video, without decoding it.
+    """Return width, height, number of frames and frames a second of a video, without decoding it.
 
     Raises:
-        Skip: `unreadable_media` where it is cut short or holds no video, `unsupported_media` without PyAV.
+        Skip: `unreadable_media` if it is cut short or holds no video, `unsupported_media` without PyAV.
     """
     av = _av()
     file.seek(0)
@@ -48,20 +47,20 @@ def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
 
 
 def _num_shown(container: Any, stream: Any) -> int:
-    """How many frames of a video a player shows, without decoding any.
+    """Count the frames of a video that a player shows, without decoding any.
 
-    The index of an mp4 lists more than those where an edit list hides what was before a cut (`ffmpeg -ss … -c copy`).
+    The index of an mp4 lists more frames if an edit list hides those before a cut (`ffmpeg -ss … -c copy`).
 
     Raises:
         ValueError: some of its packets are damaged.
     """
     if stream.frames and not container.format.name.startswith("mov"):
         return int(stream.frames)
-    if stream.frames and hasattr(stream, "index_entries"):  # an older PyAV shows none
+    if stream.frames and hasattr(stream, "index_entries"):  # an older PyAV does not tell
         entries = stream.index_entries
         seconds, rate = stream.duration and stream.duration * stream.time_base, stream.average_rate
         if seconds and rate and len(entries) == stream.frames and abs(seconds * rate - stream.frames) < _HIDDEN:
-            return int(stream.frames)  # it lasts as long as all of its frames
+            return int(stream.frames)  # the duration is that of all frames: none is hidden
         return sum(not entry.is_discard for entry in entries)
     packets = [packet for packet in container.demux(stream) if packet.size]
     if damaged := sum(packet.is_corrupt for packet in packets):
@@ -74,11 +73,11 @@ class UndecodableError(ValueError):
 
 
 def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
-    """Frames of a video, in RGB.
+    """Decode frames of a video, in RGB.
 
     Args:
         data: the whole file.
-        indices: of frames in the order they are shown, ascending; one may come several times.
+        indices: ascending indices of frames in the order they are shown; an index may be repeated.
 
     Raises:
         UndecodableError: the video has fewer frames, or can't be decoded. Names the frame.
@@ -103,7 +102,7 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
 
 
 def frame_times(data: bytes) -> list[float]:
-    """When each frame of a video is shown, in seconds, NaN where the file does not say; decodes all of them.
+    """Return the time in seconds when each frame is shown, NaN if the file does not say; decodes all frames.
 
     Raises:
         ValueError: the video can't be decoded.
@@ -121,7 +120,7 @@ def frame_times(data: bytes) -> list[float]:
 
 @contextmanager
 def _shown(av: Any, data: bytes) -> Iterator[Iterator[Any]]:
-    """The frames of a video in the order they are shown."""
+    """Open a video; the context gives its frames in the order they are shown."""
     with av.open(io.BytesIO(data), mode="r") as container:
         stream = container.streams.video[0]
         stream.thread_type = _thread_type(av)
@@ -129,8 +128,9 @@ def _shown(av: Any, data: bytes) -> Iterator[Iterator[Any]]:
 
 
 def _thread_type(av: Any) -> str:
-    """Threads decode, unless a Python callback takes FFmpeg's log: its threads wait for the GIL to write to it, while
-    freeing the decoder holds the GIL and waits for its threads. PyAV's default, level None, drops the log in C."""
+    """Let threads decode, unless a Python callback takes FFmpeg's log: the threads would wait for the GIL to write to
+    it, while freeing the decoder holds the GIL and waits for the threads. PyAV's default, level None, drops the log in
+    C."""
     return "AUTO" if av.logging.get_level() is None else "NONE"
 
 

@@ -1,4 +1,4 @@
-"""A line of JSONL as other tools spell it, put into the words of `parse_record`: media, columns, tags of roles. Pure.
+"""Translates other tools' spellings of a JSONL line for `parse_record`: media, columns, tags of roles. Pure.
 
 {"images": ["a.jpg", ["f0.jpg", "f1.jpg"]], "video": {"path": "b.mp4"}, "messages": […]}
 """
@@ -54,7 +54,7 @@ class _Medium:
 
 
 def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
-    """A line's JSON as a record, the media it names listed.
+    """Parse a line's JSON to a record with a list of the media it names.
 
     Frames of a video that a sample lists take the place of its `<video>`; those of `videos` are one video still.
 
@@ -181,7 +181,7 @@ def _num_videos(message: Message) -> int:
 
 
 def _in_our_words(value: Mapping[str, Any], lines: Lines) -> dict[str, Any]:
-    """A line under the names of `parse_record`, where a meta file says what they are called in it."""
+    """Rename a line's fields to those of `parse_record`, by the columns and tags of its meta file."""
     value = dict(value)
     for ours, theirs in lines.columns:
         if theirs in value and ours != theirs:

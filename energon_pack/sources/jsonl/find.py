@@ -1,4 +1,4 @@
-"""Which JSONL files a source is: folders, files, globs, and meta files that list others with how to read them.
+"""Finds the JSONL files of a source: folders, files, globs, and meta files that list files with their format.
 
 A meta file is `{name: {file_name, columns, tags, formatting, media_dir, sample_ratio}}`, as LLaMA-Factory's
 dataset_info.json and Automodel's are.
@@ -36,7 +36,7 @@ class _Entry:
 
 
 def kind_of_lines(format: str) -> type[JsonlShard] | None:
-    """What reads the lines of a source of this format; None: it is tars.
+    """Return the class that reads the lines of a source of this format; None: the source is tars.
 
     Raises:
         PackError: there is no such format, or what an installed package adds reads no lines.

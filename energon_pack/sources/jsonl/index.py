@@ -1,4 +1,4 @@
-"""Where each sample of a JSONL file is: one JSON value a line, or the elements of one JSON array.
+"""Indexes the samples of a JSONL file: one JSON value in each line, or the elements of one JSON array.
 
 The file is read in order, and memory holds 24 bytes a sample. Lines are numbered as an editor does; of an array, its
 elements are.

@@ -1,4 +1,4 @@
-"""What `labels.*` changes of the trained parts of a text. Pure.
+"""Applies `labels.*` to the trained parts of a text. Pure.
 
 Assistant turn   <think>\nhm\n</think>\n\nThe answer.<|im_end|>\n
 think=mask       ───── not trained ──────
@@ -60,7 +60,7 @@ def adjusted(
 
 
 def without(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
-    """What is left of spans outside of other ranges; both ascend."""
+    """Cut holes out of spans; both ascend."""
     left: list[Trained] = []
     passed = 0
     for start, end, weight in spans:

@@ -1,6 +1,6 @@
-"""What a chat template leaves out of a conversation though its answers are trained: it costs the sample.
+"""Refuses samples if the chat template leaves out tools or turns of a conversation whose answers are trained.
 
-Tool calls that it leaves out are noticed where what is trained is looked for (`spans`).
+`spans` notices tool calls that the template leaves out, when it looks for the trained parts.
 """
 
 from typing import TYPE_CHECKING, Any

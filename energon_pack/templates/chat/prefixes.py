@@ -1,4 +1,4 @@
-"""A turn by prefix rendering: what follows the conversation before it, with the prompt, up to its own end.
+"""Finds a turn by prefix rendering: renders the conversation before it and up to it; the turn is the difference.
 
     render(messages[:i], prompt)   <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
     render(messages[: i + 1])      <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n
@@ -36,7 +36,7 @@ class Prefixes:
         self._agrees: dict[Pattern, bool | None] = {}  # of a pattern of turns; None: prefixes tell nothing
 
     def span(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span | None:
-        """A turn as what is added when its message joins those before; None where that changes those before."""
+        """Return the text that a message adds to the turns before it; None if it changes those turns."""
         if not self._turn.has_prompt:
             return None
         try:
@@ -81,7 +81,7 @@ class Prefixes:
 
 
 def pattern_of(messages: Sequence[Message], i: int, last_question: int) -> Pattern:
-    """What the writing of a turn may depend on, beside its texts: what it and its neighbours hold, and where it is."""
+    """Describe what a turn's form may depend on beside its texts: its content, its neighbours' and its position."""
     near = (messages[k] if 0 <= k < len(messages) else None for k in (i - 1, i, i + 1))
     return (*map(_holds, near), i > last_question, i + 1 == len(messages))
 

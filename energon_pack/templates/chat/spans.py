@@ -1,4 +1,4 @@
-"""What of a rendered conversation is trained: of each chosen turn, what the model has to write itself.
+"""Finds the trained parts of a rendered conversation: in each chosen turn, the text that the model must write itself.
 
     what the template's own `{% generation %}` names, with the token that ends the turn
     else from the header of the turn to its end, around the marks of its texts (`leaves`), compared with `prefixes`
@@ -149,7 +149,7 @@ class Spans:
         return _apart([span for own in spans.values() for span in own])
 
     def _around_texts(self, marked: _Marked, trained: set[int]) -> tuple[dict[int, list[Span]], set[int]]:
-        """Spans from header to end around the texts of turns, and the turns of which one of both was not there."""
+        """Return the spans from header to end around the texts of turns, and the turns without a header or an end."""
         text, doubts = marked.text, set[int]()
         spans: dict[int, list[Span]] = {}
         segments = _segments(marked)
@@ -172,7 +172,7 @@ class Spans:
         return spans, doubts
 
     def _end_without_token(self, marked: _Marked, segment: _Segment, following: int) -> int | None:
-        """Where a turn ends that has not the end of all turns: as far as it goes without the turns after it."""
+        """Find the end of a turn without the usual end token, by rendering it without the turns after it."""
         closing = marked.text[segment.last : following]
         if following == len(marked.text):
             return self._prefixes.next_turn(marked.text, segment.last + len(closing.rstrip()))
@@ -186,7 +186,7 @@ class Spans:
         return self._prefixes.next_turn(marked.text, segment.last + length)
 
     def _otherwise(self, marked: _Marked, i: int, question: int, own: list[Span], in_doubt: bool) -> Span | None:
-        """What prefix rendering says of a turn, where it says something else; None: its spans are right.
+        """Return the span of a turn by prefix rendering if it differs from the spans; None: the spans are right.
 
         Turns of a pattern that was compared once are not rendered again.
         """
@@ -272,7 +272,7 @@ def _is_written_twice(written: Written) -> bool:
 
 
 def _first_of_calls(written: Written, leaves: Sequence[Leaf]) -> Written:
-    """The same without the marks of what is written of a call a second time, such as its name beside its result."""
+    """Drop the marks of texts that repeat a part of a call, such as its name beside its result."""
     times = Counter[int]()
     marks = []
     for mark in written.marks:

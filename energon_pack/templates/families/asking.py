@@ -1,4 +1,4 @@
-"""Asking a processor of transformers what it writes for media: its own call, ended where it turns to its tokenizer."""
+"""Asks a transformers processor which text it writes for media: runs its call and stops it before the tokenizer."""
 
 import copy
 import threading
@@ -14,7 +14,7 @@ _ONE_AT_A_TIME = threading.Lock()  # all who ask have the same processor, which 
 
 
 class MakesMedia(Protocol):
-    """What stands for media of a size in the call."""
+    """Makes the stand-ins for media of a given size that the call gets."""
 
     def image(self, width: int, height: int) -> Any:
         """One image."""
@@ -27,7 +27,7 @@ class MakesMedia(Protocol):
 
 
 class Asking:
-    """One processor, asked with media of one kind of making."""
+    """One processor, and the stand-ins for media that it is asked with."""
 
     def __init__(self, processor: Any, make: MakesMedia, settings: Mapping[str, dict[str, Any]]):
         """Ask a processor.
@@ -47,7 +47,7 @@ class Asking:
     def texts(
         self, tokens: Mapping[str, str], media: Sequence[Media], frames: Sequence[Sequence[int]]
     ) -> tuple[list[str], tuple[str, str]]:
-        """What the call writes for each medium of a sample, and what it writes before and after all.
+        """Return the text that the call writes for each medium of a sample, and the texts before and after everything.
 
         Args:
             tokens: what the chat template writes for one medium, by kind.
@@ -55,8 +55,8 @@ class Asking:
             frames: which frames of each the model sees.
 
         Raises:
-            NotImplementedError: it writes them at other places.
-            Exception: whatever the processor makes of them.
+            NotImplementedError: it writes them in other places.
+            Exception: any error of the processor.
         """
         around = [self._around.get(medium.kind, ("", "")) for medium in media]
         asked = [self.placeholder(medium.kind, tokens[medium.kind]) for medium in media]
@@ -81,15 +81,15 @@ class Asking:
         return [_inside(one, *edges) for one, edges in zip(written, around, strict=False)], (first, written[-1])
 
     def placeholder(self, kind: str, token: str) -> str:
-        """What the call wants in a text for one medium."""
+        """Return the placeholder that the call wants in a text for one medium."""
         before, after = self._around.get(kind, ("", ""))
         return before + token + after
 
     def surround(self, kind: str) -> bool:
-        """Ask from now on with the tokens around a placeholder of a kind that its class may look for.
+        """From now on, put around each placeholder of a kind the tokens that the processor's class may look for.
 
         Returns:
-            Whether it has some.
+            Whether there are such tokens.
         """
         found = [getattr(self._processor, f"{kind}_{edge}_token", None) for edge in ("start", "end")]
         first, last = (token if isinstance(token, str) else "" for token in found)
@@ -99,7 +99,7 @@ class Asking:
         return True
 
     def frames(self, token: str, video: Media) -> list[int]:
-        """Which frames of a video its call chooses.
+        """Return the frames of a video that the call chooses.
 
         Args:
             token: what the chat template writes for a video.
@@ -138,7 +138,7 @@ class Asking:
 
 
 class _Answered(Exception):
-    """Ends a processor's call with what was asked for."""
+    """Ends a processor's call and carries the answer."""
 
     def __init__(self, value: "str | list[int]"):
         super().__init__()
@@ -146,7 +146,7 @@ class _Answered(Exception):
 
 
 class _Listener:
-    """A tokenizer that ends the call with the text it is given."""
+    """A stand-in for the tokenizer: it ends the call and returns the text it was given."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
@@ -181,7 +181,7 @@ def _inside(text: str, before: str, after: str) -> str:
 
 @contextmanager
 def _changed(owner: Any, **values: Any) -> Iterator[None]:
-    """An object has other attributes for a while."""
+    """Give an object other attributes in this context."""
     own = vars(owner)
     before = {name: own[name] for name in values if name in own}
     own.update(values)
@@ -194,7 +194,7 @@ def _changed(owner: Any, **values: Any) -> Iterator[None]:
 
 
 def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
-    """What a processor wants to know of a video.
+    """Return the metadata of a video that a processor wants.
 
     Args:
         frames: that were chosen of it; None: it chooses.

@@ -1,4 +1,4 @@
-"""What a processor is shown when it is asked: media without values, or blank ones."""
+"""Makes the stand-ins for media that `asking` shows to a processor: tensors without values, or black images."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

@@ -20,7 +20,7 @@ _META = torch.device("meta")
 
 
 class ShapesOnly(TorchFunctionMode):
-    """What is made in this context has values, but what was made on the device `meta` before."""
+    """In this context new tensors have values; only tensors made on the device `meta` before have none."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -68,7 +68,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def _in_place(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Values that change, and nothing else."""
+    """Do an operation that changes only values: there is nothing to do."""
     return tensor if tensor.is_meta else NotImplemented
 
 
@@ -140,7 +140,7 @@ def _contiguous(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _array(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """An array of one value that is everywhere."""
+    """Return an array that repeats one value, in place of a tensor without values."""
     if not tensor.is_meta:
         return NotImplemented
     one = torch.zeros((), dtype=tensor.dtype).numpy()

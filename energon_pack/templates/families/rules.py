@@ -1,4 +1,4 @@
-"""What a family of models makes of a medium: the protocol its rules follow, and what they have in common."""
+"""The base classes of a family's media rules, which say what text one image or video becomes."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ class MediaRules:
     marks: Sequence[str] = ()
     #: by kind, why media that the processor may have can't be expanded
     why_not: Mapping[str, str] = MappingProxyType({})
-    #: all that `expand` depends on
+    #: everything that `expand` depends on
     settings: dict[str, Any]
     #: how the processor chooses frames, in families that see videos
     frames: "FrameSampling"
@@ -66,7 +66,7 @@ class MediaRules:
         raise NotImplementedError
 
     def __reduce__(self) -> tuple[type["MediaRules"], tuple[ProcessorSettings]]:
-        """Made anew where they are unpickled: what they know of sizes stays where it is."""
+        """Pickle only the processor's settings: the cached sizes stay in this process."""
         return type(self), (self._made_of,)
 
     def try_out(self) -> None:
@@ -82,7 +82,7 @@ class MediaRules:
                     self.expand(media, self.frames.choose(media) if media.kind == "video" else [])
 
     def expand_all(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
-        """What `expand` says of each of a sample's media.
+        """Return the result of `expand` for each of a sample's media.
 
         Args:
             media: all of the sample, in the order of their placeholders.
@@ -94,11 +94,11 @@ class MediaRules:
         return [self._expand_once(medium, tuple(chosen)) for medium, chosen in zip(media, frames, strict=True)]
 
     def placeholder(self, kind: str) -> str:
-        """What the full processor's call wants in a text for one medium."""
+        """Return the placeholder that the full processor's call wants in a text for one medium."""
         return self.media_tokens[kind]
 
     def around(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> tuple[str, str]:
-        """What the processor writes before and after a conversation with these media."""
+        """Return the texts that the processor writes before and after a conversation with these media."""
         return "", ""
 
     @cached_property

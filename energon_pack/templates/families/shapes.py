@@ -1,4 +1,4 @@
-"""Any processor of transformers: its own call says what stands for media, on tensors with a shape and no values.
+"""Rules for any transformers processor: runs the processor's own call on tensors that have shapes but no values.
 
 Nothing is decoded or resized, so it costs a millisecond a medium. A processor that looks at values, or that takes no
 tensors, can't be asked so: `Blanks` shows it blank images.
@@ -31,7 +31,7 @@ _TRIED = {"image": Media("image", 640, 480), "video": Media("video", 320, 240, "
 
 
 class Shapes(MediaRules):
-    """Images and videos of a model that has no family here, asked of its processor with shapes."""
+    """Counts images and videos of a model without a family here, by asking its processor with shapes."""
 
     expand_ms = MappingProxyType({"image": 4.0, "video": 20.0})
     _make: Any = Meta()
@@ -198,7 +198,7 @@ class Shapes(MediaRules):
         return False
 
     def ask_frames(self, video: Media) -> list[int]:
-        """Which frames of a video the processor chooses."""
+        """Return the frames of a video that the processor chooses."""
         try:
             return self._asking.frames(self.media_tokens["video"], video)
         except Exception as error:  # what a processor refuses costs the sample
@@ -220,7 +220,7 @@ class Shapes(MediaRules):
 
     @errors_only()
     def _find_tokens(self) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-        """By kind, the token that the call replaces, the one that holds features; and why there is none."""
+        """Find for each kind the token that the call replaces and the one that holds features, or why there is none."""
         tokens: dict[str, str] = {}
         features: dict[str, str] = {}
         why_not: dict[str, str] = {}
