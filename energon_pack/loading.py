@@ -202,7 +202,7 @@ def train_arguments(
             steps are not even.
         task_encoder: a `PackedTaskEncoder`; with any other encoder, Energon itself deals the packs.
         worker_config: Energon's: this rank, the number of ranks, and the workers of each.
-        states: the states to go on from: `Journal.state()` of every rank of a checkpoint, whatever their number; or only
+        states: states to go on from: `Journal.state()` of every rank of a checkpoint, whatever their number; or only
             this rank's, if the number of ranks stays. For a blend they only say how much was consumed.
         micro_batches: packs of each rank in a step; if steps are not even with this number, a warning says so.
 
