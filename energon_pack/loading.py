@@ -88,8 +88,8 @@ def make_sample_loader(
         source_root: the folder of the media that packs of `output.media=reference` refer to; None: the folder in
             ENERGON_PACK_SOURCE_ROOT, else the one at packing.
 
-        Raises:
-            ValueError: an unknown flavour, sample type, side or way of tools.
+    Raises:
+        ValueError: an unknown flavour, sample type, side or way of tools.
     """
     if flavor not in FLAVORS:
         raise ValueError(f"no sample loader for flavor {flavor!r}; there are: {', '.join(FLAVORS)}")

@@ -175,8 +175,8 @@ class LengthGroupedSampler(Sampler[list[int]]):
         seed: with the epoch it decides which samples share a batch, and the order.
         window: batches whose samples are sorted together: fewer mix samples better and pad more.
 
-        Raises:
-            ValueError: both limits or none are given; there are fewer samples than ranks.
+    Raises:
+        ValueError: both limits or none are given; there are fewer samples than ranks.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ class CostModel:
 
 
 def cost_model(folder: Path | None) -> CostModel:
-    """Return the costs by `config.json` of a processor's folder; by default weights if it is missing or lacks a size."""
+    """Return the costs by `config.json` of a processor's folder; by default weights if a size is missing."""
     path = folder / "config.json" if folder else None
     if path is None or not path.is_file():
         return cost_by(_DEFAULT, f"no config.json: {_DEFAULT_NAME}")
