@@ -50,9 +50,9 @@ class LazyPackedDataset(Dataset[Pack]):
         max_packs: take only so many packs; they are as mixed as all packs are.
         options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
 
-        Raises:
-            PackError: the errors of packing: an unknown setting, nothing to pack, more lost than `max_skipped` …
-            ValueError: the errors of PackEncoder.
+    Raises:
+        PackError: the errors of packing: an unknown setting, nothing to pack, more lost than `max_skipped` …
+        ValueError: the errors of PackEncoder.
     """
 
     def __init__(

@@ -88,8 +88,8 @@ def make_sample_loader(
         source_root: the folder of the media that packs of `output.media=reference` refer to; None: the folder in
             ENERGON_PACK_SOURCE_ROOT, else the one at packing.
 
-        Raises:
-            ValueError: an unknown flavour, sample type, side or way of tools.
+    Raises:
+        ValueError: an unknown flavour, sample type, side or way of tools.
     """
     if flavor not in FLAVORS:
         raise ValueError(f"no sample loader for flavor {flavor!r}; there are: {', '.join(FLAVORS)}")
@@ -202,7 +202,7 @@ def train_arguments(
             steps are not even.
         task_encoder: a `PackedTaskEncoder`; with any other encoder, Energon itself deals the packs.
         worker_config: Energon's: this rank, the number of ranks, and the workers of each.
-        states: the states to go on from: `Journal.state()` of every rank of a checkpoint, whatever their number; or only
+        states: states to go on from: `Journal.state()` of every rank of a checkpoint, whatever their number; or only
             this rank's, if the number of ranks stays. For a blend they only say how much was consumed.
         micro_batches: packs of each rank in a step; if steps are not even with this number, a warning says so.
 

@@ -116,7 +116,7 @@ class PackStream(SavableDataset[Any]):
 
 
 def positions_of(packs: Sequence[Any]) -> list[int]:
-    """Return the positions of packs in the stream, from their restore keys; none for packs that Energon itself deals."""
+    """Return the positions of packs in the stream, from their restore keys; none for packs Energon itself deals."""
     keys = (pack.__restore_key__[-2:] for pack in packs)
     return list(dict.fromkeys(int(key[1]) for key in keys if key[:1] == (PackStream.__name__,)))
 

@@ -175,8 +175,8 @@ class LengthGroupedSampler(Sampler[list[int]]):
         seed: with the epoch it decides which samples share a batch, and the order.
         window: batches whose samples are sorted together: fewer mix samples better and pad more.
 
-        Raises:
-            ValueError: both limits or none are given; there are fewer samples than ranks.
+    Raises:
+        ValueError: both limits or none are given; there are fewer samples than ranks.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class LengthGroupedSampler(Sampler[list[int]]):
         """Return the state, which is the same on all ranks: numbers and texts.
 
         Args:
-            num_batches: batches trained on since this sampler was made, loaded or sent to an epoch. Pass it if a loader's
+            num_batches: batches trained on since this sampler was made, loaded or sent to an epoch. Pass it if
                 workers read ahead; by default all batches that were yielded count.
         """
         place = self._place

@@ -124,7 +124,7 @@ class StreamingPackedDataset(IterableDataset[Pack]):
     def statistics(self) -> dict[str, Any]:
         """Return packs, samples, tokens and images so far, fill, the longest wait in packs, samples left out by reason.
 
-        The figures are for all workers of this rank, with packs that they read ahead. Loaded states' counts are included.
+        The figures are for all workers of this rank, with packs read ahead. Counts in a loaded state are included.
         """
         return self._counted.total(self._measuring.packing.max_token_len)
 

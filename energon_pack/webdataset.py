@@ -124,7 +124,7 @@ class Packs:
         return self.encoder.batch(packs)
 
     def _shard(self, url: str) -> str:
-        """Return split.yaml's name of the shard at an address; a relative, remote or piped address ends with that name."""
+        """Return split.yaml's name of the shard at an address; relative, remote or piped ones end with that name."""
         if url not in self._names:
             path = url.removeprefix(self._root)
             named = [name for name in self._counts if path == name or path.endswith(f"/{name}")]

@@ -1,4 +1,4 @@
-"""What a pack may hold: planning, cutting, the ledger and verify ask one table.
+"""The limits of a pack, in one table that planning, cutting, the ledger and verify share.
 
 A cap takes a row of `CAPS`, a field of `PackingConfig` (with its line in conf/packing) and, where it is about something
 new, a column of the lengths (`lengths.counts`). With pad_to_multiple_of=8 and members of 5 and 9 tokens a pack
@@ -26,7 +26,7 @@ class Cap(NamedTuple):
 
 
 def padded(token_len: Any, multiple: int) -> Any:
-    """What so many tokens take of a pack; for a number, or for an array of them."""
+    """Return the tokens that a member takes of a pack, rounded up to a multiple; for a number or an array."""
     return -(-token_len // multiple) * multiple
 
 
@@ -49,7 +49,7 @@ def limits(packing: PackingConfig) -> list[tuple[Cap, int]]:
 
 
 def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints]:
-    """What is limited of each of n samples, and the limits of a pack, tokens first.
+    """Return the costs of n samples for each limit, and the limits of a pack, tokens first.
 
     Args:
         counts: `COLUMNS`, int[n] each.
@@ -74,5 +74,5 @@ def exceeded(counts: Mapping[str, Any], packing: PackingConfig) -> list[str]:
 
 
 def over(name: str, value: int, limit: int) -> str:
-    """How a broken limit is told."""
+    """Word a broken limit, as in `7 > packing.max_images=5`."""
     return f"{value} > packing.{name}={limit}"

@@ -1,6 +1,6 @@
-"""Which `packing.max_token_len` to take: what each of a list would drop and how full its packs would be.
+"""Compare pack lengths: how much each `packing.max_token_len` of a list would drop, and how full its packs would be.
 
-The planner itself says so, from lengths that were measured once; nothing is written.
+The planner runs for each, with lengths that were measured once; nothing is written.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from energon_pack.steps.topology import Topology
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of the samples with one pack length."""
+    """The result of planning with one pack length."""
 
     max_token_len: int
     dropped: int  # samples
@@ -32,7 +32,7 @@ class Choice:
     is_beyond_model: bool = False  # the model has no positions for samples of that length
 
     def scaled(self, by: float) -> "Choice":
-        """Of so many times as many samples like these."""
+        """Scale the counts to `by` times as many samples."""
         return replace(self, dropped=round(self.dropped * by), packs=round(self.packs * by))
 
 
@@ -55,7 +55,7 @@ class Choices:
 def try_lens(
     lengths: Lengths, packing: PackingConfig, tried: Sequence[int], most_positions: int | None = None
 ) -> Choices:
-    """The spread of the samples' lengths, and for each pack length what becomes of them.
+    """Return the spread of the samples' lengths, and the result of planning with each pack length.
 
     Args:
         tried: pack lengths; each is taken down to a multiple of `pad_to_multiple_of`.
@@ -80,7 +80,7 @@ def choices_of(
     scratch: Scratch | None = None,
     most_positions: int | None = None,
 ) -> list[Choice]:
-    """What becomes of some items with each pack length; the plans lie in `scratch`."""
+    """Plan some items with each pack length; the plans lie in `scratch`."""
     measured = _measured(items)
     packing = replace(packing, overlong=Overlong.drop, hard_limit=None, topology=Topology())
     choices = []

@@ -1,4 +1,4 @@
-"""What a plan comes to, counted many items, or packs, at a time."""
+"""Count the items and packs of a plan, many at a time."""
 
 from dataclasses import dataclass
 
@@ -83,5 +83,5 @@ def count_packs(items: Items, plan: PackPlan, cost: CostModel, max_token_len: in
 
 
 def _by(media: AnyInts, num: int, weights: AnyInts | None = None) -> Ints:
-    """By medium how many, or how much of them; index -1 is of those that can't be told."""
+    """Count items, or add their weights, by media type; type -1 (unknown) comes last."""
     return np.bincount(media % num, weights, num).astype(np.int64)

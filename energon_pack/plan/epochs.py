@@ -1,4 +1,4 @@
-"""The same packs with other members and in another order: what a later epoch trains on. Pure."""
+"""Plan a later epoch: the same packs with other members, in another order. Pure."""
 
 from dataclasses import replace
 

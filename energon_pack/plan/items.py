@@ -1,7 +1,7 @@
-"""What there is to pack: a few numbers for each sample, read from the cache.
+"""The items to pack: a few numbers for each sample, read from the cache.
 
-About 44 bytes a sample, which lie in scratch files; all else is read again from the cache, many rows at a time, where
-it is needed.
+They take about 44 bytes a sample, in scratch files. Everything else is read again from the cache, many rows at a time,
+when it is needed.
 """
 
 import copy
@@ -76,7 +76,7 @@ class Items:
         return len(self.lens)
 
     def take(self, numbers: Ints | slice) -> "Items":
-        """Some of them."""
+        """Return the items with these numbers."""
         counts = {name: values[numbers] for name, values in self.counts.items()}
         others = (self.media, self.shard, self.dataset, self.split, self.num_supervised)
         return Items(counts, *(values[numbers] for values in others))
@@ -92,7 +92,7 @@ class _Rows:
     num: int
 
     def take(self, table: pa.Table, numbers: Ints) -> tuple[Ints, pa.Table]:
-        """Those that count, of what the chunk has: the shard of each, and the columns."""
+        """Return the shard and the columns of those rows in a chunk that count."""
         if self.rows is not None:
             table, numbers = table.take(pa.array(self.rows)), numbers[self.rows]
         return numbers[: self.num], table.slice(0, self.num)

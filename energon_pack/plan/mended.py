@@ -1,4 +1,4 @@
-"""Single steps that train on far more or fewer tokens than others, mended by one swap of packs each."""
+"""Mend steps that train on far more or fewer tokens than others, by one swap of packs for each such step."""
 
 import numpy as np
 

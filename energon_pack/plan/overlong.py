@@ -1,4 +1,4 @@
-"""Conversations longer than a pack, cut between turns (`packing.overlong=split_turns`) or after some (`truncate_text`).
+"""Cut conversations longer than a pack between turns (`packing.overlong=split_turns`) or text (`truncate_text`).
 
 Each part is a conversation of its own: the system turn, some turns in a row, and their media. It is measured as any
 sample is, and its row in the plan says what it holds of the whole.
@@ -155,7 +155,7 @@ def _overlong(
 
 
 def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], overlong: npt.NDArray[np.bool_]) -> Lengths:
-    """The lengths with parts of those samples alone that this run is about: what is kept has all of a shard."""
+    """Return the lengths with the parts of this run's samples; the cache holds the parts of whole shards."""
     chunks = list(in_chunks(parts.items()))
     ids = [_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
     known = pa.chunked_array(ids, pa.large_string())

@@ -1,4 +1,4 @@
-"""What a run comes to: the figures of report.json, and the table at its end."""
+"""The figures of report.json, and the table that a run prints at its end."""
 
 import sys
 from collections import Counter
@@ -33,7 +33,7 @@ _MOST_KEYS = 20  # unknown ones that are listed
 
 @dataclass(frozen=True)
 class MediaFigures:
-    """What becomes of the samples of one media type; packs are of the type of all their members together."""
+    """The figures of one media type; a pack's type is that of all its members together."""
 
     samples_in: int
     samples: int  # packed
@@ -116,7 +116,7 @@ class Report:
         ]
 
     def dropped_share(self, reason: str) -> float:
-        """Of all tokens, those of the samples that the plan left out for a reason."""
+        """Return the share of all tokens in samples that the plan left out for a reason."""
         return self.tokens_left_out_by_reason.get(reason, 0) / max(1, self.tokens + self.tokens_left_out)
 
     def to_json(self) -> dict[str, Any]:

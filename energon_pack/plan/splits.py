@@ -1,4 +1,4 @@
-"""Which split a sample is in: by its id and the seed alone, so that it stays there when other data come. Pure."""
+"""Assign samples to splits by their ids and the seed alone, so that new data move no sample. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

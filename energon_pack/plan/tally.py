@@ -1,4 +1,4 @@
-"""How numbers spread, counted some at a time."""
+"""Count how numbers are distributed, adding some at a time."""
 
 import math
 

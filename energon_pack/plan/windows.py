@@ -1,4 +1,4 @@
-"""Which items are planned together: those of `packing.window` source shards in a row.
+"""Choose the items that are planned together: those of `packing.window` source shards in a row.
 
 Memory holds what is planned together, so with windows it does not grow with the number of samples.
 """

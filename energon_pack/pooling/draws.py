@@ -36,8 +36,8 @@ class Draws:
         seed: the same in all lanes.
         epoch: each epoch has another order.
 
-        Raises:
-            ValueError: weights are negative, all 0 or too few; or an empty dataset has a weight.
+    Raises:
+        ValueError: weights are negative, all 0 or too few; or an empty dataset has a weight.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Which pack which rank reads when: pure, known to planning and to training."""
+"""Decide which rank reads which pack when: pure functions that planning and training share."""

@@ -1,6 +1,6 @@
-"""What a rank was given to train on: its place in the stream, and how much that was; kept in a checkpoint.
+"""Record what a rank trained on, for checkpoints: its place in the stream, and how many packs, samples and tokens.
 
-Counted are batches as they come out of the loader, not what its workers have read ahead.
+Batches are counted when they come out of the loader; packs that its workers have read ahead do not count.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ from typing import Any
 
 from energon_pack.steps.place import Place, Share, joined
 
-#: of a batch
+#: items of a batch that the journal reads
 _NOTED = ("__key__", "positions", "sample_ids", "num_tokens", "num_trained")
-#: of one rank, as `Journal.state` gives it
+#: state of one rank, from `Journal.state`
 State = Mapping[str, Any]
 
 
@@ -19,13 +19,13 @@ State = Mapping[str, Any]
 class Consumed:
     """How much was trained on."""
 
-    #: those of which all members were left out, too, where packs are read in the order of the plan
+    #: packs; in the plan's order, packs that lost all members count, too
     packs: int = 0
     #: members: a sample that was cut counts once for each part
     samples: int = 0
-    #: of members, without padding
+    #: tokens of members, without padding
     tokens: int = 0
-    #: that the loss is over
+    #: tokens that the loss is computed on
     trained: int = 0
 
     def __add__(self, other: "Consumed") -> "Consumed":
@@ -36,11 +36,11 @@ class Consumed:
 
 
 class Journal:
-    """Notes each batch of a loader, of any number of packs.
+    """Counts the batches of a loader, with any number of packs in each.
 
     Args:
-        dataset: what `get_train_dataset` gave.
-        states: with which the training goes on, as `loading.train_arguments` got them.
+        dataset: the result of `get_train_dataset`.
+        states: the states that training goes on from, the same as for `loading.train_arguments`.
     """
 
     def __init__(self, dataset: Any, states: Sequence[State] = ()):
@@ -48,9 +48,9 @@ class Journal:
         self._ranks, self._rank = worker.world_size, worker.rank
         self._share: Share | None = _share_in(dataset)
         self._read = [0] * max(1, worker.num_workers)
-        #: of all ranks, before this run, or the one that this rank alone goes on with
+        #: consumed before this run: by all ranks, or by this rank if it goes on from its own state alone
         self.before = Consumed()
-        #: of this rank, since then
+        #: consumed by this rank in this run
         self.own = Consumed()
         self._batches = 0
         if is_of_rank(states, self._ranks, self._rank):
@@ -61,10 +61,10 @@ class Journal:
             self.before = sum(own, Consumed(**states[0]["before"]))
 
     def add(self, batch: Mapping[str, Any]) -> None:
-        """Note a batch.
+        """Count a batch.
 
         Raises:
-            ValueError: it does not say what it is of.
+            ValueError: the batch lacks an item that the journal reads.
         """
         if lacking := [name for name in _NOTED if name not in batch]:
             raise ValueError(f"a batch without {', '.join(lacking)}: a `batch` of your own has to keep them")
@@ -81,39 +81,39 @@ class Journal:
 
     @property
     def num_packs(self) -> int | None:
-        """Packs of an epoch; None where those of several datasets are drawn, or shuffled."""
+        """Packs in an epoch; None if packs are shuffled, or drawn from several datasets."""
         return None if self._share is None else self._share.place.num
 
     def epochs(self, consumed: Consumed) -> float | None:
-        """How many epochs that is, where `num_packs` tells."""
+        """Return the number of epochs; None if `num_packs` is None."""
         return None if self.num_packs is None else consumed.packs / self.num_packs
 
     def state(self) -> dict[str, Any]:
-        """What this rank adds to a checkpoint: numbers, texts, dicts and lists of them."""
+        """Return this rank's state for a checkpoint: numbers, texts, dicts and lists."""
         state = {"before": asdict(self.before), "own": asdict(self.own), "batches": self._batches}
         state |= {"ranks": self._ranks, "rank": self._rank, "workers": len(self._read)}
         return state | {"share": None if self._share is None else asdict(self._share.after(self._read))}
 
 
 def refuse_none(states: Sequence[State], of: str) -> None:
-    """Raises ValueError where these are no states of ranks.
+    """Raise ValueError if these are no states of ranks.
 
     Args:
-        of: what gives them.
+        of: the method that returns such states, for the message.
     """
     if isinstance(states, Mapping) or any("share" not in state for state in states):
         raise ValueError(f"states: a list with what {of} was on each rank; these are none, or a single one")
 
 
 def begin(place: Place, ranks: int, rank: int, states: Sequence[State]) -> Share:
-    """What a rank reads, from the beginning or from where other ranks were.
+    """Return the share that a rank reads, from the beginning or from the states of a checkpoint.
 
     Args:
-        place: the beginning of the dataset that is there.
-        states: of all ranks of a checkpoint; none; or this rank's own alone, where the number of ranks stays.
+        place: the beginning of this dataset.
+        states: states of all ranks of a checkpoint; or none; or this rank's alone, if the number of ranks stays.
 
     Raises:
-        ValueError: states of another dataset, of several steps, or of one that is no single packed dataset.
+        ValueError: the states are from another dataset, from different steps, or not from a single packed dataset.
     """
     if not states:
         return Share(place, ranks, rank)

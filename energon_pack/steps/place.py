@@ -1,9 +1,9 @@
-"""Where a training is in the stream of packs, what a rank reads from there, how another number of ranks goes on.
+"""Track which packs of the stream were read, what each rank reads next, and how another number of ranks goes on.
 
     Share: what a rank reads ─after─► Share: what is left of it ─joined, all ranks'─► Place: what was read ─► Share …
 
-Of the positions that are left, rank r's t-th turn is number t · ranks + r, so that ranks read as many packs in a row as
-there are ranks; its workers take its turns by turns. How many workers it has changes nothing but who reads.
+Rank r's t-th turn is number t · ranks + r of the positions left, so that in each turn all ranks together read a row of
+neighbouring packs. A rank's workers share its turns round-robin; their number changes only which worker reads.
 """
 
 from bisect import bisect_left
@@ -23,7 +23,7 @@ class Taken:
     above: list[int] = field(default_factory=list)
 
     def left(self, index: int) -> int:
-        """The number that is the index-th of those left."""
+        """Return the number at an index among those left."""
         number = self.first + index
         for taken in self.above:
             if taken > number:
@@ -32,14 +32,14 @@ class Taken:
         return number
 
     def index(self, number: int) -> int:
-        """Which of those left a number is."""
+        """Return the index of a number among those left."""
         return number - self.first - bisect_left(self.above, number)
 
     def and_of_left(self, num: int, ahead: Iterable[int]) -> "Taken":
-        """These, and of those left the first `num` and some ahead.
+        """Return these numbers, plus the first `num` of those left and some ahead of them.
 
         Args:
-            ahead: indexes above `num`, which is not taken itself.
+            ahead: indexes above `num` among those left; index `num` itself is not taken.
         """
         first = self.left(num)
         more = {self.left(index) for index in ahead}
@@ -48,13 +48,13 @@ class Taken:
 
 @dataclass(frozen=True)
 class Place:
-    """What all ranks together have read of the packs of a dataset."""
+    """The packs of a dataset that all ranks together have read."""
 
     #: packs of an epoch
     num: int
-    #: which dataset it is
+    #: identifies the dataset
     fingerprint: str
-    #: in whose order its packs are read
+    #: the ranks and workers whose order of packs is read
     topology: Topology
     #: positions of the stream that were read
     taken: Taken = Taken()
@@ -62,7 +62,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank reads from a place on."""
+    """The packs that one rank reads from a place on."""
 
     place: Place
     ranks: int
@@ -86,9 +86,9 @@ class Share:
         return self.taken.index(turn)
 
     def after(self, read: Sequence[int]) -> "Share":
-        """What is left after each worker has read so many packs.
+        """Return the share that is left after each worker has read so many packs.
 
-        Workers are level but for those that skipped packs: they are ahead.
+        All workers have read equally many, except that workers that skipped packs are ahead.
         """
         num = min(n * len(read) + worker for worker, n in enumerate(read))
         ahead = [k * len(read) + worker for worker, n in enumerate(read) for k in range(num // len(read), n)]
@@ -108,7 +108,7 @@ class Share:
 
 
 def joined(shares: Sequence[Share]) -> Place:
-    """Where all ranks together are, from what is left for each.
+    """Join the shares of all ranks into the place they reached together.
 
     Raises:
         ValueError: a rank is missing or there twice, or they did not begin at the same place.

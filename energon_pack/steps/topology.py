@@ -1,4 +1,4 @@
-"""How Energon's loader deals packs to ranks and their workers, and in which order all of them together read.
+"""Compute how Energon's loader deals packs to ranks and workers, and the order in which they all read.
 
     packs on disk ──split to global workers──► a stretch each ──ranks take from their workers by turns──► steps
 
@@ -52,7 +52,7 @@ class Topology:
         return self.data_parallel * self.micro_batches > 1
 
     def check(self) -> None:
-        """Raises PackError where a number is none, or steps do not come to whole rows."""
+        """Raise PackError if a number is not positive, or rows and steps do not divide each other."""
         for name in ("data_parallel", "workers", "micro_batches"):
             if getattr(self, name) < 1:
                 raise PackError(f"packing.topology.{name}={getattr(self, name)}: at least 1")
@@ -65,7 +65,7 @@ class Topology:
 
 
 def topology_of(manifest: Mapping[str, Any]) -> Topology:
-    """That a dataset was laid out for; of one rank and worker where it does not say."""
+    """Return the topology a dataset was laid out for; one rank and one worker if its manifest has none."""
     return Topology(**manifest.get("topology") or {})
 
 

@@ -117,9 +117,9 @@ def prove(
         given: media of members, of different sizes.
         twins: media of members, all of one size: for processors that take only equal sizes in one call.
 
-        Raises:
-            JoinError: no rule joins an input.
-            Exception: whatever the processor raises for a single member.
+    Raises:
+        JoinError: no rule joins an input.
+        Exception: whatever the processor raises for a single member.
     """
     given, own = _made(call, given)
     first: Exception | None = None

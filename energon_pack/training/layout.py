@@ -76,8 +76,8 @@ def loss_weights(member: Member, kind: str) -> Tensor:
     Args:
         kind: `token`: s·w, `sample`: s·w/Σw, `sqrt`: s·w/√Σw; n trained tokens of weight 1 have a Σw of n.
 
-        Returns:
-            [L] float32, 0 for tokens that are not trained on.
+    Returns:
+        [L] float32, 0 for tokens that are not trained on.
     """
     weights = (member.labels != IGNORE).float()
     if member.weights is not None:

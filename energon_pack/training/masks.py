@@ -92,9 +92,9 @@ def additive_masks(
         chunk_size: `attention_chunk_size` of the model's text config: a token sees only its chunk of so many tokens.
         sight: in which layers tokens of one image see each other in both directions.
 
-        Returns:
-            full_attention and, with a window or chunks, sliding_attention and chunked_attention: [B, 1, S, S], 0 where a
-            token is seen, else the least value of `dtype`.
+    Returns:
+        full_attention and, with a window or chunks, sliding_attention and chunked_attention: [B, 1, S, S], 0 where a
+        token is seen, else the least value of `dtype`.
     """
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
     same = doc_ids[:, :, None] == doc_ids[:, None, :]

@@ -116,10 +116,10 @@ class PackEncoder:
         tokens_per_second: `tokens_per_second` of Qwen2.5-VL's vision config, needed for videos if the processor's
             folder has no config.json: without either, a video ends the training.
 
-        Raises:
-            ValueError: an option has no such value; a multiple does not divide the plan's; nobody knows how this
-                processor's media are joined.
-            MixingError: a hybrid model whose kernels are missing.
+    Raises:
+        ValueError: an option has no such value; a multiple does not divide the plan's; nobody knows how this
+            processor's media are joined.
+        MixingError: a hybrid model whose kernels are missing.
     """
 
     def __init__(

@@ -86,8 +86,8 @@ def prove(
         device: where its kernels run.
         kinds: kinds of parts that the small model must have, too: see `kinds_of`. None: those of the full-size model.
 
-        Returns:
-            A proof for each mask that was tried.
+    Returns:
+        A proof for each mask that was tried.
     """
     proofs: list[Proof] = []
     small = cache(lambda longest: small_model(make, config, attention, longest, members, device))
