@@ -106,7 +106,7 @@ class Figures:
     report: Report | None = None
     packs: PackFigures | None = None
     demo: bool = False
-    smaller: SmallerImages | None = None  # a limit of pixels that makes long samples of images shorter; None: none helps
+    smaller: SmallerImages | None = None  # a limit of pixels that makes long samples shorter; None: none helps
     examples: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)  # entries of the ledger, by reason
 
     @property
