@@ -104,14 +104,14 @@ def _yaml(value: Any) -> bytes:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    made = parser(
+    tool = parser(
         "adopt",
         "DIR",
         "Make packs of LLaVA-OneVision-2 or LoongForge loadable as they lie; nothing of theirs is changed.",
         examples=("/data/their_packs",),
     )
-    made.add_argument("dataset", metavar="DIR", help="folder of packs that another tool wrote")
-    given = made.parse_args(arguments)
+    tool.add_argument("dataset", metavar="DIR", help="folder of packs that another tool wrote")
+    given = tool.parse_args(arguments)
     name, written = adopt(on_disk(given.dataset))
     say(f"written: {', '.join(written) or 'nothing, all is there'}")
     config = "" if name == "dataset.yaml" else f', dataset_config="{name}"'

@@ -138,19 +138,19 @@ def _write(tar: TarWriter, key: str, sample: Sample, reader: Reader) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    made = parser(
+    tool = parser(
         "convert",
         "SOURCE... OUT",
         "Write JSONL as a plain, unpacked WebDataset; packing needs no such copy.",
         examples=("train.jsonl wds", "train.jsonl more/*.jsonl wds --media-root /data/images"),
     )
-    made.add_argument("source", nargs="+", metavar="SOURCE", help="*.jsonl files, folders, globs, meta files")
-    made.add_argument("out", metavar="OUT", help="the folder to write")
-    made.add_argument(
+    tool.add_argument("source", nargs="+", metavar="SOURCE", help="*.jsonl files, folders, globs, meta files")
+    tool.add_argument("out", metavar="OUT", help="the folder to write")
+    tool.add_argument(
         "--media-root", metavar="FOLDER", help="what paths of media are relative to (default: the folder of the JSONL)"
     )
-    made.add_argument("--max-shard-bytes", type=float, default=1e9, metavar="N", help="of a tar (default: 1e9)")
-    given = made.parse_args(arguments)
+    tool.add_argument("--max-shard-bytes", type=float, default=1e9, metavar="N", help="of a tar (default: 1e9)")
+    given = tool.parse_args(arguments)
     done = convert(given.source, on_disk(given.out), given.media_root, given.max_shard_bytes)
     print(
         f"{amount(done['samples'], 'sample')} in {amount(done['shards'], 'shard')} of {given.out};"

@@ -243,7 +243,7 @@ def _json_keys(entry: Entry) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    made = parser(
+    tool = parser(
         "metadataset",
         "OUT.yaml DIR[=WEIGHT]...",
         "Write an Energon Metadataset that blends packed datasets, and say how often each comes in training.",
@@ -253,9 +253,9 @@ def main(arguments: list[str] | None = None) -> int:
             "blend.yaml packed/text packed/image --weight packs",
         ),
     )
-    made.add_argument("out", metavar="OUT.yaml", help="the Metadataset to write: a file, or an address")
-    made.add_argument("datasets", nargs="+", metavar="DIR[=WEIGHT]", help="packed datasets: folders, or addresses")
-    weights = made.add_argument_group("how often each comes")
+    tool.add_argument("out", metavar="OUT.yaml", help="the Metadataset to write: a file, or an address")
+    tool.add_argument("datasets", nargs="+", metavar="DIR[=WEIGHT]", help="packed datasets: folders, or addresses")
+    weights = tool.add_argument_group("how often each comes")
     weights.add_argument(
         "--weight",
         choices=_COUNTS,
@@ -264,14 +264,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     weights.add_argument("--batch-size", type=count, default=1, metavar="N", help="packs a step, of all ranks")
     weights.add_argument("--steps", type=count, metavar="N", help="of the training: says how often each dataset comes")
-    written = made.add_argument_group("what is written")
+    written = tool.add_argument_group("what is written")
     written.add_argument(
         "--subflavors", nargs="+", default=[], metavar="KEY=VALUE", help="of all datasets; true, 3 and 0.5 are no text"
     )
     written.add_argument("--config", help="which dataset config to use: crude.yaml, typed.yaml (dataset.yaml)")
     written.add_argument("--relative", action="store_true", help="paths relative to OUT.yaml's folder")
     written.add_argument("--overwrite", action="store_true", help="replace OUT.yaml")
-    given = made.parse_args(arguments)
+    given = tool.parse_args(arguments)
     out: str = given.out
     if not out.endswith(".yaml"):
         raise PackError(f"{out}: Energon knows a Metadataset by the name: it has to end in .yaml")

@@ -59,9 +59,9 @@ def _about(path: Path) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
     what = "List the recipes (whole trainings to read and adapt), or copy them and constraints.txt into a folder."
-    made = parser("recipes", "[FOLDER]", what, examples=("", "."))
-    made.add_argument("folder", nargs="?", metavar="FOLDER", help="where recipes/ and constraints.txt are to be")
-    given = made.parse_args(arguments)
+    tool = parser("recipes", "[FOLDER]", what, examples=("", "."))
+    tool.add_argument("folder", nargs="?", metavar="FOLDER", help="where recipes/ and constraints.txt are to be")
+    given = tool.parse_args(arguments)
     if given.folder is None:
         for name in files():
             if name.suffix == ".py":

@@ -185,7 +185,7 @@ def _counts(text: str) -> list[int]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    made = parser(
+    tool = parser(
         "simulate",
         "DIR",
         "Say how long ranks would wait for each other, on any number of them; no media byte is read.",
@@ -195,18 +195,18 @@ def main(arguments: list[str] | None = None) -> int:
             "packed/demo-qwen2_5_vl-neat-8192 --loader energon --workers 2 --json",
         ),
     )
-    made.add_argument("dataset", metavar="DIR", help="folder of a packed dataset")
+    tool.add_argument("dataset", metavar="DIR", help="folder of a packed dataset")
     planned = "default: as laid out, or"
-    who = made.add_argument_group("who trains")
+    who = tool.add_argument_group("who trains")
     who.add_argument("--data-parallel", type=_counts, metavar="N,...", help=f"ranks ({planned} 8)")
     who.add_argument("--workers", type=count, metavar="N", help=f"loader processes of each ({planned} 1)")
     who.add_argument("--micro-batches", type=_counts, metavar="N,...", help=f"packs of each in a step ({planned} 1)")
     who.add_argument("--loader", choices=LOADERS, default="plan", help="; ".join(map(": ".join, LOADERS.items())))
     who.add_argument("--split", choices=SPLITS, default="train", help="whose packs (default: train)")
-    costs = made.add_argument_group("what packs cost")
+    costs = tool.add_argument_group("what packs cost")
     costs.add_argument("--model", type=Path, metavar="FOLDER", help="of a config.json (default: as when it was packed)")
-    made.add_argument("--json", action="store_true", help="print all figures as JSON")
-    given: argparse.Namespace = made.parse_args(arguments)
+    tool.add_argument("--json", action="store_true", help="print all figures as JSON")
+    given: argparse.Namespace = tool.parse_args(arguments)
     laid = topology_of(_manifest_of(DatasetFolder(given.dataset)))
     data_parallel = given.data_parallel or [laid.data_parallel if laid != Topology() else 8]
     sizes = given.micro_batches or [laid.micro_batches]

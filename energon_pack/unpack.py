@@ -291,7 +291,7 @@ def _read_ahead(rows: list[_Row], packed: dict[str, Shard], reader: Reader) -> N
 
 def main() -> int:
     """Run the command; return its exit code."""
-    made = parser(
+    tool = parser(
         "unpack",
         "DIR OUT",
         "Write the members of a packed dataset as samples of their own, in WebDataset tars.",
@@ -300,12 +300,12 @@ def main() -> int:
             "packed/demo-qwen2_5_vl-neat-8192 small --max-shard-samples 100",
         ),
     )
-    made.add_argument("dataset", metavar="DIR", help="a packed dataset: its folder, or its address on an object store")
-    made.add_argument("out", metavar="OUT", help="folder to write to: a new one, or empty")
-    made.add_argument(
+    tool.add_argument("dataset", metavar="DIR", help="a packed dataset: its folder, or its address on an object store")
+    tool.add_argument("out", metavar="OUT", help="folder to write to: a new one, or empty")
+    tool.add_argument(
         "--max-shard-samples", type=count, default=10_000, metavar="N", help="samples in a tar (default: 10000)"
     )
-    arguments = made.parse_args()
+    arguments = tool.parse_args()
     number = unpack(arguments.dataset, on_disk(arguments.out), arguments.max_shard_samples)
     say(f"{amount(number, 'sample')} unpacked into {arguments.out}")
     return 0

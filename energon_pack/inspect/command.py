@@ -126,19 +126,19 @@ def _search(opened: Opened, given: argparse.Namespace) -> int:
 def _arguments() -> argparse.Namespace:
     takes = "DIR [PACK] | --source PATH +model=MODEL [OVERRIDES] [SAMPLE]"
     what = "Look at a pack of a dataset, or at a sample of a source before it is packed."
-    made = parser("inspect", takes, what, _EXAMPLES, _CODES)
-    made.add_argument(
+    tool = parser("inspect", takes, what, _EXAMPLES, _CODES)
+    tool.add_argument(
         "given", nargs="*", metavar="DIR [PACK]", help="a packed dataset, and the number or key of a pack"
     )
-    made.add_argument("--search", metavar="TEXT", help="packs and members whose ids hold it, exact ones first")
-    made.add_argument("--limit", type=count, default=_MOST_HITS, metavar="N", help="hits to show (default 20)")
-    made.add_argument("--random", nargs="?", type=count, const=0, metavar="SEED", help="any pack, or any sample")
-    made.add_argument("--full", action="store_true", help="all members, all text")
-    made.add_argument("--tokens", action="store_true", help="the text as tokens; needs the processor")
-    made.add_argument("--html", metavar="OUT", help="write a page: pictures, tokens, what training gets")
-    made.add_argument("--processor", metavar="FOLDER", help="for --tokens, --html (default: as when it was packed)")
-    made.add_argument("--as", dest="packs_as", metavar="MODEL", help="of another tool's packs: +model=MODEL of packing")
-    made.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
-    made.add_argument("--beside", metavar="OTHER", help="compare DIR with another packed dataset; --html writes a page")
-    made.add_argument("--source", metavar="PATH", help="look at a source: overrides as of `energon-pack`, and a sample")
-    return made.parse_args()
+    tool.add_argument("--search", metavar="TEXT", help="packs and members whose ids hold it, exact ones first")
+    tool.add_argument("--limit", type=count, default=_MOST_HITS, metavar="N", help="hits to show (default 20)")
+    tool.add_argument("--random", nargs="?", type=count, const=0, metavar="SEED", help="any pack, or any sample")
+    tool.add_argument("--full", action="store_true", help="all members, all text")
+    tool.add_argument("--tokens", action="store_true", help="the text as tokens; needs the processor")
+    tool.add_argument("--html", metavar="OUT", help="write a page: pictures, tokens, what training gets")
+    tool.add_argument("--processor", metavar="FOLDER", help="for --tokens, --html (default: as when it was packed)")
+    tool.add_argument("--as", dest="packs_as", metavar="MODEL", help="of another tool's packs: +model=MODEL of packing")
+    tool.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
+    tool.add_argument("--beside", metavar="OTHER", help="compare DIR with another packed dataset; --html writes a page")
+    tool.add_argument("--source", metavar="PATH", help="look at a source: overrides as of `energon-pack`, and a sample")
+    return tool.parse_args()

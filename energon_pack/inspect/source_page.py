@@ -10,7 +10,7 @@ _MAX_CHARS = 60_000
 
 
 def sample_page(view: MemberView, place: str, raw: str, whole: str, remarks: Sequence[str]) -> str:
-    """The page of a sample.
+    """Build the page of a sample.
 
     Args:
         place: of the sample in the source.

@@ -12,7 +12,7 @@ from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Items, Lengths
 from energon_pack.plan.plan import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report, unknown_keys
-from energon_pack.plan.settings import Overlong, PackingConfig
+from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.tally import Tally
 from energon_pack.report.image_tokens import TokensOfImages, tokens_of_images
 from energon_pack.report.packs import PackFigures, figures_of_packs
@@ -82,8 +82,7 @@ class Loss:
     overlong_tokens: int
     overlong_medium: str  # the medium that most of these tokens belong to
     over_cap: int
-    is_too_much: bool = False  # a run asks for packing.overlong=drop
-    is_meant: bool = False  # packing.overlong=drop is set by name
+    is_too_much: bool = False  # a run with this loss asks for packing.overlong=drop
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Figures:
     report: Report | None = None
     packs: PackFigures | None = None
     demo: bool = False
-    smaller: SmallerImages | None = None  # a limit of pixels that shortens long samples of images; None: none helps
+    smaller: SmallerImages | None = None  # a limit of pixels that makes long samples shorter; None: none helps
     examples: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)  # entries of the ledger, by reason
 
     @property
@@ -243,10 +242,9 @@ def _by_policy(lengths: Lengths, origin: AnyInts, num: int) -> Ints:
 def planned_figures(
     lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel, packing: PackingConfig
 ) -> dict[str, Any]:
-    """What a plan adds to the figures of a source: fields of `Figures`."""
-    is_too_much, is_meant = dropped(report, packing) is not None, packing.overlong is Overlong.drop
+    """Return the fields of `Figures` that a plan adds to those of a source."""
     return {
-        "loss": replace(loss_of(lengths, plan), is_too_much=is_too_much, is_meant=is_meant),
+        "loss": replace(loss_of(lengths, plan), is_too_much=dropped(report, packing) is not None),
         "origins": origins_of(lengths, plan),
         "report": report,
         "packs": figures_of_packs(lengths.items, plan, cost, packing.topology, packing.max_token_len),

@@ -31,8 +31,8 @@ class Recommended(NamedTuple):
 
 def recommended(choices: Sequence[Choice]) -> Recommended | None:
     """Take a length by `RULE`, or by the next rule where no length meets it; None: there is nothing to pack."""
-    some = [choice for choice in choices if choice.packs and not choice.is_beyond_model]
-    keeping = [choice for choice in some if choice.dropped_tokens_share <= MOST_DROPPED]
+    candidates = [choice for choice in choices if choice.packs and not choice.is_beyond_model]
+    keeping = [choice for choice in candidates if choice.dropped_tokens_share <= MOST_DROPPED]
     filling = [choice for choice in keeping if fills(choice)]
     if filling:
         shortest = min(filling, key=_length)
@@ -41,8 +41,8 @@ def recommended(choices: Sequence[Choice]) -> Recommended | None:
     if keeping:
         fullest = max(keeping, key=lambda choice: choice.fill)
         return Recommended(fullest, f"the fullest that {_KEEPS}; none of these fills {FILLED:.0%} of its packs")
-    if some:
-        return Recommended(max(some, key=_length), f"the longest that was tried, for none {_KEEPS}")
+    if candidates:
+        return Recommended(max(candidates, key=_length), f"the longest that was tried, for none {_KEEPS}")
     return None
 
 

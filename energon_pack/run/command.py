@@ -60,15 +60,15 @@ def parser(
     lines = ["examples:", *(f"  {program} {example}" for example in examples), ""] if examples else []
     own = {code: what for code, what in EXIT_CODES.items() if code != SamplesLost.exit_code} | dict(codes or {})
     lines += ["exit codes:", *exit_code_lines(own)]
-    made = argparse.ArgumentParser(
+    tool = argparse.ArgumentParser(
         program,
         usage=f"{program} {takes} [options]",
         description=description,
         epilog="\n".join(lines),
         formatter_class=_Page,
     )
-    made.add_argument("-V", "--version", action="version", version=f"energon-pack {__version__}")
-    return made
+    tool.add_argument("-V", "--version", action="version", version=f"energon-pack {__version__}")
+    return tool
 
 
 class _Page(argparse.RawDescriptionHelpFormatter):

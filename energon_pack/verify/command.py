@@ -288,7 +288,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    made = parser(
+    tool = parser(
         "verify",
         "DIR",
         "Check a packed dataset, ours or one of LLaVA-OneVision-2 or LoongForge.",
@@ -299,8 +299,8 @@ def _arguments() -> argparse.Namespace:
         ),
         codes={0: "all is well", 1: "a defect, each with its line; or refused, in one line"},
     )
-    made.add_argument("dataset", metavar="DIR", help="a packed dataset: its folder, or its address on an object store")
-    more = made.add_argument_group("look at more")
+    tool.add_argument("dataset", metavar="DIR", help="a packed dataset: its folder, or its address on an object store")
+    more = tool.add_argument_group("look at more")
     more.add_argument("--decode", action="store_true", help="decode every image and video, these by Energon, too")
     more.add_argument("--source", nargs="*", metavar="PATH", help="compare with the source, at PATH if it has moved")
     more.add_argument("--media-root", metavar="FOLDER", help="where media of a JSONL source are now")
@@ -311,10 +311,10 @@ def _arguments() -> argparse.Namespace:
         metavar="MODEL",
         help="does it keep members apart? a class of transformers, module:Class, or a folder with a config.json",
     )
-    processor = made.add_argument_group("the processor of --lengths and --model")
+    processor = tool.add_argument_group("the processor of --lengths and --model")
     processor.add_argument("--processor", metavar="FOLDER", help="another than when it was packed")
     processor.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
-    theirs = made.add_argument_group("packs of other tools")
+    theirs = tool.add_argument_group("packs of other tools")
     theirs.add_argument("--as", dest="packs_as", metavar="MODEL", help="for --lengths: as +model=MODEL of packing")
     theirs.add_argument(
         "--reader",
@@ -322,7 +322,7 @@ def _arguments() -> argparse.Namespace:
         default="own",
         help="whose loader has to read them: that of their own stack (default), or this package's",
     )
-    how = made.add_argument_group("how")
+    how = tool.add_argument_group("how")
     how.add_argument("--max-errors", type=count, default=20, metavar="N", help="defects to show (default: 20)")
     how.add_argument("--num-workers", type=count, metavar="N", help="processes (default: all cores)")
-    return made.parse_args()
+    return tool.parse_args()

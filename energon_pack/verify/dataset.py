@@ -133,13 +133,13 @@ def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterat
         yield from _sample_loader(folder, flavor)
     elif folder.has(f"{META_FOLDER}/{SAMPLE_LOADER}"):
         yield f"{SAMPLE_LOADER} is there, and packing wrote none"
-    for name, wanted in dataset_yamls(flavor, which, sample_type if isinstance(sample_type, str) else None).items():
+    for name, expected in dataset_yamls(flavor, which, sample_type if isinstance(sample_type, str) else None).items():
         try:
             found = _load(folder, name)
         except (OSError, ValueError) as error:
             yield f"{name} can't be read: {short(str(error))}"
             continue
-        yield from (f"{name}: {key} is not what packing writes" for key in changed_keys(found, wanted))
+        yield from (f"{name}: {key} is not what packing writes" for key in changed_keys(found, expected))
 
 
 def _sample_loader(folder: DatasetFolder, flavor: Flavor) -> Iterator[str]:

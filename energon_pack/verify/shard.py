@@ -228,7 +228,7 @@ def _damage(compressed: str | None, scan: TarScan, num_packs: int) -> Iterator[s
 
 def _index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
     """Check that the index gives each pack's first header and the end of the last pack, as Energon wants it."""
-    wanted = shard.ends if shard.packs else []
+    expected = shard.ends if shard.packs else []
     try:
         data = job.folder.read(f"{job.name}.idx")
     except OSError as error:
@@ -237,9 +237,9 @@ def _index(job: VerifyJob, shard: VerifiedShard) -> Iterator[str]:
     if len(data) % 8:
         yield f"its .tar.idx has {len(data)} bytes, not a multiple of 8"
     entries = np.frombuffer(data[: len(data) // 8 * 8], "<u8").tolist()
-    if len(entries) != len(wanted):
+    if len(entries) != len(expected):
         yield f"its .tar.idx has {len(entries)} entries for {len(shard.packs)} packs"
-    for number, (entry, start) in enumerate(zip(entries, wanted, strict=False)):
+    for number, (entry, start) in enumerate(zip(entries, expected, strict=False)):
         if entry != start:
             yield f"entry {number} of its .tar.idx is {entry}, it should be {start}"
 
