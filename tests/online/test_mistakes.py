@@ -35,7 +35,7 @@ def packs(settings: list[str]) -> LazyPackedDataset:
         ([["source=jsonl"]], [], r"sources has \['source=jsonl'\], which names no source\.path"),
         ("/data", [], r"sources='/data': give a list of sources"),
         ([HELD], ["source.path=/data"], r"source\.path=/data and sources: give one of them"),
-        ([HELD], ["output.splits.val=0.1"], r"output\.splits: a stream has no parts"),
+        ([HELD], ["output.splits.val=0.1"], r"output\.splits: a stream has no splits"),
     ],
 )
 def test_a_stream_of_other_data_than_was_meant(settings: list[str], sources: Any, more: list[str], said: str) -> None:
