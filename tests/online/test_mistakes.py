@@ -49,7 +49,7 @@ def test_items_of_which_too_much_is_lost_are_named(settings: list[str], fingerpr
     """The error named a file that was gone; mended items were refused without a word of the fingerprint."""
     with pytest.raises(SamplesLost, match=r"the first: .*0: no_assistant_turn") as told:
         LazyPackedDataset(settings, [{"messages": TALK[:1]}, *HELD], fingerprint=fingerprint)
-    assert ("known of fingerprint='mended'" in str(told.value)) == (fingerprint is not None)
+    assert ("kept for fingerprint='mended'" in str(told.value)) == (fingerprint is not None)
     assert ("skipped.jsonl" in str(told.value)) == (fingerprint is not None)
 
 
