@@ -35,7 +35,7 @@ def packs(settings: list[str]) -> LazyPackedDataset:
         ([["source=jsonl"]], [], r"sources has \['source=jsonl'\], which names no source\.path"),
         ("/data", [], r"sources='/data': give a list of sources"),
         ([HELD], ["source.path=/data"], r"source\.path=/data and sources: give one of them"),
-        ([HELD], ["output.splits.val=0.1"], r"output\.splits: a stream has no parts"),
+        ([HELD], ["output.splits.val=0.1"], r"output\.splits: a stream has no splits"),
     ],
 )
 def test_a_stream_of_other_data_than_was_meant(settings: list[str], sources: Any, more: list[str], said: str) -> None:
@@ -49,7 +49,7 @@ def test_items_of_which_too_much_is_lost_are_named(settings: list[str], fingerpr
     """The error named a file that was gone; mended items were refused without a word of the fingerprint."""
     with pytest.raises(SamplesLost, match=r"the first: .*0: no_assistant_turn") as told:
         LazyPackedDataset(settings, [{"messages": TALK[:1]}, *HELD], fingerprint=fingerprint)
-    assert ("known of fingerprint='mended'" in str(told.value)) == (fingerprint is not None)
+    assert ("kept for fingerprint='mended'" in str(told.value)) == (fingerprint is not None)
     assert ("skipped.jsonl" in str(told.value)) == (fingerprint is not None)
 
 
