@@ -55,10 +55,10 @@ class Destination(ABC):
         """Whether a file of the dataset is there."""
 
     def refuse_existing(self, overwrite: bool) -> None:
-        """Keep what is there already.
+        """Refuse to replace what is there already.
 
         Raises:
-            PackError: a dataset without `overwrite`, or anything else at all.
+            PackError: a dataset is there and `overwrite` is off; or something that is no dataset, whatever `overwrite`.
         """
         if self.is_free():
             return

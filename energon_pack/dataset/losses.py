@@ -38,7 +38,7 @@ def losses(report: Report, max_skipped: float) -> str | None:
 
 
 def dropped(report: Report, packing: PackingConfig) -> str | None:
-    """Say that `packing.overlong=drop` has to be set explicitly; None: it is set, or little is dropped."""
+    """Return why a run has to ask for `packing.overlong=drop`: it drops many tokens. None if it may go on."""
     share = report.dropped_share(Reason.OVERLONG.value)
     if packing.overlong is not Overlong.auto or share <= packing.max_dropped_tokens:
         return None

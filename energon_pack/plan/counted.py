@@ -63,7 +63,7 @@ class CountedPacks:
 
 
 def count_packs(items: Items, plan: PackPlan, cost: CostModel, max_token_len: int) -> CountedPacks:
-    """Count all packs of a plan."""
+    """Count tokens, members, costs and lengths of all packs of a plan, as the page shows them."""
     num = len(MEDIA_TYPES)
     count, tokens, room = np.zeros((3, num), np.int64)
     found = CountedPacks(count, tokens, room, 0, Tally(), Tally(), Moments(), 0.0, 0.0)

@@ -147,7 +147,7 @@ def _known(cache: TableCache, key: str) -> list[Piece] | None:
 def _overlong(
     measured: Sequence[MeasuredShard], numbers: Sequence[int], packing: PackingConfig
 ) -> Iterator[tuple[Ints, pa.Table]]:
-    """All samples of these shards that are too long: their shards, and rows of lengths."""
+    """Find the samples that are too long: for each its shard's number, and its row in the table of lengths."""
     for chunk in in_chunks((number, measured[number].pieces) for number in numbers):
         table = chunk.read()
         is_overlong = _is_overlong(table["token_len"].to_numpy(), packing)

@@ -44,11 +44,14 @@ class Drift:
             raise PackError(f"{error} ({self._dataset} was packed with {' and '.join(self._others)})") from None
 
     def refuse_other_lengths(self, template: Template, processor: str, has_own_code: bool) -> None:
-        """Measure samples of the dataset again if anything differs; one line of the log gives the result.
+        """Refuse a dataset whose lengths do not hold here.
+
+        If packages or the processor differ from those that packed it, samples of it are measured again. One line of
+        the log gives the result.
 
         Args:
             template: built here.
-            has_own_code: the processor's code is its own: no version says whether it changed.
+            has_own_code: the processor runs code from its folder, so no version of a package says whether that changed.
 
         Raises:
             ValueError: a sample has another length, or another tokenizer gives it other tokens; or the processor

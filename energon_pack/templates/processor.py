@@ -80,7 +80,8 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
 
 
 def without_shortcut(folder: str) -> str:
-    """The folder of the same template that renders each conversation whole; the cache gives no other from now on.
+    """Return the folder of the same template without its shortcut: it renders each conversation whole. From now on the
+    cache of templates gives only this folder.
 
     It has another identity: what was measured with the shortcut is never taken again.
     """

@@ -128,7 +128,7 @@ def _by_config(config: Any, template: Template, trust_remote_code: bool) -> Any:
 
 
 def _members(folder: DatasetFolder, encoder: PackedTaskEncoder) -> list[Encoded]:
-    """Return two short members with media and one without, or as many as there are; at least two."""
+    """Return two short members with media and one without, as far as the dataset has them, and always at least two."""
 
     class Cooked(DefaultTaskEncoder[Any, Any, Any, Any]):
         decoder = None

@@ -103,7 +103,7 @@ def _has_colours(to: Console) -> bool:
 
 
 def _columns(members: Sequence[Sequence[Piece]], total: float, width: int) -> Iterator[tuple[str, int]]:
-    """Yield what the middle of each column shows: a kind, and the number of the member."""
+    """Yield what each column of a pack's strip shows: the kind of token in its middle, and the member's number."""
     ends: list[tuple[float, str, int]] = []
     upto = 0.0
     for number, pieces in enumerate(members):

@@ -33,7 +33,7 @@ def test_parts_are_killed_and_come_to_the_same_bytes(demo: tuple[Path, Path], tm
     assert run_here(*common, "stage=plan", cwd=ROOT)[0] == 0
     num_kills += _run_parts((*common, "stage=write"), Random(seed + 10))
     assert run_here(*common, "stage=publish", cwd=ROOT)[0] == 0
-    assert num_kills >= 10
+    assert num_kills >= 5  # how many of 44 tries are early enough is chance
     assert files(tmp_path / "parts" / "packed") == files(tmp_path / "alone" / "packed")
     assert not (tmp_path / "parts" / ".staging").exists()
 

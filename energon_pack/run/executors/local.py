@@ -138,7 +138,10 @@ class LocalExecutor:
                 self.look(seconds)
 
     def submit(self, function: Callable[[Job], Result], job: Job) -> "Future[Result]":
-        """Submit a job to a process, for a caller that takes results as they come and calls `look` while none comes."""
+        """Submit a job to a process.
+
+        The caller takes results as they come. While none comes, it calls `look`, which raises if workers are stuck.
+        """
         if self._pool is None:
             self._pool = self._start_pool(self.num_workers)
         return _submit(self._pool, function, job)

@@ -56,15 +56,15 @@ def find_lines(
     remote_media: bool = False,
     kind: type[JsonlShard] = JsonlShard,
 ) -> Source:
-    """The JSONL files of a source, or those of another kind of lines.
+    """Find the files of a source of lines: JSONL, or another kind that a plugin adds.
 
     Args:
         path: a folder (searched recursively for *.jsonl), a file, a glob, a meta file, or a list of these.
         media_root: what paths of media are relative to; None: the folder of their file, or a meta file's `media_dir`.
-        remote_media: lines and meta files may name what lies on other object stores than `media_root`, or they.
+        remote_media: lines and meta files may name media on stores other than that of `media_root`, and than their own.
 
     Raises:
-        PackError: nothing there, a file twice, or a meta file that names what is not a file here.
+        PackError: nothing is there, a file comes twice, or a meta file names a path at which no file is.
     """
     if media_root is not None and not (is_address(media_root) or os.path.isdir(os.path.expanduser(media_root))):
         raise PackError(f"source.media_root={media_root}: no such folder")
