@@ -12,7 +12,7 @@ from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Items, Lengths
 from energon_pack.plan.plan import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report, unknown_keys
-from energon_pack.plan.settings import PackingConfig
+from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.tally import Tally
 from energon_pack.report.image_tokens import TokensOfImages, tokens_of_images
 from energon_pack.report.packs import PackFigures, figures_of_packs
@@ -243,8 +243,9 @@ def planned_figures(
     lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel, packing: PackingConfig
 ) -> dict[str, Any]:
     """Return the fields of `Figures` that a plan adds to those of a source."""
+    is_too_much, is_meant = dropped(report, packing) is not None, packing.overlong is Overlong.drop
     return {
-        "loss": replace(loss_of(lengths, plan), is_too_much=dropped(report, packing) is not None),
+        "loss": replace(loss_of(lengths, plan), is_too_much=is_too_much, is_meant=is_meant),
         "origins": origins_of(lengths, plan),
         "report": report,
         "packs": figures_of_packs(lengths.items, plan, cost, packing.topology, packing.max_token_len),

@@ -62,7 +62,7 @@ def _parts(model: Module) -> Iterator[Module]:
 
 
 def _names(model: Module, kinds: frozenset[type]) -> Iterator[tuple[Mapping[Any, Any], Callable[[Any], Any]]]:
-    """Yield the names in each module or class in which the model looks up functions, and a getter of these functions."""
+    """Yield the names in each module or class in which the model looks up functions, with a getter of them."""
     spaces: dict[int, Mapping[Any, Any]] = {}
     for base in {base for kind in kinds for base in kind.__mro__ if base is not object}:
         spaces[id(base)] = vars(base)
