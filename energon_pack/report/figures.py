@@ -83,6 +83,7 @@ class Loss:
     overlong_medium: str  # the medium that most of these tokens belong to
     over_cap: int
     is_too_much: bool = False  # a run with this loss asks for packing.overlong=drop
+    is_meant: bool = False  # packing.overlong=drop is set by name
 
 
 @dataclass(frozen=True)
