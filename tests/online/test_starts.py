@@ -115,7 +115,7 @@ def test_what_can_not_be_is_refused_before_anything_is_measured(
     with pytest.raises(PackError, match=r"cache_dir=.*can't be written"):
         LazyPackedDataset(config, [asked(1)], fingerprint="1")
     config.source.slice = "0/2"
-    with pytest.raises(PackError, match=r"source\.slice=0/2: for files"):
+    with pytest.raises(PackError, match=r"source\.slice=0/2: only for files"):
         LazyPackedDataset(config, [asked(1)], fingerprint="1")
 
 
