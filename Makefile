@@ -14,7 +14,7 @@ test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow --timeout 3600 -o faulthandler_timeout=3500
 
 test-cpu: $(VENV)/.dev
 	rm -f test-cpu.jsonl
