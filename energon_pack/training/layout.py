@@ -82,7 +82,7 @@ def loss_weights(member: Member, kind: str) -> Tensor:
     weights = (member.labels != IGNORE).float()
     if member.weights is not None:
         weights *= member.weights
-    if kind != "token" and (total := float(weights.sum())) > 0:
+    if kind != "token" and (total := weights.sum()) > 0:
         weights /= total ** {"sample": 1.0, "sqrt": 0.5}[kind]
     return weights * member.factor if member.factor != 1 else weights
 

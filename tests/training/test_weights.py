@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -85,6 +85,7 @@ def test_a_batch_without_weights_is_as_before() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 400), st.integers(0, 400), st.sampled_from(["token", "sample", "sqrt"]))
+@example(267, 0, "sqrt")  # torch rounds this root otherwise than Python
 def test_without_weights_each_token_counts_exactly_as_it_did(length: int, num_untrained: int, kind: str) -> None:
     """Bit by bit 1, 1/n and 1/√n: trainings go on with the losses they had."""
     labels = torch.arange(length)
