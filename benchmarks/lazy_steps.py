@@ -31,7 +31,7 @@ class Planned:
         self.items = make(int(num * share))
         self.packing = PackingConfig(max_token_len=width, group_by=GroupBy.none)
         self.plan = plan_packs(self.items, self.packing, 0)
-        self.micro_batches, self.fingerprint, self.config = 1, name, SimpleNamespace(seed=0)
+        self.micro_batches, self.fingerprint, self.config = 1, name, SimpleNamespace(seed=0, packing=self.packing)
 
     def __len__(self) -> int:
         return self.plan.num_packs
