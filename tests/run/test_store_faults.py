@@ -66,6 +66,57 @@ def test_what_may_go_well_the_next_time_is_tried_again(bucket: Bucket, fault: tu
 
 
 @pytest.mark.usefixtures("either_client")
+def test_who_writes_first_wins(bucket: Bucket) -> None:
+    """Two runs that each believe to be the only one publish over each other."""
+    place = f"{bucket.address}/marker"
+    assert stores.put_if(place, b"mine", None)
+    assert not stores.put_if(place, b"yours", None)
+    data, version = stores.read_with_version(place)
+    assert data == b"mine"
+    assert stores.put_if(place, b"mine again", version)
+    assert not stores.put_if(place, b"yours", version)
+    assert stores.read_whole(place) == b"mine again"
+
+
+@pytest.mark.usefixtures("either_client")
+@pytest.mark.parametrize("fault", ["lost", (409, "ConditionalRequestConflict"), (503, "SlowDown")])
+def test_who_wins_is_told_so_whatever_becomes_of_the_request(bucket: Bucket, fault: str | tuple[int, str]) -> None:
+    """A run that had won and did not hear of it took its own marker for another run's, and ended."""
+    place = f"{bucket.address}/marker"
+    for before in (None, b"theirs"):
+        version = None
+        if before is not None:
+            bucket.put("marker", before)
+            version = stores.find(place).version
+        faults = chain([fault], repeat(None))
+        bucket.proxy.fault = lambda request, faults=faults: next(faults) if request.method == "PUT" else None  # type: ignore[misc]
+        assert stores.put_if(place, b"mine", version)
+        assert stores.read_whole(place) == b"mine"
+        bucket.proxy.fault = lambda _: None
+        bucket.delete("marker")
+
+
+def test_a_store_that_knows_no_conditional_write_is_asked_first(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a store answers 501, no run could publish."""
+    monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
+    place = f"{bucket.address}/marker"
+    faults = chain([(501, "NotImplemented"), None], repeat((501, "NotImplemented")))
+    bucket.proxy.fault = lambda request: next(faults) if request.method == "PUT" else None
+    assert stores.put_if(place, b"mine", None)
+    assert not stores.put_if(place, b"yours", None)
+
+
+def test_an_object_that_is_written_without_end_is_an_error(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store whose two requests never tell the same version would be asked for ever."""
+    bucket.put("a", b"here")
+    monkeypatch.setattr(client, "read", lambda *_: (memoryview(b"here"), "another"))
+    with pytest.raises(StoreError, match="again and again"):
+        stores.read_with_version(f"{bucket.address}/a")
+
+
+@pytest.mark.usefixtures("either_client")
 @pytest.mark.parametrize(
     ("fault", "said"),
     [((400, "InvalidToken"), "InvalidToken"), ((403, "InvalidAccessKeyId"), "403"), ((404, "NoSuchBucket"), "Bucket")],

@@ -38,7 +38,8 @@ class Request:
 
 
 #: What becomes of a request: a status instead of an answer, or a status and the fault's name in S3; "cut" in the middle
-#: of its body, "slow": it comes after `Proxy.pause`, "drip": its body a piece at a time, with pauses between; or None.
+#: of its body, "slow": it comes after `Proxy.pause`, "drip": its body a piece at a time, with pauses between, "lost":
+#: it is done, and the answer is 500; or None.
 Fault = Callable[[Request], int | tuple[int, str] | str | None]
 
 
@@ -98,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         answer = behind.getresponse()
         data = answer.read()
         behind.close()
-        self.send_response(answer.status)
+        self.send_response(500 if fault == "lost" else answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in ("transfer-encoding", "connection", "date", "server"):
                 self.send_header(name, value)

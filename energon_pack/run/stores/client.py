@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 from energon_pack.errors import PackError
 from energon_pack.run.stores.address import place_of, tidy
 from energon_pack.run.stores.forked import is_forked
-from energon_pack.run.stores.requests import COUNTS, said, tried
+from energon_pack.run.stores.requests import COUNTS, StoreError, said, tried
 from energon_pack.run.user_cache import version_of
 
 #: A part of an object that is written in several; a store takes 10,000 of them.
 PART_BYTES = 16 << 20
+_MOST_LOOKS = 100  # at an object that changes meanwhile
 _DELETED_AT_ONCE = 1000
 #: type of a storage provider → our extra, and the package of it without which nobody opens the store
 _NEEDS = {"s3": ("s3", "boto3"), "gcs": ("gs", "google-cloud-storage")}
@@ -115,12 +116,17 @@ def read_whole(address: str) -> bytes:
 
 
 def read_with_version(address: str) -> tuple[bytes, str]:
-    """All of an object, and its version, which `put_if` takes."""
-    while True:  # until nobody writes it between the two requests
+    """All of an object, and its version, which `put_if` takes.
+
+    Raises:
+        StoreError: it is written between the two requests each time.
+    """
+    for _ in range(_MOST_LOOKS):
         found = find(address)
         data, version = read(address, 0, found.size)
         if version in (None, found.version):
             return bytes(data), found.version
+    raise StoreError(f"{address} is written again and again: is another run at work?")
 
 
 def entries(folder: str) -> dict[str, Found]:
