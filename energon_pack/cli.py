@@ -104,7 +104,7 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
     from energon_pack.pack import pack
     from energon_pack.stages.pages import page_of
 
-    if config.executor.kind is ExecutorKind.slurm:
+    if config.executor.kind == ExecutorKind.slurm:
         figures = _submit(config)
         if not figures:
             return

@@ -127,7 +127,7 @@ def _write(
         if why_not := planning.why_unpublished(planned.report, config):
             pages.leave_page(page, why_not, planned.report, staging / LEDGER, places.final)
         destination.begin(staging, planned.identity, 0 if root else planned.shards.num_bytes, places.overwrite)
-        is_shared = config.stage is Stage.publish or config.executor.kind is not ExecutorKind.local
+        is_shared = config.stage is Stage.publish or config.executor.kind != ExecutorKind.local
         jobs = partial(writing.shard_jobs, config, planned, method, staging, root, is_shared)
         writing.write_plan_file(config, planned, staging)
         if config.stage is Stage.publish:

@@ -8,8 +8,9 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point
+from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.sources.settings import SourceConfig
-from support.packed import json_lines, samples
+from support.packed import files, json_lines, samples
 from support.running import ROOT, command, run
 from support.samples import picture
 
@@ -58,6 +59,19 @@ def test_media_of_another_package(demo: tuple[Path, Path], tmp_path: Path) -> No
         _, figures = result.stdout.split("fill  tokens\n")
         tokens[name] = int(figures.splitlines()[0].split()[-1])
     assert tokens["default"] - tokens["square"] == 20 * 2 - 2 * 2  # tokens of 28 × 28 pixels
+
+
+def test_an_executor_of_another_package(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """It does all jobs: the bytes are those of processes of this machine."""
+    path = installed("serial_executor", tmp_path)
+    own = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", "output.name=packed"]
+    for kind, more in (("serial", ()), ("local", ("executor.num_workers=1",))):
+        run_of = (*own, f"executor.kind={kind}", f"output.dir={kind}", *more)
+        result = command("-m", "energon_pack", *run_of, cwd=tmp_path, PYTHONPATH=path)
+        assert result.returncode == 0, result.stderr
+    assert files(tmp_path / "serial" / "packed") == files(tmp_path / "local" / "packed")
+    with pytest.raises(PackError, match=r"^executor\.kind=serial: there are local, slurm, ray, and what installed"):
+        ExecutorConfig(kind="serial").check()  # it is not installed here
 
 
 def test_a_name_that_no_package_has_is_refused() -> None:

@@ -141,11 +141,12 @@ class InFolder(Destination):
         except OSError:
             (staging / _IDENTITY).unlink()  # no shard can be trusted
             raise
-        if _identity_of(staging) != identity:
+        inode = _inode(staging)
+        if inode is None or _identity_of(staging) != identity:
             raise another_run(self.named)
         for path in (staging / _IDENTITY, *staging.glob(f"*{DONE}")):
             path.unlink()
-        old = self._folder / f"{_inode(staging)}{_OLD}"
+        old = self._folder / f"{inode}{_OLD}"
         self._move_away(old)
         try:
             os.rename(staging, self.final)

@@ -49,7 +49,7 @@ def cluster() -> Iterator[Nodes]:
 
 @pytest.fixture
 def settings(cluster: Nodes) -> ExecutorConfig:
-    return ExecutorConfig(kind=ExecutorKind.ray, address=cluster.address)
+    return ExecutorConfig(kind=ExecutorKind.ray, address=cluster.address, give_up_after=120.0)
 
 
 def wait_for(is_so: Callable[[], bool], seconds: float = 20) -> None:

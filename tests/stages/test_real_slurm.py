@@ -1,10 +1,12 @@
 """Slurm itself, as a distribution has it: faults of tasks, nodes and its controller, and the same bytes."""
 
+import re
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -46,18 +48,21 @@ class Runs:
 
     def __init__(self, slurm: RealSlurm, command: tuple[str, ...], folder: Path):
         self.slurm, self.folder = slurm, folder
-        self._command = (*command, *SHARED, f"output.dir={folder / 'out'}")
+        self.command = (*command, *SHARED, f"output.dir={folder / 'out'}")
         self.num_faults = 0
 
     def run(self, stage: str, fault: Callable[[], None], *settings: str) -> tuple[int, str]:
         """Wait until a task of a stage works, do harm, and wait for the end; exit code and what was printed."""
-        run = start_alone(*self._command, *settings, cwd=self.folder)
+        run = start_alone(*self.command, *settings, cwd=self.folder)
+        begun = time.monotonic()
         self.until(lambda: self.tasks(stage), run)
         time.sleep(1.0 if stage in ("lengths", "write") else 0.4)  # planning and publishing take seconds
         fault()
         self.num_faults += 1
-        said, errors = run.communicate(timeout=300)
-        print(stage, fault.__name__, run.returncode, said, errors)
+        said, errors = run.communicate(timeout=500)
+        last = (errors or said).strip().splitlines()[-1]
+        name = getattr(fault, "__name__", "restart_node")
+        print(f"{stage:8} {name:20} exit {run.returncode}, {time.monotonic() - begun:3.0f} s: {last}")
         self.until(lambda: not self.slurm.say("squeue", "-h"))
         return run.returncode, said + errors
 
@@ -68,7 +73,7 @@ class Runs:
 
     @staticmethod
     def until(is_so: Callable[[], object], run: "subprocess.Popen[str] | None" = None) -> None:
-        end = time.monotonic() + 200
+        end = time.monotonic() + 400
         while not is_so():
             if (run and run.poll() is not None) or time.monotonic() > end:
                 raise AssertionError("".join(run.communicate()) if run else "never")
@@ -117,7 +122,7 @@ def test_faults_that_end_the_chain_and_the_same_command_goes_on(runs: Runs, expe
             assert f"/{stage}" in said.splitlines()[-1]
             assert ".log)" in said.splitlines()[-1]
     # what was written before is not written again
-    code, said = runs.run("publish", lambda: None)
+    code, said = runs.run("publish", _nothing)
     assert code == 0
     runs.check(expected)
     assert runs.num_faults == 9
@@ -147,3 +152,65 @@ def test_faults_that_slurm_mends(runs: Runs, expected: dict[str, bytes]) -> None
             else:
                 shutil.rmtree(runs.folder / "out" / "packed")
     assert runs.num_faults == 12
+
+
+def test_a_node_that_is_not_like_the_others(runs: Runs, expected: dict[str, bytes]) -> None:
+    """One that does not see the folder, and one with other code: a line says so, and bytes stay the same."""
+    (runs.folder / "out").mkdir()
+    other = runs.folder / "errors.py"
+    other.write_text((ROOT / "energon_pack" / "errors.py").read_text() + "# another version\n")
+    hidden = f"mount -t tmpfs none {runs.folder / 'out'}"
+    elsewhere = f"mount --bind {other} {ROOT / 'energon_pack' / 'errors.py'}"
+    for mounts, why in ((hidden, "logs in|does not see"), (elsewhere, "instead of")):
+        for stage in ("lengths", "write"):
+            if stage == "lengths":
+                runs.slurm.restart_node("n1", mounts)
+                code, said = runs.run(stage, _nothing)
+            else:
+                code, said = runs.run("plan", partial(runs.slurm.restart_node, "n1", mounts))
+            assert code == 1, said
+            assert re.search(why, said.splitlines()[-1]), said
+            runs.slurm.restart_node("n1")
+            assert "Traceback" not in said
+    assert runs.run("publish", _nothing)[0] == 0
+    runs.check(expected)
+
+
+def test_a_disk_that_is_full_in_one_task(runs: Runs, expected: dict[str, bytes]) -> None:
+    """The command says so in a line; with room it goes on from what is there."""
+    out = runs.folder / "out"
+    out.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(out)], check=True)
+    try:
+        for size in ("400k", "1200k"):  # too small for lengths, and for shards
+            subprocess.run(["mount", "-o", f"remount,size={size}", str(out)], check=True)
+            code, said = runs.run("lengths", _nothing)
+            assert code == 1, said
+            assert re.search("No space left|are free", said.splitlines()[-1]), said
+        subprocess.run(["mount", "-o", "remount,size=200m", str(out)], check=True)
+        assert runs.run("publish", _nothing)[0] == 0
+        runs.check(expected)
+    finally:
+        subprocess.run(["umount", "--lazy", str(out)], check=True)
+
+
+def test_two_commands_with_one_output(runs: Runs, expected: dict[str, bytes]) -> None:
+    """The second joins the first where it asks for the same, and is refused where it does not."""
+    others: list[tuple[int, str]] = []
+
+    def another() -> None:
+        for settings in ((), ("seed=7",)):
+            run = start_alone(*runs.command, *settings, cwd=runs.folder)
+            said, errors = run.communicate(timeout=500)
+            others.append((run.returncode, said + errors))
+
+    assert runs.run("lengths", another)[0] == 0
+    (joined, said), (refused, why) = others
+    assert (joined, refused) == (0, 1), said + why
+    assert "do this run already" in said
+    assert len(why.strip().splitlines()) == 1
+    runs.check(expected)
+
+
+def _nothing() -> None:
+    """No harm is done."""

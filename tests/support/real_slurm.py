@@ -3,6 +3,7 @@
 import os
 import pwd
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -22,7 +23,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
 SlurmctldPort={ports[0]}
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
@@ -78,8 +79,23 @@ class RealSlurm:
             self.start_node(f"n{number}")
         self._until(lambda: self.say("sinfo", "-h", "-o", "%T %D") == "idle 4", "slurmctld")
 
-    def start_node(self, name: str) -> None:
-        self._start("slurmd", "-D", "-N", name, "-f", str(self.conf), log=name)
+    def start_node(self, name: str, mounts: str = "") -> None:
+        """Start the daemon of a node.
+
+        Args:
+            mounts: commands for the shell; what they mount, this node alone sees.
+        """
+        daemon = [path_of("slurmd"), "-D", "-N", name, "-f", str(self.conf)]
+        if mounts:
+            daemon = [path_of("unshare"), "--mount", "sh", "-c", f"{mounts} && exec {shlex.join(daemon)}"]
+        self._start(*daemon, log=name)
+
+    def restart_node(self, name: str, mounts: str = "") -> None:
+        """End the daemon of a node, and start it as `start_node` does."""
+        self._daemons[name].kill()
+        self._daemons[name].wait()
+        self.start_node(name, mounts)
+        time.sleep(1.0)  # it registers
 
     def restart_controller(self) -> None:
         """It is killed, is away for a while, and goes on from what it has on disk."""
@@ -114,8 +130,9 @@ class RealSlurm:
 
     def _start(self, program: str, *arguments: str, log: str = "") -> None:
         name = log or program
+        program = program if "/" in program else path_of(program)
         with open(self.folder / f"{name}.out", "ab") as out:
-            process = subprocess.Popen([path_of(program), *arguments], stdout=out, stderr=out, start_new_session=True)
+            process = subprocess.Popen([program, *arguments], stdout=out, stderr=out, start_new_session=True)
         self._daemons[name] = process
         self._stack.callback(_end, process)
 

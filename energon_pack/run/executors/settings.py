@@ -6,10 +6,11 @@ from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
+from energon_pack.run.by_name import entry_point
 
 
 class ExecutorKind(str, Enum):
-    """Where jobs are done."""
+    """Where jobs are done, unless an installed package adds another place."""
 
     local = "local"
     slurm = "slurm"
@@ -30,8 +31,9 @@ _OWN = {
 class ExecutorConfig:
     """Processes of this machine, or of others."""
 
-    #: local: processes of this machine · slurm: a chain of Slurm's jobs · ray: tasks of a Ray cluster
-    kind: ExecutorKind = ExecutorKind.local
+    #: local: processes of this machine · slurm: a chain of Slurm's jobs · ray: tasks of a Ray cluster · or what an
+    #: installed package adds
+    kind: str = ExecutorKind.local.value
     #: processes of each machine; None: one for each core
     num_workers: int | None = None
     #: slurm: tasks of each array
@@ -64,9 +66,12 @@ class ExecutorConfig:
     give_up_after: float = 3600.0
 
     def check(self) -> None:
-        """Raise PackError for settings that allow no work, or that belong to another executor."""
+        """Raise PackError for settings that allow no work or belong to another executor, and for an unknown kind."""
+        if self.kind not in list(ExecutorKind) and entry_point("executors", "executor.kind", self.kind) is None:
+            there = ", ".join(kind.value for kind in ExecutorKind)
+            raise PackError(f"executor.kind={self.kind}: there are {there}, and what installed packages add")
         for kind, names in _OWN.items():
-            if kind is not self.kind:
+            if kind != self.kind:
                 self._refuse_given(names, f"is for executor={kind.value}")
         for name in ("num_cpus", "memory", "give_up_after"):
             value = getattr(self, name)
