@@ -95,7 +95,10 @@ def test_what_is_slurms_is_set_back_for_a_task() -> None:
         ("energon-pack: error: disk full\nenergon-pack: exit code 1 on n1\n", "disk full ("),
         ("Killed\nenergon-pack: exit code 137 on n1\n", r"Killed (exit code 137) ("),
         ("slurmstepd-n1: error: *** JOB 5 ON n1 CANCELLED ***\n", "*** JOB 5 ON n1 CANCELLED *** ("),
-        ("energon-pack: error: before\nenergon-pack: exit code 0 on n2\n", "before they began"),
+        (
+            "energon-pack: error: before\nenergon-pack: exit code 0 on n2\n",
+            "they were cancelled before they began, or a node",
+        ),
     ],
 )
 def test_why_a_task_failed_is_read_from_its_log(tmp_path: Path, log: str, error: str) -> None:

@@ -163,7 +163,8 @@ class Chain:
                     kind = SamplesLost if code == SamplesLost.exit_code else PackError
                     return kind(f"{why} ({log}); the same command goes on from what is there")
         return PackError(
-            f"Slurm ended the jobs before they began (scancel? logs in {self.folder}); the same command goes on"
+            f"Slurm ended the jobs, and no log in {self.folder} says why: they were cancelled before they began, or a node"
+            " does not see that folder (cache_dir); the same command goes on"
         )
 
 
@@ -174,7 +175,7 @@ def _end_of(log: Path) -> tuple[int | None, str]:
     if lines and lines[-1].startswith(_END):
         code = int(lines.pop().removeprefix(_END).split()[0])
     errors = [found[1] for found in map(_ERROR.match, lines) if found]
-    why = errors[-1] if errors else lines[-1] if lines else "it said nothing"
+    why = errors[-1] if errors else lines[-1] if lines else "its log is empty: is the disk full?"
     return code, why if errors or code is None else f"{why} (exit code {code})"
 
 

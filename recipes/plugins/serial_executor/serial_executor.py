@@ -1,6 +1,6 @@
 """Does all jobs in this process, where a debugger sees them: `pip install recipes/plugins/serial_executor`, then
 
-    energon-pack +model=qwen2_5_vl executor.kind=serial
+energon-pack +model=qwen2_5_vl executor.kind=serial
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
