@@ -163,8 +163,8 @@ class Chain:
                     kind = SamplesLost if code == SamplesLost.exit_code else PackError
                     return kind(f"{why} ({log}); the same command goes on from what is there")
         return PackError(
-            f"Slurm ended the jobs, and no log in {self.folder} says why: they were cancelled before they began, or a node"
-            " does not see that folder (cache_dir); the same command goes on"
+            f"Slurm ended the jobs, and no log in {self.folder} says why: they were cancelled before they began, or a"
+            " node does not see that folder (cache_dir); the same command goes on"
         )
 
 
