@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from energon_pack.config import ExecutorKind, PackConfig, Stage
+from energon_pack.config import ExecutorKind, Format, PackConfig, Stage
 from energon_pack.config.resolve import Places, destination_of, resolve
 from energon_pack.dataset.check import get_ready
 from energon_pack.dataset.files import LEDGER
@@ -31,6 +31,8 @@ from energon_pack.run.executors.choose import executor_of
 from energon_pack.run.files import META_FOLDER, naming_place, write_whole
 from energon_pack.run.part import Part
 from energon_pack.run.progress import Progress
+from energon_pack.sources.forms import format_of, read_as
+from energon_pack.sources.shard import Source
 from energon_pack.stages import measuring, pages, planning, publishing, writing
 from energon_pack.stages.planning import Planned
 
@@ -62,6 +64,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         if config.stage is Stage.write:
             return writing.write_share(config, destination_of(config), part or Part(0, 1), run)
         places = resolve(config)
+        config = _as_found(config, places.source)
         executor.share(places.folders)
         run = replace(run, cache_dir=places.cache_dir, mirror=places.mirror)
         if part is None:
@@ -69,6 +72,15 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         number = measuring.measure_share(config, places, part, run)
         say(f"the lengths of {amount(number, 'sample')} are in {places.cache_dir}: part {part} of the source")
         return {"samples": number}
+
+
+def _as_found(config: PackConfig, source: Source) -> PackConfig:
+    """Say in the config which format a source was found to have; print it."""
+    if config.source.format != Format.auto:
+        return config
+    if config.source.path is not None:
+        say(f"read as: {read_as(source)}")
+    return replace(config, source=replace(config.source, format=format_of(source).value))
 
 
 def _pack(config: PackConfig, places: Places, run: Run) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from energon_pack import __version__
-from energon_pack.config import Overlong, PackConfig, plain
+from energon_pack.config import Format, Overlong, PackConfig, plain
 
 #: Settings that change no byte of a dataset. `model.processor` is a place; the processor's content is in the
 #: fingerprint.
@@ -39,6 +39,17 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
         for node, items in nodes.items()
     }
+
+
+def is_same_content(values: Mapping[str, Any], config: PackConfig) -> bool:
+    """Tell whether a config as report.json has it has the content settings of another.
+
+    Which format was found of a source is known once it was looked at: `source.format=auto` is equal to any.
+    """
+    theirs, ours = content_of(values), content_settings(config)
+    if ours["source"]["format"] == Format.auto:
+        ours["source"]["format"] = theirs["source"]["format"]
+    return theirs == ours
 
 
 def shards_identity(config: PackConfig, key_prefix: str, source: Sequence[tuple[str | int, ...]]) -> str:

@@ -1,13 +1,12 @@
 """Find all places that a config names, where a run reads and where it writes, and check them before any work."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from energon_pack.config import Format, MediaIn, PackConfig, Stage
-from energon_pack.config.naming import content_of, content_settings
+from energon_pack.config.naming import is_same_content
 from energon_pack.dataset.destination import Destination
 from energon_pack.dataset.in_folder import InFolder, refuse_unwritable_folder
 from energon_pack.dataset.in_store import InStore, refuse_unwritable_address
@@ -19,9 +18,8 @@ from energon_pack.run.stores import is_address, parent, tidy
 from energon_pack.run.stores.mirror import Mirror
 from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
-from energon_pack.sources.find import find_shards
-from energon_pack.sources.jsonl.find import find_lines, kind_of_lines
-from energon_pack.sources.settings import Compressed, SourceConfig
+from energon_pack.sources.forms import find_source
+from energon_pack.sources.settings import Compressed
 from energon_pack.sources.shard import Source
 from energon_pack.sources.storage import path_in
 from energon_pack.templates.folder import named_processor, refuse_missing_folder
@@ -105,7 +103,7 @@ def _equal_there(config: PackConfig, destination: Destination) -> dict[str, Any]
     """Return report.json of a whole dataset with the same content settings; None: there is none."""
     report = destination.published_report()
     try:
-        return report if report and content_of(report["config"]) == content_settings(config) else None
+        return report if report and is_same_content(report["config"], config) else None
     except (KeyError, TypeError):  # another version wrote it, with other settings
         return None
 
@@ -163,17 +161,10 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
         refuse_missing_folder(processor)
     copies = cache_dir / "uncompressed" if config.source.compressed is Compressed.copy else None
     with naming_place("cache_dir", cache_dir):
-        source = source_of(config.source, path, copies)
+        source = find_source(config.source, path, copies)
     if copies and config.output.media is MediaIn.reference and any(folder.parent == copies for folder in source.beside):
         raise PackError(f"output.media=reference: packs would point to copies in {copies}: unpack the compressed tars")
     return source, processor
-
-
-def source_of(settings: SourceConfig, path: str | Sequence[str], copies: Path | None = None) -> Source:
-    """Find the files of a source, read as the settings say; raises as `find_lines` and `find_shards`."""
-    if kind := kind_of_lines(settings.format):
-        return find_lines(path, settings.media_root, settings.remote_media, kind)
-    return find_shards(path, settings.split, copies)
 
 
 def _demo(config: PackConfig, cache_dir: Path) -> tuple[str, str]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.config.resolve import source_of
 from energon_pack.errors import PackError
 from energon_pack.inspect.overrides import is_override
 from energon_pack.inspect.source_page import sample_page
@@ -25,6 +24,7 @@ from energon_pack.samples.flavors import do_not_fit
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.forms import find_source
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample
@@ -61,7 +61,7 @@ def show_sample(given: argparse.Namespace) -> int:
     config = compose_config(overrides)
     if given.processor:
         config = replace(config, model=replace(config.model, processor=given.processor))
-    source = source_of(config.source, given.source)
+    source = find_source(config.source, given.source)
     indexed, place, number = _chosen(source, named[0] if named else None, given.random)
     shard = indexed.shard
     template, missing = _template(config)

@@ -15,8 +15,8 @@ from energon_pack.sources.prepared import LeftOut, Selection
 from energon_pack.sources.shard import Source, shard_of
 from energon_pack.sources.storage import expand, real_path, walk
 
-_TARS = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
-_LINES = re.compile(r"\.jsonl?$")
+TARS = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
+LINES = re.compile(r"\.jsonl?$")
 _PARQUET = re.compile(r"\.parquet$")
 
 
@@ -40,12 +40,12 @@ def find_shards(path: str | Sequence[str], split: str | None = None, copies: Pat
         root, entry_folders, files = expand(os.path.expanduser(entry))
         roots.append(root)
         folders += entry_folders
-        tars = list(chain(files, *(walk(folder, _TARS) for folder in entry_folders)))
+        tars = list(chain(files, *(walk(folder, TARS) for folder in entry_folders)))
         if not tars:
-            if any(walk(folder, _LINES) for folder in entry_folders):
+            if any(walk(folder, LINES) for folder in entry_folders):
                 raise PackError(f"source.path={entry}: no *.tar there; source=jsonl reads JSONL")
             raise PackError(f"source.path={entry}: no *.tar there{but_parquet(entry_folders)}")
-        if lines := next(filter(_LINES.search, tars), None):
+        if lines := next(filter(LINES.search, tars), None):
             raise PackError(f"source.path={entry}: {lines} is no tar; source=jsonl reads JSONL")
         for tar in tars:
             real = real_path(tar)

@@ -13,6 +13,7 @@ from energon_pack.samples.settings import ReadSettings
 class Format(str, Enum):
     """What the files of a source are."""
 
+    auto = "auto"
     wds = "wds"
     jsonl = "jsonl"
 
@@ -35,8 +36,9 @@ class OnDamaged(str, Enum):
 class SourceConfig(ReadSettings):
     """Where samples come from, which of them are taken, and how each is read."""
 
-    #: wds: uncompressed WebDataset tars; jsonl: SFT JSONL with media beside it; or what an installed package adds
-    format: str = Format.wds.value
+    #: wds: uncompressed WebDataset tars; jsonl: SFT JSONL with media beside it; auto: either, as files are called;
+    #: or what an installed package adds
+    format: str = Format.auto.value
     #: a folder, a file, a glob, or a list of these; None: the built-in demo
     path: Any = None
     #: what paths of media are relative to; None: the folder of the JSONL, or what its meta file says

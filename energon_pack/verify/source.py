@@ -17,10 +17,10 @@ from energon_pack.run.json_nodes import node_of
 from energon_pack.run.stores import lies_in, losing_no_fault, tidy
 from energon_pack.samples.mapping import with_hash
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.sources import forms
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
-from energon_pack.sources.find import find_shards
-from energon_pack.sources.jsonl.find import find_lines, kind_of_lines
+from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.storage import folder_of, path_in
 from energon_pack.verify.findings import Hashes, hashes, joined, named
@@ -56,9 +56,10 @@ def find_source(
     if media_root is None and isinstance(root, str):
         media_root = when_packed(report, root) if given else _now(folder, report, root)
     try:
-        if kind := kind_of_lines(str(settings.get("format", "wds"))):
-            return find_lines(path, media_root, settings.get("remote_media") is True, kind)
-        return find_shards(path, split if isinstance(split, str) else None)
+        format, is_remote = str(settings.get("format", "wds")), settings.get("remote_media") is True
+        asked = SourceConfig(format=format, media_root=media_root, remote_media=is_remote)
+        asked.split = split if isinstance(split, str) else None
+        return forms.find_source(asked, path)
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None
 

@@ -98,8 +98,8 @@ class RealSlurm:
         time.sleep(1.0)  # it registers
 
     def restart_controller(self) -> None:
-        """It is killed, is away for a while, and goes on from what it has on disk."""
-        self._daemons["slurmctld"].kill()
+        """It ends, is away for a while, and goes on from what it has on disk."""
+        self._daemons["slurmctld"].terminate()
         self._daemons["slurmctld"].wait()
         time.sleep(3)
         self._start("slurmctld", "-D", "-i", "-f", str(self.conf))

@@ -41,12 +41,12 @@ def kind_of_lines(format: str) -> type[JsonlShard] | None:
     Raises:
         PackError: there is no such format, or what an installed package adds reads no lines.
     """
-    if format in (Format.wds, Format.jsonl):
+    if format in list(Format):
         return JsonlShard if format == Format.jsonl else None
     kind = entry_point("sources", "source.format", format)
     if not (isinstance(kind, type) and issubclass(kind, JsonlShard)):
         there = "there is none of that name" if kind is None else f"{kind} is no class that derives from JsonlShard"
-        raise PackError(f"source.format={format}: {there}; wds and jsonl are always there")
+        raise PackError(f"source.format={format}: {there}; auto, wds and jsonl are always there")
     return kind
 
 

@@ -1,0 +1,93 @@
+"""Finds out what the files of a source are, by their names: tars, lines of JSON, or some of each.
+
+    source.path ──each entry──► its form ──find_shards, find_lines──► one source
+
+A folder or glob with files of two forms is refused: which of them are samples is the user's to say. Entries of two
+forms, each named by itself, are one source.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from energon_pack.errors import PackError, amount
+from energon_pack.sources.find import LINES, TARS, but_parquet, find_shards
+from energon_pack.sources.jsonl.find import find_lines, kind_of_lines
+from energon_pack.sources.settings import Format, SourceConfig
+from energon_pack.sources.shard import JsonlShard, Source, TarShard
+from energon_pack.sources.storage import expand, walk
+
+_LEDGER = "skipped.jsonl"  # which packing and converting leave beside what they write
+_CALLED = {Format.wds: "WebDataset tars", Format.jsonl: "JSONL"}
+_NAMES = {Format.wds: "*.tar", Format.jsonl: "*.jsonl"}
+
+
+def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path | None = None) -> Source:
+    """Find the files of a source, read as the settings say, or as they look.
+
+    Args:
+        copies: where uncompressed copies of compressed tars are kept; None: these are refused.
+
+    Raises:
+        PackError: as `find_shards` and `find_lines`, and for an entry with files of two forms.
+    """
+    if settings.format != Format.auto:
+        if kind := kind_of_lines(settings.format):
+            return find_lines(path, settings.media_root, settings.remote_media, kind)
+        return find_shards(path, settings.split, copies)
+    entries: dict[Format, list[str]] = {}
+    for entry in [path] if isinstance(path, str) else path:
+        entries.setdefault(form_of(entry), []).append(entry)
+    parts = []
+    if tars := entries.get(Format.wds):
+        parts.append(find_shards(tars, settings.split, copies))
+    if lines := entries.get(Format.jsonl):
+        parts.append(find_lines(lines, settings.media_root, settings.remote_media))
+    return parts[0] if len(parts) == 1 else _together(parts)
+
+
+def form_of(entry: str) -> Format:
+    """Tell the form of the files that an entry of `source.path` stands for; a file of no known name is lines.
+
+    Raises:
+        PackError: it has files of two forms, or none.
+    """
+    _, folders, files = expand(entry)
+    forms = Counter(Format.wds if TARS.search(file) else Format.jsonl for file in files)
+    for folder in folders:
+        forms[Format.wds] += len(walk(folder, TARS))
+        forms[Format.jsonl] += sum(not file.endswith(_LEDGER) for file in walk(folder, LINES))
+    there = [form for form in _NAMES if forms[form]]
+    if len(there) > 1:
+        seen = " and ".join(f"{forms[form]:,} {_NAMES[form]}" for form in there)
+        raise PackError(
+            f"source.path={entry}: there are {seen}; source=wds or source=jsonl reads one of them, and a list of globs"
+            " in source.path reads both"
+        )
+    if not there:
+        raise PackError(f"source.path={entry}: no *.tar and no *.jsonl there{but_parquet(folders)}")
+    return there[0]
+
+
+def read_as(source: Source) -> str:
+    """Describe the form of a source in a line."""
+    tars = sum(isinstance(shard, TarShard) for shard in source.shards)
+    numbers = {Format.wds: tars, Format.jsonl: len(source.shards) - tars}
+    return "; ".join(f"{_CALLED[form]}, {amount(number, 'file')}" for form, number in numbers.items() if number)
+
+
+def format_of(source: Source) -> Format:
+    """Tell which format reads all of a source; `auto` if it has files of several."""
+    kinds = {type(shard) for shard in source.shards}
+    return Format.wds if kinds == {TarShard} else Format.jsonl if kinds == {JsonlShard} else Format.auto
+
+
+def _together(parts: Sequence[Source]) -> Source:
+    """Make one source; its files have the names that they have in their own."""
+    return Source(
+        shards=sorted((shard for part in parts for shard in part.shards), key=lambda shard: shard.name),
+        folders=frozenset().union(*(part.folders for part in parts)),
+        excluded={name: keys for part in parts for name, keys in part.excluded.items()},
+        num_left_out=sum(part.num_left_out for part in parts),
+        stored=frozenset().union(*(part.stored for part in parts)),
+    )
