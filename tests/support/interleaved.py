@@ -115,13 +115,15 @@ class World(ABC):
 def every_order(make: Callable[[], World], most_switches: int) -> int:
     """Take the steps of two runs in every order, and stop one for ever at any step; how many ends were judged.
 
-    States that were seen before are not gone on from: what follows is the same.
+    States that were seen before are not gone on from: what follows is the same. Nor is a run stopped twice in worlds
+    that look the same.
 
     Args:
         most_switches: how often the turn may go from one run that is not over to the other.
     """
     prefixes: list[tuple[int, ...]] = [()]
     seen: set[Hashable] = set()
+    stopped: set[Hashable] = set()
     num_judged = 0
     while prefixes:
         prefix = prefixes.pop()
@@ -135,16 +137,14 @@ def every_order(make: Callable[[], World], most_switches: int) -> int:
                     num_switches += prefix[len(chosen)] != last and len(chosen) > 0
                     last = prefix[len(chosen)]
                 else:
-                    key = (
-                        world.state(),
-                        min(num_switches, most_switches),
-                        last,
-                        tuple((run.seen, run.is_over) for run in runs),
-                    )
+                    state = world.state()
+                    key = (state, num_switches, last, tuple((run.seen, run.is_over) for run in runs))
                     if key in seen:
                         break
                     seen.add(key)
-                    if len(alive) == 1:
+                    end = (state, tuple((run.is_over, type(run.error)) for run in runs))
+                    if len(alive) == 1 and end not in stopped:
+                        stopped.add(end)
                         prefixes.append((*chosen, STOP))
                     last = last if last in alive else alive[0] if alive else STOP
                     if num_switches < most_switches:
