@@ -41,15 +41,14 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def is_same_content(values: Mapping[str, Any], config: PackConfig) -> bool:
-    """Tell whether a config as report.json has it has the content settings of another.
+def are_same(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Tell whether two sets of content settings are the same, as JSON has them.
 
-    Which format was found of a source is known once it was looked at: `source.format=auto` is equal to any.
+    A run that has looked at its source says which format it found: that is equal to `source.format=auto`.
     """
-    theirs, ours = content_of(values), content_settings(config)
-    if ours["source"]["format"] == Format.auto:
-        ours["source"]["format"] = theirs["source"]["format"]
-    return theirs == ours
+    both = [json.loads(json.dumps(settings)) for settings in (theirs, ours)]
+    formats = [settings["source"].pop("format", None) for settings in both]
+    return both[0] == both[1] and (formats[0] == formats[1] or Format.auto in formats)
 
 
 def shards_identity(config: PackConfig, key_prefix: str, source: Sequence[tuple[str | int, ...]]) -> str:

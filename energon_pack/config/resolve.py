@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import Format, MediaIn, PackConfig, Stage
-from energon_pack.config.naming import is_same_content
+from energon_pack.config.naming import are_same, content_of, content_settings
 from energon_pack.dataset.destination import Destination
 from energon_pack.dataset.in_folder import InFolder, refuse_unwritable_folder
 from energon_pack.dataset.in_store import InStore, refuse_unwritable_address
@@ -103,7 +103,8 @@ def _equal_there(config: PackConfig, destination: Destination) -> dict[str, Any]
     """Return report.json of a whole dataset with the same content settings; None: there is none."""
     report = destination.published_report()
     try:
-        return report if report and is_same_content(report["config"], config) else None
+        is_there = report and are_same(content_of(report["config"]), content_settings(config))
+        return report if is_there else None
     except (KeyError, TypeError):  # another version wrote it, with other settings
         return None
 

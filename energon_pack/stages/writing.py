@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.config.naming import content_settings
+from energon_pack.config.naming import are_same, content_settings
 from energon_pack.dataset.destination import Destination, PlanMissing
 from energon_pack.dataset.files import PLAN
 from energon_pack.dataset.in_folder import JOBS
@@ -169,7 +169,7 @@ def _read_about(config: PackConfig, staging: Path) -> dict[str, Any]:
         about: dict[str, Any] = json.loads((staging / JOBS / _ABOUT).read_bytes())
     except FileNotFoundError:  # its process was killed
         raise PlanMissing(f"the plan in {staging} is not whole: stage=plan makes it anew") from None
-    if about["settings"] != json.loads(json.dumps(plan_settings(config))):
+    if not are_same(about["settings"], plan_settings(config)):
         raise PlanMissing(f"the plan in {staging} was made with other settings: stage=plan makes it anew")
     if why := why_other_packages(about["packages"]):
         raise PlanMissing(f"the plan in {staging} was made by other packages: {why}")
