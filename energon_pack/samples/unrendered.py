@@ -4,15 +4,13 @@ ms-swift    "<ref-object> is at <bbox>", with names and boxes in the field `obje
 Qwen-VL     "Picture 1: <img>a.png</img>"
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.dialects.pictures import TO_DOWNLOAD, pictures_in
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
-_MEDIUM = re.compile(r"<img>([^<>\n]+)</img>")  # HTML has no </img>
 #: field → mark in the text for its values, unless an end tag follows (HTML, `<bbox>1,2,3,4</bbox>`); the message
 _FIELDS = {
     "objects": (("<ref-object>", "<bbox>"), Reason.BAD_MESSAGE),
@@ -36,14 +34,14 @@ def refuse_unrendered(messages: Sequence[Message], fields: Mapping[str, Any]) ->
             whole = "".join(text for _, text in _texts(messages))
             found = next((mark for mark in marks if mark in whole and mark.replace("<", "</") not in whole), None)
             if found:
-                raise Skip(reason, f"{found} stands for a value of {field!r}, which is not put in its place")
+                remedy = " (source.boxes says as which text)" if field == "objects" else ""
+                raise Skip(reason, f"{found} stands for a value of {field!r}, which is not put in its place{remedy}")
     for role, text in _texts(messages):
         if role == "assistant" or "<img>" not in text:
             continue
-        for name in _MEDIUM.findall(text):
-            if kind_by_name(name.strip().partition("?")[0]):
-                what = f"<img>{name}</img> in a text: media are to be listed, and <image> says where they stand"
-                raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+        for name in pictures_in(text):
+            remedy = TO_DOWNLOAD if "://" in name else "the sample lists media too: write <image> where each stands"
+            raise Skip(Reason.UNSUPPORTED_MEDIA, f"<img>{name}</img> in a text: {remedy}")
 
 
 def _texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
