@@ -12,7 +12,7 @@ from typing import Any
 from energon_pack.samples.dialects.fields import question_and_answer
 from energon_pack.samples.dialects.pairs import prompts_and_captions, turn, turns_of_pair
 from energon_pack.samples.dialects.pictures import name_in
-from energon_pack.samples.dialects.rewrite import in_our_words, with_marks_replaced
+from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.dialects.table import turns_of
 from energon_pack.samples.documents import DOCUMENT, answer_alone, document_of, is_document, text_alone
 from energon_pack.samples.frame_lists import frame_parts, without_lists
@@ -34,7 +34,7 @@ from energon_pack.samples.tool_calls import (
     turns_of_parts,
     with_tool_calls,
 )
-from energon_pack.samples.unrendered import refuse_unrendered
+from energon_pack.samples.unrendered import with_marks_replaced
 
 _ROLES = {
     **{role: role for role in ("system", "developer", "user", "assistant", "tool", DOCUMENT)},
@@ -131,8 +131,7 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
 
     if settings.frames is Frames.images:
         messages = without_lists(messages)
-    messages = with_marks_replaced(messages, value, settings, lists_media)
-    refuse_unrendered(messages, value)
+    messages = with_marks_replaced(messages, value, settings.boxes, lists_media)
     if isinstance(names := value.get("patch_positions"), list):
         value = {**value, "patch_positions": list(_flatten(names))}
     used |= {key for key in _MEDIA_KEYS if _is_listing(value.get(key))} | {*_KIND_KEYS, "tools", "functions"}
@@ -182,9 +181,8 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
         caption = value.get("caption")
         if isinstance(caption, str):
             return caption_record(caption, settings).messages, {"caption"}
-    if settings.sample_type in (SampleType.auto, SampleType.vqa):
-        if found := question_and_answer(value):
-            return found
+    if settings.sample_type in (SampleType.auto, SampleType.vqa) and (asked := question_and_answer(value)):
+        return asked
     if settings.sample_type in (SampleType.auto, SampleType.chat, SampleType.vqa):
         written = turns_of(value, only_vqa=settings.sample_type is SampleType.vqa)
         if written and settings.sample_type is SampleType.auto and text_alone(value):

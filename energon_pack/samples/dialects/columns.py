@@ -36,8 +36,11 @@ def renamed(value: Any, settings: ReadSettings) -> Any:
     rest = {key: item for key, item in value.items() if key not in columns.values()}
     value = rest | {ours: value[theirs] for ours, theirs in columns.items() if theirs in value}
     if {"prompt", "response"} <= columns.keys():
-        messages = asked_and_answered(value.pop("prompt"), value.pop("response"))
-        return {**value, "messages": messages}
+        sides = value.pop("prompt"), value.pop("response")
+        if not all(sides):
+            ours = "prompt" if sides[1] else "response"
+            raise Skip(Reason.BAD_MESSAGE, f"source.columns.{ours}={columns[ours]}: the field is empty")
+        return {**value, "messages": asked_and_answered(*sides)}
     fields = (settings.messages_key,) if settings.messages_key else ("messages", "conversations", "texts", *TURN_FIELDS)
     turns = {
         key: [_our_turn(each, settings) for each in value[key]] for key in fields if isinstance(value.get(key), list)

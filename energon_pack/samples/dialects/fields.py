@@ -61,7 +61,7 @@ def history_turns(history: Any) -> list[Message]:
 def prompt_and_completion(value: Mapping[str, Any], dialect: "Dialect") -> list[Any]:
     """Join a prompt and a completion: both are texts, or both are turns."""
     prompt, completion = value["prompt"], value["completion"]
-    if isinstance(prompt, list) and isinstance(completion, list):
+    if prompt and isinstance(prompt, list) and isinstance(completion, list):
         return [*prompt, *completion]
     return asked_and_answered(_text(value, "prompt", dialect), _text(value, "completion", dialect))
 
@@ -70,7 +70,7 @@ def listed_pairs(value: Mapping[str, Any], dialect: "Dialect") -> list[Message]:
     """Make a turn of each question and of each answer of two lists of texts of one length."""
     sides = [value[key] for key in dialect.needs]
     for key, side in zip(dialect.needs, sides, strict=True):
-        if not isinstance(side, list) or not all(isinstance(text, str) for text in side):
+        if not isinstance(side, list) or not all(text and isinstance(text, str) for text in side):
             raise _other(dialect, key, side)
     if len(sides[0]) != len(sides[1]):
         asks, answers = dialect.needs
@@ -98,12 +98,12 @@ def _history(history: Any, dialect: "Dialect") -> list[Message]:
 
 def _text(value: Mapping[str, Any], key: str, dialect: "Dialect") -> str:
     text = value.get(key)
-    if text is None and key not in dialect.needs:
+    if not text and key not in dialect.needs:
         return ""
-    if not isinstance(text, str):
+    if not isinstance(text, str) or (not text and key == dialect.needs[1]):
         raise _other(dialect, key, text)
     return text
 
 
 def _other(dialect: "Dialect", key: str, value: Any) -> Skip:
-    return Skip(Reason.BAD_MESSAGE, f"read as {dialect.name!r}, and its {key} is no such: {str(value)[:80]!r}")
+    return Skip(Reason.BAD_MESSAGE, f"read as {dialect.name!r}, and its {key} is empty or of another form: {str(value)[:80]!r}")

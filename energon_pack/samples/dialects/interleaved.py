@@ -26,7 +26,7 @@ def as_document(value: dict[str, Any]) -> dict[str, Any]:
     Raises:
         Skip: `bad_message`.
     """
-    if _are_texts(value.get("texts")):
+    if _are_texts(value.get("texts")) and isinstance(value.get("images"), list):
         used, parts = ("texts", "images"), _obelics(value["texts"], value.get("images"))
     elif _are_texts(value.get("text_list")) and isinstance(value.get("image_info"), list):
         used, parts = ("text_list", "image_info"), _mmc4(value["text_list"], value["image_info"])
@@ -46,11 +46,10 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(text is None or isinstance(text, str) for text in value)
 
 
-def _obelics(texts: list[str | None], images: Any) -> list[Message]:
-    images = [None] * len(texts) if images is None else images
-    if not isinstance(images, list) or len(images) != len(texts):
-        num = len(images) if isinstance(images, list) else str(images)[:60]
-        raise Skip(Reason.BAD_MESSAGE, f"texts and images are a document, with {len(texts)} texts for {num} images")
+def _obelics(texts: list[str | None], images: list[Any]) -> list[Message]:
+    if len(images) != len(texts):
+        what = f"texts and images are no document: {len(texts)} places for texts, {len(images)} for images"
+        raise Skip(Reason.BAD_MESSAGE, what)
     parts: list[Message] = []
     for index, (text, image) in enumerate(zip(texts, images, strict=True)):
         if text and image:

@@ -11,6 +11,7 @@ from typing import Any
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
 
 _PICTURE = re.compile(r"<img>([^<>\n]+)</img>")  # HTML has no </img>
 TO_DOWNLOAD = "media are read from files: download it first (img2dataset does), and write the file's name"
@@ -25,19 +26,22 @@ def pictures_in(text: str) -> list[str]:
 def with_pictures(messages: Sequence[Message], lists_media: bool) -> list[Message]:
     """Return messages with a content part for each `<img>a.png</img>` of a question.
 
-    A conversation whose media are listed, or that has placeholders too, stays unchanged: which medium stands where is
-    not known.
-
     Args:
+        messages: a conversation that has some.
         lists_media: the sample lists media elsewhere.
+
+    Raises:
+        Skip: `unsupported_media` for an address, and for a sample that has other media, too: which stands where is not
+            known.
     """
-    asked = [m for m in messages if m["role"] != "assistant" and isinstance(m["content"], str)]
-    if not any("<img>" in message["content"] and pictures_in(message["content"]) for message in asked):
-        return list(messages)
-    if lists_media or num_placeholders(messages) or not all(isinstance(m["content"], str) for m in messages):
-        return list(messages)
-    if any("://" in name for message in asked for name in pictures_in(message["content"])):
-        return list(messages)
+    asked = [message for message in messages if message["role"] != "assistant"]
+    texts = [message["content"] for message in asked if isinstance(message["content"], str)]
+    if len(texts) < len(asked) or lists_media or num_placeholders(messages):
+        what = "<img> in a text, and other media in the sample: list all, and write <image> where each stands"
+        raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+    for name in (name for text in texts for name in pictures_in(text)):
+        if "://" in name:
+            raise Skip(Reason.UNSUPPORTED_MEDIA, f"<img>{name}</img> in a text: {TO_DOWNLOAD}")
     return [m if m["role"] == "assistant" else {**m, "content": _parts(m["content"])} for m in messages]
 
 

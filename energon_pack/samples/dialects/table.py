@@ -53,6 +53,8 @@ DIALECTS = (
     *(Dialect(field, (field,), turns_as_written) for field in TURN_FIELDS),
 )
 
+_ALL_FIELDS = frozenset(key for dialect in DIALECTS for key in (*dialect.needs, *dialect.reads))
+
 
 def turns_of(value: Mapping[str, Any], only_vqa: bool) -> Written | None:
     """Read the conversation of a record that has none of the fields that are read first; None: no dialect fits.
@@ -71,4 +73,9 @@ def turns_of(value: Mapping[str, Any], only_vqa: bool) -> Written | None:
         names = " and as ".join(f"{dialect.name!r}" for dialect in fit)
         decide = "source.messages_key, or source.columns.prompt and source.columns.response, decide"
         raise Skip(Reason.BAD_MESSAGE, f"it can be read as {names}: {decide}")
-    return Written(fit[0], fit[0].turns(value, fit[0]))
+    dialect = fit[0]
+    lists = [key for key in _ALL_FIELDS.difference(dialect.needs, dialect.reads) if key in value]
+    if left := sorted(key for key in lists if value[key] and isinstance(value[key], list)):
+        what = f"it can be read as {dialect.name!r}, and has a list in {left[0]}, too: source.messages_key decides"
+        raise Skip(Reason.BAD_MESSAGE, what)
+    return Written(dialect, dialect.turns(value, dialect))
