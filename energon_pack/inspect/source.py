@@ -70,6 +70,7 @@ def show_sample(given: argparse.Namespace) -> int:
     num_files = len(source.shards)
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
     where = "before the first user turn, or in place of <image> for a video"
+    where = "before the first user turn, or in place of <image> for a video"
     remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in
     remarks += [f"its key {key!r} is not known: nothing reads it" for key in sample.unknown]
     remarks += ["its tools are left out, and its calls are text (source.tools=text)"] * sample.leaves_out_tools

@@ -141,7 +141,9 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> tuple
     Raises:
         Skip: a key that means something in another tool.
     """
-    unknown = {} if _KNOWN[0].issuperset(value) else dict.fromkeys(_strange(value, 0))
+    unknown: dict[str, None] = {}
+    if not _KNOWN[0].issuperset(value):
+        unknown = dict.fromkeys(_strange({key: item for key, item in value.items() if key not in conversation}, 0))
     for key in conversation:
         for turn in value[key] if isinstance(value[key], list) else ():
             if not isinstance(turn, dict):

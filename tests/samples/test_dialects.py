@@ -8,7 +8,7 @@ import pytest
 
 from energon_pack.samples.dialects.table import DIALECTS
 from energon_pack.samples.record import Record, parse_record
-from energon_pack.samples.settings import Boxes, ReadSettings, SampleType, Take
+from energon_pack.samples.settings import ReadSettings, SampleType, Take
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
@@ -51,7 +51,10 @@ def test_each_row_of_the_table_has_its_conversations() -> None:
         ({"conversation": [], "turns": []}, "'conversation' and as 'turns'"),
         ({"conversation": [{"user": "q", "assistant": "a"}], "prompt": ["x"]}, "has a list in prompt, too"),
         ({"conversation": [{"user": "q", "assistant": "a"}], "text": "x"}, "and as a document in its field text"),
-        ({"messages": [{"role": "user", "content": "q"}], "texts": ["a"], "images": [None]}, "messages and a document in texts"),
+        (
+            {"messages": [{"role": "user", "content": "q"}], "texts": ["a"], "images": [None]},
+            "messages and a document in texts",
+        ),
     ],
 )
 def test_what_fits_two_is_left_out_with_both_names(value: Any, said: str) -> None:
@@ -67,7 +70,10 @@ def test_what_fits_two_is_left_out_with_both_names(value: Any, said: str) -> Non
         ({"instruction": "i", "output": ["o"]}, "read as 'alpaca', and its output is empty or of another form"),
         ({"instruction": "", "input": "", "output": "o"}, "its instruction is empty or of another form"),
         ({"instruction": "i", "output": "o", "history": [["q"]]}, "its history is empty or of another form"),
-        ({"prompt": "p", "completion": [{"role": "assistant", "content": "a"}]}, "its completion is empty or of another form"),
+        (
+            {"prompt": "p", "completion": [{"role": "assistant", "content": "a"}]},
+            "its completion is empty or of another form",
+        ),
         ({"questions": ["a", "b"], "answers": ["c"]}, "2 texts in questions for 1 in answers"),
         ({"conversation": "Hi!"}, "read as 'conversation', and its conversation is empty or of another form"),
         ({"texts": [{"user": "q", "assistant": None}]}, "message 0 has a assistant that is no text"),

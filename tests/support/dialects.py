@@ -15,8 +15,25 @@ Pairs = list[tuple[str, str]]
 def _conversations() -> list[tuple[str, Pairs]]:
     """Twenty conversations: a system prompt, which may be empty, and questions with answers."""
     chance = random.Random(7)
-    words = "tide harbour line\nbreak 中文 é <b> {json} \"quoted\" 1.4 \\n 😀 --- # a".split(" ")
-    text = lambda: " ".join(chance.choices(words, k=chance.randint(1, 9)))  # noqa: E731
+    words = [
+        "tide",
+        "harbour",
+        "line\nbreak",
+        "中文",
+        "é",
+        "<b>",
+        "{json}",
+        '"quoted"',
+        "1.4",
+        "\\n",
+        "😀",
+        "---",
+        "# a",
+    ]
+
+    def text() -> str:
+        return " ".join(chance.choices(words, k=chance.randint(1, 9)))
+
     return [
         ("Be brief." if number % 3 == 0 else "", [(f"Q{number} {text()}?", text()) for _ in range(1 + number % 4)])
         for number in range(20)
@@ -28,7 +45,7 @@ CONVERSATIONS = _conversations()
 
 def canonical(system: str, pairs: Pairs) -> list[Row]:
     """The messages that each dialect comes to."""
-    turns = [{"role": role, "content": text} for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True)]
+    turns = _said("role", "content", ("user", "assistant"), pairs)
     return [{"role": "system", "content": system}, *turns] if system else turns
 
 
@@ -41,9 +58,7 @@ def _entries(asks: str, answers: str, pairs: Pairs) -> list[Row]:
 
 
 def _said(role_key: str, content_key: str, names: tuple[str, str], pairs: Pairs) -> list[Row]:
-    return [
-        {role_key: name, content_key: text} for pair in pairs for name, text in zip(names, pair, strict=True)
-    ]
+    return [{role_key: name, content_key: text} for pair in pairs for name, text in zip(names, pair, strict=True)]
 
 
 def _alpaca(system: str, pairs: Pairs) -> Row:
@@ -72,6 +87,14 @@ def _trl(system: str, pairs: Pairs) -> Row:
 
 def _field(name: str, turns: Callable[[Pairs], list[Row]], system_key: str = "system") -> Callable[[str, Pairs], Row]:
     return lambda system, pairs: _with_system({name: turns(pairs)}, system, system_key)
+
+
+def _cauldron(pairs: Pairs) -> list[Row]:
+    return [{"user": q, "assistant": a, "source": "s"} for q, a in pairs]
+
+
+def _vqa(system: str, pairs: Pairs) -> list[Row]:
+    return [{"question": q, "answers": [a, "another"]} for q, a in pairs]
 
 
 def _openai(pairs: Pairs) -> list[Row]:
@@ -113,10 +136,10 @@ FORMS = [
         for answers in ("answer", "answers")
     ),
     *(Form(name, _field(name, _openai), row=name) for name in ("conversation", "dialog", "dialogue", "turns")),
-    Form("the_cauldron", _field("texts", lambda pairs: [{**e, "source": "s"} for e in _entries("user", "assistant", pairs)])),
+    Form("the_cauldron", _field("texts", _cauldron)),
     Form("ms-swift", _field("conversation", lambda pairs: _entries("human", "assistant", pairs)), row="conversation"),
     Form("pairs in messages", _field("messages", lambda pairs: _entries("user", "gpt", pairs), "system_prompt")),
-    Form("a list of question/answers", lambda system, pairs: [{"question": q, "answers": [a, "another"]} for q, a in pairs]),
+    Form("a list of question/answers", _vqa),
     Form(
         "speaker/utterance",
         _field("script", lambda pairs: _said("speaker", "utterance", ("Alice", "Bob"), pairs), "rules"),
@@ -162,7 +185,7 @@ _SAME = (
     ("history", "past"),
     ("input", "context_of_it"),
 )
-_VALUES: list[Any] = [None, 7, True, [], {}, ["x"], [None], {"a": 1}, [["a", "b", "c"]], [[1, 2]]]
+_VALUES: list[Any] = [None, 7, True, [], {}, ["v", "w", "x", "y", "z"], [None], {"a": 1}, [["a", "b", "c"]], [[1, 2]]]
 
 
 def changed(chance: random.Random) -> Changed:

@@ -106,4 +106,6 @@ def _text(value: Mapping[str, Any], key: str, dialect: "Dialect") -> str:
 
 
 def _other(dialect: "Dialect", key: str, value: Any) -> Skip:
-    return Skip(Reason.BAD_MESSAGE, f"read as {dialect.name!r}, and its {key} is empty or of another form: {str(value)[:80]!r}")
+    return Skip(
+        Reason.BAD_MESSAGE, f"read as {dialect.name!r}, and its {key} is empty or of another form: {str(value)[:80]!r}"
+    )

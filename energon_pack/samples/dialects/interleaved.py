@@ -57,8 +57,7 @@ def _obelics(texts: list[str | None], images: list[Any]) -> list[Message]:
         if image:
             parts.append(_image(image))
         elif text:
-            follows_text = parts and parts[-1]["type"] == "text"
-            parts.append({"type": "text", "text": f"{_BETWEEN_TEXTS}{text}" if follows_text else text})
+            _add_text(parts, text, _BETWEEN_TEXTS)
     return parts
 
 
@@ -76,9 +75,16 @@ def _mmc4(texts: list[str | None], infos: list[Any]) -> list[Message]:
     for place, text in enumerate(texts):
         parts += before[place]
         if text:
-            is_last = place == len(texts) - 1
-            parts.append({"type": "text", "text": text if is_last else f"{text}{_BETWEEN_SENTENCES}"})
+            _add_text(parts, text if place == len(texts) - 1 else f"{text}{_BETWEEN_SENTENCES}", "")
     return parts
+
+
+def _add_text(parts: list[Message], text: str, between: str) -> None:
+    """Add a text to a document: a template may strip each part, so texts that meet are one part."""
+    if parts and parts[-1]["type"] == "text":
+        parts[-1]["text"] += between + text
+    else:
+        parts.append({"type": "text", "text": text})
 
 
 def _image(named: Any) -> Message:
