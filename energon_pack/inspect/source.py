@@ -69,7 +69,39 @@ def show_sample(given: argparse.Namespace) -> int:
         looked = look(config, reader, shard, indexed.rows[place], template, _MOST_THUMBNAILS if given.html else 0)
     num_files = len(source.shards)
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
-    where = "before the first user turn, or in place of <image> for a video"
+    remarks = [*indexed.damage, *looked.remarks]
+    to = console()
+    remarks += [missing] if missing else []
+    if given.html:  # written before anything is printed, because `| head` ends the process
+        write_page(given.html, sample_page(looked.view, where, looked.raw, looked.whole, remarks))
+    shown = looked.whole if looked.view.refused else looked.raw
+    print_sample(looked.view, where, shown, remarks, to, given.full)
+    words = " ".join(map(shlex.quote, ["--source", given.source, *overrides]))
+    following = number + 1 if given.random is None else "--random"
+    print_next(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random", "--html OUT"], to)
+    return 0
+
+
+def look(
+    config: PackConfig, reader: Reader, shard: Shard, row: IndexRow, template: Template | None, max_thumbnails: int = 0
+) -> Looked:
+    """Read a sample as packing does; if it would be in no pack, say why.
+
+    Args:
+        template: None: show no tokens.
+        max_thumbnails: how many media get a picture.
+    """
+    sample_id = shard.sample_id(row.key)
+    raw = reader.raw(shard, row) if row.record_size else b""
+    texts = _json(raw), _json(raw, most=None)
+    try:
+        if row.reason is not None:
+            raise Skip(Reason(row.reason), row.detail or "")
+        sample = read_sample(reader, shard, row, config.source.reading)
+    except Skip as skip:
+        view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
+        return Looked(view, *texts)
+    view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
     where = "before the first user turn, or in place of <image> for a video"
     remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in
     remarks += [f"its key {key!r} is not known: nothing reads it" for key in sample.unknown]

@@ -27,7 +27,7 @@ def as_document(value: dict[str, Any]) -> dict[str, Any]:
         Skip: `bad_message`.
     """
     if _are_texts(value.get("texts")) and isinstance(value.get("images"), list):
-        used, parts = ("texts", "images"), _obelics(value["texts"], value.get("images"))
+        used, parts = ("texts", "images"), _obelics(value["texts"], value["images"])
     elif _are_texts(value.get("text_list")) and isinstance(value.get("image_info"), list):
         used, parts = ("text_list", "image_info"), _mmc4(value["text_list"], value["image_info"])
     else:
