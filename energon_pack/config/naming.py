@@ -10,6 +10,7 @@ from typing import Any
 
 from energon_pack import __version__
 from energon_pack.config import Format, Overlong, PackConfig, plain
+from energon_pack.samples.settings import without_unset
 
 #: Settings that change no byte of a dataset. `model.processor` is a place; the processor's content is in the
 #: fingerprint.
@@ -33,8 +34,7 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     nodes["plan"] = {"seed": values["seed"]}
     if nodes["packing"]["overlong"] == Overlong.auto.value:  # the bytes are those of overlong=drop
         nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
-    if nodes["source"].get("map") is None:  # datasets that were packed before `source.map` existed keep their name
-        nodes["source"] = {key: value for key, value in nodes["source"].items() if key != "map"}
+    nodes["source"] = without_unset(nodes["source"])  # datasets that were packed before these existed keep their name
     return {
         node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
         for node, items in nodes.items()

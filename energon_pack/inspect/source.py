@@ -102,7 +102,8 @@ def look(
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
         return Looked(view, *texts)
     view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
-    remarks = ["its text has no placeholders: they were put before the first user turn"] * sample.placeholders_put_in
+    where = "before the first user turn, or in place of <image> for a video"
+    remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in
     remarks += [f"its key {key!r} is not known: nothing reads it" for key in sample.unknown]
     remarks += ["its tools are left out, and its calls are text (source.tools=text)"] * sample.leaves_out_tools
     if template is not None and view.refused is None:

@@ -17,6 +17,7 @@ from PIL import Image
 from energon_pack.errors import PackError
 from energon_pack.online.rows import ItemRow
 from energon_pack.samples.conversation import place
+from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.frame_lists import list_settings
 from energon_pack.samples.media.asked import as_asked
@@ -26,7 +27,7 @@ from energon_pack.samples.media.probe import Media, probe
 from energon_pack.samples.media.settings import SETTING_KEYS
 from energon_pack.samples.named import named_media
 from energon_pack.samples.options import options_of
-from energon_pack.samples.record import MESSAGE_KEYS, Record, parse_record
+from energon_pack.samples.record import MESSAGE_KEYS, Record, parse_in_our_words
 from energon_pack.samples.sample import MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -130,6 +131,7 @@ class Given:
         """Return the conversation of an item, and its media in the form the dataset gives them."""
         if isinstance(item, Mapping):
             item = {key: value for key, value in item.items() if value is not None}
+        item = in_our_words(item, self._settings)
         media: list[Any] = []
         if isinstance(item, dict):
             for key in _MEDIA_KEYS:
@@ -140,7 +142,7 @@ class Given:
                 if isinstance(item.get(key), list):
                     item[key], inside = _without_media(item[key])
                     media = inside or media
-        record = parse_record(item, self._settings)
+        record = parse_in_our_words(item, self._settings, bool(media))
         return record, media or list(record.listed_media or ())
 
     def _open(self, medium: Any) -> tuple[str, bytes | Image.Image]:

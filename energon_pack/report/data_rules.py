@@ -140,7 +140,8 @@ def notes(figures: Figures) -> Iterator[Remark]:
     """Tell which texts were changed, or partly left out."""
     said = {
         "placeholders_put_in": (
-            "had media and no place for them: placeholders were put in front of the first user turn",
+            "had media and no place for them: placeholders were put in front of the first user turn, or videos took the"
+            " place of <image>",
             "the model reads media there, wherever the text meant them",
             "<image> and <video> in the source's text",
         ),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from energon_pack.samples.dialects.pairs import without_sides
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
 from energon_pack.samples.skip import Reason, Skip
@@ -62,6 +63,9 @@ _HARMLESS: tuple[Mapping[str, str], ...] = (
         **dict.fromkeys(("question_id", "image_id", "video_id", "conversation_id", "file_name"), "a name"),
         **dict.fromkeys(("source", "dataset", "dataset_name", "data_source", "origin", "url", "link"), "an origin"),
         **dict.fromkeys(("license", "copyright", "author", "authors"), "whose it is"),
+        **dict.fromkeys(
+            ("general_metadata", "similarity_matrix", "could_have_url_duplicate"), "of a document's images"
+        ),
         **dict.fromkeys(("metadata", "meta", "extra", "extra_info", "info", "tags", "_meta"), "remarks"),
         **dict.fromkeys(("category", "task", "task_type", "type", "domain", "subject", "topic", "subset"), "a kind"),
         **dict.fromkeys(("split", "fold", "version", "created", "created_at", "timestamp", "date"), "a state"),
@@ -137,13 +141,15 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> tuple
     Raises:
         Skip: a key that means something in another tool.
     """
-    unknown = {} if _KNOWN[0].issuperset(value) else dict.fromkeys(_strange(value, 0))
+    unknown: dict[str, None] = {}
+    if not _KNOWN[0].issuperset(value):
+        unknown = dict.fromkeys(_strange({key: item for key, item in value.items() if key not in conversation}, 0))
     for key in conversation:
         for turn in value[key] if isinstance(value[key], list) else ():
             if not isinstance(turn, dict):
                 continue
             if not _KNOWN[1].issuperset(turn):
-                unknown |= dict.fromkeys(_strange(turn, 1))
+                unknown |= dict.fromkeys(_strange(turn if "role" in turn or "from" in turn else without_sides(turn), 1))
             content = turn.get("content", turn.get("value"))
             for part in content if isinstance(content, list) else ():
                 if isinstance(part, dict) and not _KNOWN[2].issuperset(part):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import Record
@@ -16,7 +17,7 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
     has it (`jpg`).
 
     Raises:
-        Skip: `missing_media`.
+        Skip: `missing_media`; `unsupported_media` for an address.
     """
     chosen = listed_parts(record.listed_media, key, parts) if record.listed_media is not None else None
     if chosen is None:
@@ -43,6 +44,8 @@ def listed_parts(listed_media: Sequence[str], key: str, parts: Sequence[Part]) -
             same = [p for p in parts if p.name.rpartition(".")[2] == listed]
             part = same[0] if len(same) == 1 else None
         if part is None:
+            if "://" in listed:
+                raise Skip(Reason.UNSUPPORTED_MEDIA, f"{listed[:80]!r} is listed: {TO_DOWNLOAD}")
             raise Skip(Reason.MISSING_MEDIA, f"{listed!r} is listed, the parts are {sorted(by_name)[:8]}")
         chosen.append(part)
     return _with_bytes(chosen)

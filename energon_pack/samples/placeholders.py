@@ -37,10 +37,11 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
 
     Returns:
         The messages as they are stored and rendered, the order of the media by their placeholders (indices into
-        `kinds`), and whether the placeholders had to be put in (at the start of the first user turn).
+        `kinds`), and whether the placeholders had to be put in (at the start of the first user turn) or changed.
 
     A placeholder is plain text if the sample has no media of its kind. If there are more placeholders than media, and
-    those outside of the assistant's turns fit exactly, the assistant's placeholders are plain text.
+    those outside of the assistant's turns fit exactly, the assistant's placeholders are plain text. Where all media are
+    videos, and as many `<image>` stand in the questions, these become `<video>`: so LLaVA-Video writes them.
 
     Raises:
         Skip: `placeholder_mismatch`.
@@ -54,6 +55,8 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
         spoken_to = [k for m in messages if m["role"] != "assistant" for k in _placeholders(m, kinds)]
         if sorted(spoken_to) == sorted(kinds):
             found = spoken_to
+        elif renamed := _with_videos(messages, kinds):
+            messages, inserted, found = renamed, True, list(kinds)
         elif found or num_placeholders([m for m in messages if m["role"] == "user"]):
             spelled = [k for m in messages for k in _placeholders(m, tuple(PLACEHOLDERS))]
             raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_count(spelled)} in the text for {_count(kinds)}")
@@ -166,6 +169,17 @@ def _settings(message: Message, kinds: Sequence[str]) -> list[dict[str, Any] | N
     if isinstance(content, str):
         return [None for _ in _placeholders(message, kinds)]
     return [part.get("settings") for part in content if part["type"] != "text"]
+
+
+def _with_videos(messages: Sequence[Message], kinds: Sequence[str]) -> list[Message] | None:
+    """Return messages with `<video>` for `<image>`; None: what they have does not stand for these media."""
+    if set(kinds) != {"video"} or any(not isinstance(message["content"], str) for message in messages):
+        return None
+    asked = "".join(message["content"] for message in messages if message["role"] != "assistant")
+    image, video = PLACEHOLDERS["image"], PLACEHOLDERS["video"]
+    if not num_placeholders(messages) == asked.count(image) == len(kinds):
+        return None
+    return [{**message, "content": message["content"].replace(image, video)} for message in messages]
 
 
 def _put_in(messages: list[Message], kinds: Sequence[str]) -> list[Message]:

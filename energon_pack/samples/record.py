@@ -9,6 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from energon_pack.samples.dialects.fields import question_and_answer
+from energon_pack.samples.dialects.pairs import prompts_and_captions, turn, turns_of_pair
+from energon_pack.samples.dialects.pictures import name_in
+from energon_pack.samples.dialects.rewrite import in_our_words
+from energon_pack.samples.dialects.table import turns_of
 from energon_pack.samples.documents import DOCUMENT, answer_alone, document_of, is_document, text_alone
 from energon_pack.samples.frame_lists import frame_parts, without_lists
 from energon_pack.samples.keys import unknown_keys
@@ -29,13 +34,13 @@ from energon_pack.samples.tool_calls import (
     turns_of_parts,
     with_tool_calls,
 )
-from energon_pack.samples.unrendered import refuse_unrendered
+from energon_pack.samples.unrendered import with_marks_replaced
 
 _ROLES = {
     **{role: role for role in ("system", "developer", "user", "assistant", "tool", DOCUMENT)},
     "human": "user",
-    **dict.fromkeys(("gpt", "bot", "chatgpt", "bing", "model", *CALL_ROLES), "assistant"),
-    **dict.fromkeys(("function", "observation", "tool_response", "ipython"), "tool"),
+    **dict.fromkeys(("gpt", "bot", "chatgpt", "bing", "model", "bard", *CALL_ROLES), "assistant"),
+    **dict.fromkeys(("function", "observation", "function_response", "tool_response", "ipython"), "tool"),
 }
 MESSAGE_KEYS = ("messages", "conversations", "texts")
 _MEDIA_KEYS = ("name", "media_files")
@@ -67,8 +72,20 @@ class Record:
 def parse_record(value: Any, settings: ReadSettings) -> Record:
     """Normalise one sample's JSON; a list at the root is a list of messages.
 
-    It looks for `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question, a `text`, in this
-    order; if `settings.messages_key` is set, only for that.
+    It looks for `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question, a dialect of
+    `dialects.table`, a `text`, in this order; if `settings.messages_key` is set, only for that.
+
+    Raises:
+        Skip: as `parse_in_our_words`.
+    """
+    return parse_in_our_words(in_our_words(value, settings), settings)
+
+
+def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = False) -> Record:
+    """Do `parse_record` on what `in_our_words` returned.
+
+    Args:
+        lists_media: the sample lists its media elsewhere.
 
     Raises:
         Skip: `not_an_object`, `no_messages`, `no_assistant_turn`, `bad_message`; `preference_data`, `not_chosen`;
@@ -114,7 +131,7 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
 
     if settings.frames is Frames.images:
         messages = without_lists(messages)
-    refuse_unrendered(messages, value)
+    messages = with_marks_replaced(messages, value, settings.boxes, lists_media)
     if isinstance(names := value.get("patch_positions"), list):
         value = {**value, "patch_positions": list(_flatten(names))}
     used |= {key for key in _MEDIA_KEYS if _is_listing(value.get(key))} | {*_KIND_KEYS, "tools", "functions"}
@@ -131,7 +148,7 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
 
 def caption_record(caption: str, settings: ReadSettings) -> Record:
     """Make a conversation of a caption: `settings.caption_prompt` asks, the caption answers."""
-    return Record([_turn("user", settings.caption_prompt), _turn("assistant", caption.strip())])
+    return Record([turn("user", settings.caption_prompt), turn("assistant", caption.strip())])
 
 
 def begins_with_assistant(messages: Sequence[Message]) -> bool:
@@ -159,22 +176,20 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
             what = f"source.messages_key={settings.messages_key} names no field of it; there are {sorted(value)[:8]}"
             raise Skip(Reason.NO_MESSAGES, what)
         if value.get("prompts") and value.get("captions"):
-            return _prompts_and_captions(value), {"prompts", "captions"}
+            return prompts_and_captions(value), {"prompts", "captions"}
     if settings.sample_type in (SampleType.auto, SampleType.captioning):
         caption = value.get("caption")
         if isinstance(caption, str):
             return caption_record(caption, settings).messages, {"caption"}
-    if settings.sample_type in (SampleType.auto, SampleType.vqa):
-        question = next((key for key in ("question", "context") if isinstance(value.get(key), str)), None)
-        answer_key = next((key for key in ("answer", "answers") if value.get(key)), None)
-        if question and answer_key:
-            answer = value[answer_key]
-            answer = answer[0] if isinstance(answer, list) else answer
-            if not isinstance(answer, str):
-                raise Skip(Reason.BAD_MESSAGE, f"{answer_key} is not text: {answer!r}")
-            several = isinstance(value[answer_key], list) and len(value[answer_key]) > 1
-            used = {question} if several else {question, answer_key}  # the others stay among the sample's fields
-            return [_turn("user", value[question]), _turn("assistant", answer)], used
+    if settings.sample_type in (SampleType.auto, SampleType.vqa) and (asked := question_and_answer(value)):
+        return asked
+    if settings.sample_type in (SampleType.auto, SampleType.chat, SampleType.vqa):
+        written = turns_of(value, only_vqa=settings.sample_type is SampleType.vqa)
+        if written and settings.sample_type is SampleType.auto and text_alone(value):
+            both = f"{written.dialect.name!r} and as a document in its field text"
+            raise Skip(Reason.BAD_MESSAGE, f"it can be read as {both}: source.sample_type=chat or document decides")
+        if written:
+            return _messages(written.turns), written.fields(value)
     if settings.sample_type is SampleType.auto and (text := text_alone(value)):
         return document_of(text), {"text"}
     wanted = (
@@ -190,36 +205,18 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
 
 def _messages(value: Any) -> list[Message]:
     if isinstance(value, dict) and {"prompts", "captions"} <= value.keys():
-        return _prompts_and_captions(value)
+        return prompts_and_captions(value)
     if not isinstance(value, list):
         raise Skip(Reason.BAD_MESSAGE, f"messages are a {type(value).__name__}, not a list")
     messages: list[Message] = []
     for index, message in enumerate(value):
-        for turn in _turns(message, index):
+        for each in _turns(message, index):
             before = messages[-1] if messages else None
-            if "tool_calls" in turn and (both := joined(before, turn, message.get("role", message.get("from")))):
+            if "tool_calls" in each and (both := joined(before, each, message.get("role", message.get("from")))):
                 messages[-1] = both
             else:
-                messages.append(turn)
+                messages.append(each)
     return messages
-
-
-def _prompts_and_captions(value: Mapping[str, Any]) -> list[Message]:
-    sides = []
-    for key in ("prompts", "captions"):
-        side = value[key] if isinstance(value[key], list) else [value[key]]
-        if len(side) == 1 and isinstance(side[0], list):
-            side = side[0]
-        if not all(isinstance(text, str) for text in side):
-            raise Skip(Reason.BAD_MESSAGE, f"{key} are not all text")
-        sides.append(side)
-    if len(sides[0]) != len(sides[1]):
-        raise Skip(Reason.BAD_MESSAGE, f"{len(sides[0])} prompts for {len(sides[1])} captions")
-    return [turn for p, c in zip(*sides, strict=True) for turn in (_turn("user", p), _turn("assistant", c))]
-
-
-def _turn(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
 
 
 def _turns(message: Any, index: int) -> list[Message]:
@@ -231,6 +228,8 @@ def _turns(message: Any, index: int) -> list[Message]:
     named, content = message.get(role_key), message.get(content_key)
     role = _ROLES.get(named) if isinstance(named, str) else None
     if role is None:
+        if named is None and (pair := turns_of_pair(message, index)):
+            return pair
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}")
     normal = {"role": role, "content": content}
     if len(message) > 2 or content_key not in message:
@@ -274,7 +273,7 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
             parts.append({"type": "text", "text": text})
         elif kind in ("image", "video"):
             named = next((item[key] for key in (item["type"], kind, "path", "url", "source") if item.get(key)), None)
-            named = named.get("url", named.get("path")) if isinstance(named, dict) else named
+            named = name_in(named) if isinstance(named, dict) else named
             said = {key: item[key] for key in SETTING_KEYS if item.get(key) is not None}
             if kind == "video" and isinstance(named, list):
                 parts += frame_parts(named, said)

@@ -1,6 +1,7 @@
 """Settings for reading samples: the part of the config's node `source` that every length depends on."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -44,6 +45,55 @@ class Frames(str, Enum):
     images = "images"
 
 
+class Boxes(str, Enum):
+    """The text that stands for a box of ms-swift's field `objects`."""
+
+    qwen = "qwen"
+    internvl = "internvl"
+
+
+@dataclass
+class Columns:
+    """What a record calls its fields, and a turn its keys; None: as here."""
+
+    #: the field that holds the turns
+    messages: str | None = None
+    #: the key of a turn that says who speaks
+    role: str | None = None
+    #: the key of a turn that holds what is said
+    content: str | None = None
+    #: the field that holds the question
+    prompt: str | None = None
+    #: the field that holds the answer
+    response: str | None = None
+    #: the field that holds the system prompt
+    system: str | None = None
+    #: the field that holds the tools
+    tools: str | None = None
+    #: the field that lists images
+    images: str | None = None
+    #: the field that lists videos
+    videos: str | None = None
+    #: the field that lists sounds, which are not packed
+    audios: str | None = None
+    #: the field that names the record
+    id: str | None = None
+
+
+@dataclass
+class Roles:
+    """What a turn calls those who speak; None: as here."""
+
+    #: who asks
+    user: str | None = None
+    #: who answers
+    assistant: str | None = None
+    #: who sets the rules
+    system: str | None = None
+    #: what a tool returns
+    tool: str | None = None
+
+
 @dataclass
 class ReadSettings:
     """Settings that turn the JSON of a sample into messages."""
@@ -64,14 +114,34 @@ class ReadSettings:
     frames: Frames = Frames.video
     #: module:function of your own that changes each record, or leaves it out, before it is read; None: as it is
     map: str | None = None
+    #: the text for boxes in `objects`: qwen: Qwen2-VL's and Qwen3-VL's · internvl; None: such a sample is left out
+    boxes: Boxes | None = None
+    columns: Columns = field(default_factory=Columns)
+    roles: Roles = field(default_factory=Roles)
+
+    def __post_init__(self) -> None:
+        """Look once whether names are changed: each record asks."""
+        self.renames = (self.columns, self.roles) != (Columns(), Roles())
 
     @property
     def identity(self) -> dict[str, Any]:
         """Return as JSON the settings that lengths depend on.
 
-        The map is left out if there is none, so that lengths that were measured before maps existed stay valid.
+        What came later is left out where it is not set, so that lengths that were measured before stay valid.
         """
-        return {name: value for name, value in plain(self).items() if name != "map" or value is not None}
+        return without_unset(plain(self))
+
+
+def without_unset(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out of a node `source` the settings that came after the first, where they are not set."""
+    return {name: value for name, value in values.items() if name not in _LATER or not _is_unset(value)}
+
+
+_LATER = ("map", "boxes", "columns", "roles")
+
+
+def _is_unset(value: Any) -> bool:
+    return all(item is None for item in value.values()) if isinstance(value, Mapping) else value is None
 
 
 #: for conversations that packs store: an answer alone was not read as a document there

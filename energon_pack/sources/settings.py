@@ -58,6 +58,7 @@ class SourceConfig(ReadSettings):
 
     def __post_init__(self) -> None:
         """Name the map with a hash of its file: all that is kept of this config then depends on it."""
+        super().__post_init__()
         if self.map is not None:
             self.map = with_hash(self.map)
 
@@ -67,10 +68,17 @@ class SourceConfig(ReadSettings):
         return ReadSettings(**{field.name: getattr(self, field.name) for field in fields(ReadSettings)})
 
     def check(self) -> None:
-        """Raises PackError where the path is no path, or nothing reads such a format."""
+        """Raises PackError where the path is none, nothing reads such a format, or two settings name the messages."""
         if self.format not in list(Format) and entry_point("sources", "source.format", self.format) is None:
             there = ", ".join(each.value for each in Format)
             raise PackError(f"source.format={self.format}: there are {there}, and what installed packages add")
+        named = {
+            "source.messages_key": self.messages_key,
+            "source.columns.messages": self.columns.messages,
+            "source.columns.prompt and source.columns.response": self.columns.prompt and self.columns.response,
+        }
+        if len(where := [setting for setting, name in named.items() if name]) > 1:
+            raise PackError(f"{', '.join(where)}: each says where the conversation is; set one of them")
         entries = self.path if isinstance(self.path, list) else [self.path]
         if self.path is not None and not (entries and all(isinstance(entry, str) and entry for entry in entries)):
             raise PackError(f"source.path={self.path!r}: a folder, a file, a glob, or a list of these")

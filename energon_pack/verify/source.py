@@ -83,10 +83,16 @@ def read_settings(manifest: Mapping[str, Any]) -> ReadSettings:
     """Return the settings that samples were read with, without `source.map`: a dataset can't make its code run."""
     node = at(manifest, "content", "source")
     values = node.items() if isinstance(node, dict) else ()
+    texts = {key: value for key, value in values if isinstance(value, str) and key != "map"}
+    names = {key: _texts_of(node.get(key)) for key in ("columns", "roles")} if isinstance(node, dict) else {}
     try:
-        return node_of(ReadSettings, {key: value for key, value in values if isinstance(value, str) and key != "map"})
+        return node_of(ReadSettings, texts | names)
     except ValueError:  # the manifest is damaged
         return ReadSettings()
+
+
+def _texts_of(node: Any) -> dict[str, str]:
+    return {key: name for key, name in node.items() if isinstance(name, str)} if isinstance(node, dict) else {}
 
 
 def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:

@@ -68,7 +68,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
     "placeholders put in": (
         figures({"notes": {"placeholders_put_in": 7}}),
         ("look", "7 of 1,000 samples (0.70%) had media and no place for them: placeholders were put in front of the"
-                 " first user turn"),
+                 " first user turn, or videos took the place of <image>"),
     ),
     "tools left out": (
         figures({"notes": {"tools_left_out": 7}}),

@@ -55,7 +55,7 @@ def test_an_answer_alone_of_a_pack_stays_an_answer() -> None:
 @pytest.mark.parametrize(
     ("value", "settings", "said"),
     [
-        ({"text": "formatted", "instruction": "q", "output": "a"}, ReadSettings(), "no_messages"),  # as Alpaca has it
+        ({"text": "formatted", "instruction": "q", "context": "a"}, ReadSettings(), "no_messages"),
         ({"text": ""}, ReadSettings(), "no_messages"),
         ({"text": "x"}, ReadSettings(sample_type=SampleType.chat), "no_messages"),
         (

@@ -41,7 +41,7 @@ def reason(*texts: str, **fields: Any) -> str | None:
         (("How do I write <audio> in HTML?", "<audio controls>"), {}, None),
         (("Write HTML with <audio>", "<audio></audio>"), {"audio": True}, None),
         (("Where? As <bbox>…</bbox>", "<bbox>1,2,3,4</bbox>"), {"objects": BOXES}, None),  # the box is written
-        (("Picture 1: <img>a.png</img>\nWhat is it?", "a dog"), {}, UNSUPPORTED),
+        (("Picture 1: <img>a.png</img>\nWhat is it?", "a dog"), {}, None),  # it becomes a medium
         (("<img>https://a.b/c.JPG?size=2</img>What?", "a dog"), {}, UNSUPPORTED),
         (("<image>\n<img>/data/my pictures/a.jpeg</img>", "a dog"), {"images": ["a.png"]}, UNSUPPORTED),
         (('Close <img src="x.png"> and <img src="y.png"/>', "done"), {}, None),
@@ -57,7 +57,7 @@ def test_what_stands_for_something_else_costs_the_sample(
 
 
 def test_content_parts_are_looked_at_too() -> None:
-    parts = [{"type": "text", "text": "<img>a.png</img>"}]
+    parts = [{"type": "image"}, {"type": "text", "text": "<img>a.png</img>"}]
     value = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "b"}]}
     with pytest.raises(Skip, match=UNSUPPORTED):
         parse_record(value, ReadSettings())
@@ -91,5 +91,5 @@ def test_each_has_its_line_and_the_others_are_packed(config: Callable[..., PackC
     assert {line["sample_id"]: line["reason"] for line in ledger} == {
         "s.tar/boxes": BAD,
         "s.tar/calls": "processor_error",
-        "s.tar/picture": UNSUPPORTED,
+        "s.tar/picture": "missing_media",
     }

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_pack.run.stores import is_address
+from energon_pack.samples.dialects.columns import our_turn
+from energon_pack.samples.dialects.fields import history_turns, joined_question
+from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
+from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.frame_lists import list_settings
 from energon_pack.samples.media.settings import RATE_KEYS
 from energon_pack.samples.placeholders import flat_content, num_placeholders
-from energon_pack.samples.record import Record, parse_record
+from energon_pack.samples.record import Record, parse_in_our_words
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -61,13 +65,14 @@ def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
     Raises:
         Skip: as `parse_record`, and `missing_media` for an entry that names no file.
     """
+    value = in_our_words(value, settings)
     if isinstance(value, dict):
-        value = _in_our_words(value, lines)
+        value = _as_meta_says(value, lines)
         listed = [medium for key in _FIELDS for medium in _media(value.get(key), key)]
         value = {key: item for key, item in value.items() if key not in _FIELDS}
     else:
         listed = []
-    record = parse_record(value, settings)
+    record = parse_in_our_words(value, settings, bool(listed))
     if not listed:
         record.listed_media = [_path(name, "a message") for name in record.listed_media or ()] or None
         return record
@@ -101,7 +106,7 @@ def _path(entry: Any, key: str) -> str:
     if is_address(entry):
         return entry
     if entry.startswith("data:") or "://" in entry[:12].replace("file://", ""):
-        raise Skip(Reason.UNSUPPORTED_MEDIA, f"{key} lists {entry[:80]!r}: media are read from files")
+        raise Skip(Reason.UNSUPPORTED_MEDIA, f"{key} lists {entry[:80]!r}: {TO_DOWNLOAD}")
     return entry.removeprefix("file://")
 
 
@@ -180,37 +185,20 @@ def _num_videos(message: Message) -> int:
 # ------------------------------------------------------------------------------- columns and tags of a meta file
 
 
-def _in_our_words(value: Mapping[str, Any], lines: Lines) -> dict[str, Any]:
+def _as_meta_says(value: Mapping[str, Any], lines: Lines) -> dict[str, Any]:
     """Rename a line's fields to those of `parse_record`, by the columns and tags of its meta file."""
     value = dict(value)
     for ours, theirs in lines.columns:
         if theirs in value and ours != theirs:
             value[ours] = value.pop(theirs)
     if "prompt" in dict(lines.columns) and "prompt" in value and not value.get("messages"):
-        value["messages"] = _alpaca(value)
+        answer = [value["response"]] if value.get("response") is not None else []  # preference data has none
+        asked = joined_question([value.get("prompt"), value.get("query")])
+        value["messages"] = history_turns([*(value.get("history") or []), [asked, *answer]])
         value = {key: item for key, item in value.items() if key not in ("prompt", "query", "response", "history")}
     if lines.tags and isinstance(value.get("messages"), list):
-        value["messages"] = [_in_our_tags(message, dict(lines.tags)) for message in value["messages"]]
+        tags = dict(lines.tags)
+        roles = {tags[name]: role for name, role in _ROLE_TAGS.items() if name in tags}
+        keys = tags.get("role_tag", "from"), tags.get("content_tag", "value")
+        value["messages"] = [our_turn(message, *keys, roles) for message in value["messages"]]
     return value
-
-
-def _alpaca(value: Mapping[str, Any]) -> list[Message]:
-    asked = "\n".join(text for text in (value.get("prompt"), value.get("query")) if isinstance(text, str) and text)
-    answer = [value["response"]] if value.get("response") is not None else []  # preference data has none
-    pairs = [*(value.get("history") or []), [asked, *answer]]
-    return [
-        {"role": role, "content": text}
-        for pair in pairs
-        for role, text in zip(("user", "assistant"), pair if isinstance(pair, list) else [pair], strict=False)
-    ]
-
-
-def _in_our_tags(message: Any, tags: Mapping[str, str]) -> Any:
-    if not isinstance(message, dict):
-        return message
-    role_key, content_key = tags.get("role_tag", "from"), tags.get("content_tag", "value")
-    roles = {tags[name]: role for name, role in _ROLE_TAGS.items() if name in tags}
-    rest = {key: item for key, item in message.items() if key not in (role_key, content_key)}
-    spelled = message.get(role_key)
-    role = roles.get(spelled, spelled) if isinstance(spelled, str) else spelled
-    return {"role": role, "content": message.get(content_key), **rest}

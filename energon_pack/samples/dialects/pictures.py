@@ -1,0 +1,65 @@
+"""Reads media that stand in the text, or in the words of an API. Pure.
+
+"Picture 1: <img>a.png</img>"                                                    Qwen-VL
+{"type": "image", "source": {"type": "base64", "media_type": "image/png", …}}    Anthropic
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.placeholders import num_placeholders
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
+
+_PICTURE = re.compile(r"<img>([^<>\n]+)</img>")  # HTML has no </img>
+TO_DOWNLOAD = "media are read from files: download it first (img2dataset does), and write the file's name"
+
+
+def pictures_in(text: str) -> list[str]:
+    """Return the names of the media that a text holds as `<img>a.png</img>`."""
+    names = _PICTURE.findall(text) if "<img>" in text else []
+    return [name for name in names if kind_by_name(name.strip().partition("?")[0])]
+
+
+def with_pictures(messages: Sequence[Message], lists_media: bool) -> list[Message]:
+    """Return messages with a content part for each `<img>a.png</img>` of a question.
+
+    Args:
+        messages: a conversation that has some.
+        lists_media: the sample lists media elsewhere.
+
+    Raises:
+        Skip: `unsupported_media` for an address, and for a sample that has other media, too: which stands where is not
+            known.
+    """
+    asked = [message for message in messages if message["role"] != "assistant"]
+    texts = [message["content"] for message in asked if isinstance(message["content"], str)]
+    if len(texts) < len(asked) or lists_media or num_placeholders(messages):
+        what = "<img> in a text, and other media in the sample: list all, and write <image> where each stands"
+        raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+    for name in (name for text in texts for name in pictures_in(text)):
+        if "://" in name:
+            raise Skip(Reason.UNSUPPORTED_MEDIA, f"<img>{name}</img> in a text: {TO_DOWNLOAD}")
+    return [m if m["role"] == "assistant" else {**m, "content": _parts(m["content"])} for m in messages]
+
+
+def _parts(text: str) -> str | list[Message]:
+    parts: list[Message] = []
+    start = 0
+    for match in _PICTURE.finditer(text):
+        if kind := kind_by_name(match[1].strip()):
+            parts += [{"type": "text", "text": text[start : match.start()]}] if match.start() > start else []
+            parts.append({"type": kind, "name": match[1].strip()})
+            start = match.end()
+    if not parts:
+        return text
+    return [*parts, {"type": "text", "text": text[start:]}] if start < len(text) else parts
+
+
+def name_in(named: Mapping[str, Any]) -> Any:
+    """Return the name in an object that stands for a medium: OpenAI's `{"url": …}`, Anthropic's `source`."""
+    if named.get("type") == "base64" and isinstance(named.get("data"), str):
+        return f"data:{named.get('media_type') or 'image/png'};base64,{named['data']}"
+    return named.get("url", named.get("path"))

@@ -1,0 +1,164 @@
+"""Each dialect comes to the messages that our own form has; what fits two or none is named, never guessed."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from energon_pack.samples.dialects.table import DIALECTS
+from energon_pack.samples.record import Record, parse_record
+from energon_pack.samples.settings import ReadSettings, SampleType, Take
+from energon_pack.samples.skip import Skip
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
+from support.dialects import CONVERSATIONS, FORMS, Changed, Form, changed, expected
+
+AUTO = ReadSettings()
+
+
+def said_of(value: Any, settings: ReadSettings = AUTO) -> str:
+    """The reason for which a record is left out."""
+    with pytest.raises(Skip) as skip:
+        parse_record(value, settings)
+    return str(skip.value)
+
+
+def texts(record: Record) -> list[str]:
+    return [message["content"] for message in record.messages]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_the_same_conversations_in_each_dialect_are_the_same(form: Form, template: Template) -> None:
+    """Most of these were `no_messages` or `bad_message`: their owners could pack nothing."""
+    for system, pairs in CONVERSATIONS:
+        record = parse_record(form.written(system, pairs), form.settings)
+        wanted = expected(form, system, pairs)
+        assert record.messages == wanted
+        assert record.unknown == ()
+        assert template.encode(Sample(record.messages, [])) == template.encode(Sample(wanted, []))
+
+
+def test_each_row_of_the_table_has_its_conversations() -> None:
+    assert {row.name for row in DIALECTS} == {form.row for form in FORMS} - {""}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"instruction": "i", "output": "o", "query": "q", "response": "r"}, "'alpaca' and as 'query and response'"),
+        ({"prompt": "p", "response": "r", "completion": "c"}, "'prompt and completion' and as 'prompt and response'"),
+        ({"conversation": [], "turns": []}, "'conversation' and as 'turns'"),
+        ({"conversation": [{"user": "q", "assistant": "a"}], "prompt": ["x"]}, "has a list in prompt, too"),
+        ({"conversation": [{"user": "q", "assistant": "a"}], "text": "x"}, "and as a document in its field text"),
+        (
+            {"messages": [{"role": "user", "content": "q"}], "texts": ["a"], "images": [None]},
+            "messages and a document in texts",
+        ),
+    ],
+)
+def test_what_fits_two_is_left_out_with_both_names(value: Any, said: str) -> None:
+    """One of them was trained, and the other was lost."""
+    assert said in said_of(value)
+    assert said_of(value).startswith("bad_message")
+    assert "source." in said_of(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"instruction": "i", "output": ["o"]}, "read as 'alpaca', and its output is empty or of another form"),
+        ({"instruction": "", "input": "", "output": "o"}, "its instruction is empty or of another form"),
+        ({"instruction": "i", "output": "o", "history": [["q"]]}, "its history is empty or of another form"),
+        (
+            {"prompt": "p", "completion": [{"role": "assistant", "content": "a"}]},
+            "its completion is empty or of another form",
+        ),
+        ({"questions": ["a", "b"], "answers": ["c"]}, "2 texts in questions for 1 in answers"),
+        ({"conversation": "Hi!"}, "read as 'conversation', and its conversation is empty or of another form"),
+        ({"texts": [{"user": "q", "assistant": None}]}, "message 0 has a assistant that is no text"),
+        ({"texts": [{"user": "q", "human": "q", "assistant": "a"}]}, "has the role None"),
+        ({"instruction": "i", "output": None}, "no_messages"),
+        ({"problem": "q", "solution": "a"}, "no_messages"),
+    ],
+)
+def test_values_of_another_type_are_named(value: Any, said: str) -> None:
+    assert said in said_of(value)
+
+
+def test_what_is_read_today_is_read_first() -> None:
+    """Another order would change datasets that are packed."""
+    both = {"instruction": "i", "output": "o"}
+    assert texts(parse_record({"caption": "c", **both}, AUTO)) == ["", "c"]
+    assert texts(parse_record({"question": "q", "answer": "a", "response": "r"}, AUTO)) == ["q", "a"]
+    assert texts(parse_record({"text": "formatted", **both}, AUTO)) == ["i", "o"]  # as Alpaca has it on the hub
+    assert texts(parse_record({"question": "q", "answers": ["a", "b"]}, AUTO)) == ["q", "a"]
+
+
+def test_a_kind_that_is_asked_for_is_the_only_one() -> None:
+    value = {"questions": ["q"], "answers": ["a"]}
+    assert texts(parse_record(value, ReadSettings(sample_type=SampleType.vqa))) == ["q", "a"]
+    alpaca = {"instruction": "i", "output": "o"}
+    assert texts(parse_record(alpaca, ReadSettings(sample_type=SampleType.chat))) == ["i", "o"]
+    for kind in (SampleType.vqa, SampleType.captioning, SampleType.document):
+        assert said_of(alpaca, ReadSettings(sample_type=kind)).startswith("no_messages")
+    assert said_of(alpaca, ReadSettings(messages_key="dialog")).startswith("no_messages")
+
+
+def test_preference_data_in_a_dialect_is_named_and_its_good_side_is_read() -> None:
+    value = {"instruction": "i", "input": "", "output": "o", "kto_tag": False}
+    assert said_of(value).startswith("preference_data")
+    assert said_of(value, ReadSettings(take=Take.chosen)).startswith("not_chosen")
+    assert texts(parse_record(value | {"kto_tag": True}, ReadSettings(take=Take.chosen))) == ["i", "o"]
+    for pair in ({"prompt": "p"}, {"conversations": [{"from": "human", "value": "p"}]}):
+        assert said_of({**pair, "chosen": "a", "rejected": "b"}).startswith("preference_data: chosen and rejected")
+
+
+# ------------------------------------------------------------------------------------------------ by chance
+
+
+def wrong_of(records: list[Changed]) -> tuple[Counter[str], list[str]]:
+    """How many records were packed or skipped, and those that were packed otherwise than meant."""
+    counts: Counter[str] = Counter()
+    wrong = []
+    for record in records:
+        try:
+            messages = parse_record(record.value, record.settings).messages
+        except Skip as skip:
+            counts[skip.reason.value] += 1
+            continue
+        counts["packed"] += 1
+        if not any(is_part(messages, meant, record.systems) for meant in record.may_be):
+            wrong.append(f"{record.value}\n  {messages}")
+    return counts, wrong
+
+
+def is_part(messages: list[Any], meant: list[Any], systems: set[str]) -> bool:
+    """Whether messages are those that were meant, or whole turns of them: a field with a part was taken away."""
+    if messages[0]["role"] == "system" and messages[0]["content"] in systems:
+        messages = messages[1:]
+    left = iter([(m["role"], m["content"]) for m in meant])
+    return all(any(_same(m, other) for other in left) for m in messages)
+
+
+def _same(message: Any, meant: tuple[str, str]) -> bool:
+    role, text = meant
+    if role == "user" and message["role"] == "user":  # a question without its `input`, or the input alone
+        return message["content"] in (text, *text.split("\n", 1))
+    return (message["role"], message["content"]) == meant
+
+
+def test_2_000_changed_records_are_what_was_meant_or_left_out() -> None:
+    chance = random.Random(0)
+    counts, wrong = wrong_of([changed(chance) for _ in range(2000)])
+    assert wrong == []
+    assert counts["packed"] > 500
+    assert counts["bad_message"] > 50
+    assert counts["no_messages"] > 50
+
+
+@pytest.mark.slow
+def test_300_000_changed_records_are_what_was_meant_or_left_out() -> None:
+    chance = random.Random(1)
+    for _ in range(300):
+        assert wrong_of([changed(chance) for _ in range(1000)])[1] == []

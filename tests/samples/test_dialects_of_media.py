@@ -1,0 +1,236 @@
+"""Media in the words of other tools: each is where its owner put it, or the sample is left out with what to do."""
+
+from typing import Any
+
+import pytest
+
+from energon_pack.samples.conversation import place
+from energon_pack.samples.listed import media_parts
+from energon_pack.samples.record import parse_record
+from energon_pack.samples.sample import Part
+from energon_pack.samples.settings import Boxes, Columns, ReadSettings, Roles, SampleType
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.jsonl.dialects import Lines, parse_line
+
+AUTO = ReadSettings()
+LINES = Lines("/data")
+
+
+def asked(content: Any, answer: str = "a", **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": answer}], **fields}
+
+
+def placed(value: Any, *kinds: str, settings: ReadSettings = AUTO) -> tuple[list[Any], list[str] | None]:
+    """The contents as packs store them, and the media, of a line of JSONL."""
+    record = parse_line(value, LINES, settings)
+    kinds = kinds or ("image",) * len(record.listed_media or ())
+    return [m["content"] for m in place(record, kinds).messages], record.listed_media
+
+
+def said_of(value: Any, settings: ReadSettings = AUTO, kinds: tuple[str, ...] = ()) -> str:
+    with pytest.raises(Skip) as skip:
+        placed(value, *kinds, settings=settings)
+    return str(skip.value)
+
+
+# ------------------------------------------------------------------------------------------------ documents
+
+
+def test_an_interleaved_document_has_its_media_where_they_stand() -> None:
+    """OBELICS' `texts` were taken for turns: message 0 is a NoneType."""
+    obelics = {"texts": [None, "A cat.", None, "A dog.", "Both."], "images": ["c.jpg", None, "d.jpg", None, None]}
+    text = "<image>A cat.<image>A dog.\n\nBoth."
+    assert placed(obelics | {"metadata": "{}", "general_metadata": "{}"}) == ([text], ["c.jpg", "d.jpg"])
+    infos = [{"image_name": "d.jpg", "matched_text_index": 1, "raw_url": "http://x"}]
+    mmc4 = {"text_list": ["A cat.", "A dog."], "image_info": infos, "similarity_matrix": [[0.1]], "url": "http://x"}
+    assert placed(mmc4) == (["A cat. <image>A dog."], ["d.jpg"])
+    for value in (obelics, mmc4):
+        record = parse_record(value, AUTO)
+        assert [message["role"] for message in record.messages] == ["document"]
+        assert record.unknown == ()
+    assert [m["role"] for m in parse_record({"texts": ["Words."], "images": [None]}, AUTO).messages] == ["document"]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"texts": ["a", None], "images": [None]}, "2 places for texts, 1 for images"),
+        ({"texts": ["a"], "images": ["b.jpg"]}, "both have something at place 0"),
+        ({"texts": [None], "images": ["b.jpg"]}, "has no text"),
+        ({"texts": ["a", None], "images": [None, "http://x/b.jpg"]}, "img2dataset"),
+        ({"text_list": ["a"], "image_info": [{"matched_text_index": 0}]}, "without a name or a place"),
+        (
+            {"text_list": ["a"], "image_info": [{"matched_text_index": 3, "image_name": "b"}]},
+            "without a name or a place",
+        ),
+        ({"texts": ["a", "b"]}, "message 0 is a str"),
+    ],
+)
+def test_a_document_that_is_not_whole_is_named(value: Any, said: str) -> None:
+    assert said in said_of(value)
+
+
+def test_a_document_is_none_where_another_kind_is_asked_for() -> None:
+    value = {"texts": ["a"], "images": [None]}
+    assert "bad_message" in said_of(value, ReadSettings(sample_type=SampleType.chat))
+
+
+# ----------------------------------------------------------------------------------------- media in the text
+
+
+def test_a_path_in_the_text_is_a_medium_in_its_place() -> None:
+    """Qwen-VL's own form was `unsupported_media`."""
+    value = asked("Picture 1: <img>a.png</img>\nPicture 2: <img>b.jpg</img>\nWhich is <ref>a dog</ref>?")
+    text = "Picture 1: <image>\nPicture 2: <image>\nWhich is <ref>a dog</ref>?"
+    assert placed(value) == ([text, "a"], ["a.png", "b.jpg"])
+    assert placed(asked("<img>v.mp4</img>What?"), "video") == (["<video>What?", "a"], ["v.mp4"])
+    tar = parse_record(asked("<img>0.jpg</img>What?"), AUTO)
+    assert [part.name for part in media_parts(tar, "k", [Part("0.jpg", 0, 1)])] == ["0.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (asked("<img>a.png</img>?", images=["b.png"]), "and other media in the sample"),
+        (asked("<image><img>a.png</img>?"), "and other media in the sample"),
+        (asked("<img>https://x.y/a.png</img>?"), "img2dataset"),
+    ],
+)
+def test_a_path_in_the_text_beside_other_media_is_no_guess(value: Any, said: str) -> None:
+    assert said_of(value).startswith("unsupported_media")
+    assert said in said_of(value)
+
+
+def test_an_image_in_the_text_stands_for_a_video() -> None:
+    """LLaVA-Video writes `<image>` for a `video`: every sample was `placeholder_mismatch`."""
+    record = parse_line(asked("<image>\nWhat happens?", video="v.mp4", data_source="x"), LINES, AUTO)
+    result = place(record, ["video"])
+    assert result.messages[0]["content"] == "<video>\nWhat happens?"
+    assert result.were_put_in
+
+
+@pytest.mark.parametrize(
+    ("value", "kinds"),
+    [
+        (asked("<image><image>?", video="v.mp4"), ("video",)),  # the counts differ
+        (asked("<image><video>?", images=["a.png"], video="v.mp4"), ("image", "image")),
+        (asked("<video>?", images=["a.png"]), ("image",)),  # nobody writes that
+        (asked("<image>?", "<image>", video="v.mp4"), ("video",)),  # which of them is it?
+    ],
+)
+def test_any_other_mismatch_stays_one(value: Any, kinds: tuple[str, ...]) -> None:
+    assert said_of(value, kinds=kinds).startswith("placeholder_mismatch")
+
+
+def test_an_image_in_an_answer_stays_text() -> None:
+    assert placed(asked("q", "<image>", video="v.mp4"), "video")[0] == ["<video>q", "<image>"]
+
+
+# ------------------------------------------------------------------------------------------------ API words
+
+
+def test_media_of_apis_have_their_names() -> None:
+    """A base64 source of Anthropic had no name at all."""
+    source = {"type": "base64", "media_type": "image/png", "data": "iVBO"}
+    blocks = {
+        "data:image/png;base64,iVBO": {"type": "image", "source": source},
+        "a.png": {"type": "image", "source": {"type": "url", "url": "a.png"}},
+        "b.png": {"type": "image_url", "image_url": {"url": "b.png"}},
+        "c.png": {"type": "image", "image": "c.png"},
+    }
+    for name, block in blocks.items():
+        record = parse_record(asked([block, {"type": "text", "text": "?"}]), AUTO)
+        assert record.listed_media == [name]
+
+
+def test_addresses_are_to_be_downloaded() -> None:
+    value = asked([{"type": "image_url", "image_url": {"url": "https://x.y/a.png"}}])
+    assert "unsupported_media" in said_of(value)
+    assert "img2dataset" in said_of(value)
+    with pytest.raises(Skip, match=r"unsupported_media: 'https://x\.y/a\.png' is listed: media are read from files"):
+        media_parts(parse_record(value, AUTO), "k", [Part("0.jpg", 0, 1)])
+
+
+# --------------------------------------------------------------------------------------------------- boxes
+
+QWEN, INTERNVL = ReadSettings(boxes=Boxes.qwen), ReadSettings(boxes=Boxes.internvl)
+
+
+def boxes(kind: str | None = "norm1", **objects: Any) -> dict[str, Any]:
+    own = {"ref": ["a dog"], "bbox": [[0.1, 0.2, 0.5, 0.6], [0.25, 0.75]], "bbox_type": kind, **objects}
+    return asked("<image>Find <ref-object>", "<bbox> at <bbox>", images=["a.jpg"], objects=own)
+
+
+def test_boxes_are_what_ms_swift_writes() -> None:
+    qwen = [
+        "<image>Find <|object_ref_start|>a dog<|object_ref_end|>",
+        "<|box_start|>(100,200),(500,600)<|box_end|> at <|box_start|>(250,750)<|box_end|>",
+    ]
+    assert placed(boxes(), settings=QWEN)[0] == qwen
+    assert placed(boxes(bbox=[[0.5, 0.6, 0.1, 0.2], [0.25, 0.75]]), settings=QWEN)[0] == qwen  # the corners in order
+    assert placed(boxes(), settings=INTERNVL)[0] == [
+        "<image>Find <ref>a dog</ref>",
+        "<box>[[100, 200, 500, 600]]</box> at <box>[[250, 750]]</box>",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "settings", "said"),
+    [
+        (boxes(), AUTO, "source.boxes names the text for boxes"),
+        (boxes(None), QWEN, "the bbox_type 'real': boxes in pixels need the image's size"),
+        (boxes(bbox=[[0.1, 0.2]]), QWEN, "1 <ref-object> and 2 <bbox> for 1 ref and 1 bbox"),
+        (boxes(bbox=[[10, 20, 50, 60], [0.2, 0.7]]), QWEN, "no 2 or 4 numbers from 0 to 1: [10, 20"),
+        (boxes(ref="a dog"), QWEN, "objects are no ref and bbox"),
+    ],
+)
+def test_boxes_that_can_t_be_written_are_named(value: Any, settings: ReadSettings, said: str) -> None:
+    assert said_of(value, settings).startswith("bad_message")
+    assert said in said_of(value, settings)
+
+
+# ------------------------------------------------------------------------------------------------- columns
+
+
+def test_fields_are_renamed_before_anything_looks() -> None:
+    columns = Columns(messages="chat", images="pics", system="rules", tools="schemas", id="number")
+    value = {
+        "chat": asked("<image>q")["messages"], "pics": ["a.jpg"], "rules": "Be brief.", "number": 7,
+        "schemas": [{"name": "f"}], "messages": "not these", "images": ["old.jpg"],
+    }  # fmt: skip
+    record = parse_line(value, LINES, ReadSettings(columns=columns))
+    assert [m["content"] for m in record.messages] == ["Be brief.", "<image>q", "a"]
+    assert record.listed_media == ["a.jpg"]
+    assert record.tools == [{"type": "function", "function": {"name": "f"}}]
+    assert record.fields == {"id": 7}
+    swapped = ReadSettings(columns=Columns(images="videos", videos="images"))
+    assert placed(asked("<video>q", images=["v.mp4"]), "video", settings=swapped)[1] == ["v.mp4"]
+
+
+def test_roles_are_renamed_beside_those_that_are_known() -> None:
+    turns = [{"role": "客户", "content": "q"}, {"role": "agent", "content": "a"}, {"role": "user", "content": "q2"}]
+    value = {"messages": [*turns, {"role": "assistant", "content": "a2"}]}
+    settings = ReadSettings(roles=Roles(user="客户", assistant="agent"))
+    assert [m["role"] for m in parse_record(value, settings).messages] == ["user", "assistant"] * 2
+    assert [m["role"] for m in parse_record(value["messages"], settings).messages] == ["user", "assistant"] * 2
+    developer = {"messages": [{"role": "developer", "content": "s"}, *asked("q")["messages"]]}
+    as_system = ReadSettings(roles=Roles(system="developer"))
+    assert [m["role"] for m in parse_record(developer, as_system).messages] == ["system", "user", "assistant"]
+
+
+@pytest.mark.parametrize("ours", ["messages", "prompt", "response"])
+def test_a_column_that_is_not_there_is_named(ours: str) -> None:
+    settings = ReadSettings(columns=Columns(**{ours: "mine"}))
+    with pytest.raises(Skip, match=rf"no_messages: source\.columns\.{ours}=mine names no field of it; there are"):
+        parse_record(asked("q"), settings)
+    with pytest.raises(Skip, match=r"bad_message: source\.columns\.response=r: the field is empty"):
+        parse_record({"p": "q", "r": ""}, ReadSettings(columns=Columns(prompt="p", response="r")))
+
+
+def test_settings_that_are_not_set_change_no_key_of_a_cache() -> None:
+    """Else every length would be measured anew, and every dataset have another name."""
+    assert set(AUTO.identity) == {
+        "messages_key", "sample_type", "take", "tools", "caption_prompt", "control_tokens", "frames",
+    }  # fmt: skip
+    assert ReadSettings(columns=Columns(role="speaker")).identity["columns"]["role"] == "speaker"
+    assert ReadSettings(boxes=Boxes.qwen).identity["boxes"] == "qwen"
