@@ -40,7 +40,7 @@ _BATCH_CHARACTERS = 4_000_000
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raise this number when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 14
+LENGTHS_VERSION = 15
 
 
 @dataclass(frozen=True)
