@@ -308,7 +308,7 @@ def test_overrides_mean_what_they_mean_to_packing(how: list[str], shown: Show, t
         json.dumps({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})
     )
     assert "lines.jsonl:1" in shown("--source", lines, *how[2:], "source=jsonl")
-    assert "source=jsonl reads JSONL" in refusal(tmp_path, "--source", lines, *how[2:])
+    assert "source=jsonl reads JSONL" in refusal(tmp_path, "--source", lines, *how[2:], "source=wds")
 
 
 def test_overrides_are_told_from_samples() -> None:
