@@ -208,6 +208,8 @@ class InFolder(Destination):
                     yield
                     return
             finally:
+                with suppress(OSError):  # no locks
+                    fcntl.flock(lock, fcntl.LOCK_UN)  # a process forked meanwhile would keep it
                 os.close(lock)
 
 

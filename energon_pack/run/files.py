@@ -138,6 +138,7 @@ def one_of_machine(folder: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # to close it frees nothing where a process forked meanwhile has it, too
         os.close(lock)
 
 

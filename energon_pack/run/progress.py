@@ -143,12 +143,12 @@ class Progress:
                 yield
             is_done = True
         finally:
+            ended.set()
             self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 3)
             if self.is_live and self._stages:
                 sign = ("✓ ", "green") if is_done else ("✗ ", "red")
                 said = finished_line(stage, self.seconds[stage], self.done.get(stage, Done()))
                 self._console.print(Text.assemble(sign, said))
-            ended.set()
             watcher.join()
 
     @contextmanager

@@ -1,7 +1,9 @@
 """A file that is trusted later is whole."""
 
+import fcntl
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -128,3 +130,22 @@ def test_one_process_of_a_machine_works_and_others_wait(tmp_path: Path) -> None:
             pass
         holder.kill()
         assert entered.wait(60)
+
+
+def test_a_process_that_was_forked_meanwhile_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of a loader has its parent's lock, too: others waited for the worker's end, which may wait for them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with one_of_machine(tmp_path):
+        (path,) = own_temporary("locks").iterdir()
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+    try:
+        with open(path) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
