@@ -26,7 +26,7 @@ from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.run.stores import is_address
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
-from energon_pack.samples.flavors import FLAVORS, FOREIGN, PACKED, load_pack
+from energon_pack.samples.flavors import FLAVORS, FOREIGN, UNPACKED, flavor_written, load_pack
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of, positions_of
 from energon_pack.samples.listed import listed_parts, media_parts
@@ -82,7 +82,7 @@ def make_sample_loader(
     """Return the sample loader of a flavour: it turns the parts of a sample into the fields of its class.
 
     Args:
-        flavor: a name in `samples.flavors.FLAVORS`.
+        flavor: a name in `samples.flavors.FLAVORS`, or of a flavour that an installed package adds.
         messages_key, sample_type, caption_prompt, take, tools: how unpacked samples are read: `source.*` of the
             packing.
         source_root: the folder of the media that packs of `output.media=reference` refer to; None: the folder in
@@ -91,10 +91,8 @@ def make_sample_loader(
     Raises:
         ValueError: an unknown flavour, sample type, side or way of tools.
     """
-    if flavor not in FLAVORS:
-        raise ValueError(f"no sample loader for flavor {flavor!r}; there are: {', '.join(FLAVORS)}")
-    if flavor in PACKED:
-        return partial(load_pack, flavor=PACKED[flavor], read=LoadedMedia(source_root))
+    if flavor != UNPACKED.name:
+        return partial(load_pack, flavor=flavor_written(flavor), read=LoadedMedia(source_root))
     settings = ReadSettings(
         messages_key,
         SampleType(sample_type),

@@ -22,7 +22,7 @@ from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.loading import pack_encoder
 from energon_pack.run.files import META_FOLDER
-from energon_pack.samples.flavors import DEFAULT, PACKED, inputs_of_pack
+from energon_pack.samples.flavors import DEFAULT, flavor_written, inputs_of_pack
 from energon_pack.sources.prepared import Prepared, read_prepared
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import Pack, PackEncoder
@@ -94,7 +94,7 @@ class Packs:
         self._counts = prepared.shard_counts if prepared else {}
         self._names: dict[str, str] = {}
         is_ours = is_packed_here(dataset)
-        self._flavor = PACKED[read_manifest(dataset)["flavor"]] if is_ours else DEFAULT
+        self._flavor = flavor_written(read_manifest(dataset)["flavor"]) if is_ours else DEFAULT
 
     def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Pack]:
         """Encode each pack; packs that split.yaml excludes, and packs that lost all members, are left out.

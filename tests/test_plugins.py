@@ -1,14 +1,17 @@
-"""Packages that add a source, or a step for media, by an entry point: the examples of recipes/plugins, installed."""
+"""Packages that add a part of ours by an entry point: the examples of recipes/plugins, installed."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point
 from energon_pack.run.executors.settings import ExecutorConfig
+from energon_pack.samples.flavors import packed_flavor
+from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
 from energon_pack.sources.settings import SourceConfig
 from support.packed import files, json_lines, samples
 from support.running import ROOT, command, run
@@ -59,6 +62,54 @@ def test_media_of_another_package(demo: tuple[Path, Path], tmp_path: Path) -> No
         _, figures = result.stdout.split("fill  tokens\n")
         tokens[name] = int(figures.splitlines()[0].split()[-1])
     assert tokens["default"] - tokens["square"] == 20 * 2 - 2 * 2  # tokens of 28 × 28 pixels
+
+
+def test_a_flavor_of_another_package(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Its field is in packs, verify asks it, Energon loads by it; without the package one line says what is missing."""
+    path = installed("turns_flavor", tmp_path)
+    own = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", "output.dir=out"]
+    flavor = ["output.name=packed", "output.flavor=packed_turns", "executor.num_workers=1"]
+    result = command("-m", "energon_pack", *own, *flavor, cwd=tmp_path, PYTHONPATH=path)
+    assert result.returncode == 0, result.stderr
+    packs = [json.loads(parts["json"]) for parts in samples(tmp_path / "out/packed").values()]
+    assert all(pack["num_turns"] == [len(m["messages"]) for m in pack["messages"]] for pack in packs)
+    script = """
+from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
+alone = WorkerConfig(rank=0, world_size=1, num_workers=0)
+own = dict(worker_config=alone, batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None)
+packs = get_train_dataset("out/packed", repeat=False, **own)
+print(sum(len(pack.messages) for pack in get_savable_loader(packs)))
+"""
+    verify = ("-m", "energon_pack.verify", "out/packed", "--source", "--num-workers", "1")
+    for there, said, loaded in ((path, "", f"{sum(len(p['messages']) for p in packs)}\n"), (str(ROOT), "install", "")):
+        verified = command(*verify, cwd=tmp_path, PYTHONPATH=there)
+        assert (said == "") == (verified.returncode == 0), verified.stdout + verified.stderr
+        assert said in verified.stderr
+        assert "Traceback" not in verified.stderr
+        trained = command("-c", script, cwd=tmp_path, PYTHONPATH=there)
+        assert trained.stdout == loaded, trained.stderr
+        assert said in trained.stderr
+    again = command("-m", "energon_pack", *own, *flavor, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert again.stderr.splitlines()[-1].endswith("and what installed packages add"), again.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("name = 'other'", "its class has name = 'other'"),
+        ("name = 'mine'; form = 'mine'", "its class can't change form or does_not_fit"),
+    ],
+)
+def test_a_flavor_that_can_not_be_right_is_refused(body: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packs would be read by another name, or samples left out by another's answers."""
+    made: dict[str, Any] = {}
+    exec(f"class Mine(PackedMultiMixQA): {body}", {"PackedMultiMixQA": PackedMultiMixQA}, made)
+    monkeypatch.setattr("energon_pack.samples.flavors.entry_point", lambda *named: made["Mine"])
+    with pytest.raises(PackError, match=said):
+        packed_flavor("mine")
+    monkeypatch.setattr("energon_pack.samples.flavors.entry_point", lambda *named: dict)
+    with pytest.raises(PackError, match="derives from PackedMultiMixQA"):
+        packed_flavor("mine")
 
 
 def test_an_executor_of_another_package(demo: tuple[Path, Path], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a config is made sooner without these imports
 
 
 class Flavor(str, Enum):
-    """The form of the packs' JSON."""
+    """The form of the packs' JSON; installed packages add others."""
 
     packed_multi_mix_qa = "packed_multi_mix_qa"
     packed_captioning = "packed_captioning"
@@ -89,8 +89,8 @@ class OutputConfig:
     dir: str = "packed"
     #: name of this dataset's folder in it; None: `<source>-<model>-<layout>-<max_token_len>`, and a hash
     name: str | None = None
-    #: form of the packs' JSON
-    flavor: Flavor = Flavor.packed_multi_mix_qa
+    #: form of the packs' JSON: a `Flavor`, or what an installed package adds
+    flavor: str = Flavor.packed_multi_mix_qa.value
     #: copy: media are in the packs; reference: they stay in the source, from which loading reads them
     media: MediaIn = MediaIn.copy
     #: typed: sample type and loader; crude: CrudeWebdataset, for cookers
@@ -143,14 +143,14 @@ class OutputConfig:
             )
         if self.sample_fields is not None and name is None:
             raise PackError(f"output.sample_fields={self.sample_fields} are of output.sample_type=module:Class")
-        if name is not None:
+        if name is not None or self.flavor not in list(Flavor):
             self.packed_flavor()
 
     def packed_flavor(self) -> "PackedFlavor":
         """Return the flavour of the packs, in the form that a stack's class takes; raises PackError as `flavor_for`."""
         from energon_pack.dataset.sample_class import flavor_for
 
-        return flavor_for(self.flavor.value, self.sample_type, self.sample_fields)
+        return flavor_for(self.flavor, self.sample_type, self.sample_fields)
 
 
 @dataclass

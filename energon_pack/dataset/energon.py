@@ -113,7 +113,7 @@ def write_energon(
 
 def sample_loader_py(flavor: PackedFlavor) -> bytes:
     """Return the content of `.nv-meta/sample_loader.py` for one of `FORMS`."""
-    return (Path(__file__).parent / "sample_loaders" / f"{flavor.form_name}.py").read_bytes()
+    return (Path(__file__).parent / "sample_loaders" / f"{flavor.form}.py").read_bytes()
 
 
 def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = None) -> dict[str, dict[str, Any]]:

@@ -45,7 +45,7 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
             reason, detail = row["reason"], row["detail"]
             if reason == Reason.NOT_IN_FLAVOR:
                 flavor = lengths.flavor
-                detail = f"output.flavor={flavor.name} has no place for it: {row['does_not_fit'][flavor.form_name]}"
+                detail = f"output.flavor={flavor.name} has no place for it: {row['does_not_fit'][flavor.form]}"
             elif reason is None:
                 reason, detail = _policy(row, LEFT_OUT[code], packing)
             yield {

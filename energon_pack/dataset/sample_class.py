@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.samples.flavors import FORMS, PACKED
+from energon_pack.samples.flavors import FORMS, packed_flavor
 from energon_pack.samples.flavors.base import PackedFlavor
 
 Taken = dict[str, bool]  # field → whether the class requires it
@@ -25,10 +25,15 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
         sample_fields: the fields of that class; None: the class is asked.
 
     Raises:
-        PackError: the class accepts none of the forms, or can't be asked.
+        PackError: there is no such flavour; the class accepts none of the forms, or can't be asked.
     """
-    if sample_type is None:
-        return PACKED[name]
+    if sample_type is None or name not in FORMS:
+        flavor = packed_flavor(name)
+        if flavor is None:
+            raise PackError(f"output.flavor={name}: there are {', '.join(FORMS)}, and what installed packages add")
+        if sample_type is not None:
+            raise PackError(f"output.sample_type={sample_type}: no sample_loader.py reads output.flavor={name}")
+        return flavor
     taken = _fields_of(sample_type, name) if sample_fields is None else dict.fromkeys(sample_fields, False)
     needed = {field for field, is_needed in taken.items() if is_needed}
     for flavor in FORMS[name]:

@@ -13,7 +13,7 @@ from energon_pack.dataset.lookup import Found, Packs
 from energon_pack.dataset.manifest import MANIFEST, REPORT, is_packed_here
 from energon_pack.errors import PackError, amount
 from energon_pack.run.files import META_FOLDER
-from energon_pack.samples.flavors import DEFAULT, PACKED
+from energon_pack.samples.flavors import flavor_written
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.storage import is_file
 from energon_pack.views.packed import Place, pack_view
@@ -93,7 +93,7 @@ def open_dataset(dataset: str | Path) -> Opened:
     manifest = _read(folder, f"{META_FOLDER}/{MANIFEST}", notes)
     report = _read(folder, REPORT, notes)
     is_ours = bool(manifest) or folder.has(PLAN)
-    flavor: PackedFlavor | None = PACKED.get(str(manifest.get("flavor")), DEFAULT) if is_ours else None
+    flavor: PackedFlavor | None = flavor_written(manifest.get("flavor")) if is_ours else None
     packs = Packs(folder, flavor)
     if not folder.shards:
         below = list(islice(filter(is_packed_here, map(folder.path_of, folder.folders)), 4))

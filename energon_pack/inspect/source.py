@@ -128,7 +128,7 @@ def _judged(
         if config.source.control_tokens is ControlTokens.skip:
             return replace(view, refused=f"{Reason.CONTROL_TOKEN.value}: {what}"), remarks
     counts = {"token_len": view.token_len, **counts_of(rendered, sample.kinds)}
-    if unfit := do_not_fit(sample.messages, sample.tools, sample.kinds)[flavor.form_name]:
+    if unfit := do_not_fit(sample.messages, sample.tools, sample.kinds)[flavor.form]:
         what = f"{Reason.NOT_IN_FLAVOR.value}: output.flavor={flavor.name} has no place for it: {unfit}"
         return replace(view, refused=what), remarks
     if too_much := caps.exceeded(counts, packing):

@@ -36,7 +36,6 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
-from energon_pack.samples.flavors import PACKED
 from energon_pack.sources.shard import Source
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
 from energon_pack.stages.planning import Planned, plan_source
@@ -115,7 +114,7 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
                 shard, method = without_wrong_shortcut(
                     lambda method: measure_given(samples, known or "once", method, run, num_workers), method
                 )
-                flavor, shares = PACKED[config.output.flavor.value], split_shares(plain(config.output.splits))
+                flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
                 lengths = Lengths([shard], None, source.limit, flavor, shares, config.seed)
             measured, members = Measured(lengths, len(samples), 0), GivenRows(samples)
         planned = plan_source(config, measured, method, cost, run)

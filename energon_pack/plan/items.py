@@ -193,7 +193,7 @@ class Lengths:
 
     def reason(self, table: pa.Table) -> pa.ChunkedArray:
         """Why each row is in no pack, whatever the plan; null: it may be in one."""
-        does_not_fit = pc.is_valid(pc.struct_field(table["does_not_fit"], self.flavor.form_name))
+        does_not_fit = pc.is_valid(pc.struct_field(table["does_not_fit"], self.flavor.form))
         return pc.coalesce(table["reason"], pc.if_else(does_not_fit, Reason.NOT_IN_FLAVOR.value, None))
 
     def sample_id(self, index: int) -> str:

@@ -12,7 +12,7 @@ from energon_pack.dataset.lookup import Packs
 from energon_pack.pages.html import Html, details
 from energon_pack.plan.items import MEDIA_TYPES, Items
 from energon_pack.plan.plan import PackPlan, features_of_packs, media_of_packs
-from energon_pack.samples.flavors import PACKED
+from energon_pack.samples.flavors import flavor_written
 from energon_pack.templates.processor import load_saved
 from energon_pack.views.html import pack_section
 from energon_pack.views.packed import Place, pack_view
@@ -58,7 +58,7 @@ def _sections(job: LookJob) -> Iterator[Html]:
     template, plan = load_saved(job.template_folder), PlanFile(folder)
     first = next(iter(job.packs), None)
     shards = None if job.stored is None else DatasetFolder(job.stored)
-    with Packs(folder, PACKED[job.flavor], shards) as packs:
+    with Packs(folder, flavor_written(job.flavor), shards) as packs:
         for number, why in job.packs.items():
             found = packs[number]
             key = found.pack.files.key

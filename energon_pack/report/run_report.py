@@ -144,7 +144,7 @@ class RunReport:
         return self._run.executor.result(self._run.executor.start(drawn, self._left_out))
 
     def _look(self, folder: Path, stored: str | None) -> list[Html]:
-        flavor, most = self._config.output.flavor.value, self._config.packing.max_token_len
+        flavor, most = self._config.output.flavor, self._config.packing.max_token_len
         job = LookJob(folder, flavor, self._packs, self._method.template_folder, most, stored)
         return self._run.executor.result(self._run.executor.start(look, job))
 

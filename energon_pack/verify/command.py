@@ -30,7 +30,7 @@ from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.progress import Progress
 from energon_pack.run.stores import losing_no_fault
-from energon_pack.samples.flavors import DEFAULT, PACKED
+from energon_pack.samples.flavors import flavor_written
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.shard import Source
 from energon_pack.verify import dataset as checks
@@ -152,7 +152,7 @@ class Stated:
 
 def _stated(folder: DatasetFolder, findings: Findings) -> Stated:
     manifest = _read(folder, f"{META_FOLDER}/{MANIFEST}", "metadata", findings)
-    flavor = next((flavor for name, flavor in PACKED.items() if name == manifest.get("flavor")), DEFAULT)
+    flavor = flavor_written(manifest.get("flavor"))
     report = _read(folder, REPORT, "totals", findings)
     return Stated(folder, flavor, manifest, report, _plan(folder, findings))
 

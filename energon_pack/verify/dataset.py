@@ -16,7 +16,7 @@ from energon_pack.dataset.manifest import MANIFEST, REPLAY, REPORT, read_replays
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.flavors import FLAVORS, FORMS
+from energon_pack.samples.flavors import FORMS, packed_flavor
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.skip import Reason
 from energon_pack.verify.findings import Hashes, hashed, hashes, joined, named, several
@@ -124,7 +124,7 @@ def _replay(folder: DatasetFolder, fingerprint: Any) -> Iterator[str]:
 def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:
     """Check that Energon is told to read the packs as they are; subflavors may be a user's own."""
     name, which = manifest.get("flavor"), at(manifest, "content", "output", "dataset_yaml")
-    flavor = FLAVORS.get(name) if isinstance(name, str) else None
+    flavor = packed_flavor(name) if isinstance(name, str) else None
     if flavor is None or which not in ("typed", "crude"):
         yield f"{MANIFEST} has flavor={short(name)}, content.output.dataset_yaml={short(which)}"
         return
@@ -145,7 +145,7 @@ def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterat
 def _sample_loader(folder: DatasetFolder, flavor: Flavor) -> Iterator[str]:
     """Check that sample_loader.py, which Energon runs, is the one that packing wrote."""
     try:
-        if folder.read(f"{META_FOLDER}/{SAMPLE_LOADER}") not in map(sample_loader_py, FORMS[flavor.name]):
+        if folder.read(f"{META_FOLDER}/{SAMPLE_LOADER}") not in map(sample_loader_py, FORMS.get(flavor.name, ())):
             yield f"{SAMPLE_LOADER} is not what packing writes"
     except OSError as error:
         yield f"{SAMPLE_LOADER} can't be read: {error.strerror or error}"

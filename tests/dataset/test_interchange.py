@@ -194,13 +194,13 @@ def test_fields_that_are_said_are_believed() -> None:
         sample_loader_py=True, sample_type="a:B", sample_fields=["images", "videos", "contexts", "answers"]
     )
     output.check()
-    assert output.packed_flavor().form_name == "questions"
+    assert output.packed_flavor().form == "questions"
     assert (
         replace(output, sample_fields=[*TheirChatMix.__annotations__]).packed_flavor() is PACKED["packed_multi_mix_qa"]
     )
 
 
-@pytest.mark.parametrize("form", ALL_FORMS, ids=lambda form: form.form_name)
+@pytest.mark.parametrize("form", ALL_FORMS, ids=lambda form: form.form)
 def test_a_loader_gives_what_its_form_says(form: PackedFlavor) -> None:
     """The class is asked for these names."""
     scope: dict[str, Any] = {}
@@ -226,7 +226,7 @@ def test_videos_go_to_loongforge_too(config: Make, tmp_path: Path) -> None:
     assert sorted(len(videos) for _, _, videos in members_as_loongforge_encodes(sample)) == [0, 1]
 
 
-@pytest.mark.parametrize("form", ALL_FORMS, ids=lambda form: form.form_name)
+@pytest.mark.parametrize("form", ALL_FORMS, ids=lambda form: form.form)
 def test_the_loader_in_the_dataset_stands_alone(form: PackedFlavor) -> None:
     """It imports no energon_pack, and unpickles nothing."""
     tree = ast.parse(sample_loader_py(form))

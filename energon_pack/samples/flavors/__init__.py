@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from energon_pack.errors import PackError
+from energon_pack.run.by_name import entry_point
 from energon_pack.samples.flavors.base import Fields, Flavor, MemberInput, PackedFlavor
 from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.foreign import LlavaCaptioning, LoongForgeChatMix, LoongForgeMixQA
@@ -20,16 +22,52 @@ PACKED: dict[str, PackedFlavor] = {flavor.name: flavor for flavor in (DEFAULT, P
 #: For each of these flavours, its forms: one for each sample class of another stack that takes it.
 FORMS: dict[str, tuple[PackedFlavor, ...]] = {name: (flavor,) for name, flavor in PACKED.items()}
 FORMS[DEFAULT.name] += (PackedQuestions(),)
-FORM_NAMES = [form.form_name for forms in FORMS.values() for form in forms]
+FORM_NAMES = [form.form for forms in FORMS.values() for form in forms]
 #: The flavours that loading reads, by the `flavor` of dataset.yaml.
 FLAVORS: dict[str, Flavor] = {**PACKED, UNPACKED.name: UNPACKED}
 #: The flavours that only other tools write. The first whose fields are in a pack's JSON is the pack's flavour.
 FOREIGN: tuple[PackedFlavor, ...] = (LlavaCaptioning(), LoongForgeMixQA(), LoongForgeChatMix())
 
 
+def packed_flavor(name: str) -> PackedFlavor | None:
+    """Return the packs' flavour of this name, of this package or of an installed one; None: nobody has it.
+
+    Raises:
+        PackError: the entry point of this name in `energon_pack.flavors` can't be imported, or is no such class.
+    """
+    if name in PACKED:
+        return PACKED[name]
+    flavor = entry_point("flavors", "output.flavor", name)
+    if flavor is None:
+        return None
+    bases = {type(form) for forms in FORMS.values() for form in forms}
+    base = next((kind for kind in getattr(flavor, "__mro__", ()) if kind in bases), None)
+    if base is None:
+        raise PackError(f"output.flavor={name}: {flavor} is no class that derives from PackedMultiMixQA")
+    if flavor.name != name:
+        raise PackError(f"output.flavor={name}: its class has name = {flavor.name!r}, by which packs are read again")
+    if (flavor.form, flavor.does_not_fit) != (base.form, base.does_not_fit):
+        raise PackError(f"output.flavor={name}: its class can't change form or does_not_fit: lengths hold the answers")
+    made: PackedFlavor = flavor()
+    return made
+
+
+def flavor_written(name: object) -> PackedFlavor:
+    """Return the flavour that a dataset's energon_pack.json names; the default one if it names none.
+
+    Raises:
+        PackError: only a package that is not installed here has it; or as `packed_flavor`.
+    """
+    flavor = packed_flavor(name) if isinstance(name, str) else DEFAULT
+    if flavor is None:
+        known = ", ".join(PACKED)
+        raise PackError(f"flavor {name!r} is not of {known}: install the package that has it in energon_pack.flavors")
+    return flavor
+
+
 def do_not_fit(messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> dict[str, str | None]:
     """Say for each form of a written flavour which content of a sample it can't hold; None: it holds all."""
-    return {form.form_name: form.does_not_fit(messages, tools, kinds) for forms in FORMS.values() for form in forms}
+    return {form.form: form.does_not_fit(messages, tools, kinds) for forms in FORMS.values() for form in forms}
 
 
 def foreign_flavor(value: Fields) -> PackedFlavor | None:

@@ -85,13 +85,8 @@ class PackedFlavor(Flavor):
     media_field: ClassVar[str] = "media_files"
     #: the fields that sample_loader.py fills in another stack's sample class
     gives: ClassVar[tuple[str, ...]] = ()
-    #: names that class if several take this flavour; its loader's file has this name. "": the flavour's first class
-    form: ClassVar[str] = ""
-
-    @property
-    def form_name(self) -> str:
-        """Return a name that no other form of any flavour has."""
-        return self.form or self.name
+    #: names `does_not_fit`, under which lengths keep its answers, and a file of sample_loaders/
+    form: ClassVar[str]
 
     @property
     def is_ours(self) -> bool:

@@ -33,7 +33,7 @@ _ALTERNATING = ("user", "assistant")
 class PackedCaptioning(PackedFlavor):
     """A pack of conversations in columns, whose times stay fields."""
 
-    name = "packed_captioning"
+    name = form = "packed_captioning"
     sample_class = "PackedCaptioningSample"
     subflavor = "packed_captioning"
     schema: ClassVar[Schema] = {**COLUMNS, "sample_count": COUNT}

@@ -40,7 +40,7 @@ class MultiMixQA(Flavor):
 class PackedMultiMixQA(PackedFlavor):
     """A pack of such conversations; each has the JSON that it would have alone."""
 
-    name = "packed_multi_mix_qa"
+    name = form = "packed_multi_mix_qa"
     sample_class = "PackedMultiMixQASample"
     subflavor = "packed_chat_mix"
     schema: ClassVar[Schema] = {"messages": OBJECTS, **MEDIA}
