@@ -30,6 +30,7 @@ _HOMES = {
     "reading": "PackStream PacksInOrder positions_of",
     "samplers": "LengthGroupedSampler PackSampler",
     "samples.flavors.base": "MemberInput",
+    "samples.flavors.multi_mix_qa": "PackedMultiMixQA",
     "samples.media.probe": "Media",
     "samples.options": "options_of",
     "sources.shard": "JsonlShard",
@@ -77,6 +78,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.samplers import LengthGroupedSampler as LengthGroupedSampler
     from energon_pack.samplers import PackSampler as PackSampler
     from energon_pack.samples.flavors.base import MemberInput as MemberInput
+    from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA as PackedMultiMixQA
     from energon_pack.samples.media.probe import Media as Media
     from energon_pack.samples.options import options_of as options_of
     from energon_pack.sources.shard import JsonlShard as JsonlShard

@@ -2,11 +2,17 @@
 
 import glob
 import os
+from enum import Enum
 from typing import Any
 
 from hydra.plugins.completion_plugin import CompletionPlugin
 from omegaconf import BooleanNode, DictConfig, EnumNode, OmegaConf
 
+from energon_pack.config.schema import Flavor
+from energon_pack.sources.settings import Format
+
+#: settings that an installed package may give other values
+_OPEN: dict[str, type[Enum]] = {"output.flavor": Flavor, "source.format": Format}
 _PATHS = ("source.path", "source.media_root", "model.processor", "model.chat_template", "output.dir", "cache_dir")
 _matches_of_hydra = CompletionPlugin._get_matches
 _query_of_hydra = CompletionPlugin._query
@@ -23,6 +29,8 @@ def matches(config: Any, word: str) -> list[str]:
         values = list(field.enum_type.__members__)
     elif isinstance(field, BooleanNode):
         values = ["true", "false"]
+    elif equals and key in _OPEN:
+        values = [each.value for each in _OPEN[key]]
     elif equals and key in _PATHS and (begin or field is None or field._value() is None):
         return [f"{key}={path}" for path in _files(begin)]
     if values:

@@ -151,9 +151,9 @@ def _short_hash(text: str) -> str:
 def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
     """Return the files of the source, and the folder or hub id of the processor."""
     path = config.source.path
-    if path is None and config.source.format == Format.jsonl:
+    if path is None and config.source.format in (Format.jsonl, Format.table):
         raise PackError(
-            "source=jsonl needs source.path: a *.jsonl file, a folder, a glob, a meta file, or a list of these"
+            f"source={config.source.format} needs source.path: a folder, a file, a glob, a meta file, or a list of them"
         )
     if path is None:
         path, processor = _demo(config, cache_dir)

@@ -48,7 +48,7 @@ class Sources:
             PackError: the shard has changed since it was measured.
         """
         shard, lead = self._shards[row.shard], self._lead(row)
-        raw = self._reader.shard_file(shard).read(row.record_offset - lead, lead + row.record_size)
+        raw = self._reader.raw(shard, row, lead)
         self._check_header(raw[:lead], row, row.record_part, row.record_size)
         try:
             return read_but_media(self._reader, shard, row, settings, raw[lead:])

@@ -1,19 +1,19 @@
-"""Open files of a source; an image of an LMDB is one, too."""
+"""Open files of a source; a medium inside of another file is one, too."""
 
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from energon_pack.sources.jsonl.lmdb_file import open_value, split_name
+from energon_pack.sources.inside import open_inside, split_name
 from energon_pack.sources.storage import File, State, open_file, read_ahead
 
 _MOST_OPEN = 64
 
 
 def open_medium(path: str, expected: State | None = None) -> File:
-    """A file for reading, or an image of an LMDB as if it were one; as `open_file` and `open_value`."""
-    database, key = split_name(path)
-    return open_file(path, expected) if key is None else open_value(database, key)
+    """A file for reading, or a medium inside of one as if it were one; as `open_file` and `open_inside`."""
+    file, key = split_name(path)
+    return open_file(path, expected) if key is None else open_inside(file, key)
 
 
 class OpenFiles:

@@ -1,10 +1,13 @@
 """Recognises files that are neither tar nor JSONL by their first bytes, with advice for the user. Pure."""
 
 _LINES = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
-_ROWS = f"it is not read yet: its rows can be written as JSONL ({_LINES}), or packed in the loader by energon_pack.lazy"
 #: what to do with a folder of it
-PARQUET = f"Parquet: {_ROWS}"
-_FORMATS = ((b"PAR1", PARQUET), (b"ARROW1", f"Arrow: {_ROWS}"), (b"PK\x03\x04", f"a zip archive: {_LINES}"))
+PARQUET = "Parquet: source=table reads it"
+_FORMATS = (
+    (b"PAR1", PARQUET),
+    (b"ARROW1", "Arrow: source=table reads it"),
+    (b"PK\x03\x04", f"a zip archive: {_LINES}"),
+)
 
 
 def what_else(head: bytes) -> str | None:

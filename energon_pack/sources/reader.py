@@ -12,7 +12,7 @@ from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.blockwise import most_ahead
-from energon_pack.sources.jsonl.lmdb_file import split_name
+from energon_pack.sources.inside import split_name
 from energon_pack.sources.open_files import OpenFiles, open_medium
 from energon_pack.sources.referenced import ends_of
 from energon_pack.sources.rows import MeasuredRow, SampleRow
@@ -75,13 +75,16 @@ class Reader:
         """Have ranges of shards read at once, in place of those before."""
         self._open.read_ahead([(self.shard_file(shard), ranges) for shard, ranges in wanted])
 
-    def raw(self, shard: Shard, row: SampleRow) -> bytes:
+    def raw(self, shard: Shard, row: SampleRow, lead: int = 0) -> bytes:
         """The bytes of a sample's JSON or text, of which `Shard.record` makes the record.
+
+        Args:
+            lead: bytes of the header before it that are read, too.
 
         Raises:
             PackError: the shard changed.
         """
-        return self.shard_file(shard).read(row.record_offset, row.record_size)
+        return shard.raw(self.shard_file(shard), row.record_offset - lead, lead + row.record_size)
 
     def media(self, shard: Shard, record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
         """The media of a sample, in the order it lists them.
@@ -127,7 +130,7 @@ class Reader:
         """Name, size and version of parts that are files of their own; None where they are in the shard."""
         if shard.media_root is None:
             return None
-        names = dict.fromkeys(part.name for part in parts)
+        names = dict.fromkeys(part.name for part in parts if not shard.is_inside(part.name))
         files = [(name, self._medium(shard, name)) for name in names]
         return [{"name": name, "size": file.size, "version": file.version} for name, file in files]
 
@@ -191,7 +194,7 @@ def whole_if_small(offset: int, size: int) -> list[tuple[int, int]]:
 
 def _places(shard: Shard, row: MeasuredRow, of_medium: OfMedium) -> Iterator[tuple[Shard, int, int]]:
     """Yield the ranges to read for a sample, each with the header before it; nothing for a sample on a disk."""
-    if is_address(shard.path):
+    if is_address(shard.path) and shard.is_read_by_place:
         parts: list[AnyPart] = [*row.parts, *row.positions] if shard.media_root is None else []
         media = chain.from_iterable(of_medium(part.offset, part.size) for part in parts)
         for offset, size in ((row.record_offset, row.record_size), *media):

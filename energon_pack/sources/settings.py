@@ -16,6 +16,7 @@ class Format(str, Enum):
     auto = "auto"
     wds = "wds"
     jsonl = "jsonl"
+    table = "table"
 
 
 class Compressed(str, Enum):
@@ -36,8 +37,8 @@ class OnDamaged(str, Enum):
 class SourceConfig(ReadSettings):
     """Where samples come from, which of them are taken, and how each is read."""
 
-    #: wds: uncompressed WebDataset tars; jsonl: SFT JSONL with media beside it; auto: either, as files are called;
-    #: or what an installed package adds
+    #: wds: uncompressed WebDataset tars; jsonl: SFT JSONL with media beside it; table: Parquet, Arrow, CSV and TSV;
+    #: auto: any of these, as files are called; or what an installed package adds
     format: str = Format.auto.value
     #: a folder, a file, a glob, or a list of these; None: the built-in demo
     path: Any = None
@@ -49,7 +50,7 @@ class SourceConfig(ReadSettings):
     on_damaged: OnDamaged = OnDamaged.error
     #: a compressed tar: refused, with the command that unpacks it, or packed from a copy in the cache
     compressed: Compressed = Compressed.refuse
-    #: part of a prepared folder's split.yaml; None: all
+    #: part of a prepared folder's split.yaml, or split of a folder of tables; None: all
     split: str | None = None
     #: only the first so many samples; None: all
     limit: int | None = None

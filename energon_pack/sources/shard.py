@@ -24,10 +24,10 @@ from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
+from energon_pack.sources.inside import split_name
 from energon_pack.sources.jsonl import index as lines
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
-from energon_pack.sources.jsonl.lmdb_file import split_name
-from energon_pack.sources.storage import absolute, folder_of, path_in, real_path, state_of
+from energon_pack.sources.storage import File, absolute, folder_of, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
 
 #: A file beside the shard as a part, by the name it has in a sample; raises Skip where it can't be read.
@@ -42,6 +42,8 @@ class _File:
     mark: ClassVar[str]
     #: bytes of the header that stands before each part of a sample
     lead: ClassVar[int] = 0
+    #: whether a sample is bytes at an offset
+    is_read_by_place: ClassVar[bool] = True
 
     name: str  # as `names_of` gives it, with forward slashes
     path: str
@@ -67,6 +69,18 @@ class _File:
     def is_same_object(self) -> bool:
         """Tell whether a store still has the same object; its version covers every byte."""
         return state_of(self.path) == (self.size, self.version)
+
+    def raw(self, file: File, offset: int, size: int) -> bytes:
+        """Read a sample's JSON or text from the place that the index says."""
+        return file.read(offset, size)
+
+    def has_place(self, offset: int, size: int) -> bool:
+        """Tell whether the file is long enough: a damaged plan may ask for any place."""
+        return offset >= 0 and size >= 0 and offset + size <= self.size
+
+    def is_inside(self, name: str) -> bool:
+        """Tell whether a medium lies in this very file."""
+        return self.media_root is None
 
     def path_of(self, name: str) -> str:
         """The file that a part is in."""
@@ -146,6 +160,8 @@ class JsonlShard(_File):
     names: ClassVar[re.Pattern[str]] = re.compile(r"\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
     #: of a class of somebody else: raise it when `value` reads the same bytes otherwise
     value_version: ClassVar[int] = 0
+    #: whether the names of files tell splits, of which `source.split` takes one
+    has_splits: ClassVar[bool] = False
 
     lines: Lines
 

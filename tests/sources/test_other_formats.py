@@ -12,6 +12,7 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.jsonl.find import find_lines
+from energon_pack.sources.settings import Format
 from support.packed import Make
 from support.running import ROOT
 
@@ -20,15 +21,15 @@ from support.running import ROOT
 def test_parquet_is_no_damaged_tar(config: Make, tmp_path: Path, num_rows: int) -> None:
     path = tmp_path / "train.parquet"
     pq.write_table(pa.table({"a": list(range(num_rows))}), path)
-    with pytest.raises(PackError, match=r"train\.parquet is .*Parquet: it is not read yet: .*JSONL"):
-        pack(config(path))
+    with pytest.raises(PackError, match=r"train\.parquet is .*Parquet: source=table reads it"):
+        pack(config(path, source__format=Format.wds))
 
 
 @pytest.mark.parametrize("find", [find_shards, find_lines])
 def test_a_folder_of_parquet_says_so(tmp_path: Path, find: Callable[[str], object]) -> None:
     """It said `no *.tar there`, and nothing of what is there or how to get on."""
     pq.write_table(pa.table({"a": [1]}), tmp_path / "train.parquet")
-    with pytest.raises(PackError, match=r"no \*\.(tar|jsonl) there but Parquet: it is not read yet: .*source=jsonl"):
+    with pytest.raises(PackError, match=r"no \*\.(tar|jsonl) there but Parquet: source=table reads it"):
         find(str(tmp_path))
 
 

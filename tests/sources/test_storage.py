@@ -5,6 +5,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.config import Format, PackConfig
@@ -43,6 +45,12 @@ def write_source(folder: Path, source: Format) -> Path:
     texts = ("<image>?", "<image>!", "<image>.")
     names = ("large.jpg", "small.png", "large.jpg")
     samples = [{"image": name, **json.loads(chat(text, "yes"))} for name, text in zip(names, texts, strict=True)]
+    if source is Format.table:
+        rows = [{**sample, "image": (folder / sample["image"]).read_bytes()} for sample in samples]
+        pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet", row_group_size=2)
+        with pa.ipc.new_stream(folder / "b.arrow", pa.Table.from_pylist(rows).schema) as stream:
+            stream.write_table(pa.Table.from_pylist(rows))
+        return folder
     (folder / "array.json").write_text(json.dumps(samples))
     (folder / "lines.jsonl").write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
     return folder
@@ -55,7 +63,7 @@ def test_a_storage_that_only_reads_by_place_packs_the_same_bytes(
     """As one over a network would: no descriptor, so nothing is mapped and the kernel copies nothing."""
     (tmp_path / "in").mkdir()
     path = write_source(tmp_path / "in", source)
-    paths = [str(path)] if source is Format.wds else [str(path), str(path / "array.json")]
+    paths = [str(path)] if source in (Format.wds, Format.table) else [str(path), str(path / "array.json")]
     packed = []
     for name in ("local", "remote"):
         if name == "remote":

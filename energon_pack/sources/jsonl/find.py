@@ -17,7 +17,9 @@ from energon_pack.sources.find import but_parquet, local_folders, names_of
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard, Source, shard_of
+from energon_pack.sources.splits import of_split
 from energon_pack.sources.storage import absolute, expand, folder_of, is_file, open_file, real_path, walk
+from energon_pack.sources.table_shard import TableShard
 
 _LARGEST_META = 16 << 20
 _ALPACA = {
@@ -42,7 +44,7 @@ def kind_of_lines(format: str) -> type[JsonlShard] | None:
         PackError: there is no such format, or what an installed package adds reads no lines.
     """
     if format in list(Format):
-        return JsonlShard if format == Format.jsonl else None
+        return {Format.jsonl.value: JsonlShard, Format.table.value: TableShard}.get(format)
     kind = entry_point("sources", "source.format", format)
     if not (isinstance(kind, type) and issubclass(kind, JsonlShard)):
         there = "there is none of that name" if kind is None else f"{kind} is no class that derives from JsonlShard"
@@ -55,16 +57,19 @@ def find_lines(
     media_root: str | None = None,
     remote_media: bool = False,
     kind: type[JsonlShard] = JsonlShard,
+    split: str | None = None,
 ) -> Source:
-    """Find the files of a source of lines: JSONL, or another kind that a plugin adds.
+    """Find the files of a source of lines or rows: JSONL, tables, or another kind that a plugin adds.
 
     Args:
         path: a folder (searched recursively for *.jsonl), a file, a glob, a meta file, or a list of these.
         media_root: what paths of media are relative to; None: the folder of their file, or a meta file's `media_dir`.
         remote_media: lines and meta files may name media on stores other than that of `media_root`, and than their own.
+        split: of folders of tables, as `of_split`.
 
     Raises:
-        PackError: nothing is there, a file comes twice, or a meta file names a path at which no file is.
+        PackError: nothing is there, a file comes twice, or a meta file names a path at which no file is; or as
+            `of_split`.
     """
     if media_root is not None and not (is_address(media_root) or os.path.isdir(os.path.expanduser(media_root))):
         raise PackError(f"source.media_root={media_root}: no such folder")
@@ -75,9 +80,11 @@ def find_lines(
         root, entry_folders, files = expand(os.path.expanduser(entry))
         roots.append(root)
         folders += entry_folders
-        files += [file for folder in entry_folders for file in walk(folder, kind.names)]
+        for folder in entry_folders:
+            found_there = walk(folder, kind.names)
+            files += of_split(folder, found_there, split) if kind.has_splits else found_there
         if not files:
-            if kind is not JsonlShard:
+            if kind.names is not JsonlShard.names:
                 raise PackError(f"source.path={entry}: no file there is called {kind.names.pattern}")
             if parquet := but_parquet(entry_folders):
                 raise PackError(f"source.path={entry}: no *.jsonl there{parquet}")

@@ -9,7 +9,7 @@ import mmap
 import re
 import shlex
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
 
@@ -55,13 +55,26 @@ def index_lines(path: str) -> pa.Table:
             numbers.append(number)
             offsets.append(offset)
             sizes.append(size)
+    return index_of(np.array(numbers), np.array(offsets), np.array(sizes), digest, bad)
+
+
+def index_of(
+    numbers: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, digest: str, bad: Sequence[str] = ()
+) -> pa.Table:
+    """Make the table of `INDEX_SCHEMA`.
+
+    Args:
+        numbers, offsets, sizes: of each sample.
+        digest: by which a file is known again.
+        bad: why the last samples can't be read.
+    """
     num = len(numbers)
-    detail = pa.array([None] * (num - len(bad)) + bad, pa.string())
+    detail = pa.array([None] * (num - len(bad)) + [*bad], pa.string())
     columns = {
-        "key": pa.array(np.array(numbers)).cast(pa.string()),
+        "key": pa.array(numbers).cast(pa.string()),
         "record_part": pa.repeat(LINE, num),
-        "record_offset": pa.array(np.array(offsets)),
-        "record_size": pa.array(np.array(sizes)),
+        "record_offset": pa.array(offsets),
+        "record_size": pa.array(sizes),
         "parts": pa.ListArray.from_arrays(
             pa.array(np.zeros(num + 1, np.int32)), pa.array([], INDEX_SCHEMA.field("parts").type.value_type)
         ),

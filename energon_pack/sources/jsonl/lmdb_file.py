@@ -1,4 +1,4 @@
-"""Images in an LMDB, named `path.lmdb::key`, each read whole."""
+"""Images in an LMDB, each read whole."""
 
 import os
 from typing import Any
@@ -6,21 +6,9 @@ from typing import Any
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import InMemory, state_of
 
-_SEPARATOR = "::"
 _MOST_OPEN = 16
 #: LMDB → its version and an environment, the last used last
 _environments: dict[str, tuple[str, Any]] = {}
-
-
-def split_name(path: str) -> tuple[str, str | None]:
-    """The LMDB and the key that a path names; no key for an ordinary file."""
-    database, separator, key = path.partition(_SEPARATOR)
-    return (database, key) if separator and database.endswith(".lmdb") else (path, None)
-
-
-def joined_name(database: str, key: str) -> str:
-    """The path that names a key of an LMDB: the reverse of `split_name`."""
-    return f"{database}{_SEPARATOR}{key}"
 
 
 def open_value(database: str, key: str) -> InMemory:

@@ -8,7 +8,7 @@ The JSON says of each member how many turns it has. Training needs this package,
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
+from energon_pack import PackedMultiMixQA
 
 
 def is_counts(value: Any) -> bool:

@@ -1,0 +1,59 @@
+"""A table as a shard: a row is a sample, its media are cells of the table or files beside it."""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from energon_pack.run.stores import is_address
+from energon_pack.sources.inside import joined_name, split_name
+from energon_pack.sources.jsonl.index import index_of
+from energon_pack.sources.shard import JsonlShard
+from energon_pack.sources.storage import File, open_file
+from energon_pack.sources.tables import table_of, table_row
+
+_HEAD, _FOOTER = 64 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class TableShard(JsonlShard):
+    """A Parquet, Arrow, CSV or TSV file; `record_offset` is the number of a row, as `datasets` counts them."""
+
+    names = re.compile(r"\.(parquet|arrow|csv|tsv)$")
+    is_read_by_place = False
+    has_splits = True
+
+    def index(self) -> pa.Table:
+        table = table_of(self.path)
+        sizes = np.repeat(np.array(table.text_lens, np.int64), table.group_lens)
+        sizes = np.append(sizes, np.zeros(len(table.bad), np.int64))
+        numbers = np.arange(len(sizes))
+        return index_of(numbers, numbers, sizes, self._digest(), table.bad)
+
+    def is_unchanged(self, about: Mapping[str, str]) -> bool:
+        return self.is_same_object if is_address(self.path) else about["digest"] == self._digest()
+
+    def raw(self, file: File, offset: int, size: int) -> bytes:
+        return table_row(self.path, self.version, offset)
+
+    def has_place(self, offset: int, size: int) -> bool:
+        return offset >= 0
+
+    def path_of(self, name: str) -> str:
+        key = split_name(name)[1]
+        return joined_name(self.path, key) if key is not None and self.is_inside(name) else super().path_of(name)
+
+    def is_inside(self, name: str) -> bool:
+        file, key = split_name(name)
+        return key is not None and file == os.path.basename(self.path)
+
+    def _digest(self) -> str:
+        """Of both ends: the footer of a Parquet file says where each column of each group lies."""
+        with open_file(self.path) as file:
+            start = max(0, file.size - _FOOTER)
+            ends = file.read(0, _HEAD), file.read(start, file.size - start)
+            return hashlib.sha256(b"".join(ends) + str(file.size).encode()).hexdigest()

@@ -1,0 +1,236 @@
+"""Reads rows and cells of tables: Parquet, Arrow (what `save_to_disk` writes), CSV and TSV.
+
+    a.parquet ──table_row──► {"texts": […], "images": ["a.parquet::17/images/0/bytes"]} ──open_cell──► the image
+
+A row becomes the JSON of a sample. Bytes in it, and images in base64, become names, which `open_cell` opens.
+"""
+
+import base64
+import binascii
+import json
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from energon_pack.errors import PackError, one_line
+from energon_pack.run.stores import is_address
+from energon_pack.samples.bytes import as_file
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.storage import File, InMemory, open_file, state_of
+
+_BUFFER = 1 << 20
+_MOST_OPEN = 16
+_MOST_BYTES = 256 << 20  # of groups that a process keeps; one is kept whatever its size
+_HAS_BYTES = {"bytes", "path"}  # the fields of an image, a video or an audio of `datasets`
+#: how the base64 of a JPEG, PNG, GIF or WebP begins, and a data: URI
+_BASE64 = re.compile(r"data:[a-z]+/[\w.+-]+;base64,|(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[A-Za-z0-9+/\s]{200}")
+
+
+@dataclass
+class Table:
+    """An open table, in groups of rows that are read together."""
+
+    file: File
+    group_lens: list[int]  # number of rows of each
+    text_lens: list[int]  # about how many bytes the text of a row has, in each
+    read: Callable[[int], pa.Table]  # a group by its number
+    bad: list[str] = field(default_factory=list)  # what is no row
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The number of each group's first row."""
+        return list(accumulate(self.group_lens, initial=0))
+
+
+def _parquet(path: str, file: File) -> Table:
+    parquet = pq.ParquetFile(as_file(file, _BUFFER))
+    groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+    leaves = [number for number in range(len(parquet.schema)) if _is_text(parquet.schema.column(number))]
+    texts = [sum(group.column(number).total_uncompressed_size for number in leaves) for group in groups]
+    lens = [group.num_rows for group in groups]
+    return Table(file, lens, _means(texts, lens), lambda number: parquet.read_row_group(number, use_threads=False))
+
+
+def _is_text(leaf: Any) -> bool:
+    return bool(leaf.physical_type != "BYTE_ARRAY" or leaf.logical_type.type == "STRING")
+
+
+def _arrow(path: str, file: File) -> Table:
+    source = as_file(file, _BUFFER) if is_address(path) else pa.memory_map(path)
+    is_stream = file.read(0, 6) != b"ARROW1"
+    return _of_one_group((pa.ipc.open_stream if is_stream else pa.ipc.open_file)(source).read_all(), file)
+
+
+def _csv(path: str, file: File) -> Table:
+    bad: list[str] = []
+
+    def leave_out(row: Any) -> str:
+        bad.append(f"{row.actual_columns} columns, not {row.expected_columns}: {row.text[:80]!r}")
+        return "skip"
+
+    how: dict[str, Any] = {"delimiter": "\t" if path.endswith(".tsv") else ",", "newlines_in_values": True}
+    reading = pa.csv.ReadOptions(use_threads=False)
+    with pa.csv.open_csv(
+        as_file(file, _BUFFER), reading, pa.csv.ParseOptions(**how, invalid_row_handler=lambda row: "skip")
+    ) as head:
+        names = head.schema.names
+    texts = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))  # an answer "007" is no number
+    parsing = pa.csv.ParseOptions(**how, invalid_row_handler=leave_out)
+    table = _of_one_group(pa.csv.read_csv(as_file(file, _BUFFER), reading, parsing, texts), file)
+    table.bad = bad
+    return table
+
+
+def _of_one_group(table: pa.Table, file: File) -> Table:
+    return Table(file, [len(table)], _means([table.nbytes], [len(table)]), lambda number: table)
+
+
+def _means(sums: Sequence[int], lens: Sequence[int]) -> list[int]:
+    return [max(1, total // max(1, num)) for total, num in zip(sums, lens, strict=True)]
+
+
+#: by `inside.TABLES`
+_READ_BY: dict[str, Callable[[str, File], Table]] = {".parquet": _parquet, ".arrow": _arrow, ".csv": _csv, ".tsv": _csv}
+
+#: path → version, and the table; the last used last
+_tables: dict[str, tuple[str, Table]] = {}
+#: path, version and number → rows; the last used last
+_groups: dict[tuple[str, str, int], pa.Table] = {}
+
+
+def table_of(path: str) -> Table:
+    """Open a table.
+
+    Raises:
+        PackError: it is damaged, or something else.
+    """
+    with _named(path):
+        return _opened(path, None)
+
+
+def table_row(path: str, version: str, number: int) -> bytes:
+    """Return the JSON of a row, with names in the place of bytes.
+
+    Args:
+        version: of the file, as it was found.
+
+    Raises:
+        Skip: `invalid_json`: there is no such row, or it can't be read.
+    """
+    try:
+        group, row = _place(path, version, number)
+        value = group.slice(row, 1).to_pylist()[0]
+    except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
+        raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
+    return json.dumps(_without_bytes(value, f"{os.path.basename(path)}::{number}"), default=str).encode()
+
+
+def open_cell(path: str, key: str) -> InMemory:
+    """Open the bytes of a cell; their version is the table's.
+
+    Args:
+        key: the row, and the way to the value in it: `17/images/0/bytes`.
+
+    Raises:
+        FileNotFoundError: no such file.
+        KeyError: no such row or value.
+        Skip: `unreadable_media`: no base64, or a page that can't be read.
+    """
+    state = state_of(path)
+    if state is None:
+        raise FileNotFoundError(path)
+    number, *steps = key.split("/")
+    if not number.isdecimal():
+        raise KeyError(key)
+    try:
+        group, row = _place(path, state.version, int(number))
+        data = _value(group, row, [unquote(step) for step in steps])
+    except (IndexError, TypeError, KeyError):
+        raise KeyError(key) from None
+    except pa.ArrowException as error:
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
+    if isinstance(data, str):
+        try:
+            data = base64.b64decode(data.partition("base64,")[2] or data)
+        except binascii.Error as error:
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {error}") from None
+    if not isinstance(data, bytes):
+        raise KeyError(key)
+    return InMemory(data, state.version)
+
+
+def _value(group: pa.Table, row: int, steps: Sequence[str]) -> Any:
+    value = group.column(steps[0])[row]
+    for step in steps[1:]:
+        value = value[int(step) if isinstance(value, pa.ListScalar | pa.LargeListScalar) else step]
+    return value.as_py()
+
+
+def _without_bytes(value: Any, name: str) -> Any:
+    """Put names in the place of bytes, and leave out what is null: a struct has every field that any row has."""
+    if isinstance(value, dict):
+        if "bytes" in value and value.keys() <= _HAS_BYTES:
+            return value.get("path") if value["bytes"] is None else f"{name}/bytes"
+        named = ((key, _without_bytes(item, f"{name}/{quote(key, safe='')}")) for key, item in value.items())
+        return {key: item for key, item in named if item is not None}
+    if isinstance(value, list):
+        return [_without_bytes(item, f"{name}/{index}") for index, item in enumerate(value)]
+    if isinstance(value, bytes) or (isinstance(value, str) and _BASE64.match(value)):
+        return name
+    return value
+
+
+def _place(path: str, version: str, number: int) -> tuple[pa.Table, int]:
+    """Return the group that a row is in, and the row's number there."""
+    table = _opened(path, version)
+    index = bisect_right(table.starts, number) - 1
+    if not 0 <= index < len(table.group_lens):
+        raise KeyError(f"no row {number}")
+    key = path, version, index
+    group = _groups.pop(key, None)
+    if group is None:
+        group = table.read(index)
+        kept = group.nbytes + sum(other.nbytes for other in _groups.values())
+        while _groups and kept > _MOST_BYTES:
+            kept -= _groups.pop(next(iter(_groups))).nbytes
+    _groups[key] = group
+    return group, number - table.starts[index]
+
+
+def _opened(path: str, version: str | None) -> Table:
+    """Return a table, opened if it is not, or if it was written to."""
+    was, table = _tables.pop(path, (None, None))
+    if table is None or (version or state_of(path)[1]) != was:  # type: ignore[index]
+        if table is not None:
+            table.file.close()
+        while len(_tables) >= _MOST_OPEN:
+            _tables.pop(next(iter(_tables)))[1].file.close()
+        file = open_file(path)
+        was, table = file.version, _READ_BY[os.path.splitext(path)[1]](path, file)
+    assert was is not None
+    _tables[path] = was, table
+    return table
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowException as error:
+        what = os.path.splitext(path)[1].removeprefix(".")
+        raise PackError(
+            f"{path} is no whole {what} file: {one_line(error)}; get it again, or name the others by a glob"
+        ) from None
+    except OSError as error:
+        raise PackError(f"{path}: {error.strerror or one_line(error)}") from None

@@ -1,0 +1,222 @@
+"""Parquet, Arrow, CSV and TSV: a row is a sample, its images are cells or files beside the table."""
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from energon_pack.config.schema import MediaIn, PackConfig
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.forms import find_source, form_of, format_of, read_as
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import IndexRow, rows_of
+from energon_pack.sources.sample import read_sample
+from energon_pack.sources.settings import Format, SourceConfig
+from energon_pack.sources.splits import of_split
+from support.packed import Make, samples
+from support.running import command
+from support.samples import picture
+
+PNG = picture(56, 56, "PNG")
+WIDE = picture(112, 56, "PNG")
+IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+
+
+def the_cauldron() -> pa.Table:
+    """What the_cauldron and FineVision have on the Hub, with a text alone and two images."""
+    texts = [[{"user": "what is it?", "assistant": "a cat"}], [{"user": "and this?", "assistant": "a dog"}]]
+    columns = {
+        "images": pa.array([[{"bytes": PNG, "path": None}], []], pa.list_(IMAGE)),
+        "texts": pa.array(texts),
+        "source": pa.array(["a", None]),
+    }
+    return pa.table(columns)
+
+
+def output(config: PackConfig) -> Path:
+    return Path(config.output.dir) / str(config.output.name)
+
+
+def write_parquet(path: Path, table: pa.Table, **how: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, **how)
+    return path
+
+
+def write_arrow(path: Path, table: pa.Table) -> Path:
+    """A stream, as `save_to_disk` writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pa.ipc.new_stream(path, table.schema) as stream:
+        stream.write_table(table, max_chunksize=1)
+    return path
+
+
+def write_arrow_file(path: Path, table: pa.Table) -> Path:
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+    return path
+
+
+def read(path: Path) -> list[Any]:
+    """Each sample of a file, or why it is skipped."""
+    source = find_source(SourceConfig(), str(path))
+    (shard,) = source.shards
+    found: list[Any] = []
+    with Reader() as reader:
+        for row in rows_of(shard.index(), IndexRow):
+            try:
+                sample = read_sample(reader, shard, row, ReadSettings())
+                found.append((sample.messages, [reader.read(shard, part) for part in sample.parts]))
+            except Skip as skip:
+                found.append(str(skip.reason.value))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("a.parquet", write_parquet), ("a.arrow", write_arrow), ("b.arrow", write_arrow_file)]
+)
+def test_rows_of_the_hub(name: str, write: Callable[[Path, pa.Table], Path], tmp_path: Path) -> None:
+    """Images are bytes in the row, texts are pairs: the form of the_cauldron and FineVision."""
+    first, second = read(write(tmp_path / name, the_cauldron()))
+    assert [m["content"] for m in first[0]] == ["<image>what is it?", "a cat"]
+    assert first[1] == [PNG]
+    assert [m["content"] for m in second[0]] == ["and this?", "a dog"]
+    assert second[1] == []
+
+
+def test_paths_and_nulls(tmp_path: Path) -> None:
+    """An image without bytes is a file beside the table; a field that is null is not there."""
+    (tmp_path / "a.png").write_bytes(WIDE)
+    part = pa.struct({"type": pa.string(), "text": pa.string()})
+    turn = pa.struct({"role": pa.string(), "content": pa.list_(part)})
+    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
+    answered = [{"role": "assistant", "content": [{"type": "text", "text": "a cat"}]}]
+    rows = {
+        "image": pa.array([{"bytes": None, "path": "a.png"}], IMAGE),
+        "messages": pa.array([asked + answered], pa.list_(turn)),
+        "tools": pa.nulls(1),
+    }
+    ((messages, media),) = read(write_parquet(tmp_path / "a.parquet", pa.table(rows)))
+    assert (len(messages), media) == (2, [WIDE])
+
+
+@pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.tsv", "\t")])
+def test_a_csv_has_paths_or_base64(name: str, mark: str, tmp_path: Path) -> None:
+    """VLMEvalKit's TSV has images in base64; a number is a text as it is written."""
+    (tmp_path / "a.png").write_bytes(PNG)
+    coded = base64.b64encode(picture(112, 112)).decode()
+    rows = [["image", "question", "answer"], ["a.png", "how many?", "007"], [coded, "and here?", '"one\n\ntwo"']]
+    rows.append([f'"data:image/png;base64,{coded}"', "?", "3"])
+    rows.append(["a.png", "?"])
+    (tmp_path / name).write_text("\n".join(mark.join(row) for row in rows))
+    first, second, third, fourth = read(tmp_path / name)
+    assert fourth == "invalid_json"
+    assert (first[0][1]["content"], first[1]) == ("007", [PNG])
+    assert (second[0][1]["content"], second[1]) == ("one\n\ntwo", [base64.b64decode(coded)])
+    assert third[1] == second[1]
+
+
+def test_bad_rows_cost_themselves(tmp_path: Path) -> None:
+    """No image in the cell, an image cut in base64, no text."""
+    table = pa.table({"image": pa.array([b"no image", b"", PNG]), "question": ["?"] * 3, "answer": ["a", "b", None]})
+    assert read(write_parquet(tmp_path / "a.parquet", table)) == ["unreadable_media", "unreadable_media", "no_messages"]
+
+
+def test_packs_are_those_of_jsonl(config: Make, tmp_path: Path) -> None:
+    """The same samples as files and lines have the same lengths and the same media in packs; verify reads both."""
+    number = 60
+    images = [picture(28 * (1 + n % 5), 28 * (1 + n % 7), "PNG") for n in range(number)]
+    lines, rows = [], []
+    (tmp_path / "lines").mkdir()
+    for n, image in enumerate(images):
+        (tmp_path / f"lines/{n}.png").write_bytes(image)
+        texts = [{"user": f"what is {n}?", "assistant": "word " * (n % 7 + 1)}]
+        lines.append(json.dumps({"texts": texts, "images": [f"{n}.png"]}))
+        rows.append({"texts": texts, "images": [{"bytes": image, "path": f"{n}.png"}]})
+    (tmp_path / "lines/a.jsonl").write_text("\n".join(lines))
+    table = pa.Table.from_pylist(
+        rows, pa.schema({"texts": pa.array([rows[0]["texts"]]).type, "images": pa.list_(IMAGE)})
+    )
+    write_parquet(tmp_path / "rows/a.parquet", table, row_group_size=7)
+    packed = {}
+    for name in ("lines", "rows"):
+        run = config(tmp_path / name, output__dir=str(tmp_path / "out" / name), output__name="packed")
+        pack(run)
+        packed[name] = {
+            (tuple(m["content"] for m in member["messages"]), tuple(parts[part] for part in names))
+            for parts in samples(output(run)).values()
+            for member, names in zip(
+                *(json.loads(parts["json"])[key] for key in ("messages", "media_files")), strict=True
+            )
+        }
+        verified = command("-m", "energon_pack.verify", output(run), "--source", "--num-workers", "1", cwd=tmp_path)
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert packed["lines"] == packed["rows"]
+    assert len(packed["rows"]) == number
+
+
+def test_references_name_cells(config: Make, tmp_path: Path) -> None:
+    """Packs without copies of a Parquet's images give the same bytes in training."""
+    write_parquet(tmp_path / "in/a.parquet", the_cauldron().slice(0, 1))
+    run = config(tmp_path / "in", output__media=MediaIn.reference)
+    pack(run)
+    (parts,) = samples(output(run)).values()
+    refs = json.loads(parts["json"])["media_refs"]
+    assert [ref for member in refs for ref in member] == [["a.parquet", "0/images/0/bytes"]]
+    verified = command(
+        "-m", "energon_pack.verify", output(run), "--source", "--decode", "--num-workers", "1", cwd=tmp_path
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_a_changed_table_is_noticed(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", the_cauldron())
+    (shard,) = find_source(SourceConfig(), str(path)).shards
+    about = {key.decode(): value.decode() for key, value in shard.index().schema.metadata.items()}
+    assert shard.is_unchanged(about)
+    write_parquet(path, the_cauldron().slice(1))
+    assert not shard.is_unchanged(about)
+
+
+def test_forms_of_folders(tmp_path: Path) -> None:
+    """A hub snapshot is found; a table about a tar of its name, as img2dataset writes it, is none."""
+    write_parquet(tmp_path / "hub/data/train-00000-of-00001.parquet", the_cauldron())
+    (tmp_path / "hub/README.md").touch()
+    write_arrow(tmp_path / "hub/cache-1.arrow", the_cauldron())
+    source = find_source(SourceConfig(), str(tmp_path / "hub"))
+    assert (format_of(source), read_as(source)) == (Format.table, "Parquet, 1 file")
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars/00000.tar").touch()
+    write_parquet(tmp_path / "tars/00000.parquet", the_cauldron())
+    assert form_of(str(tmp_path / "tars")) is Format.wds
+    write_parquet(tmp_path / "tars/more.parquet", the_cauldron())
+    with pytest.raises(PackError, match=r"1 \*.tar and 1 \*.parquet or \*.arrow; source=wds or source=table reads"):
+        form_of(str(tmp_path / "tars"))
+
+
+def test_splits_are_told_by_names() -> None:
+    """Nobody trains on a test set because it lies beside the training set."""
+    hub = ["/d/data/train-00000-of-00002.parquet", "/d/data/train-00001-of-00002.parquet", "/d/data/test-00000.parquet"]
+    assert of_split("/d", hub, "train") == hub[:2]
+    with pytest.raises(PackError, match=r"/d: train: 2 files, test: 1 file; source\.split=train takes one split"):
+        of_split("/d", hub, None)
+    with pytest.raises(PackError, match=r"source\.split=val: /d has train: 2 files"):
+        of_split("/d", hub, "val")
+    saved = ["/d/validation/data-00000-of-00001.arrow", "/d/train/data-00000-of-00001.arrow"]
+    assert of_split("/d", saved, "val") == saved[:1]
+    assert of_split("/train", ["/train/a.parquet"], None) == ["/train/a.parquet"]
+
+
+def test_a_damaged_table_is_one_line(config: Make, tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", the_cauldron())
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(PackError, match=r"a\.parquet is no whole parquet file: .*; get it again"):
+        pack(config(path))
