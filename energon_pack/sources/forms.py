@@ -72,7 +72,7 @@ def form_of(entry: str) -> Format:
         tars = walk(folder, TARS)
         stems = {_stem(tar) for tar in tars}  # img2dataset writes a table about each tar beside it
         forms[Format.wds] += len(tars)
-        forms[Format.jsonl] += sum(not file.endswith(_LEDGER) for file in walk(folder, LINES))
+        forms[Format.jsonl] += sum(not file.endswith(_LEDGER) for file in walk(folder, JsonlShard.names))
         forms[Format.table] += sum(_stem(file) not in stems for file in with_samples(walk(folder, _TABLES)))
     there = [form for form in _NAMES if forms[form]]
     if len(there) > 1:
@@ -82,6 +82,8 @@ def form_of(entry: str) -> Format:
             f"source.path={entry}: there are {seen}; {ways} reads one of them, and a list of globs in source.path"
             " reads both"
         )
+    if not there and any(walk(folder, LINES) for folder in folders):  # *.json, which finding lines has advice about
+        return Format.jsonl
     if not there:
         raise PackError(f"source.path={entry}: no *.tar, *.jsonl, *.parquet or *.arrow there")
     return there[0]

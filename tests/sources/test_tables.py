@@ -193,6 +193,9 @@ def test_forms_of_folders(tmp_path: Path) -> None:
     write_arrow(tmp_path / "hub/cache-1.arrow", the_cauldron())
     source = find_source(SourceConfig(), str(tmp_path / "hub"))
     assert (format_of(source), read_as(source)) == (Format.table, "Parquet, 1 file")
+    write_arrow(tmp_path / "saved/train/data-00000-of-00001.arrow", the_cauldron())
+    (tmp_path / "saved/train/state.json").write_text('{"_format_type": null}')
+    assert form_of(str(tmp_path / "saved")) is Format.table
     (tmp_path / "tars").mkdir()
     (tmp_path / "tars/00000.tar").touch()
     write_parquet(tmp_path / "tars/00000.parquet", the_cauldron())
