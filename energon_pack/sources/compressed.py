@@ -17,17 +17,32 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.run.console import say
 from energon_pack.run.executors.local import count_cores
 from energon_pack.samples.bytes import Bytes, as_file
 from energon_pack.sources.storage import File, open_file, real_path
 
-#: of tars
+#: of tars, and of JSON
+COMPRESSED_LINES = re.compile(r"\.jsonl?\.(gz|bz2|xz|zst|zstd|lz4)$")
 COMPRESSED_NAMES = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
-_OPENED_BY: dict[str, Callable[..., Any]] = {"gunzip": gzip.open, "bunzip2": bz2.open, "unxz": lzma.open}
+
+
+def _opened_by_arrow(file: BinaryIO, compression: str) -> Any:
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)
+
+
+_OPENED_BY: dict[str, Callable[[BinaryIO], Any]] = {
+    "gunzip": gzip.open,
+    "bunzip2": bz2.open,
+    "unxz": lzma.open,
+    "unzstd": partial(_opened_by_arrow, compression="zstd"),
+    "unlz4": partial(_opened_by_arrow, compression="lz4"),
+}
 _BLOCK = 4 << 20
 _ENDING = re.compile(r"\.(tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|lz4)$")
 
@@ -54,7 +69,7 @@ def compressed_error(path: str, number: int = 1) -> PackError:
     if command is None:  # only its name says so
         unpack = f"mv {shlex.quote(path)} {shlex.quote(plain)}"
     others = f" (and {number - 1} more)" if number > 1 else ""
-    copied = "source.compressed=copy packs a copy in cache_dir; or " if command in _OPENED_BY and plain != path else ""
+    copied = "source.compressed=copy packs a copy in cache_dir; or " if command and plain != path else ""
     return PackError(
         f"{path}{others} is compressed, sources are read in place: {copied}replace it by what it holds: {unpack}"
     )
@@ -66,39 +81,38 @@ def plain_name(path: str) -> str:
     return f"{stem}.tar" if COMPRESSED_NAMES.search(path) and not stem.endswith(".tar") else stem
 
 
-def plain_copies(tars: Sequence[str], folder: Path) -> dict[str, str]:
-    """Return the uncompressed copy of each compressed tar, and make the copies that are missing.
+def plain_copies(paths: Sequence[str], folder: Path) -> dict[str, str]:
+    """Return the uncompressed copy of each compressed file, and make the copies that are missing.
 
     Args:
         folder: of all copies.
 
     Raises:
-        PackError: one is damaged, or compressed in a way that Python can't undo.
+        PackError: one is damaged.
     """
-    if tars:
-        say(f"{len(tars)} compressed tars are packed from copies in {folder}")
+    if paths:
+        say(f"packed from copies in {folder}: {amount(len(paths), 'compressed file')}")
     with ThreadPoolExecutor(count_cores()) as pool:  # decompressing lets other threads go on
-        return dict(zip(tars, pool.map(partial(_copied, folder=folder), tars), strict=True))
+        return dict(zip(paths, pool.map(partial(_copied, folder=folder), paths), strict=True))
 
 
-def _copied(tar: str, folder: Path) -> str:
-    with open_file(tar) as file:
+def _copied(path: str, folder: Path) -> str:
+    with open_file(path) as file:
         how = compression(file)
         if how is None:  # only its name says so
-            return tar
-        if how not in _OPENED_BY:
-            raise compressed_error(tar)
-        of_tar = folder / hashlib.sha256(real_path(tar).encode()).hexdigest()[:16]
-        copy = of_tar / f"{hashlib.sha256(f'{file.size} {file.version}'.encode()).hexdigest()[:16]}.tar"
+            return path
+        of_file = folder / hashlib.sha256(real_path(path).encode()).hexdigest()[:16]
+        ending = os.path.splitext(plain_name(path))[1]
+        copy = of_file / f"{hashlib.sha256(f'{file.size} {file.version}'.encode()).hexdigest()[:16]}{ending}"
         if not copy.exists():
-            of_tar.mkdir(parents=True, exist_ok=True)
-            for old in of_tar.glob("*.tar"):  # of what the file was before
+            of_file.mkdir(parents=True, exist_ok=True)
+            for old in of_file.glob(f"*{ending}"):  # of what the file was before
                 old.unlink()
-            _unpack(tar, file, how, copy)
+            _unpack(path, file, how, copy)
     return os.fspath(copy)
 
 
-def _unpack(tar: str, file: File, how: str, copy: Path) -> None:
+def _unpack(path: str, file: File, how: str, copy: Path) -> None:
     temporary = copy.with_name(uuid.uuid4().hex)
     try:
         with _OPENED_BY[how](as_file(file, _BLOCK)) as stream, open(temporary, "wb") as out:
@@ -107,6 +121,6 @@ def _unpack(tar: str, file: File, how: str, copy: Path) -> None:
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk
             raise
-        raise PackError(f"{tar} is damaged: {error}; get it again") from None
+        raise PackError(f"{path} is damaged: {error}; get it again") from None
     finally:
         temporary.unlink(missing_ok=True)

@@ -46,7 +46,7 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
     """
     if settings.format != Format.auto:
         if kind := kind_of_lines(settings.format):
-            return find_lines(path, settings.media_root, settings.remote_media, kind, settings.split)
+            return _lines(settings, path, kind, copies)
         return find_shards(path, settings.split, copies)
     entries: dict[Format, list[str]] = {}
     for entry in [path] if isinstance(path, str) else path:
@@ -56,8 +56,13 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
         parts.append(find_shards(tars, settings.split, copies))
     for form, kind in ((Format.jsonl, JsonlShard), (Format.table, TableShard)):
         if named := entries.get(form):
-            parts.append(find_lines(named, settings.media_root, settings.remote_media, kind, settings.split))
+            parts.append(_lines(settings, named, kind, copies))
     return parts[0] if len(parts) == 1 else _together(parts)
+
+
+def _lines(settings: SourceConfig, path: str | Sequence[str], kind: type[JsonlShard], copies: Path | None) -> Source:
+    root, remote, split, chosen = settings.media_root, settings.remote_media, settings.split, settings.datasets
+    return find_lines(path, root, remote, kind, split, copies, chosen)
 
 
 def form_of(entry: str) -> Format:

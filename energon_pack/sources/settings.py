@@ -52,6 +52,8 @@ class SourceConfig(ReadSettings):
     compressed: Compressed = Compressed.refuse
     #: part of a prepared folder's split.yaml, or split of a folder of tables; None: all
     split: str | None = None
+    #: entries of a meta file that are taken, by name; None: all whose files are here
+    datasets: Any = None
     #: only the first so many samples; None: all
     limit: int | None = None
     #: `i/n`: every n-th sample from the i-th on; None: all

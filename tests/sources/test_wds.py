@@ -399,7 +399,7 @@ def test_a_compressed_tar_may_be_packed_from_a_copy(
     state = Path(shard.path).stat()
     assert find_shards(str(path.parent), copies=copies).shards[0] == shard
     assert Path(shard.path).stat() == state
-    assert capsys.readouterr().out.count("1 compressed tars are packed from copies") == 2
+    assert capsys.readouterr().out.count("1 compressed file") == 2
     path.write_bytes(compress(b"two" * 99))
     [again, _] = find_shards(str(path.parent), copies=copies).shards
     assert Path(again.path).read_bytes() == b"two" * 99

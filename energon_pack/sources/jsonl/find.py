@@ -1,27 +1,25 @@
-"""Finds the JSONL files of a source: folders, files, globs, and meta files that list files with their format.
+"""Finds the JSONL files of a source: folders, files, globs, and meta files that list files with their format."""
 
-A meta file is `{name: {file_name, columns, tags, formatting, media_dir, sample_ratio}}`, as LLaMA-Factory's
-dataset_info.json and Automodel's are.
-"""
-
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point
+from energon_pack.run.console import say
 from energon_pack.run.stores import bucket_of, is_address, joined
+from energon_pack.sources.compressed import COMPRESSED_LINES, compressed_error, plain_copies, plain_name
 from energon_pack.sources.find import but_parquet, local_folders, names_of
 from energon_pack.sources.jsonl.dialects import Lines
+from energon_pack.sources.jsonl.meta import read_meta, those_here
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard, Source, shard_of
 from energon_pack.sources.splits import of_split
-from energon_pack.sources.storage import absolute, expand, folder_of, is_file, open_file, real_path, walk
+from energon_pack.sources.storage import absolute, expand, folder_of, is_file, real_path, walk
 from energon_pack.sources.table_shard import TableShard
 
-_LARGEST_META = 16 << 20
 _ALPACA = {
     "prompt": "instruction",
     "query": "input",
@@ -58,6 +56,8 @@ def find_lines(
     remote_media: bool = False,
     kind: type[JsonlShard] = JsonlShard,
     split: str | None = None,
+    copies: Path | None = None,
+    datasets: Sequence[str] | None = None,
 ) -> Source:
     """Find the files of a source of lines or rows: JSONL, tables, or another kind that a plugin adds.
 
@@ -66,6 +66,8 @@ def find_lines(
         media_root: what paths of media are relative to; None: the folder of their file, or a meta file's `media_dir`.
         remote_media: lines and meta files may name media on stores other than that of `media_root`, and than their own.
         split: of folders of tables, as `of_split`.
+        copies: where uncompressed copies of compressed files are kept; None: these are refused.
+        datasets: the entries of meta files to take; None: all that are here.
 
     Raises:
         PackError: nothing is there, a file comes twice, or a meta file names a path at which no file is; or as
@@ -73,6 +75,7 @@ def find_lines(
     """
     if media_root is not None and not (is_address(media_root) or os.path.isdir(os.path.expanduser(media_root))):
         raise PackError(f"source.media_root={media_root}: no such folder")
+    chosen = None if datasets is None else _Chosen(datasets)
     roots: list[str] = []
     folders: list[str] = []
     found: dict[str, _Entry] = {}  # by real path
@@ -90,12 +93,22 @@ def find_lines(
                 raise PackError(f"source.path={entry}: no *.jsonl there{parquet}")
             raise PackError(f"source.path={entry}: no *.jsonl there; name *.json files by themselves or by a glob")
         for file in files:
-            for item in _entries(file, media_root, remote_media):
+            for item in _entries(file, media_root, remote_media, chosen):
                 real = real_path(item.path)
                 if found.setdefault(real, item).lines != item.lines:
                     raise PackError(f"source.path={path}: {item.path} is there twice, to be read in two ways")
-    called = names_of(roots, [item.path for item in found.values()])
-    shards = [shard_of(name, item.path, item.lines, kind) for name, item in zip(called, found.values(), strict=True)]
+    if chosen is not None:
+        chosen.check()
+    paths = [item.path for item in found.values()]
+    compressed = list(filter(COMPRESSED_LINES.search, paths))
+    if compressed and copies is None:
+        raise compressed_error(compressed[0], len(compressed))
+    plain = plain_copies(compressed, copies) if copies else {}
+    called = names_of(roots, [plain_name(path) if path in plain else path for path in paths])
+    shards = [
+        shard_of(name, plain.get(item.path, item.path), item.lines, kind)
+        for name, item in zip(called, found.values(), strict=True)
+    ]
     return Source(
         shards=sorted(shards, key=lambda shard: shard.name),
         folders=local_folders(folders),
@@ -103,9 +116,32 @@ def find_lines(
     )
 
 
-def _entries(path: str, media_root: str | None, remote_media: bool) -> Iterator[_Entry]:
+class _Chosen:
+    """The entries of meta files that are wanted, and those that there are."""
+
+    def __init__(self, names: Sequence[str]):
+        self._names, self._there = names, set[str]()
+
+    def of(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        self._there |= meta.keys()
+        return {name: value for name, value in meta.items() if name in self._names}
+
+    def check(self) -> None:
+        """Raises PackError where one is in no meta file."""
+        if missing := [name for name in self._names if name not in self._there]:
+            there = ", ".join(sorted(self._there)) or "no meta file is in source.path"
+            raise PackError(f"source.datasets: no {missing[0]} among {there}")
+
+
+def _entries(path: str, media_root: str | None, remote_media: bool, chosen: _Chosen | None) -> Iterator[_Entry]:
     """The file itself, or those a meta file lists."""
-    meta = _meta(path)
+    meta = read_meta(path)
+    if meta is not None and chosen is not None:
+        meta = chosen.of(meta)
+    elif meta is not None:
+        meta, elsewhere = those_here(meta)
+        if elsewhere:
+            say(f"{path}: left out, for their files are elsewhere: {', '.join(elsewhere)}")
     folder = folder_of(absolute(path))
     if meta is None:
         root = absolute(os.path.expanduser(media_root or folder))
@@ -115,7 +151,9 @@ def _entries(path: str, media_root: str | None, remote_media: bool) -> Iterator[
         where = f"{path}: {name}"
         file_name = value.get("file_name")
         if not isinstance(file_name, str):
-            raise PackError(f"{where} has no file_name: only files that are here are read")
+            raise PackError(
+                f"{where} has no file_name: only files that are here are read; source.datasets names others"
+            )
         file = _in(folder, file_name)
         _refuse_remote(where, file, folder, remote_media)
         if not is_file(file):
@@ -151,22 +189,6 @@ def _refuse_remote(where: str, named: str, folder: str, remote_media: bool) -> N
             f"{where}: {named} is on an object store that source.path does not name; source.remote_media=true"
             " reads it with your keys"
         )
-
-
-def _meta(path: str) -> dict[str, dict[str, Any]] | None:
-    """What a meta file says; None where the file holds samples."""
-    if not path.endswith(".json"):
-        return None
-    with open_file(path) as file:
-        raw = file.read(0, file.size) if file.size <= _LARGEST_META else b""
-    if not raw.lstrip().startswith(b"{"):
-        return None
-    try:
-        value = json.loads(raw)
-    except ValueError:  # lines of samples, or none at all: indexing will tell
-        return None
-    is_meta = bool(value) and all(isinstance(item, dict) for item in value.values())
-    return value if is_meta else None
 
 
 def _in(folder: str, name: str) -> str:

@@ -1,4 +1,5 @@
-"""Indexes the samples of a JSONL file: one JSON value in each line, or the elements of one JSON array.
+"""Indexes the samples of a JSONL file: one JSON value in each line, the elements of one JSON array, or of the array
+`data` of one JSON object.
 
 The file is read in order, and memory holds 24 bytes a sample. Lines are numbered as an editor does; of an array, its
 elements are.
@@ -11,6 +12,7 @@ import shlex
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from typing import BinaryIO
 
 import numpy as np
@@ -29,6 +31,8 @@ from energon_pack.sources.wds import INDEX_SCHEMA
 _Place = tuple[int, int, int]  # number, offset, size
 _BLANK = b" \t\r\n"
 _MARK = b"\xef\xbb\xbf"  # of UTF-8, at a file's start
+#: the first two lines of an object that is printed over several; two lines of JSON where the first is broken are none
+_BEGUN = re.compile(rb'\{\s*\n\s*"|\{.*\[\s*\n')
 _LONGEST_FIRST_LINE = 64 << 20  # where a file has a list on every line
 #: What tells the elements of an array apart. A string is whole, so that nothing in it counts.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]', re.DOTALL)
@@ -51,10 +55,17 @@ def index_lines(path: str) -> pa.Table:
     with _open(path) as file:
         stream = as_file(file, _BUFFER)
         digest = digest_of_rest(stream)
-        for number, offset, size in _elements(file, bad) if _is_array(stream) else _lines(stream):
+        form = _form(stream)
+        places = _lines(stream) if form is _Form.lines else _elements(file, bad, form is _Form.wrapped)
+        for number, offset, size in places:
             numbers.append(number)
             offsets.append(offset)
             sizes.append(size)
+    if form is _Form.wrapped and not numbers:
+        raise PackError(
+            f"{path} is one JSON object over several lines, without a list `data` of samples: jq -c '.FIELD[]'"
+            f" < {shlex.quote(path)} writes those of another field as lines, jq -c . those of several objects"
+        )
     return index_of(np.array(numbers), np.array(offsets), np.array(sizes), digest, bad)
 
 
@@ -121,19 +132,32 @@ def _other_format(head: bytes, path: str) -> str | None:
     )
 
 
-def _is_array(file: BinaryIO) -> bool:
-    """Whether a file is one array, and not a list of messages on every line."""
+class _Form(Enum):
+    lines = "lines"
+    array = "array"
+    wrapped = "wrapped"  # in the field `data` of an object
+
+
+def _form(file: BinaryIO) -> _Form:
+    """Tell lines, each of which may be a list of messages or an object, from one value over all lines."""
     file.seek(0)
-    first = next((line for line in iter(lambda: file.readline(_LONGEST_FIRST_LINE), b"") if line.strip(_BLANK)), b"")
-    more = any(line.strip(_BLANK) for line in iter(lambda: file.readline(_LONGEST_FIRST_LINE), b""))
+    filled = (line for line in iter(lambda: file.readline(_LONGEST_FIRST_LINE), b"") if line.strip(_BLANK))
+    first, second = next(filled, b"").removeprefix(_MARK).lstrip(_BLANK), next(filled, b"")
     file.seek(0)
-    if not first.removeprefix(_MARK).lstrip(_BLANK).startswith(b"["):
-        return False
+    start = first[:1]
+    if start not in (b"[", b"{"):
+        return _Form.lines
     try:
-        json.loads(first)
+        value = json.loads(first)
     except ValueError:
-        return True
-    return not more
+        is_object = _Form.wrapped if _BEGUN.match(first + second) else _Form.lines
+        return _Form.array if start == b"[" else is_object
+    if second:
+        return _Form.lines
+    if start == b"[":
+        return _Form.array
+    listed = value.get("data")
+    return _Form.wrapped if isinstance(listed, list) and all(isinstance(item, dict) for item in listed) else _Form.lines
 
 
 def _lines(file: BinaryIO) -> Iterator[_Place]:
@@ -153,18 +177,24 @@ def _mapped(file: File) -> "Iterator[mmap.mmap | bytes]":
         yield data
 
 
-def _elements(file: File, bad: list[str]) -> Iterator[_Place]:
+def _elements(file: File, bad: list[str], is_wrapped: bool) -> Iterator[_Place]:
     """The elements of an array; where it is not whole, one more for what follows the last whole one."""
+    outside = int(is_wrapped)  # depth of the array
     with _mapped(file) as data:
         depth = number = start = 0
+        last, is_inside = b"", False
         for match in _TOKEN.finditer(data):
             token = data[match.start() : match.start() + 1]
             if token in b"[{":
                 depth += 1
-                start = match.end() if depth == 1 else start
+                if depth == outside + 1 and token == b"[" and (not is_wrapped or last == b'"data"'):
+                    start, is_inside = match.end(), True
             elif token in b"]}":
                 depth -= 1
-            if (token == b"," and depth == 1) or (token == b"]" and depth == 0):
+            elif token == b'"' and depth == outside:
+                last = match[0]
+            is_end = token == b"]" and depth == outside
+            if is_inside and ((token == b"," and depth == outside + 1) or is_end):
                 end = match.start()
                 while start < end and data[start] in _BLANK:
                     start += 1
@@ -173,8 +203,10 @@ def _elements(file: File, bad: list[str]) -> Iterator[_Place]:
                     number += 1
                     yield number, start, size
                 start = match.end()
+                is_inside = not is_end
             if depth == 0:
                 break
-        if rest := data[start:].strip(_BLANK):
+        rest = data[start:].strip(_BLANK)
+        if rest and (is_inside or not is_wrapped):
             bad.append(f"the array is broken after element {number}: {rest[:40]!r} at byte {start}")
             yield number + 1, start, len(data) - start

@@ -1,0 +1,87 @@
+"""Reads meta files, which list files of samples with their format, in the words of LLaMA-Factory's dataset_info.json.
+
+{name: {file_name, columns, tags, formatting, media_dir, sample_ratio}}    LLaMA-Factory, Automodel
+{name: {root, annotation, repeat_time, data_augment, length}}              InternVL
+datasets: [{json_path, sampling_strategy}]                                 LLaVA-OneVision, as YAML
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from energon_pack.errors import PackError
+from energon_pack.run.console import say
+from energon_pack.sources.storage import open_file
+
+_LARGEST = 16 << 20
+_SHARE = re.compile(r"random:(\d+(?:\.\d+)?)%")
+#: where LLaMA-Factory finds the files of an entry that are not here
+_ELSEWHERE = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
+
+_Meta = dict[str, dict[str, Any]]
+
+
+def read_meta(path: str) -> _Meta | None:
+    """Return what a meta file says of each entry; None: the file holds samples.
+
+    Raises:
+        PackError: an entry is to be drawn in a way that is not known.
+    """
+    is_yaml = path.endswith((".yaml", ".yml"))
+    if not is_yaml and not path.endswith(".json"):
+        return None
+    with open_file(path) as file:
+        raw = file.read(0, file.size) if file.size <= _LARGEST else b""
+    if not is_yaml and not raw.lstrip().startswith(b"{"):
+        return None
+    try:
+        value = yaml.safe_load(raw) if is_yaml else json.loads(raw)
+    except (ValueError, yaml.YAMLError) as error:
+        if is_yaml:
+            raise PackError(f"{path} is no YAML: {str(error).splitlines()[0]}") from None
+        return None  # lines of samples, or none at all: indexing will tell
+    if is_yaml:
+        return _of_onevision(path, value)
+    if not (isinstance(value, dict) and value and all(isinstance(item, dict) for item in value.values())):
+        return None
+    if all("annotation" in item for item in value.values()):
+        return {name: _of_internvl(path, name, item) for name, item in value.items()}
+    return value
+
+
+def those_here(meta: _Meta) -> tuple[_Meta, list[str]]:
+    """Split the entries: those whose files are here, and the names of those that would be downloaded."""
+    elsewhere = [name for name, item in meta.items() if "file_name" not in item and any(map(item.get, _ELSEWHERE))]
+    return {name: item for name, item in meta.items() if name not in elsewhere}, elsewhere
+
+
+def _of_internvl(path: str, name: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    if item.get("data_augment"):
+        say(f"{path}: {name}: data_augment is not done: images are packed as they are")
+    repeats = item.get("repeat_time", 1)
+    return {"file_name": item["annotation"], "media_dir": item.get("root") or "", "sample_ratio": repeats}
+
+
+def _of_onevision(path: str, value: Any) -> _Meta:
+    listed = value.get("datasets") if isinstance(value, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(item, dict) and "json_path" in item for item in listed):
+        raise PackError(f"{path}: no list `datasets` of json_path and sampling_strategy: no form of YAML that is read")
+    return {
+        str(item["json_path"]): {"file_name": item["json_path"], "sample_ratio": _ratio(path, item)} for item in listed
+    }
+
+
+def _ratio(path: str, item: Mapping[str, Any]) -> float:
+    """How often a sample is drawn."""
+    strategy = str(item.get("sampling_strategy", "all"))
+    if strategy == "all":
+        return 1.0
+    if share := _SHARE.fullmatch(strategy):
+        return float(share[1]) / 100
+    raise PackError(
+        f"{path}: {item['json_path']}: sampling_strategy={strategy}: `all` and `random:N%` are read; for others cut the"
+        " file, or leave the entry out by source.datasets"
+    )

@@ -1,0 +1,137 @@
+"""JSON that is no plain JSONL: one object, compressed files, meta files of other tools."""
+
+import bz2
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from energon_pack.errors import PackError
+from energon_pack.pack import pack
+from energon_pack.sources.compressed import plain_copies
+from energon_pack.sources.jsonl.find import find_lines
+from energon_pack.sources.settings import Compressed
+from support.packed import Make
+
+SAMPLES = [{"question": f"what is {n}?", "answer": f'it is {n}: ]}}"[{{'} for n in range(3)]
+DOCVQA = {"dataset_name": "docvqa", "scores": [1, [2]], "data": SAMPLES, "after": [{"a": 1}]}
+
+
+def elements(path: Path) -> list[Any]:
+    index = find_lines(str(path)).shards[0].index().to_pylist()
+    raw = path.read_bytes()
+    return [row["reason"] or json.loads(raw[row["record_offset"] :][: row["record_size"]]) for row in index]
+
+
+@pytest.mark.parametrize("indent", [None, 0, 2])
+def test_samples_in_the_field_data(indent: int | None, tmp_path: Path) -> None:
+    """DocVQA's form. Read as lines it was `invalid_json: 67`."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(DOCVQA, indent=indent))
+    assert elements(path) == SAMPLES
+
+
+def test_a_list_over_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(SAMPLES, indent=4))
+    assert elements(path) == SAMPLES
+
+
+def test_an_object_with_other_fields_says_what_to_do(tmp_path: Path) -> None:
+    """COCO's form: nobody can tell which list has the samples."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"images": [{"id": 1}], "annotations": [{"caption": "a cat"}]}, indent=1))
+    with pytest.raises(PackError, match=r"one JSON object over several lines, without a list `data`.*jq -c '.FIELD"):
+        elements(path)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"data": 1, "question": "?"}\n', '{"messages": [{"role": "user"}]}\n', '{\n{"a": 1}\n']
+)
+def test_lines_stay_lines(text: str, tmp_path: Path) -> None:
+    """One line, a field of that name with another value, a broken first line before a good one."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    index = find_lines(str(path)).shards[0].index()
+    assert index["key"].to_pylist() == [str(n + 1) for n in range(text.count("\n"))]
+
+
+def test_a_list_that_ends_early_costs_its_rest(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(DOCVQA, indent=1)[:160])
+    *whole, last = elements(path)
+    assert whole == SAMPLES[: len(whole)]
+    assert (len(whole), last) == (1, "invalid_json")
+
+
+def zstd(data: bytes) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, "zstd") as stream:
+        stream.write(data)
+    return bytes(out.getvalue())
+
+
+@pytest.mark.parametrize(("ending", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("zst", zstd)])
+def test_compressed_lines_are_packed_from_a_copy(ending: str, compress: Any, config: Make, tmp_path: Path) -> None:
+    """`source.compressed=copy` was said to help, and the same refusal came again."""
+    (tmp_path / "in").mkdir()
+    text = "".join(f"{json.dumps(sample)}\n" for sample in SAMPLES).encode()
+    (tmp_path / f"in/a.jsonl.{ending}").write_bytes(compress(text))
+    figures = pack(config(tmp_path / "in", source__compressed=Compressed.copy))
+    assert figures["samples_packed"] == 3
+    with pytest.raises(PackError, match=r"source\.compressed=copy packs a copy"):
+        find_lines(str(tmp_path / "in"))
+    (tmp_path / f"in/a.jsonl.{ending}").write_bytes(compress(text)[:-12])
+    with pytest.raises(PackError, match="is damaged"):
+        plain_copies([str(tmp_path / f"in/a.jsonl.{ending}")], tmp_path / "copies")
+
+
+def write_lines(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).write_text("".join(f"{json.dumps(sample)}\n" for sample in SAMPLES))
+
+
+def test_entries_of_a_meta_file_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """LLaMA-Factory's dataset_info.json as it is shipped: some entries are on a hub."""
+    write_lines(tmp_path, "a.json", "b.json")
+    meta = {"a": {"file_name": "a.json"}, "b": {"file_name": "b.json"}, "hub": {"hf_hub_url": "x/y"}}
+    path = tmp_path / "dataset_info.json"
+    path.write_text(json.dumps(meta))
+    assert [shard.name for shard in find_lines(str(path)).shards] == ["a.json", "b.json"]
+    assert "left out, for their files are elsewhere: hub" in capsys.readouterr().out
+    assert [shard.name for shard in find_lines(str(path), datasets=["b"]).shards] == ["b.json"]
+    with pytest.raises(PackError, match=r"hub has no file_name"):
+        find_lines(str(path), datasets=["hub"])
+    with pytest.raises(PackError, match=r"source\.datasets: no c among a, b, hub"):
+        find_lines(str(path), datasets=["c"])
+
+
+def test_the_meta_file_of_internvl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """root, annotation and repeat_time have our words; what is not done is said."""
+    write_lines(tmp_path, "a.jsonl")
+    (tmp_path / "images").mkdir()
+    entry = {"root": "images", "annotation": "a.jsonl", "data_augment": True, "repeat_time": 2, "length": 3}
+    (tmp_path / "meta.json").write_text(json.dumps({"coco": entry}))
+    (shard,) = find_lines(str(tmp_path / "meta.json")).shards
+    assert (shard.name, shard.ratio, shard.media_root) == ("a.jsonl", 2.0, str(tmp_path / "images"))
+    assert "coco: data_augment is not done" in capsys.readouterr().out
+
+
+def test_the_yaml_of_llava_onevision(tmp_path: Path) -> None:
+    """Read as lines it was `invalid_json`, a line of YAML each."""
+    write_lines(tmp_path, "a.json", "b.json")
+    path = tmp_path / "mix.yaml"
+    path.write_text(
+        "datasets:\n- {json_path: a.json, sampling_strategy: all}\n"
+        "- {json_path: b.json, sampling_strategy: 'random:25%'}\n"
+    )
+    assert [(shard.name, shard.ratio) for shard in find_lines(str(path)).shards] == [("a.json", 1.0), ("b.json", 0.25)]
+    path.write_text("datasets:\n- {json_path: a.json, sampling_strategy: 'first:10'}\n")
+    with pytest.raises(PackError, match=r"sampling_strategy=first:10: `all` and `random:N%` are read"):
+        find_lines(str(path))
+    path.write_text("splits: {}\n")
+    with pytest.raises(PackError, match="no list `datasets`"):
+        find_lines(str(path))
