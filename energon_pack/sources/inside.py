@@ -1,10 +1,18 @@
-"""Media inside of another file, named `path.lmdb::key` or `path.parquet::row/column`, each read whole."""
+"""Media inside of another file, each read whole: `path.lmdb::key`, `path.zip::name`, `path.parquet::row/column`."""
 
+import json
+from functools import partial
+from typing import Any
+
+from energon_pack.run.stores import is_address
 from energon_pack.sources.jsonl.lmdb_file import open_value
-from energon_pack.sources.storage import InMemory
+from energon_pack.sources.named_bytes import bytes_at
+from energon_pack.sources.storage import InMemory, open_file
+from energon_pack.sources.zip_file import open_member
 
 _SEPARATOR = "::"
-_LMDB = ".lmdb"
+_LINES = (".jsonl", ".json")
+_LMDB, _ZIP = ".lmdb", ".zip"
 #: Only files that are called so are tables.
 TABLES = (".parquet", ".arrow", ".csv", ".tsv")
 
@@ -12,7 +20,7 @@ TABLES = (".parquet", ".arrow", ".csv", ".tsv")
 def split_name(path: str) -> tuple[str, str | None]:
     """Split a path into the file and the key in it; no key: it names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
-    return (file, key) if separator and file.endswith((_LMDB, *TABLES)) else (path, None)
+    return (file, key) if separator and file.endswith((_LMDB, _ZIP, *TABLES, *_LINES)) else (path, None)
 
 
 def joined_name(file: str, key: str) -> str:
@@ -20,10 +28,38 @@ def joined_name(file: str, key: str) -> str:
     return f"{file}{_SEPARATOR}{key}"
 
 
+def media_in(media_root: str, name: str) -> str | None:
+    """Return the path of a medium of which `media_root` is a zip archive; None: it is a folder."""
+    return joined_name(media_root, name) if media_root.endswith(_ZIP) and not is_address(name) else None
+
+
 def open_inside(file: str, key: str) -> InMemory:
-    """Open what a key names; raises as `lmdb_file.open_value` and `tables.open_cell`."""
+    """Open what a key names.
+
+    Raises:
+        FileNotFoundError, KeyError: nothing is there.
+        Skip: `unreadable_media`, `unsupported_media`.
+    """
     if file.endswith(TABLES):
         from energon_pack.sources.tables import open_cell  # a loader of other packs needs no pyarrow
 
         return open_cell(file, key)
-    return open_value(file, key)
+    if file.endswith(_ZIP):
+        return open_member(file, key)
+    return open_value(file, key) if file.endswith(_LMDB) else _open_base64(file, key)
+
+
+def _open_base64(path: str, key: str) -> InMemory:
+    """Open a medium in base64 in a line: its key is `OFFSET+SIZE/messages/0/content`."""
+    place, *way = key.split("/")
+    offset, _, size = place.partition("+")
+    if not (offset.isdecimal() and size.isdecimal()):
+        raise KeyError(key)
+    with open_file(path) as file:
+        value = json.loads(file.read(int(offset), min(int(size), file.size)))
+        return InMemory(bytes_at(way, partial(_item, value)), file.version)
+
+
+def _item(line: Any, value: Any, step: str) -> Any:
+    value = line if value is None else value
+    return value[int(step) if isinstance(value, list) else step]

@@ -3,6 +3,7 @@
 Shard ──index──► a row a sample ──record──► Record ──media, part──► where its media lie
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +25,10 @@ from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
-from energon_pack.sources.inside import split_name
+from energon_pack.sources.inside import joined_name, media_in, split_name
 from energon_pack.sources.jsonl import index as lines
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
+from energon_pack.sources.named_bytes import may_have_base64, with_names
 from energon_pack.sources.storage import File, absolute, folder_of, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
 
@@ -182,6 +184,26 @@ class JsonlShard(_File):
     def index(self) -> pa.Table:
         return lines.index_lines(self.path)
 
+    def raw(self, file: File, offset: int, size: int) -> bytes:
+        """Read a line, with names in the place of media in base64."""
+        raw = file.read(offset, size)
+        if not may_have_base64(raw):
+            return raw
+        try:
+            value = json.loads(raw)
+        except ValueError:  # `record` says so
+            return raw
+        return json.dumps(with_names(value, joined_name(os.path.basename(self.path), f"{offset}+{size}"))).encode()
+
+    def path_of(self, name: str) -> str:
+        file, key = split_name(name)
+        if key is not None and file == os.path.basename(self.path):
+            return joined_name(self.path, key)
+        return media_in(self.media_root, name) or super().path_of(name)
+
+    def is_inside(self, name: str) -> bool:
+        return split_name(self.path_of(name))[0] == self.path
+
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
         return self.is_same_object if is_address(self.path) else lines.is_unchanged(self.path, about)
 
@@ -217,7 +239,7 @@ class JsonlShard(_File):
     @property
     def base(self) -> str:
         """The folder to which names of its media are relative."""
-        return self.media_root
+        return folder_of(self.media_root) if media_in(self.media_root, "") else self.media_root
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
         path, key = split_name(self.path_of(part.name).removeprefix(f"{root}/"))

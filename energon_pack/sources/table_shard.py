@@ -1,7 +1,6 @@
 """A table as a shard: a row is a sample, its media are cells of the table or files beside it."""
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.run.stores import is_address
-from energon_pack.sources.inside import joined_name, split_name
 from energon_pack.sources.jsonl.index import index_of
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File, open_file
@@ -42,14 +40,6 @@ class TableShard(JsonlShard):
 
     def has_place(self, offset: int, size: int) -> bool:
         return offset >= 0
-
-    def path_of(self, name: str) -> str:
-        key = split_name(name)[1]
-        return joined_name(self.path, key) if key is not None and self.is_inside(name) else super().path_of(name)
-
-    def is_inside(self, name: str) -> bool:
-        file, key = split_name(name)
-        return key is not None and file == os.path.basename(self.path)
 
     def _digest(self) -> str:
         """Of both ends: the footer of a Parquet file says where each column of each group lies."""

@@ -5,19 +5,15 @@
 A row becomes the JSON of a sample. Bytes in it, and images in base64, become names, which `open_cell` opens.
 """
 
-import base64
-import binascii
 import json
 import os
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
-from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.csv
@@ -27,14 +23,12 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.run.stores import is_address
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.named_bytes import bytes_at, with_names
 from energon_pack.sources.storage import File, InMemory, open_file, state_of
 
 _BUFFER = 1 << 20
 _MOST_OPEN = 16
 _MOST_BYTES = 256 << 20  # of groups that a process keeps; one is kept whatever its size
-_HAS_BYTES = {"bytes", "path"}  # the fields of an image, a video or an audio of `datasets`
-#: how the base64 of a JPEG, PNG, GIF or WebP begins, and a data: URI
-_BASE64 = re.compile(r"data:[a-z]+/[\w.+-]+;base64,|(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[A-Za-z0-9+/\s]{200}")
 
 
 @dataclass
@@ -133,7 +127,7 @@ def table_row(path: str, version: str, number: int) -> bytes:
         value = group.slice(row, 1).to_pylist()[0]
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
-    return json.dumps(_without_bytes(value, f"{os.path.basename(path)}::{number}"), default=str).encode()
+    return json.dumps(with_names(value, f"{os.path.basename(path)}::{number}"), default=str).encode()
 
 
 def open_cell(path: str, key: str) -> InMemory:
@@ -150,45 +144,21 @@ def open_cell(path: str, key: str) -> InMemory:
     state = state_of(path)
     if state is None:
         raise FileNotFoundError(path)
-    number, *steps = key.split("/")
+    number, *way = key.split("/")
     if not number.isdecimal():
         raise KeyError(key)
     try:
         group, row = _place(path, state.version, int(number))
-        data = _value(group, row, [unquote(step) for step in steps])
-    except (IndexError, TypeError, KeyError):
-        raise KeyError(key) from None
+        data = bytes_at(way, partial(_item, group, row), lambda scalar: scalar.as_py())
     except pa.ArrowException as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
-    if isinstance(data, str):
-        try:
-            data = base64.b64decode(data.partition("base64,")[2] or data)
-        except binascii.Error as error:
-            raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {error}") from None
-    if not isinstance(data, bytes):
-        raise KeyError(key)
     return InMemory(data, state.version)
 
 
-def _value(group: pa.Table, row: int, steps: Sequence[str]) -> Any:
-    value = group.column(steps[0])[row]
-    for step in steps[1:]:
-        value = value[int(step) if isinstance(value, pa.ListScalar | pa.LargeListScalar) else step]
-    return value.as_py()
-
-
-def _without_bytes(value: Any, name: str) -> Any:
-    """Put names in the place of bytes, and leave out what is null: a struct has every field that any row has."""
-    if isinstance(value, dict):
-        if "bytes" in value and value.keys() <= _HAS_BYTES:
-            return value.get("path") if value["bytes"] is None else f"{name}/bytes"
-        named = ((key, _without_bytes(item, f"{name}/{quote(key, safe='')}")) for key, item in value.items())
-        return {key: item for key, item in named if item is not None}
-    if isinstance(value, list):
-        return [_without_bytes(item, f"{name}/{index}") for index, item in enumerate(value)]
-    if isinstance(value, bytes) or (isinstance(value, str) and _BASE64.match(value)):
-        return name
-    return value
+def _item(group: pa.Table, row: int, value: Any, step: str) -> Any:
+    if value is None:
+        return group.column(step)[row]
+    return value[int(step) if isinstance(value, pa.ListScalar | pa.LargeListScalar) else step]
 
 
 def _place(path: str, version: str, number: int) -> tuple[pa.Table, int]:

@@ -7,7 +7,10 @@ from typing import Any
 
 from energon_pack.samples.dialects.columns import renamed
 from energon_pack.samples.dialects.interleaved import INTERLEAVED_KEYS, as_document
+from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.settings import ReadSettings, SampleType
+
+_MEDIA = frozenset(("images", "image", "videos", "video"))  # fields that name media
 
 
 def in_our_words(value: Any, settings: ReadSettings) -> Any:
@@ -18,7 +21,15 @@ def in_our_words(value: Any, settings: ReadSettings) -> Any:
     """
     if settings.renames:
         value = renamed(value, settings)
+    if isinstance(value, dict) and kind_by_name(str(value.get("file_name"))) and _MEDIA.isdisjoint(value):
+        value = _of_image_folder(value)
     if isinstance(value, dict) and not INTERLEAVED_KEYS.isdisjoint(value):
         is_wanted = settings.sample_type in (SampleType.auto, SampleType.document) and not settings.messages_key
         return as_document(value) if is_wanted else value
     return value
+
+
+def _of_image_folder(value: dict[str, Any]) -> dict[str, Any]:
+    """Rename the fields of ImageFolder's metadata.jsonl and metadata.csv: `{file_name, text}`."""
+    ours = {"file_name": "image", "text": "caption"}
+    return {ours.get(name, name): item for name, item in value.items()}

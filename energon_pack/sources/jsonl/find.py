@@ -12,6 +12,7 @@ from energon_pack.run.console import say
 from energon_pack.run.stores import bucket_of, is_address, joined
 from energon_pack.sources.compressed import COMPRESSED_LINES, compressed_error, plain_copies, plain_name
 from energon_pack.sources.find import but_parquet, local_folders, names_of
+from energon_pack.sources.inside import media_in
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.jsonl.meta import read_meta, those_here
 from energon_pack.sources.settings import Format
@@ -73,8 +74,8 @@ def find_lines(
         PackError: nothing is there, a file comes twice, or a meta file names a path at which no file is; or as
             `of_split`.
     """
-    if media_root is not None and not (is_address(media_root) or os.path.isdir(os.path.expanduser(media_root))):
-        raise PackError(f"source.media_root={media_root}: no such folder")
+    if media_root is not None and not (is_address(media_root) or _has_media(os.path.expanduser(media_root))):
+        raise PackError(f"source.media_root={media_root}: no such folder or zip archive")
     chosen = None if datasets is None else _Chosen(datasets)
     roots: list[str] = []
     folders: list[str] = []
@@ -114,6 +115,10 @@ def find_lines(
         folders=local_folders(folders),
         stored=frozenset(filter(is_address, folders)),
     )
+
+
+def _has_media(root: str) -> bool:
+    return os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
 
 
 class _Chosen:

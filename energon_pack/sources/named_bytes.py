@@ -1,0 +1,72 @@
+"""Puts names in the place of media that stand in a record itself: bytes, `{bytes, path}` of `datasets`, base64. Pure.
+
+{"images": ["/9j/4AAQ…"]} ──with_names──► {"images": ["NAME/images/0"]}
+images/0                  ──bytes_at────► the image
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import quote, unquote
+
+from energon_pack.samples.skip import Reason, Skip
+
+_STRUCT = {"bytes", "path"}  # the fields of an image, a video or an audio of `datasets`
+_BEGIN = r"data:[a-z]+/[\w.+-]+;base64,|(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[A-Za-z0-9+/\s]{200}"
+#: how a data: URI, and the base64 of a JPEG, PNG, GIF or WebP begins
+_BASE64 = re.compile(_BEGIN)
+_BASE64_IN_JSON = re.compile(rf'"(?:{_BEGIN})'.encode())
+
+
+def may_have_base64(raw: bytes) -> bool:
+    """Tell whether a value of some JSON may begin so; without parsing it."""
+    return _BASE64_IN_JSON.search(raw) is not None
+
+
+def with_names(value: Any, name: str) -> Any:
+    """Put names in the place of media; leave out what is null, for a struct of Arrow has every field of any row.
+
+    Args:
+        name: of the value: its media are called so, and by the way to them.
+    """
+    if isinstance(value, dict):
+        if "bytes" in value and value.keys() <= _STRUCT:
+            return value.get("path") if value["bytes"] is None else f"{name}/bytes"
+        named = ((key, with_names(item, f"{name}/{quote(key, safe='')}")) for key, item in value.items())
+        return {key: item for key, item in named if item is not None}
+    if isinstance(value, list):
+        return [with_names(item, f"{name}/{index}") for index, item in enumerate(value)]
+    return name if isinstance(value, bytes) or (isinstance(value, str) and _BASE64.match(value)) else value
+
+
+def bytes_at(
+    way: Sequence[str], item: Callable[[Any, str], Any], plain: Callable[[Any], Any] = lambda value: value
+) -> bytes:
+    """Return the medium to which a way leads.
+
+    Args:
+        way: the last part of its name.
+        item: the item of a value by a step; None is the value at the start.
+        plain: makes a Python value of the last.
+
+    Raises:
+        KeyError: nothing is there, or no medium.
+        Skip: `unreadable_media`: it is no base64.
+    """
+    value: Any = None
+    try:
+        for step in map(unquote, way):
+            value = item(value, step)
+        found = plain(value)
+    except (IndexError, TypeError, ValueError, KeyError):
+        raise KeyError("/".join(way)) from None
+    if isinstance(found, str):
+        try:
+            return base64.b64decode(found.partition("base64,")[2] or found)
+        except binascii.Error as error:
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{'/'.join(way)}: {error}") from None
+    if not isinstance(found, bytes):
+        raise KeyError("/".join(way))
+    return found

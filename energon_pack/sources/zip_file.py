@@ -1,0 +1,47 @@
+"""Media in a zip archive, each read whole."""
+
+import zipfile
+import zlib
+
+from energon_pack.errors import one_line
+from energon_pack.samples.bytes import as_file
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.storage import InMemory, open_file, state_of
+
+_LARGEST = 4 << 30  # of a medium
+_MOST_OPEN = 16
+#: archive → its version, and what is open; the last used last
+_archives: dict[str, tuple[str, zipfile.ZipFile]] = {}
+
+
+def open_member(archive: str, name: str) -> InMemory:
+    """Open a member of an archive; its version is the archive's.
+
+    Raises:
+        FileNotFoundError: no such archive.
+        KeyError: no such member.
+        Skip: `unreadable_media`: the archive or the member is damaged, encrypted, or too large.
+    """
+    state = state_of(archive)
+    if state is None:
+        raise FileNotFoundError(archive)
+    try:
+        opened = _opened(archive, state.version)
+        info = opened.getinfo(name)
+        if info.file_size > _LARGEST:
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} has {info.file_size:,} bytes in the archive")
+        return InMemory(opened.read(info), state.version)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} of the zip archive: {one_line(error)}") from None
+
+
+def _opened(archive: str, version: str) -> zipfile.ZipFile:
+    was, opened = _archives.pop(archive, ("", None))
+    if opened is None or was != version:
+        if opened is not None:
+            opened.close()
+        while len(_archives) >= _MOST_OPEN:
+            _archives.pop(next(iter(_archives)))[1].close()
+        opened = zipfile.ZipFile(as_file(open_file(archive)))
+    _archives[archive] = version, opened
+    return opened
