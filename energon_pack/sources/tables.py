@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
@@ -24,11 +26,12 @@ from energon_pack.run.stores import is_address
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import bytes_at, with_names
+from energon_pack.sources.parquet_pages import Column, column_of, leaf_of
 from energon_pack.sources.storage import File, InMemory, open_file, state_of
 
 _BUFFER = 1 << 20
 _MOST_OPEN = 16
-_MOST_BYTES = 256 << 20  # of groups that a process keeps; one is kept whatever its size
+_MOST_BYTES = 64 << 20  # of groups that a process keeps; one is kept whatever its size
 
 
 @dataclass
@@ -40,6 +43,7 @@ class Table:
     text_lens: list[int]  # about how many bytes the text of a row has, in each
     read: Callable[[int], pa.Table]  # a group by its number
     bad: list[str] = field(default_factory=list)  # what is no row
+    parquet: Any = None  # pyarrow's ParquetFile, for reading cells by pages
 
     @cached_property
     def starts(self) -> list[int]:
@@ -53,7 +57,8 @@ def _parquet(path: str, file: File) -> Table:
     leaves = [number for number in range(len(parquet.schema)) if _is_text(parquet.schema.column(number))]
     texts = [sum(group.column(number).total_uncompressed_size for number in leaves) for group in groups]
     lens = [group.num_rows for group in groups]
-    return Table(file, lens, _means(texts, lens), lambda number: parquet.read_row_group(number, use_threads=False))
+    read = partial(parquet.read_row_group, use_threads=False)
+    return Table(file, lens, _means(texts, lens), read, parquet=parquet)
 
 
 def _is_text(leaf: Any) -> bool:
@@ -99,8 +104,13 @@ _READ_BY: dict[str, Callable[[str, File], Table]] = {".parquet": _parquet, ".arr
 
 #: path → version, and the table; the last used last
 _tables: dict[str, tuple[str, Table]] = {}
-#: path, version and number → rows; the last used last
-_groups: dict[tuple[str, str, int], pa.Table] = {}
+_Key = tuple[str, str, int]
+#: path, version and number of a group → its rows; the last used last
+_groups: dict[_Key, pa.Table] = {}
+#: the same → the JSON of each row
+_texts: dict[_Key, list[bytes]] = {}
+#: the same, and a leaf → where its values are; None: only pyarrow can read it
+_columns: dict[tuple[_Key, int], Column | None] = {}
 
 
 def table_of(path: str) -> Table:
@@ -123,11 +133,38 @@ def table_row(path: str, version: str, number: int) -> bytes:
         Skip: `invalid_json`: there is no such row, or it can't be read.
     """
     try:
-        group, row = _place(path, version, number)
-        value = group.slice(row, 1).to_pylist()[0]
+        _, key, row = _place(path, version, number)
+        if key not in _texts:
+            _texts[key] = _rows(key)
+        return _texts[key][row]
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
-    return json.dumps(with_names(value, f"{os.path.basename(path)}::{number}"), default=str).encode()
+
+
+def _rows(key: _Key) -> list[bytes]:
+    """Return the JSON of each row of a group."""
+    path, version, index = key
+    group, name = _group(key), os.path.basename(path)
+    first = _opened(path, version).starts[index]
+    without = pa.table([_emptied(column.combine_chunks()) for column in group.columns], group.column_names)
+    rows = (with_names(row, f"{name}::{first + number}") for number, row in enumerate(without.to_pylist()))
+    return [json.dumps(row, default=str).encode() for row in rows]
+
+
+def _emptied(array: Any) -> Any:
+    """Put empty bytes in the place of bytes, which would be copied twice for their names alone."""
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    kind = array.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return pc.if_else(array.is_valid(), pa.scalar(b"", kind), pa.scalar(None, kind))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.ListArray if pa.types.is_list(kind) else pa.LargeListArray
+        return make.from_arrays(array.offsets, _emptied(array.values), mask=array.is_null())
+    if pa.types.is_struct(kind) and kind.num_fields:
+        fields = [_emptied(array.field(number)) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(fields, names=[field.name for field in kind], mask=array.is_null())
+    return array
 
 
 def open_cell(path: str, key: str) -> InMemory:
@@ -148,8 +185,10 @@ def open_cell(path: str, key: str) -> InMemory:
     if not number.isdecimal():
         raise KeyError(key)
     try:
-        group, row = _place(path, state.version, int(number))
-        data = bytes_at(way, partial(_item, group, row), lambda scalar: scalar.as_py())
+        table, group, row = _place(path, state.version, int(number))
+        data = _by_page(table, group, row, [unquote(step) for step in way])
+        if data is None:
+            data = bytes_at(way, partial(_item, _group(group), row), lambda scalar: scalar.as_py())
     except pa.ArrowException as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
     return InMemory(data, state.version)
@@ -161,21 +200,41 @@ def _item(group: pa.Table, row: int, value: Any, step: str) -> Any:
     return value[int(step) if isinstance(value, pa.ListScalar | pa.LargeListScalar) else step]
 
 
-def _place(path: str, version: str, number: int) -> tuple[pa.Table, int]:
-    """Return the group that a row is in, and the row's number there."""
+def _by_page(table: Table, group: _Key, row: int, way: list[str]) -> bytes | None:
+    """Read a cell by its page; None: pyarrow has to."""
+    lists = [step for step in way[1:] if step.isdecimal()]
+    if table.parquet is None or len(lists) > 1:
+        return None
+    schema = table.parquet.schema
+    leaf = leaf_of(schema, [step for step in way if step not in lists], len(lists))
+    if leaf is None:
+        return None
+    if (group, leaf) not in _columns:
+        chunk = table.parquet.metadata.row_group(group[2]).column(leaf)
+        _columns[group, leaf] = column_of(table.file, chunk, schema.column(leaf))
+    column = _columns[group, leaf]
+    return column and column.value(table.file, row, int(lists[0]) if lists else 0)
+
+
+def _place(path: str, version: str, number: int) -> tuple[Table, _Key, int]:
+    """Return the table and the group that a row is in, and the row's number there."""
     table = _opened(path, version)
     index = bisect_right(table.starts, number) - 1
     if not 0 <= index < len(table.group_lens):
         raise KeyError(f"no row {number}")
-    key = path, version, index
+    return table, (path, version, index), number - table.starts[index]
+
+
+def _group(key: _Key) -> pa.Table:
+    """Return the rows of a group, which are kept for the next cell."""
     group = _groups.pop(key, None)
     if group is None:
-        group = table.read(index)
+        group = _opened(key[0], key[1]).read(key[2])
         kept = group.nbytes + sum(other.nbytes for other in _groups.values())
         while _groups and kept > _MOST_BYTES:
             kept -= _groups.pop(next(iter(_groups))).nbytes
     _groups[key] = group
-    return group, number - table.starts[index]
+    return group
 
 
 def _opened(path: str, version: str | None) -> Table:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
+from energon_pack.sources import tables
 from energon_pack.sources.forms import find_source, form_of, format_of, read_as
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
@@ -223,3 +225,53 @@ def test_a_damaged_table_is_one_line(config: Make, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(PackError, match=r"a\.parquet is no whole parquet file: .*; get it again"):
         pack(config(path))
+
+
+@pytest.mark.parametrize("compression", ["snappy", "none", "zstd", "gzip"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_cells_by_page_are_those_of_pyarrow(compression: str, version: str, dictionary: bool, tmp_path: Path) -> None:
+    """A wrong level, page or dictionary would be another image in training; nothing here falls back to pyarrow."""
+    drawn = random.Random(0)
+
+    def cell() -> bytes | None:
+        return None if drawn.random() < 0.2 else drawn.choice([b"", b"twice", drawn.randbytes(drawn.randrange(900))])
+
+    flat = [cell() for _ in range(700)]
+    lists = [None if drawn.random() < 0.1 else [cell() for _ in range(drawn.randrange(4))] for _ in flat]
+    structs = [[{"bytes": item, "path": "x"} for item in row or []] for row in lists]
+    nested = [{"image": {"bytes": item, "path": None}} for item in flat]
+    table = pa.table(
+        {
+            "flat": pa.array(flat, pa.binary()),
+            "lists": pa.array(lists, pa.list_(pa.binary())),
+            "structs": pa.array(structs, pa.list_(IMAGE)),
+            "nested": pa.array(nested, pa.struct({"image": IMAGE})),
+        }
+    )
+    how = {"data_page_version": version, "use_dictionary": dictionary, "dictionary_pagesize_limit": 4000}
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, compression=compression, row_group_size=300, data_page_size=2000, **how)
+    for row in range(700):
+        ways = {"flat": flat[row], "nested/image/bytes": flat[row]}
+        ways |= {f"lists/{index}": item for index, item in enumerate(lists[row] or [])}
+        ways |= {f"structs/{index}/bytes": item for index, item in enumerate(lists[row] or [])}
+        for way, expected in ways.items():
+            opened, group, number = tables._place(str(path), str(path.stat().st_mtime_ns), row)
+            assert tables._by_page(opened, group, number, way.split("/")) == expected, (row, way)
+    assert len(tables._columns) >= 12
+
+
+def test_other_encodings_are_read_by_pyarrow(tmp_path: Path) -> None:
+    """Delta lengths, and lists in lists."""
+    deep = pa.array([[[PNG], []], [[WIDE, PNG]]], pa.list_(pa.list_(pa.binary())))
+    table = pa.table({"delta": pa.array([PNG, WIDE]), "deep": deep})
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(table, path, use_dictionary=False, column_encoding={"delta": "DELTA_LENGTH_BYTE_ARRAY"})
+    keys = {"0/delta": PNG, "1/delta": WIDE, "0/deep/0/0": PNG, "1/deep/0/1": PNG}
+    for key, expected in keys.items():
+        file = tables.open_cell(path, key)
+        assert file.read(0, file.size) == expected
+    for key in ("2/delta", "0/deep/1/0", "0/none", "x/delta", "0/delta/0"):
+        with pytest.raises(KeyError):
+            tables.open_cell(path, key)

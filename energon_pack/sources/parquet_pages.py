@@ -1,0 +1,263 @@
+"""Finds a cell of a Parquet column by the page that it is in, so that one page is read for it and not its row group.
+
+The layout of pages, levels and encodings is Parquet's own (apache/parquet-format: README, Encodings.md, parquet.thrift).
+Columns of bytes, alone or in one list, with plain or dictionary encoding are read; `None` says that pyarrow has to.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from energon_pack.samples.bytes import Bytes
+
+_CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "GZIP": "gzip", "ZSTD": "zstd", "BROTLI": "brotli"}
+_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # PageType
+_PLAIN, _INDEXES = 0, (2, 8)  # Encoding
+_HEADER = 1 << 16  # statistics in it are cut at 4 KB each
+_LIST_NODES = {"list", "element", "item", "array", "bag", "array_element"}  # as writers call what stands inside a list
+
+
+class _Page(NamedTuple):
+    offset: int  # of its content
+    size: int
+    plain_size: int
+    header: dict[int, Any]
+
+
+class _Block(NamedTuple):
+    """The values of a page, compressed or not."""
+
+    offset: int
+    size: int
+    plain_size: int
+    codec: str | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """Where each value of a column of bytes lies, in one row group."""
+
+    blocks: list[_Block]
+    first: np.ndarray  # of each row: its first value; and the number of all
+    block: np.ndarray  # of each value
+    start: np.ndarray
+    length: np.ndarray  # -1: null
+
+    def value(self, file: Bytes, row: int, index: int) -> bytes | None:
+        """Read a value; None: it is null, or not there."""
+        number = int(self.first[row]) + index
+        if not 0 <= index < self.first[row + 1] - self.first[row] or self.length[number] < 0:
+            return None
+        block, start, length = self.blocks[self.block[number]], int(self.start[number]), int(self.length[number])
+        if block.codec is None:
+            return file.read(block.offset + start, length)
+        return _plain(file, block)[start : start + length]
+
+
+def leaf_of(schema: Any, names: Sequence[str], depth: int) -> int | None:
+    """Find the leaf of a way through the columns; None: there is none that can be read by pages.
+
+    Args:
+        names: of the column, and of the fields inside.
+        depth: in how many lists it lies.
+    """
+    for number in range(len(schema)):
+        leaf = schema.column(number)
+        parts = leaf.path.split(".")
+        in_lists = [part for part in parts[1:] if depth == 0 or part not in _LIST_NODES]
+        is_it = [parts[0], *in_lists] == [*names] and leaf.physical_type == "BYTE_ARRAY"
+        if is_it and leaf.max_repetition_level == depth <= 1:
+            return number
+    return None
+
+
+def column_of(file: Bytes, chunk: Any, leaf: Any) -> Column | None:
+    """Find the values of a column chunk; None: it has an encoding that only pyarrow reads.
+
+    Args:
+        chunk: pyarrow's ColumnChunkMetaData.
+        leaf: pyarrow's ColumnSchema.
+    """
+    if chunk.compression not in _CODECS:
+        return None
+    codec = _CODECS[chunk.compression]
+    blocks: list[_Block] = []
+    starts: list[np.ndarray] = []  # of the entries at which rows begin
+    found: list[np.ndarray] = []  # of each page: block, start and length of its entries
+    dictionary = np.zeros((0, 2), np.int64)
+    num_entries = 0
+    for page in _pages(file, chunk):
+        kind, version_2 = page.header[1], page.header.get(8)
+        about = page.header.get(7) if kind == _DICTIONARY else version_2 or page.header.get(5)
+        if about is None or kind not in (_DATA, _DICTIONARY, _DATA_V2):
+            continue
+        encoding = about[4] if kind == _DATA_V2 else about[2]
+        levels = about[6] + about[5] if kind == _DATA_V2 else 0  # bytes of levels, which are never compressed
+        is_plain = kind == _DATA_V2 and about.get(7) is False
+        place = page.offset + levels, page.size - levels, page.plain_size - levels, None if is_plain else codec
+        blocks.append(_Block(*place))
+        data = _plain(file, blocks[-1])
+        if kind == _DICTIONARY:
+            if encoding not in (_PLAIN, _INDEXES[0]):
+                return None
+            dictionary = _places(data, 0, about[1])
+            in_dictionary = len(blocks) - 1
+            continue
+        if kind == _DATA_V2:
+            raw = file.read(page.offset, levels)
+            repeated = _levels(raw[: about[6]], leaf.max_repetition_level, about[1])
+            defined = _levels(raw[about[6] :], leaf.max_definition_level, about[1])
+            begin = 0
+        else:
+            repeated, begin = _levels_v1(data, 0, leaf.max_repetition_level, about[1])
+            defined, begin = _levels_v1(data, begin, leaf.max_definition_level, about[1])
+        is_there = defined == leaf.max_definition_level
+        num_values = int(is_there.sum())
+        entries = np.full((about[1], 3), -1, np.int64)
+        if encoding == _PLAIN:
+            entries[is_there, 0], entries[is_there, 1:] = len(blocks) - 1, _places(data, begin, num_values)
+        elif encoding in _INDEXES and num_values:
+            indexes = _hybrid(data[begin + 1 :], data[begin], num_values)
+            entries[is_there, 0], entries[is_there, 1:] = in_dictionary, dictionary[indexes]
+        elif num_values:
+            return None
+        starts.append(np.flatnonzero(repeated == 0) + num_entries)
+        found.append(entries)
+        num_entries += about[1]
+    every = np.concatenate(found) if found else np.zeros((0, 3), np.int64)
+    first = np.concatenate([*starts, [num_entries]])
+    return Column(
+        blocks, first, every[:, 0].astype(np.int32), every[:, 1].astype(np.int32), every[:, 2].astype(np.int32)
+    )
+
+
+def _pages(file: Bytes, chunk: Any) -> Iterator[_Page]:
+    begin = chunk.data_page_offset
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+        begin = min(begin, chunk.dictionary_page_offset)
+    end = begin + chunk.total_compressed_size
+    while begin < end:
+        header, size = _struct(file.read(begin, min(_HEADER, end - begin)), 0)
+        yield _Page(begin + size, header[3], header[2], header)
+        begin += size + header[3]
+
+
+#: the last pages that were decompressed: values of one page are mostly read one after another
+_kept: dict[tuple[int, str, int], bytes] = {}
+_MOST_KEPT = 8
+
+
+def _plain(file: Bytes, block: _Block) -> bytes:
+    """Read the values of a page."""
+    if block.codec is None:
+        return file.read(block.offset, block.size)
+    key = id(file), getattr(file, "version", ""), block.offset
+    data = _kept.pop(key, None)
+    if data is None:
+        while len(_kept) >= _MOST_KEPT:
+            _kept.pop(next(iter(_kept)))
+        packed = file.read(block.offset, block.size)
+        data = pa.Codec(block.codec).decompress(packed, block.plain_size, asbytes=True) if block.plain_size else b""
+    _kept[key] = data
+    return data
+
+
+def _places(data: bytes, begin: int, number: int) -> np.ndarray:
+    """Start and length of byte arrays in plain encoding, each with its length in 4 bytes before it."""
+    places = np.empty((number, 2), np.int64)
+    for index in range(number):
+        size = int.from_bytes(data[begin : begin + 4], "little")
+        places[index] = begin + 4, size
+        begin += 4 + size
+    return places
+
+
+def _levels_v1(data: bytes, begin: int, most: int, number: int) -> tuple[np.ndarray, int]:
+    """Levels of a page of version 1, and where they end."""
+    if most == 0:
+        return np.zeros(number, np.int64), begin
+    size = int.from_bytes(data[begin : begin + 4], "little")
+    return _levels(data[begin + 4 : begin + 4 + size], most, number), begin + 4 + size
+
+
+def _levels(data: bytes, most: int, number: int) -> np.ndarray:
+    return _hybrid(data, most.bit_length(), number) if most else np.zeros(number, np.int64)
+
+
+def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
+    """Decode runs of one value, and groups of eight packed values.
+
+    Args:
+        width: bits of a value.
+        number: of values.
+    """
+    runs: list[np.ndarray] = []
+    at = have = 0
+    while have < number and width:
+        header, at = _varint(data, at)
+        if header & 1:
+            size = (header >> 1) * width
+            bits = np.unpackbits(np.frombuffer(data[at : at + size], np.uint8), bitorder="little")
+            runs.append(bits.reshape(-1, width).astype(np.int64) @ (1 << np.arange(width)))
+        else:
+            size = (width + 7) // 8
+            runs.append(np.full(header >> 1, int.from_bytes(data[at : at + size], "little"), np.int64))
+        at += size
+        have += len(runs[-1])
+    return np.concatenate(runs)[:number] if runs else np.zeros(number, np.int64)
+
+
+# ---------------------------------------------------------------------------------- Thrift's compact protocol
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+
+
+def _struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """The fields of a struct by their numbers, and where it ends."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while data[at]:
+        delta, kind = data[at] >> 4, data[at] & 15
+        at += 1
+        if delta:
+            number += delta
+        else:
+            value, at = _varint(data, at)
+            number = (value >> 1) ^ -(value & 1)
+        fields[number], at = (kind == 1, at) if kind in (1, 2) else _value(data, at, kind)
+    return fields, at + 1
+
+
+def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
+    if kind in (4, 5, 6):
+        value, at = _varint(data, at)
+        return (value >> 1) ^ -(value & 1), at
+    if kind == 8:
+        size, at = _varint(data, at)
+        return None, at + size
+    if kind == 12:
+        return _struct(data, at)
+    if kind in (9, 10):
+        size, inner = data[at] >> 4, data[at] & 15
+        at += 1
+        if size == 15:
+            size, at = _varint(data, at)
+        for _ in range(size):
+            _, at = (None, at + 1) if inner in (1, 2) else _value(data, at, inner)
+        return None, at
+    sizes = {1: 0, 2: 0, 3: 1, 7: 8}
+    if kind not in sizes:
+        raise ValueError(f"no page header: a field of type {kind}")
+    return None, at + sizes[kind]
