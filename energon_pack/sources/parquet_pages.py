@@ -1,6 +1,6 @@
 """Finds a cell of a Parquet column by the page that it is in, so that one page is read for it and not its row group.
 
-The layout of pages, levels and encodings is Parquet's own (apache/parquet-format: README, Encodings.md, parquet.thrift).
+The layout of pages, levels and encodings is Parquet's own (apache/parquet-format: Encodings.md, parquet.thrift).
 Columns of bytes, alone or in one list, with plain or dictionary encoding are read; `None` says that pyarrow has to.
 """
 

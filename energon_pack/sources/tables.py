@@ -213,7 +213,7 @@ def _by_page(table: Table, group: _Key, row: int, way: list[str]) -> bytes | Non
         chunk = table.parquet.metadata.row_group(group[2]).column(leaf)
         _columns[group, leaf] = column_of(table.file, chunk, schema.column(leaf))
     column = _columns[group, leaf]
-    return column and column.value(table.file, row, int(lists[0]) if lists else 0)
+    return None if column is None else column.value(table.file, row, int(lists[0]) if lists else 0)
 
 
 def _place(path: str, version: str, number: int) -> tuple[Table, _Key, int]:
