@@ -19,7 +19,7 @@ from energon_pack.dataset.losses import foresee
 from energon_pack.dataset.manifest import REPLAY
 from energon_pack.dataset.plan_file import ledger, write_ledger
 from energon_pack.dataset.replay import start_replay
-from energon_pack.errors import amount
+from energon_pack.errors import amount, printable
 from energon_pack.lengths.audit import finish, start
 from energon_pack.lengths.measure import check_unchanged, forgetting_wrong
 from energon_pack.lengths.method import Method
@@ -31,7 +31,8 @@ from energon_pack.run.executors.choose import executor_of
 from energon_pack.run.files import META_FOLDER, naming_place, write_whole
 from energon_pack.run.part import Part
 from energon_pack.run.progress import Progress
-from energon_pack.sources.forms import format_of, read_as
+from energon_pack.sources.described import read_as
+from energon_pack.sources.forms import format_of
 from energon_pack.sources.shard import Source
 from energon_pack.stages import measuring, pages, planning, publishing, writing
 from energon_pack.stages.planning import Planned
@@ -64,27 +65,29 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         if config.stage is Stage.write:
             return writing.write_share(config, destination_of(config), part or Part(0, 1), run)
         places = resolve(config)
+        is_found = config.source.format == Format.auto and config.source.path is not None
         config = _as_found(config, places.source)
         executor.share(places.folders)
         run = replace(run, cache_dir=places.cache_dir, mirror=places.mirror)
         if part is None:
-            return _pack(config, places, run)
+            return _pack(config, places, is_found, run)
         number = measuring.measure_share(config, places, part, run)
         say(f"the lengths of {amount(number, 'sample')} are in {places.cache_dir}: part {part} of the source")
         return {"samples": number}
 
 
 def _as_found(config: PackConfig, source: Source) -> PackConfig:
-    """Say in the config which format a source was found to have; print it."""
+    """Say in the config which format a source was found to have."""
     if config.source.format != Format.auto:
         return config
-    if config.source.path is not None:
-        say(f"read as: {read_as(source)}")
     return replace(config, source=replace(config.source, format=format_of(source).value))
 
 
-def _pack(config: PackConfig, places: Places, run: Run) -> dict[str, Any]:
+def _pack(config: PackConfig, places: Places, is_found: bool, run: Run) -> dict[str, Any]:
     indexed = measuring.index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
+    if is_found:
+        num_samples = sum(item.num_rows for item in indexed)
+        say(printable(f"read as: {read_as(places.source, config.source.reading, num_samples)}"))
     method, cost = measuring.prepare_method(config, places, run)
     for line in method.lines(config.model.template):
         say(line)

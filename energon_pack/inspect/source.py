@@ -13,7 +13,7 @@ from typing import Any
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, printable
 from energon_pack.inspect.overrides import is_override
 from energon_pack.inspect.source_page import sample_page
 from energon_pack.inspect.written import write_page
@@ -24,6 +24,7 @@ from energon_pack.samples.flavors import do_not_fit
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.described import read_as
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
@@ -64,13 +65,14 @@ def show_sample(given: argparse.Namespace) -> int:
     source = find_source(config.source, given.source)
     indexed, place, number = _chosen(source, named[0] if named else None, given.random)
     shard = indexed.shard
-    template, missing = _template(config)
+    template, missing = template_of(config)
     with Reader() as reader:
         looked = look(config, reader, shard, indexed.rows[place], template, _MOST_THUMBNAILS if given.html else 0)
     num_files = len(source.shards)
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
     remarks = [*indexed.damage, *looked.remarks]
     to = console()
+    to.print(printable(f"read as: {read_as(source, config.source.reading)}"), markup=False, soft_wrap=True)
     remarks += [missing] if missing else []
     if given.html:  # written before anything is printed, because `| head` ends the process
         write_page(given.html, sample_page(looked.view, where, looked.raw, looked.whole, remarks))
@@ -138,7 +140,7 @@ def _judged(
     return view, remarks
 
 
-def _template(config: PackConfig) -> tuple[Template | None, str | None]:
+def template_of(config: PackConfig) -> tuple[Template | None, str | None]:
     try:
         return load_template(TemplateSettings(config.model, config.media, config.labels)), None
     except (OSError, ValueError, ImportError) as error:
@@ -146,7 +148,7 @@ def _template(config: PackConfig) -> tuple[Template | None, str | None]:
 
 
 @dataclass(frozen=True)
-class _Indexed:
+class Indexed:
     """A file of a source, and where its samples are."""
 
     shard: Shard
@@ -154,16 +156,17 @@ class _Indexed:
     damage: list[str]
 
 
-def _indexed(source: Source, shard: Shard) -> _Indexed:
-    table = shard.index()
+def index_shard(source: Source, shard: Shard) -> Indexed:
+    """Index one file of a source; raises PackError where it can't be read."""
     excluded = source.excluded.get(shard.name, frozenset())
+    table = shard.index()
     about = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
     damage = [f"{shard.name} is damaged: {what} at byte {offset}" for offset, what in damage_of(about)]
     damage += filter(None, [dotted_of(shard.path, about)])
-    return _Indexed(shard, [row for row in rows_of(table, IndexRow) if row.key not in excluded], damage)
+    return Indexed(shard, [row for row in rows_of(table, IndexRow) if row.key not in excluded], damage)
 
 
-def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[_Indexed, int, int]:
+def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[Indexed, int, int]:
     """Return a file, the place of a sample in it, and its number in the source; by default the first sample.
 
     Files are indexed only up to the one with the sample.
@@ -177,7 +180,7 @@ def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[_Index
     """
     if seed is not None:
         chance = random.Random(seed or None)
-        indexed = _indexed(source, chance.choice(source.shards))
+        indexed = index_shard(source, chance.choice(source.shards))
         if not indexed.rows:
             raise PackError(f"{indexed.shard.path} holds no sample")
         place = chance.randrange(len(indexed.rows))
@@ -185,7 +188,7 @@ def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[_Index
     number = int(named) if named is not None and named.isdecimal() else None if named else 0
     before = 0
     for shard in _likely(source.shards, named):
-        indexed = _indexed(source, shard)
+        indexed = index_shard(source, shard)
         found = _place(indexed, named, None if number is None else number - before)
         if found is not None:
             return indexed, found, before + found
@@ -193,7 +196,7 @@ def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[_Index
     raise PackError(f"{named or 0}: no such sample among the {before:,} that were looked at")
 
 
-def _place(indexed: _Indexed, named: str | None, number: int | None) -> int | None:
+def _place(indexed: Indexed, named: str | None, number: int | None) -> int | None:
     """Return where a sample is in a file; None: it is elsewhere."""
     if number is not None:
         return number if number < len(indexed.rows) else None

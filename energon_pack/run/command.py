@@ -29,6 +29,7 @@ EXIT_CODES: dict[int, str] = {
 }
 #: The programs beside `energon-pack`: `python -m energon_pack.<name>`.
 TOOLS: dict[str, str] = {
+    "try": "see what a source holds, what would be lost, and which pack length fits",
     "verify": "check a packed dataset",
     "inspect": "look at a pack, or at a sample of a source before it is packed",
     "simulate": "how long ranks would wait for each other, on any number of them",

@@ -1,38 +1,31 @@
 """Finds out what the files of a source are, by their names: tars, lines of JSON, tables, or some of each.
 
-    source.path ──each entry──► its form ──find_shards, find_lines──► one source
+    source.path ──each entry──► its forms ──find_shards, find_lines──► one source
 
-A folder or glob with files of two forms is refused: which of them are samples is the user's to say. Entries of two
-forms, each named by itself, are one source.
+A folder may hold several forms. `source=wds`, `jsonl` or `table` reads one of them alone.
 """
 
-import os
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from energon_pack.errors import PackError, amount
+from energon_pack.errors import PackError
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import LINES, TARS, find_shards
 from energon_pack.sources.jsonl.find import find_lines, kind_of_lines
+from energon_pack.sources.media_root import find_media_root
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
 from energon_pack.sources.splits import with_samples
-from energon_pack.sources.storage import expand, walk
+from energon_pack.sources.storage import expand, folder_of, walk
 from energon_pack.sources.table_shard import TableShard
 
 _LEDGER = "skipped.jsonl"  # which packing and converting leave beside what they write
-_TABLES = re.compile(r"\.(parquet|arrow)$")  # a CSV in a folder may be anything
+_TABLES = re.compile(r"\.(parquet|arrow)$")  # beside which a CSV may be anything
 _KINDS = {Format.wds: TarShard, Format.jsonl: JsonlShard, Format.table: TableShard}
-_CALLED = {
-    Format.wds: "WebDataset tars",
-    Format.jsonl: "JSONL",
-    ".parquet": "Parquet",
-    ".arrow": "Arrow",
-    ".csv": "CSV",
-    ".tsv": "TSV",
-}
-_NAMES = {Format.wds: "*.tar", Format.jsonl: "*.jsonl", Format.table: "*.parquet or *.arrow"}
 
 
 def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path | None = None) -> Source:
@@ -49,55 +42,91 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
             return _lines(settings, path, kind, copies)
         return find_shards(path, settings.split, copies)
     entries: dict[Format, list[str]] = {}
+    stems: set[str] = set()
     for entry in [path] if isinstance(path, str) else path:
-        entries.setdefault(form_of(entry), []).append(entry)
+        looked = _look(entry)
+        stems |= looked.stems
+        for form in looked.forms:
+            entries.setdefault(form, []).append(entry)
     parts = []
     if tars := entries.get(Format.wds):
         parts.append(find_shards(tars, settings.split, copies))
     for form, kind in ((Format.jsonl, JsonlShard), (Format.table, TableShard)):
         if named := entries.get(form):
-            parts.append(_lines(settings, named, kind, copies))
+            is_table = kind is TableShard
+            parts.append(_lines(settings, named, kind, copies, partial(_tables if is_table else _with_samples, stems)))
     return parts[0] if len(parts) == 1 else _together(parts)
 
 
-def _lines(settings: SourceConfig, path: str | Sequence[str], kind: type[JsonlShard], copies: Path | None) -> Source:
-    root, remote, split, chosen = settings.media_root, settings.remote_media, settings.split, settings.datasets
-    return find_lines(path, root, remote, kind, split, copies, chosen)
+def _lines(
+    settings: SourceConfig,
+    path: str | Sequence[str],
+    kind: type[JsonlShard],
+    copies: Path | None,
+    chosen: Callable[[Sequence[str]], list[str]] = list,
+) -> Source:
+    root, remote, split, datasets = settings.media_root, settings.remote_media, settings.split, settings.datasets
+    source = find_lines(path, root, remote, kind, split, copies, datasets, chosen)
+    if root is not None:
+        return source
+    return replace(source, shards=[_with_media_root(shard, settings.reading) for shard in source.shards])
 
 
-def form_of(entry: str) -> Format:
-    """Tell the form of the files that an entry of `source.path` stands for; a file of no known name is lines.
+def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
+    """Return a file of lines, with the folder in which its media are, where that is not its own."""
+    if not isinstance(shard, JsonlShard) or shard.media_root != folder_of(shard.path):
+        return shard  # a meta file says it
+    root = find_media_root(shard, settings)
+    return shard if root is None else replace(shard, lines=replace(shard.lines, media_root=root))
+
+
+def forms_of(entry: str) -> list[Format]:
+    """Tell the forms of the files that an entry of `source.path` stands for; a file of no known name is lines.
 
     Raises:
-        PackError: it has files of two forms, or none.
+        PackError: it has none; or a JSONL file has the name of a tar beside it: its lines may be about the tar.
     """
+    return _look(entry).forms
+
+
+class _Looked(NamedTuple):
+    forms: list[Format]
+    stems: set[str]  # paths of tars in folders, without their extensions
+
+
+def _look(entry: str) -> _Looked:
     _, folders, files = expand(entry)
-    forms = Counter(map(_form_of_file, files))
+    forms, stems = set(map(_form_of_file, files)), set[str]()
     for folder in folders:
         tars = walk(folder, TARS)
-        stems = {_stem(tar) for tar in tars}  # img2dataset writes a table about each tar beside it
-        forms[Format.wds] += len(tars)
-        forms[Format.jsonl] += sum(not file.endswith(_LEDGER) for file in walk(folder, JsonlShard.names))
-        forms[Format.table] += sum(_stem(file) not in stems for file in with_samples(walk(folder, _TABLES)))
-    there = [form for form in _NAMES if forms[form]]
-    if len(there) > 1:
-        seen = " and ".join(f"{forms[form]:,} {_NAMES[form]}" for form in there)
-        ways = " or ".join(f"source={form.value}" for form in there)
-        raise PackError(
-            f"source.path={entry}: there are {seen}; {ways} reads one of them, and a list of globs in source.path"
-            " reads both"
-        )
-    if not there and any(walk(folder, LINES) for folder in folders):  # *.json, which finding lines has advice about
-        return Format.jsonl
-    if not there:
-        raise PackError(f"source.path={entry}: no *.tar, *.jsonl, *.parquet or *.arrow there")
-    return there[0]
+        stems |= set(map(_stem, tars))
+        lines = _with_samples((), walk(folder, JsonlShard.names))
+        if about := next((file for file in lines if _stem(file) in stems), None):
+            raise PackError(
+                f"source.path={entry}: {about} has the name of a tar beside it: source=wds reads the tars,"
+                " source=jsonl the lines, a list of globs in source.path both"
+            )
+        tables = with_samples(_tables(stems, walk(folder, TableShard.names)))
+        if tars or lines:  # beside samples, a CSV may be anything
+            tables = list(filter(_TABLES.search, tables))
+        found = ((Format.wds, tars), (Format.jsonl, lines), (Format.table, tables))
+        forms |= {form for form, there in found if there}
+    if not forms and any(walk(folder, LINES) for folder in folders):  # *.json, which finding lines has advice about
+        forms.add(Format.jsonl)
+    if not forms:
+        raise PackError(f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv or *.tsv there")
+    return _Looked([form for form in _KINDS if form in forms], stems)
 
 
-def read_as(source: Source) -> str:
-    """Describe the form of a source in a line."""
-    numbers = Counter(map(_called, source.shards))
-    return "; ".join(f"{name}, {amount(numbers[name], 'file')}" for name in _CALLED.values() if numbers[name])
+def _with_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
+    """Leave out ledgers, and the table that img2dataset writes about each tar beside it."""
+    return [file for file in files if not file.endswith(_LEDGER) and _stem(file) not in stems]
+
+
+def _tables(stems: Collection[str], files: Sequence[str]) -> list[str]:
+    """Take Parquet and Arrow; where there is none, CSV and TSV."""
+    tables = _with_samples(stems, files)
+    return list(filter(_TABLES.search, tables)) or tables
 
 
 def format_of(source: Source) -> Format:
@@ -111,13 +140,7 @@ def _form_of_file(file: str) -> Format:
 
 
 def _stem(file: str) -> str:
-    return TARS.sub("", file).removesuffix(".parquet")
-
-
-def _called(shard: Shard) -> str:
-    if isinstance(shard, TableShard):
-        return _CALLED[os.path.splitext(shard.path)[1]]
-    return _CALLED[Format.wds if isinstance(shard, TarShard) else Format.jsonl]
+    return re.sub(r"\.(parquet|jsonl(\.\w+)?)$", "", TARS.sub("", file))
 
 
 def _together(parts: Sequence[Source]) -> Source:

@@ -1,7 +1,7 @@
 """Check that every sample of the source is accounted for: in a pack, in the ledger, or left out by source settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -57,8 +57,10 @@ def find_source(
         media_root = when_packed(report, root) if given else _now(folder, report, root)
     try:
         format, is_remote = str(settings.get("format", "wds")), settings.get("remote_media") is True
-        asked = SourceConfig(format=format, media_root=media_root, remote_media=is_remote)
-        asked.split = split if isinstance(split, str) else None
+        reading = read_settings({"content": at(report, "config")})
+        same = {field.name: getattr(reading, field.name) for field in fields(ReadSettings)}
+        asked = SourceConfig(format=format, media_root=media_root, remote_media=is_remote, **same)
+        asked.split, asked.datasets = split if isinstance(split, str) else None, settings.get("datasets")
         return forms.find_source(asked, path)
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None

@@ -1,12 +1,14 @@
 """What files of a source are is found by their names; what could be either is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.sources.forms import find_source, form_of, format_of, read_as
+from energon_pack.sources.described import read_as
+from energon_pack.sources.forms import find_source, format_of, forms_of
 from energon_pack.sources.settings import Format, SourceConfig
 from support.packed import Make, json_lines, samples
 from support.running import command
@@ -29,30 +31,106 @@ def a_file_of_lines(path: Path) -> Path:
 def test_a_file_is_what_it_is_called(tmp_path: Path, name: str, form: str) -> None:
     """Without it each first run on JSONL ended with "damaged tar"."""
     path = a_tar(tmp_path / name) if form == "wds" else a_file_of_lines(tmp_path / name)
-    assert form_of(str(path)) == form
+    assert forms_of(str(path)) == [form]
     source = find_source(AUTO, str(path))
     assert format_of(source) == form
-    assert read_as(source) == {"wds": "WebDataset tars, 1 file", "jsonl": "JSONL, 1 file"}[form]
+    expected = {"wds": "WebDataset tars, 1 file", "jsonl": "JSONL, messages: role/content, 1 file"}
+    assert read_as(source, AUTO.reading) == expected[form]
 
 
-def test_a_folder_of_both_is_refused_with_what_was_seen(tmp_path: Path) -> None:
-    """A list of annotations beside tars is not always samples: nobody may guess."""
+def test_a_folder_of_several_forms_is_one_source(tmp_path: Path) -> None:
+    """Without it the samples of one form were left out, or the folder was refused."""
     a_tar(tmp_path / "a.tar")
-    a_file_of_lines(tmp_path / "notes.jsonl")
-    with pytest.raises(PackError, match=r"there are 1 \*\.tar and 1 \*\.jsonl; source=wds or source=jsonl reads one"):
-        find_source(AUTO, str(tmp_path))
+    a_file_of_lines(tmp_path / "more.jsonl")
+    (tmp_path / "notes.csv").write_text("a,b\n1,2\n")  # beside samples, these are no samples
+    source = find_source(AUTO, str(tmp_path))
+    assert (format_of(source), [shard.name for shard in source.shards]) == (Format.auto, ["a.tar", "more.jsonl"])
+    assert read_as(source, AUTO.reading, 2) == (
+        "WebDataset tars, 1 file; JSONL, messages: role/content, 1 file; 2 samples"
+    )
     assert format_of(find_source(SourceConfig(format="wds"), str(tmp_path))) is Format.wds
+
+
+def test_lines_with_the_name_of_a_tar_are_refused(tmp_path: Path) -> None:
+    """They may be the samples of the tar once more, or be about them: nobody may guess."""
+    a_tar(tmp_path / "00000.tar")
+    a_file_of_lines(tmp_path / "00000.jsonl")
+    with pytest.raises(PackError, match=r"00000\.jsonl has the name of a tar beside it: source=wds reads the tars"):
+        find_source(AUTO, str(tmp_path))
+
+
+def test_a_folder_of_csv_alone_is_read(tmp_path: Path) -> None:
+    """ImageFolder's metadata.csv was not found by its folder."""
+    (tmp_path / "metadata.csv").write_text("file_name,text\na.png,A cat.\n")
+    source = find_source(AUTO, str(tmp_path))
+    assert read_as(source, AUTO.reading, 1) == "CSV, caption, image in files, 1 file; 1 sample"
+
+
+def lines_with(path: Path, *names: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ({"messages": chat_of("<image>?", "A cat."), "images": [name]} for name in names)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def chat_of(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "medium"),
+    [
+        ("a.jsonl", "images/sub/1.png"),
+        ("a.jsonl", "sub/1.png"),
+        ("annotations/a.jsonl", "images/sub/1.png"),
+        ("annotations/a.jsonl", "sub/1.png"),
+    ],
+)
+def test_media_are_found_around_the_file(config: Make, tmp_path: Path, annotations: str, medium: str) -> None:
+    """Each first run on LLaVA's files ended with missing_media for all of them."""
+    root = tmp_path / "set"
+    path = lines_with(root / annotations, "sub/1.png", "sub/gone.png")
+    (root / medium).parent.mkdir(parents=True)
+    (root / medium).write_bytes(picture(format="PNG"))
+    (shard,) = find_source(AUTO, str(path)).shards
+    assert shard.path_of("sub/1.png") == str(root / medium)
+    run = config([str(path)], source__format="auto", max_skipped=1.0)
+    pack(run)
+    (packed,) = Path(run.output.dir).glob("packed")
+    assert [line["reason"] for line in json_lines(packed / "skipped.jsonl")] == ["missing_media"]
+    verified = command("-m", "energon_pack.verify", str(packed), "--source", "--num-workers", "1", cwd=tmp_path)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_media_beside_the_file_come_first(tmp_path: Path) -> None:
+    """A copy in another folder may be another size."""
+    path = lines_with(tmp_path / "a.jsonl", "1.png", "2.png")
+    for name in ("1.png", "images/1.png", "images/2.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(picture(format="PNG"))
+    (shard,) = find_source(AUTO, str(path)).shards
+    assert shard.media_root == str(tmp_path)
+
+
+def test_media_in_two_places_are_refused(tmp_path: Path) -> None:
+    """Small and large images often lie in two folders with the same names."""
+    path = lines_with(tmp_path / "a.jsonl", "1.png")
+    for name in ("small/1.png", "large/1.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(picture(format="PNG"))
+    with pytest.raises(PackError, match=r"1\.png is in .*large and in .*small: source\.media_root=FOLDER says"):
+        find_source(AUTO, str(path))
 
 
 def test_ledgers_are_no_samples(tmp_path: Path) -> None:
     """What `convert` writes could not be packed: its ledger lies beside the tars."""
     a_tar(tmp_path / "a.tar")
     (tmp_path / "skipped.jsonl").touch()
-    assert form_of(str(tmp_path)) is Format.wds
+    assert forms_of(str(tmp_path)) == [Format.wds]
 
 
 def test_a_folder_of_neither_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match=r"no \*\.tar, \*\.jsonl, \*\.parquet or \*\.arrow there"):
+    with pytest.raises(PackError, match=r"no \*\.tar, \*\.jsonl, \*\.parquet, \*\.arrow, \*\.csv or \*\.tsv there"):
         find_source(AUTO, str(tmp_path))
 
 

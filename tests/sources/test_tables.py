@@ -17,7 +17,8 @@ from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import tables
-from energon_pack.sources.forms import find_source, form_of, format_of, read_as
+from energon_pack.sources.described import read_as
+from energon_pack.sources.forms import find_source, format_of, forms_of
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
@@ -194,17 +195,18 @@ def test_forms_of_folders(tmp_path: Path) -> None:
     (tmp_path / "hub/README.md").touch()
     write_arrow(tmp_path / "hub/cache-1.arrow", the_cauldron())
     source = find_source(SourceConfig(), str(tmp_path / "hub"))
-    assert (format_of(source), read_as(source)) == (Format.table, "Parquet, 1 file")
+    assert format_of(source) is Format.table
+    assert read_as(source, SourceConfig().reading) == "Parquet, texts: user/assistant, images inside, 1 file"
     write_arrow(tmp_path / "saved/train/data-00000-of-00001.arrow", the_cauldron())
     (tmp_path / "saved/train/state.json").write_text('{"_format_type": null}')
-    assert form_of(str(tmp_path / "saved")) is Format.table
+    assert forms_of(str(tmp_path / "saved")) == [Format.table]
     (tmp_path / "tars").mkdir()
     (tmp_path / "tars/00000.tar").touch()
     write_parquet(tmp_path / "tars/00000.parquet", the_cauldron())
-    assert form_of(str(tmp_path / "tars")) is Format.wds
+    assert forms_of(str(tmp_path / "tars")) == [Format.wds]
     write_parquet(tmp_path / "tars/more.parquet", the_cauldron())
-    with pytest.raises(PackError, match=r"1 \*.tar and 1 \*.parquet or \*.arrow; source=wds or source=table reads"):
-        form_of(str(tmp_path / "tars"))
+    source = find_source(SourceConfig(), str(tmp_path / "tars"))
+    assert [shard.name for shard in source.shards] == ["00000.tar", "more.parquet"]
 
 
 def test_splits_are_told_by_names() -> None:

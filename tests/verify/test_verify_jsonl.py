@@ -72,8 +72,8 @@ def test_a_source_that_moved(packed: Path, tmp_path: Path) -> None:
     """Its media with it, or to another place."""
     source = Path(shutil.copytree(packed.parent / "source", tmp_path / "source"))
     assert lines(found(packed, source=[str(source / "meta.json")])) == ""
-    media = tmp_path / "media"
-    media.mkdir()
+    media = tmp_path / "far/away"  # elsewhere than where it is looked for
+    media.mkdir(parents=True)
     for path in source.iterdir():
         if path.suffix not in (".json", ".jsonl"):
             path.rename(media / path.name)

@@ -1,7 +1,7 @@
 """Finds the JSONL files of a source: folders, files, globs, and meta files that list files with their format."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ def find_lines(
     split: str | None = None,
     copies: Path | None = None,
     datasets: Sequence[str] | None = None,
+    chosen: Callable[[Sequence[str]], list[str]] = list,
 ) -> Source:
     """Find the files of a source of lines or rows: JSONL, tables, or another kind that a plugin adds.
 
@@ -69,6 +70,7 @@ def find_lines(
         split: of folders of tables, as `of_split`.
         copies: where uncompressed copies of compressed files are kept; None: these are refused.
         datasets: the entries of meta files to take; None: all that are here.
+        chosen: which files of a folder are taken.
 
     Raises:
         PackError: nothing is there, a file comes twice, or a meta file names a path at which no file is; or as
@@ -76,7 +78,7 @@ def find_lines(
     """
     if media_root is not None and not (is_address(media_root) or _has_media(os.path.expanduser(media_root))):
         raise PackError(f"source.media_root={media_root}: no such folder or zip archive")
-    chosen = None if datasets is None else _Chosen(datasets)
+    wanted = None if datasets is None else _Wanted(datasets)
     roots: list[str] = []
     folders: list[str] = []
     found: dict[str, _Entry] = {}  # by real path
@@ -85,7 +87,7 @@ def find_lines(
         roots.append(root)
         folders += entry_folders
         for folder in entry_folders:
-            found_there = walk(folder, kind.names)
+            found_there = chosen(walk(folder, kind.names))
             files += of_split(folder, found_there, split) if kind.has_splits else found_there
         if not files:
             if kind.names is not JsonlShard.names:
@@ -94,12 +96,12 @@ def find_lines(
                 raise PackError(f"source.path={entry}: no *.jsonl there{parquet}")
             raise PackError(f"source.path={entry}: no *.jsonl there; name *.json files by themselves or by a glob")
         for file in files:
-            for item in _entries(file, media_root, remote_media, chosen):
+            for item in _entries(file, media_root, remote_media, wanted):
                 real = real_path(item.path)
                 if found.setdefault(real, item).lines != item.lines:
                     raise PackError(f"source.path={path}: {item.path} is there twice, to be read in two ways")
-    if chosen is not None:
-        chosen.check()
+    if wanted is not None:
+        wanted.check()
     paths = [item.path for item in found.values()]
     compressed = list(filter(COMPRESSED_LINES.search, paths))
     if compressed and copies is None:
@@ -121,7 +123,7 @@ def _has_media(root: str) -> bool:
     return os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
 
 
-class _Chosen:
+class _Wanted:
     """The entries of meta files that are wanted, and those that there are."""
 
     def __init__(self, names: Sequence[str]):
@@ -138,11 +140,11 @@ class _Chosen:
             raise PackError(f"source.datasets: no {missing[0]} among {there}")
 
 
-def _entries(path: str, media_root: str | None, remote_media: bool, chosen: _Chosen | None) -> Iterator[_Entry]:
+def _entries(path: str, media_root: str | None, remote_media: bool, wanted: _Wanted | None) -> Iterator[_Entry]:
     """The file itself, or those a meta file lists."""
     meta = read_meta(path)
-    if meta is not None and chosen is not None:
-        meta = chosen.of(meta)
+    if meta is not None and wanted is not None:
+        meta = wanted.of(meta)
     elif meta is not None:
         meta, elsewhere = those_here(meta)
         if elsewhere:

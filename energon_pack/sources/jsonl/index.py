@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from itertools import islice
 from typing import BinaryIO
 
 import numpy as np
@@ -39,6 +40,8 @@ _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]', re.DOTALL)
 
 _BUFFER = 1 << 20
 _TAR, _PLACE = b"ustar", 257
+#: how the annotations of COCO begin
+_COCO = re.compile(rb'\s*\{\s*"(info|licenses|images|annotations|type|categories)"\s*:\s*["[{]')
 
 #: `record_part` of a sample that is a line, not a file of a tar
 LINE = "line"
@@ -56,6 +59,7 @@ def index_lines(path: str) -> pa.Table:
         stream = as_file(file, _BUFFER)
         digest = digest_of_rest(stream)
         form = _form(stream)
+        _refuse_coco(file, path)
         places = _lines(stream) if form is _Form.lines else _elements(file, bad, form is _Form.wrapped)
         for number, offset, size in places:
             numbers.append(number)
@@ -93,6 +97,15 @@ def index_of(
         "detail": detail,
     }
     return pa.table(columns, schema=INDEX_SCHEMA).replace_schema_metadata({"digest": digest})
+
+
+def first_places(path: str, number: int) -> list[tuple[int, int]]:
+    """Offset and size of the first samples of a file; raises PackError as `index_lines`."""
+    with _open(path) as file:
+        stream = as_file(file, _BUFFER)
+        form = _form(stream)
+        places = _lines(stream) if form is _Form.lines else _elements(file, [], form is _Form.wrapped)
+        return [(offset, size) for _, offset, size in islice(places, number)]
 
 
 def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
@@ -158,6 +171,20 @@ def _form(file: BinaryIO) -> _Form:
         return _Form.array
     listed = value.get("data")
     return _Form.wrapped if isinstance(listed, list) and all(isinstance(item, dict) for item in listed) else _Form.lines
+
+
+def _refuse_coco(file: File, path: str) -> None:
+    """Raises PackError for the annotations of COCO: captions and images are joined by numbers."""
+    if not _COCO.match(file.read(0, min(file.size, BLOCK)).removeprefix(_MARK)):
+        return
+    with _mapped(file) as data:
+        if data.find(b'"annotations"') < 0 or data.find(b'"caption"') < 0:
+            return
+    name = shlex.quote(path)
+    raise PackError(
+        f"{path} is a file of COCO captions; jq writes a line for each caption: jq -c '(.images | map({{(.id|tostring):"
+        f" .file_name}}) | add) as $f | .annotations[] | {{image: $f[.image_id|tostring], caption}}' {name} > {name}l"
+    )
 
 
 def _lines(file: BinaryIO) -> Iterator[_Place]:

@@ -3,6 +3,8 @@
 import bz2
 import gzip
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +43,9 @@ def test_a_list_over_lines(tmp_path: Path) -> None:
 
 
 def test_an_object_with_other_fields_says_what_to_do(tmp_path: Path) -> None:
-    """COCO's form: nobody can tell which list has the samples."""
+    """Nobody can tell which list has the samples."""
     path = tmp_path / "a.json"
-    path.write_text(json.dumps({"images": [{"id": 1}], "annotations": [{"caption": "a cat"}]}, indent=1))
+    path.write_text(json.dumps({"people": [{"id": 1}], "notes": [{"caption": "a cat"}]}, indent=1))
     with pytest.raises(PackError, match=r"one JSON object over several lines, without a list `data`.*jq -c '.FIELD"):
         elements(path)
 
@@ -135,3 +137,19 @@ def test_the_yaml_of_llava_onevision(tmp_path: Path) -> None:
     path.write_text("splits: {}\n")
     with pytest.raises(PackError, match="no list `datasets`"):
         find_lines(str(path))
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_coco_captions_are_named_with_the_command_that_writes_lines(tmp_path: Path, indent: int | None) -> None:
+    """Its captions and images are joined by numbers; it was read as one sample without messages."""
+    path = tmp_path / "captions_val2017.json"
+    images = [{"id": 7, "file_name": "7.jpg"}]
+    captions = [{"image_id": 7, "id": 1, "caption": "A cat."}]
+    path.write_text(json.dumps({"info": {}, "images": images, "annotations": captions}, indent=indent))
+    with pytest.raises(
+        PackError, match="is a file of COCO captions; jq writes a line for each caption: jq -c"
+    ) as error:
+        elements(path)
+    if shutil.which("jq"):
+        subprocess.run(f"jq{str(error.value).partition(': jq')[2]}", shell=True, check=True)
+        assert (tmp_path / "captions_val2017.jsonl").read_text() == '{"image":"7.jpg","caption":"A cat."}\n'

@@ -1,0 +1,117 @@
+"""Describes the form of a source in a line, by its files and by the first sample of each kind of file.
+
+read as: Parquet, texts: user/assistant, images in cells; 12 files
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from energon_pack.errors import PackError, amount
+from energon_pack.samples.dialects.interleaved import INTERLEAVED_KEYS
+from energon_pack.samples.dialects.rewrite import in_our_words
+from energon_pack.samples.dialects.table import TURN_FIELDS, turns_of
+from energon_pack.samples.mapping import mapped
+from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.inside import split_name
+from energon_pack.sources.settings import Format
+from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
+from energon_pack.sources.storage import folder_of, open_file
+from energon_pack.sources.table_shard import TableShard
+
+_CALLED = {
+    Format.wds: "WebDataset tars",
+    Format.jsonl: "JSONL",
+    ".parquet": "Parquet",
+    ".arrow": "Arrow",
+    ".csv": "CSV",
+    ".tsv": "TSV",
+}
+_TURNS = ("messages", "conversations", "texts", *TURN_FIELDS)
+_SIDES = ("role", "from", "content", "value", "user", "human", "question", "assistant", "gpt", "answer", "answers")
+_ALONE = (("prompts", "captions"), ("caption",), ("question", "answer"), ("question", "answers"), ("text",))
+_MEDIA = ("images", "image", "videos", "video")
+_NUM_TRIED = 4
+
+
+def read_as(source: Source, settings: ReadSettings, num_samples: int | None = None) -> str:
+    """Describe a source.
+
+    Args:
+        num_samples: of all of it; None: not known.
+    """
+    of_kind: dict[str, list[Shard]] = {}
+    for shard in source.shards:
+        of_kind.setdefault(_called(shard), []).append(shard)
+    parts = []
+    for name in filter(of_kind.__contains__, _CALLED.values()):
+        shards = of_kind[name]
+        parts.append(", ".join([name, *_first(shards[0], settings), amount(len(shards), "file")]))
+    roots = Counter(s.media_root for s in source.shards if s.media_root and s.media_root != folder_of(s.path))
+    parts += [f"media in {root}" for root, _ in roots.most_common(3)]
+    return "; ".join([*parts, *([amount(num_samples, "sample")] if num_samples is not None else [])])
+
+
+def _called(shard: Shard) -> str:
+    if isinstance(shard, TableShard):
+        return _CALLED[os.path.splitext(shard.path)[1]]
+    return _CALLED[Format.wds if isinstance(shard, TarShard) else Format.jsonl]
+
+
+def _first(shard: Shard, settings: ReadSettings) -> Iterator[str]:
+    """Yield what the first readable sample of a file of lines or rows has: its turns, and where its media are."""
+    if not isinstance(shard, JsonlShard):
+        return
+    try:
+        with open_file(shard.path) as file:
+            places = shard.first_places(_NUM_TRIED)
+            values = [_value(shard, shard.raw(file, *place), settings) for place in places]
+    except (PackError, OSError, Skip):  # indexing says what is wrong
+        return
+    for value in values:
+        if turns := _turns(value):
+            yield turns
+            yield from _media(value)
+            return
+
+
+def _value(shard: JsonlShard, raw: bytes, settings: ReadSettings) -> Any:
+    try:
+        return in_our_words(
+            mapped(load_json(raw) if isinstance(shard, TableShard) else shard.value(raw), settings), settings
+        )
+    except Skip:
+        return None
+
+
+def _turns(value: Any) -> str | None:
+    if isinstance(value, list):
+        value = {"messages": value}
+    if not isinstance(value, dict):
+        return None
+    for name in _TURNS:
+        turns = value.get(name)
+        first = turns[0] if isinstance(turns, list) and turns else None
+        if isinstance(first, Mapping):
+            return f"{name}: {'/'.join(side for side in _SIDES if side in first) or 'objects'}"
+    if not INTERLEAVED_KEYS.isdisjoint(value):
+        return "texts and images that take turns"
+    try:
+        written = turns_of(value, only_vqa=False)
+    except Skip:
+        return None
+    if written is not None:
+        return written.dialect.name
+    return next((" and ".join(names) for names in _ALONE if all(value.get(name) for name in names)), None)
+
+
+def _media(value: Any) -> Iterator[str]:
+    for name in _MEDIA if isinstance(value, dict) else ():
+        listed: Sequence[Any] = value[name] if isinstance(value.get(name), list) else [value.get(name)]
+        if listed and listed[0]:
+            first = listed[0]["path"] if isinstance(listed[0], dict) and "path" in listed[0] else listed[0]
+            is_inside = isinstance(first, str) and split_name(first)[1] is not None
+            yield f"{name} {'inside' if is_inside else 'in files'}"

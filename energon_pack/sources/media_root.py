@@ -1,0 +1,84 @@
+"""Finds the folder, or the zip archive, to which the names of media in a file are relative.
+
+    data/train.jsonl  {"images": ["1.jpg"]}  ──►  data/1.jpg, else 1.jpg in ., */, */train/, data/*/, data/*/train/
+
+Only files of this machine are looked for. The folder of the file is the first choice, whatever else there is.
+"""
+
+import os
+from collections.abc import Iterator
+
+from energon_pack.errors import PackError
+from energon_pack.run.stores import is_address
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.inside import media_in, split_name
+from energon_pack.sources.jsonl.index import LINE
+from energon_pack.sources.open_files import open_medium
+from energon_pack.sources.shard import JsonlShard
+from energon_pack.sources.storage import folder_of, open_file, path_in
+
+_NUM_SAMPLES = 16
+_MOST_NAMES = 8
+_MOST_FOLDERS = 64  # of one folder: more are no folders of media, but media in folders
+
+
+def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
+    """Find where the first media of a file are; None: beside it, or nowhere, or it names none.
+
+    Raises:
+        PackError: as many of them are in two places.
+    """
+    folder = folder_of(shard.path)
+    if is_address(folder):
+        return None
+    names = [*dict.fromkeys(_first_names(shard, settings))][:_MOST_NAMES]
+    if not names or any(_is_there(folder, name) for name in names):
+        return None
+    found = {root: sum(_is_there(root, name) for name in names) for root in _places_around(shard.path)}
+    most = max(found.values(), default=0)
+    best = [root for root, number in found.items() if number == most]
+    if most and len(best) > 1:
+        raise PackError(
+            f"{shard.path}: {names[0]} is in {best[0]} and in {best[1]}: source.media_root=FOLDER says which is meant"
+        )
+    return best[0] if most else None
+
+
+def _first_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
+    with open_file(shard.path) as file:
+        for offset, size in shard.first_places(_NUM_SAMPLES):
+            try:
+                record = shard.record(shard.raw(file, offset, size), LINE, False, settings)
+            except Skip:
+                continue
+            for name in record.listed_media or ():
+                if not is_address(name) and not os.path.isabs(name) and split_name(name)[1] is None:
+                    yield name
+
+
+def _places_around(path: str) -> Iterator[str]:
+    folder = os.path.dirname(path)
+    above = os.path.dirname(folder)
+    stem = os.path.basename(path).partition(".")[0]
+    yield above
+    for place in (*_inside(folder), *(place for place in _inside(above) if place != folder)):
+        yield place
+        if os.path.isdir(named := os.path.join(place, stem)):
+            yield named
+
+
+def _inside(folder: str) -> list[str]:
+    with os.scandir(folder or ".") as entries:
+        places = [entry.path for entry in entries if not entry.name.startswith(".")]
+    folders = [place for place in places if os.path.isdir(place)]
+    archives = [place for place in places if place.endswith(".zip")]
+    return sorted(place for group in (folders, archives) if len(group) <= _MOST_FOLDERS for place in group)
+
+
+def _is_there(root: str, name: str) -> bool:
+    try:
+        with open_medium(media_in(root, name) or path_in(root, name)):
+            return True
+    except (OSError, KeyError, ValueError, Skip):
+        return False
